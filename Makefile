@@ -1,0 +1,46 @@
+# Two commands do everything on a fresh clone: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: demo test check bench torture clean
+
+# What a user installs, and what the tests need on top of it.
+$(VENV)/.user: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.user
+	$(PIP) install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: $(VENV)/.user
+	$(BIN)/penstock demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+# Kills, fuzzing, all topologies: figures go to docs/reliability.md.
+torture: $(VENV)/.dev
+	$(BIN)/python -m pytest -m torture --timeout 7200
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+# The peers live in an environment of their own, so that they cannot change ours.
+.venv-bench/.done: pyproject.toml constraints.txt benchmarks/requirements.txt
+	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt -e . -r benchmarks/requirements.txt
+	touch $@
+
+bench: .venv-bench/.done
+	.venv-bench/bin/python benchmarks/build.py
+
+clean:
+	rm -rf $(VENV) .venv-bench demo stores dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

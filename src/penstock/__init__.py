@@ -1,0 +1,44 @@
+"""Text in, training batches out.
+
+    raw files ── sources ── tokenize ── store ── rows ── order ── loader ──► GPU
+
+The row at any position of a training run is a pure function of (stores, plan,
+position). Everything else follows from that: start at once, resume anywhere, change the
+number of GPUs, explain any step.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.sources.texts import Texts as Texts
+    from penstock.store.build import build as build
+    from penstock.store.reader import TokenStore as TokenStore
+    from penstock.store.verify import verify as verify
+    from penstock.tokenize.tokenizer import load_tokenizer as load_tokenizer
+
+__version__ = "0.1.0"
+
+# Loaded on first use: `import penstock` costs milliseconds and brings in neither torch
+# nor Arrow.
+_HOMES = {
+    "Texts": "penstock.sources.texts",
+    "TokenStore": "penstock.store.reader",
+    "build": "penstock.store.build",
+    "load_tokenizer": "penstock.tokenize.tokenizer",
+    "verify": "penstock.store.verify",
+}
+
+__all__ = ["Texts", "TokenStore", "build", "load_tokenizer", "verify"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

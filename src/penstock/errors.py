@@ -1,0 +1,63 @@
+"""Every error penstock raises on purpose.
+
+    PenstockError
+    ├── SourceError       (ValueError)     an input that cannot be read as asked
+    ├── TokenizerError    (ValueError)     a tokenizer that cannot be loaded or trusted
+    ├── StoreError        (ValueError)     a store that is unfinished, damaged or foreign
+    │   └── StoreBusyError (RuntimeError)  another process is writing it
+    ├── DiskFullError     (OSError)        no room to write; what was sealed is kept
+    ├── PlanError         (ValueError)     an order of the data that cannot exist
+    ├── ResumeError       (ValueError)     a state that belongs to other data
+    └── MissingExtraError (ImportError)    an optional package that is not installed
+
+Each message says what happened with its values, why it cannot go on, and what to
+do. Each class also is the builtin that a caller would expect.
+"""
+
+__all__ = [
+    "DiskFullError",
+    "MissingExtraError",
+    "PenstockError",
+    "PlanError",
+    "ResumeError",
+    "SourceError",
+    "StoreBusyError",
+    "StoreError",
+    "TokenizerError",
+]
+
+
+class PenstockError(Exception):
+    """The root of every error raised on purpose."""
+
+
+class SourceError(PenstockError, ValueError):
+    """An input that cannot be read as asked."""
+
+
+class TokenizerError(PenstockError, ValueError):
+    """A tokenizer that cannot be loaded, or whose tokens cannot be trusted."""
+
+
+class StoreError(PenstockError, ValueError):
+    """A store that is unfinished, damaged, or not the one that was meant."""
+
+
+class StoreBusyError(StoreError, RuntimeError):
+    """A store that another process is writing."""
+
+
+class DiskFullError(PenstockError, OSError):
+    """No room to write; everything sealed before it is kept."""
+
+
+class PlanError(PenstockError, ValueError):
+    """An order of the data that cannot exist."""
+
+
+class ResumeError(PenstockError, ValueError):
+    """A saved state that belongs to other data or another order."""
+
+
+class MissingExtraError(PenstockError, ImportError):
+    """An optional package that is not installed."""

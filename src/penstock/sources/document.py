@@ -1,0 +1,144 @@
+"""Documents on their way to the tokenizer.
+
+A batch holds its texts in one Arrow array, not as Python strings: the tokenizer
+reads the same buffers, and 100,000 short documents cost no objects. Beside each
+text stands where it came from. What did not become a document is counted here too,
+so that the sums can be checked at the end: bytes read = bytes of documents +
+separators + skipped blanks + rejects.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass, field, fields
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+__all__ = ["Batch", "Reject", "Tally", "compact", "gather", "text_offsets"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reject:
+    """A record that was refused: where it lies, and why."""
+
+    file: int
+    """Number of the input file in the sorted list of inputs."""
+    offset: int
+    """Byte offset in the decompressed file, or the row number in a table."""
+    num_bytes: int
+    reason: str
+    """One of a few fixed words, such as "bad_json"; counts are kept by it."""
+    detail: str
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts that must add up."""
+
+    documents: int = 0
+    skipped: int = 0
+    rejected: int = 0
+    replaced: int = 0
+    """Documents in which bytes that are not UTF-8 became U+FFFD."""
+    document_bytes: int = 0
+    separator_bytes: int = 0
+    skipped_bytes: int = 0
+    rejected_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """All bytes accounted for."""
+        return self.document_bytes + self.separator_bytes + self.skipped_bytes + self.rejected_bytes
+
+    def add(self, other: "Tally") -> None:
+        """Add the counts of `other` to these."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+    @classmethod
+    def total(cls, tallies: Iterable["Tally"]) -> Self:
+        """The sum of `tallies`."""
+        columns = zip(*(astuple(tally) for tally in tallies), strict=True)
+        return cls(*(sum(column) for column in columns))
+
+
+@dataclass(slots=True)
+class Batch:
+    """Some documents of one or more files, in order."""
+
+    texts: Any  # pa.LargeBinaryArray: valid UTF-8, no nulls, offset 0
+    files: NDArray[np.uint64]
+    offsets: NDArray[np.uint64]
+    tally: Tally = field(default_factory=Tally)
+    rejects: list[Reject] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of text in this batch."""
+        return int(text_offsets(self.texts)[-1])
+
+    def where(self, keep: NDArray[np.bool_]) -> "Batch":
+        """The documents for which `keep` holds, without counts and rejects."""
+        texts = self.texts.filter(pa.array(keep))
+        return Batch(texts, self.files[keep], self.offsets[keep])
+
+
+def text_offsets(texts: Any) -> NDArray[np.int64]:
+    """The `len + 1` offsets of an unsliced large Arrow array, as a view."""
+    if not len(texts):
+        return np.zeros(1, np.int64)
+    return np.frombuffer(texts.buffers()[1], np.int64, count=len(texts) + 1)
+
+
+def compact(data: bytes | memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Any:
+    """The spans `[starts, stops)` of `data` as an Arrow array without gaps.
+
+    Spans are in order and do not overlap, so spans and the gaps between them tile
+    the data; Arrow's filter keeps the spans, at the speed of a copy.
+
+    >>> compact(b"ab,c,,d", np.array([0, 3, 6]), np.array([2, 4, 7])).to_pylist()
+    [b'ab', b'c', b'd']
+    """
+    edges = np.empty(2 * len(starts) + 1, np.int64)
+    edges[0] = 0
+    edges[1::2] = starts
+    edges[2::2] = stops
+    tiles = pa.Array.from_buffers(
+        pa.large_binary(), 2 * len(starts), [None, pa.py_buffer(edges), pa.py_buffer(data)]
+    )
+    keep = np.zeros(2 * len(starts), bool)
+    keep[1::2] = True
+    return tiles.filter(pa.array(keep))
+
+
+def gather(batches: Iterator[Batch], target_bytes: int) -> Iterator[Batch]:
+    """Join small batches into ones of at least `target_bytes`, in order.
+
+    A directory of a million tiny files would otherwise call the tokenizer a million times.
+    """
+    held: list[Batch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.num_bytes
+        if size >= target_bytes:
+            yield _joined(held)
+            held, size = [], 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    return Batch(
+        texts=pa.concat_arrays([batch.texts for batch in batches]),
+        files=np.concatenate([batch.files for batch in batches]),
+        offsets=np.concatenate([batch.offsets for batch in batches]),
+        tally=Tally.total(batch.tally for batch in batches),
+        rejects=[reject for batch in batches for reject in batch.rejects],
+    )

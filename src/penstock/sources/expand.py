@@ -1,0 +1,122 @@
+"""Compressed files as streams of plain bytes.
+
+Every frame or member is read, not only the first. A stream that is cut short, or
+followed by something else, is an error at a known place. And a small file that grows
+without end (a bomb) is stopped while it grows, not after.
+"""
+
+import lzma
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from penstock.errors import SourceError
+from penstock.sources.listing import InputFile, open_file
+
+__all__ = ["Expanded"]
+
+# Below this much output no ratio is suspicious: 16 MiB fit anywhere.
+_FREE_BYTES = 16 << 20
+
+
+class Expanded:
+    """The decompressed bytes of one file, read in order."""
+
+    def __init__(self, file: InputFile, max_expansion: int) -> None:
+        if file.size == 0 and file.compression:
+            raise SourceError(
+                f"{file.name} is empty, which no {file.compression} file is: it was cut off. "
+                "Fetch or write it again."
+            )
+        self._file = file
+        self._limit = max(_FREE_BYTES, file.size * max_expansion)
+        self._max_expansion = max_expansion
+        self._raw = open_file(file)
+        self._stream = _decompressor(self._raw, file.compression)
+        self.position = 0
+
+    def read(self, num_bytes: int) -> bytes:
+        """Up to `num_bytes` more bytes, fewer only at the end."""
+        pieces = []
+        missing = num_bytes
+        while missing:
+            piece = self._read_some(missing)
+            if not piece:
+                break
+            pieces.append(piece)
+            missing -= len(piece)
+            self.position += len(piece)
+            if self._file.compression and self.position > self._limit:
+                raise SourceError(
+                    f"{self._file.name} ({self._file.size:,} bytes) grew past "
+                    f"{self._limit:,} bytes, more than {self._max_expansion} times its size: a "
+                    "decompression bomb, or very repetitive text. If it is meant to be so, raise "
+                    "max_expansion."
+                )
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _read_some(self, num_bytes: int) -> bytes:
+        try:
+            return bytes(self._stream.read(num_bytes))
+        except (OSError, EOFError, lzma.LZMAError) as error:
+            if self._file.compression is None:
+                raise
+            raise SourceError(
+                f"{self._file.name} cannot be decompressed past byte {self.position:,} of its text "
+                f"({self._file.compression}: {error}). It was cut off or damaged, or something "
+                "follows the compressed data. Fetch or write it again."
+            ) from error
+
+    @property
+    def disk_position(self) -> int:
+        """How far the file on disk was read."""
+        return self._raw.tell()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._raw.close()
+
+
+def _decompressor(raw: BinaryIO, compression: str | None) -> Any:
+    if compression is None:
+        return raw
+    if compression == "xz":
+        return _XzStream(raw)
+    # Arrow's streams go on after the end of a frame or member, and say when one is cut.
+    return pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), compression)
+
+
+class _XzStream:
+    """All streams of an .xz file; Python's own reader ignores garbage after the first."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+        self._waiting = b""
+
+    def read(self, num_bytes: int) -> bytes:
+        """Up to `num_bytes`, empty only at the end."""
+        while True:
+            if self._decoder.eof:
+                self._waiting = self._next_stream()
+                if not self._waiting:
+                    return b""
+                self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+            if self._decoder.needs_input and not self._waiting:
+                self._waiting = self._raw.read(1 << 16)
+                if not self._waiting:
+                    raise EOFError("the stream ends before its end mark")
+            data = self._decoder.decompress(self._waiting, num_bytes)
+            self._waiting = b""
+            if data:
+                return data
+
+    def _next_stream(self) -> bytes:
+        """The first bytes of the next stream; zero bytes may stand between two."""
+        rest = self._decoder.unused_data.lstrip(b"\0")
+        while not rest:
+            more = self._raw.read(1 << 16)
+            if not more:
+                return b""
+            rest = more.lstrip(b"\0")
+        return rest

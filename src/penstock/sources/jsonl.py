@@ -1,0 +1,178 @@
+"""JSON Lines: one object a line, the text in a named field.
+
+Arrow parses a whole block at once, but it is more lenient than the format: it takes
+two objects on a line, NaN, and objects spread over lines. So a block goes to Arrow
+only if every line begins with `{` and ends with `}`: then no object can span lines
+(after `}` at the end of a line nothing but `,`, `]` or `}` could go on, and the next
+line begins with `{`), and as many rows as lines means one object on each. Any other
+block, and any that Arrow refuses, is parsed line by line with Python's json, which
+also finds the reason for each reject.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute  # noqa: F401  (pa.compute exists only after this)
+import pyarrow.json as pj
+from numpy.typing import NDArray
+
+from penstock.sources.document import Batch
+from penstock.sources.reading import Reading
+from penstock.sources.screen import Reason, screen
+from penstock.sources.split import Spans
+
+__all__ = ["read_lines"]
+
+# Python's parser gives up at about 1,000 levels. Lines with fewer brackets than this
+# cannot be deeper.
+_MAX_BRACKETS = 900
+
+
+def read_lines(data: bytes, spans: Spans, *, file: int, start: int, reading: Reading) -> Batch:
+    """The documents of a block of lines, of which `spans` are the ones that are not blank."""
+    path = reading.field.split(".")
+    reasons: dict[int, Reason] = {}
+    texts = _arrow_texts(data, spans, path) if _regular(data, spans) else None
+    if texts is None:
+        lines = (data[a:b] for a, b in zip(spans.starts, spans.stops, strict=True))
+        texts, reasons, replaced = _python_texts(lines, path, reading)
+    else:
+        replaced = 0
+
+    def why_null(row: int) -> Reason:
+        if row not in reasons:  # Arrow says null for a missing field and for a null alike
+            line = data[spans.starts[row] : spans.stops[row]]
+            reasons[row] = _python_texts([line], path, reading)[1][0]
+        return reasons[row]
+
+    batch = screen(
+        texts,
+        file=file,
+        places=(spans.starts + start).astype(np.uint64),
+        record_bytes=spans.stops - spans.starts,
+        reading=reading,
+        why_null=why_null,
+    )
+    batch.tally.replaced += replaced
+    return batch
+
+
+def _regular(data: bytes, spans: Spans) -> bool:
+    """Whether Arrow and the format agree on where each object begins and ends."""
+    if not len(spans.starts):
+        return False
+    text = np.frombuffer(data, np.uint8)
+    last = text[spans.stops - 1]
+    if (last == 13).any():  # one carriage return may stand before the line end
+        last = np.where(last == 13, text[np.maximum(spans.stops - 2, spans.starts)], last)
+    if (text[spans.starts] != ord("{")).any() or (last != ord("}")).any():
+        return False
+    if b"NaN" in data or b"Inf" in data:
+        return False
+    brackets = (text == ord("[")) | (text == ord("{"))
+    if np.count_nonzero(brackets) <= _MAX_BRACKETS:
+        return True
+    return int(np.add.reduceat(brackets, spans.starts, dtype=np.int64).max()) <= _MAX_BRACKETS
+
+
+def _arrow_texts(data: bytes, spans: Spans, path: list[str]) -> Any | None:
+    """The text of each line as a large_binary array, or None where Arrow refuses."""
+    kind: Any = pa.large_string()
+    for name in reversed(path[1:]):
+        kind = pa.struct([(name, kind)])
+    try:
+        table = pj.read_json(
+            pa.BufferReader(data),
+            read_options=pj.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1024)),
+            parse_options=pj.ParseOptions(
+                explicit_schema=pa.schema([(path[0], kind)]), unexpected_field_behavior="ignore"
+            ),
+        )
+    except pa.ArrowInvalid:
+        return None
+    if table.num_rows != len(spans.starts):
+        return None
+    column = table.column(0).combine_chunks()
+    for name in path[1:]:
+        column = pa.compute.struct_field(column, name)
+    return column.cast(pa.large_binary())
+
+
+def _python_texts(
+    lines: Iterator[bytes] | list[bytes], path: list[str], reading: Reading
+) -> tuple[Any, dict[int, Reason], int]:
+    """The text of each line, or the reason why it has none, and how many were repaired."""
+    texts: list[bytes | None] = []
+    reasons: dict[int, Reason] = {}
+    replaced = 0
+    for row, line in enumerate(lines):
+        try:
+            text, repaired = _text_of(line, path, reading.errors == "replace")
+        except _Refused as refusal:
+            text, repaired = None, False
+            reasons[row] = refusal.args
+        texts.append(text)
+        replaced += repaired
+    return pa.array(texts, pa.large_binary()), reasons, replaced
+
+
+class _Refused(Exception):
+    """A line that holds no text: (reason, detail)."""
+
+    args: Reason
+
+
+def _text_of(line: bytes, path: list[str], replace: bool) -> tuple[bytes, bool]:
+    """The text that `line` holds, and whether something in it was replaced by U+FFFD."""
+    value = _parse(line, replace)
+    for depth, name in enumerate(path):
+        if not isinstance(value, _Object):
+            inside = ".".join(path[:depth]) or "the line"
+            raise _Refused("not_an_object", f"{inside} holds {_kind(value)}")
+        found = [item for key, item in value if key == name]
+        if not found:
+            known = ", ".join(f'"{key}"' for key, _ in value[:5]) or "no fields"
+            raise _Refused("missing_field", f'no field "{".".join(path)}"; it has {known}')
+        if len(found) > 1:
+            raise _Refused("duplicate_field", f'"{name}" is given {len(found)} times')
+        value = found[0]
+    if not isinstance(value, str):
+        raise _Refused("not_a_string", f'"{".".join(path)}" holds {_kind(value)}')
+    repaired = replace and "\ufffd" in value and b"\xef\xbf\xbd" not in line
+    try:
+        return value.encode(), repaired
+    except UnicodeEncodeError as error:
+        if not replace:
+            raise _Refused("lone_surrogate", f"at character {error.start:,} of the text") from None
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode(), True
+
+
+class _Object(list[tuple[str, Any]]):
+    """A JSON object with its keys in order, also those that come twice."""
+
+
+def _parse(line: bytes, replace: bool) -> Any:
+    try:
+        text = line.decode(errors="replace" if replace else "strict")
+        # Numbers are not needed, and a 5,000-digit one is valid JSON that int() refuses.
+        return json.loads(
+            text, object_pairs_hook=_Object, parse_constant=_refuse_constant, parse_int=str
+        )
+    except UnicodeDecodeError as error:
+        raise _Refused("invalid_utf8", f"{error.reason} at byte {error.start:,}") from None
+    except json.JSONDecodeError as error:
+        raise _Refused("bad_json", f"{error.msg} at character {error.pos:,}") from None
+    except RecursionError:
+        raise _Refused("nested_too_deep", "more levels than the parser allows") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _Refused("bad_json", f"{name} is not JSON")
+
+
+def _kind(value: Any) -> str:
+    kinds = {_Object: "an object", list: "a list", str: "a string or number", bool: "a boolean"}
+    return "null" if value is None else kinds.get(type(value), "a number")

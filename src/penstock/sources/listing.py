@@ -1,0 +1,286 @@
+"""What the user named, as a list of files.
+
+Paths, globs, directories and URLs become one list, sorted by the bytes of their
+names so that every machine sees the same order. Nothing is guessed in silence: a
+pattern that matches nothing, a file listed twice and, in a directory, a suffix that
+is not known are errors.
+"""
+
+import glob
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from penstock.errors import MissingExtraError, SourceError
+from penstock.sources.reading import Reading
+from penstock.sources.texts import Texts
+
+__all__ = ["InputFile", "list_files", "open_file"]
+
+_COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
+_FORMATS = {
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+# No chained protocols and none that interpret the file they open (reference://, jinja).
+_PROTOCOLS = frozenset(
+    ("abfs", "abfss", "adl", "az", "file", "ftp", "gcs", "gs", "hdfs", "hf", "http", "https")
+    + ("memory", "s3", "s3a", "sftp", "webhdfs")
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile:
+    """One file to read, as it was when it was listed."""
+
+    name: str
+    """As the user wrote it, without credentials."""
+    path: str
+    """What to open."""
+    size: int
+    """Bytes on disk, before decompression."""
+    stamp: str
+    """Modification time or ETag: tells a changed file from the one that was listed."""
+    format: str
+    compression: str | None = None
+    texts: Texts | None = None
+    """The documents themselves, where they are not in a file."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether the file is opened through fsspec."""
+        return "://" in self.path
+
+
+def list_files(
+    inputs: str | os.PathLike[str] | Sequence[Any] | Texts, reading: Reading
+) -> list[InputFile]:
+    """The files that `inputs` names, sorted bytewise by name."""
+    if isinstance(inputs, Texts):
+        size, stamp = inputs.num_bytes, inputs.digest
+        return [
+            InputFile(name="texts", path="", size=size, stamp=stamp, format="texts", texts=inputs)
+        ]
+    wanted = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
+    if not wanted:
+        raise SourceError("No inputs were given. Name files, directories, globs or URLs.")
+    files: list[InputFile] = []
+    for each in wanted:
+        files += _expand(os.fspath(each), reading)
+    files.sort(key=lambda file: os.fsencode(file.name))
+    _refuse_duplicates(files)
+    return files
+
+
+def open_file(file: InputFile) -> BinaryIO:
+    """`file` opened for reading bytes, compressed as it lies.
+
+    Raises:
+        SourceError: the file is not the one that was listed any more.
+    """
+    try:
+        stream = (
+            cast(BinaryIO, _filesystem(file.path).open(file.path, "rb"))
+            if file.remote
+            else Path(file.path).open("rb", buffering=0)
+        )
+    except FileNotFoundError:
+        raise SourceError(f"{file.name} was there when the build began and is gone now.") from None
+    return stream
+
+
+def refuse_changed(file: InputFile) -> None:
+    """Raise if `file` is not as it was listed.
+
+    Raises:
+        SourceError: its size, modification time or ETag differ.
+    """
+    if file.texts is not None:
+        return
+    try:
+        size, stamp = (
+            _remote_state(_filesystem(file.path).info(file.path))
+            if file.remote
+            else _local_state(file.path)
+        )
+    except FileNotFoundError:
+        raise SourceError(f"{file.name} was there when the build began and is gone now.") from None
+    if (size, stamp) != (file.size, file.stamp):
+        raise SourceError(
+            f"{file.name} changed while it was read ({file.size:,} bytes when the build began, "
+            f"{size:,} now, or another modification time). Its documents would be a mixture of "
+            "two versions. Run the build again when nothing writes to the file."
+        )
+
+
+def _expand(pattern: str, reading: Reading) -> list[InputFile]:
+    if "://" in pattern:
+        return _expand_remote(pattern, reading)
+    path = Path(pattern)
+    if path.is_dir():
+        return _expand_directory(path, reading)
+    if path.is_file():
+        return [_local(str(path), reading)]
+    matches = glob.glob(pattern, recursive=True) if glob.has_magic(pattern) else []  # noqa: PTH207
+    found = [name for name in matches if Path(name).is_file()]
+    if not found:
+        nearby = ", ".join(sorted(_names_nearby(path))[:5])
+        raise SourceError(
+            f"{pattern} matches no file (looked from {Path.cwd()})."
+            + (f" Nearby: {nearby}." if nearby else "")
+        )
+    return [_local(name, reading) for name in found]
+
+
+def _names_nearby(path: Path) -> Iterable[str]:
+    try:
+        return [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return []
+
+
+def _expand_directory(path: Path, reading: Reading) -> list[InputFile]:
+    if (path / "dataset_dict.json").is_file():
+        splits = json.loads((path / "dataset_dict.json").read_bytes()).get("splits", [])
+        raise SourceError(
+            f"{path} is a Hugging Face DatasetDict with the splits {', '.join(splits)}. "
+            f"Name one of them, for example {path / (splits or ['train'])[0]}."
+        )
+    if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
+        state = json.loads((path / "state.json").read_bytes())
+        names = [Path(entry["filename"]).name for entry in state["_data_files"]]
+        return [_local(str(path / name), reading) for name in names]
+    found = [
+        Path(folder, name)
+        for folder, folders, names in os.walk(path)
+        for name in names
+        if not _hidden(Path(folder, name).relative_to(path))
+    ]
+    if not found:
+        raise SourceError(f"{path} is a directory without files.")
+    unknown = [file for file in found if _suffixes(file.name)[0] is None]
+    if unknown and reading.format == "auto":
+        shown = ", ".join(str(file) for file in sorted(unknown)[:5])
+        raise SourceError(
+            f"{len(unknown):,} of {len(found):,} files in {path} have suffixes that name no format "
+            f"({shown}). Name what to read with a glob such as '{path}/**/*.txt', or say "
+            f'format="text" to read all of them as text.'
+        )
+    return [_local(str(file), reading) for file in found]
+
+
+def _hidden(relative: Path) -> bool:
+    return any(part.startswith(".") for part in relative.parts)
+
+
+def _local(path: str, reading: Reading) -> InputFile:
+    size, stamp = _local_state(path)
+    return _described(path, path, size, stamp, reading)
+
+
+def _local_state(path: str) -> tuple[int, str]:
+    state = Path(path).stat()
+    return state.st_size, str(state.st_mtime_ns)
+
+
+def _expand_remote(pattern: str, reading: Reading) -> list[InputFile]:
+    protocol = pattern.partition("://")[0]
+    if "::" in pattern or protocol not in _PROTOCOLS:
+        raise SourceError(
+            f"{_redacted(pattern)} names a protocol that is not read: {protocol}://. "
+            f"These are: {', '.join(sorted(_PROTOCOLS))}."
+        )
+    filesystem = _filesystem(pattern)
+    if filesystem.isdir(pattern):
+        paths = [
+            path for path in filesystem.find(pattern) if not path.rsplit("/", 1)[-1].startswith(".")
+        ]
+    elif glob.has_magic(pattern.partition("?")[0] if protocol.startswith("http") else pattern):
+        paths = [path for path in filesystem.glob(pattern) if not filesystem.isdir(path)]
+    else:
+        paths = [pattern]
+    if not paths:
+        raise SourceError(f"{_redacted(pattern)} matches no file.")
+    files = []
+    for path in paths:
+        url = (
+            path
+            if "://" in path
+            else f"{protocol}://{path.lstrip('/') if protocol != 'memory' else path}"
+        )
+        try:
+            info = filesystem.info(path)
+        except FileNotFoundError:
+            raise SourceError(f"{_redacted(url)} does not exist.") from None
+        size, stamp = _remote_state(info)
+        files.append(_described(_redacted(url), url, size, stamp, reading))
+    return files
+
+
+def _remote_state(info: dict[str, Any]) -> tuple[int, str]:
+    if info.get("size") is None:
+        raise SourceError(
+            f"{_redacted(str(info.get('name')))}: the server does not say how long the file is, so "
+            "a cut download could not be told from a whole one. Download it first."
+        )
+    marks = (info.get(key) for key in ("ETag", "etag", "LastModified", "mtime", "created"))
+    return int(info["size"]), next((str(mark) for mark in marks if mark is not None), "")
+
+
+def _filesystem(path: str) -> Any:
+    import fsspec
+
+    try:
+        return fsspec.core.url_to_fs(path)[0]
+    except ImportError as error:
+        extra = "s3" if path.startswith("s3") else None
+        advice = f' Install it with: pip install "penstock[{extra}]"' if extra else ""
+        raise MissingExtraError(
+            f"Reading {_redacted(path)} needs a package that is not installed: {error}.{advice}"
+        ) from error
+
+
+def _described(name: str, path: str, size: int, stamp: str, reading: Reading) -> InputFile:
+    guessed, compression = _suffixes(name.partition("?")[0])
+    kind = reading.format if reading.format != "auto" else guessed or "text"
+    if kind in ("parquet", "arrow"):
+        compression = None
+    return InputFile(
+        name=name, path=path, size=size, stamp=stamp, format=kind, compression=compression
+    )
+
+
+def _suffixes(name: str) -> tuple[str | None, str | None]:
+    """Format and compression by suffix: `a.jsonl.gz` is ("jsonl", "gzip")."""
+    suffixes = [suffix.lower() for suffix in Path(name).suffixes]
+    compression = _COMPRESSED.get(suffixes[-1]) if suffixes else None
+    if compression:
+        suffixes.pop()
+    return (_FORMATS.get(suffixes[-1]) if suffixes else None), compression
+
+
+def _redacted(url: str) -> str:
+    """`url` without user, password and query, which may hold secrets."""
+    return re.sub(r"//[^/@]*@", "//", url).partition("?")[0]
+
+
+def _refuse_duplicates(files: list[InputFile]) -> None:
+    seen: dict[str, str] = {}
+    for file in files:
+        key = file.path if file.remote else os.path.realpath(file.path)
+        if key in seen:
+            raise SourceError(
+                f"{file.name} is listed twice (also as {seen[key]}), so its documents would be "
+                "trained on twice as often. Name each file once; to repeat data, give it a weight."
+            )
+        seen[key] = file.name

@@ -1,0 +1,207 @@
+"""Inputs cut into slices, by a rule that depends on the inputs alone.
+
+A slice is about 64 MB of text and becomes one part of the store, whoever processes
+it and however often the build was killed before. Files are laid end to end in the
+order of their names:
+
+    small files     a.txt b.txt c.txt      grouped until they make a slice
+    a big file      │ d.txt │ d.txt │      cut at the first record border past each
+                                           n-th part of it, found by a short look
+    a compressed    │ e.gz │ e.gz │ e.     read in order and cut whenever a slice is
+                                           full, because nobody can look ahead
+
+The first two kinds are ranges that a worker reads by itself; the third comes with its
+bytes. A table (Parquet, Arrow) is cut between row groups or record batches.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from penstock.sources.expand import Expanded
+from penstock.sources.listing import InputFile, open_file
+from penstock.sources.reading import SLICE_BYTES, Reading
+from penstock.sources.split import Splitter, splitter_for
+from penstock.sources.tables import table_spans
+from penstock.sources.texts import text_spans
+
+__all__ = ["Slice", "Span", "cut"]
+
+# What a compressed file is taken to hold when small ones are grouped.
+_NOMINAL_EXPANSION = 4
+_LOOK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of one input: bytes, row groups, record batches or texts `[start, stop)`."""
+
+    file: int
+    start: int
+    stop: int
+    disk_bytes: int
+    """Its share of the file on disk, for showing progress."""
+    data: bytes | None = field(default=None, repr=False)
+    """The text itself where it had to be read to be cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What becomes one part of the store."""
+
+    index: int
+    spans: tuple[Span, ...]
+
+
+def cut(
+    files: Sequence[InputFile], reading: Reading, *, slice_bytes: int = SLICE_BYTES
+) -> Iterator[Slice]:
+    """The slices of `files`, in order.
+
+    Not safe to advance from two threads at once.
+    """
+    splitters: dict[str, Splitter] = {
+        "jsonl": splitter_for("lines"),
+        "text": splitter_for(reading.documents),
+    }
+    index = 0
+    for group in _groups(files, slice_bytes):
+        for spans in _cut_group(files, group, splitters, reading, slice_bytes):
+            yield Slice(index, tuple(spans))
+            index += 1
+
+
+def _groups(files: Sequence[InputFile], slice_bytes: int) -> Iterator[list[int]]:
+    """Numbers of files that are cut together: one big file, or several small neighbours."""
+    group: list[int] = []
+    held = 0
+    for number, file in enumerate(files):
+        size = file.size * (_NOMINAL_EXPANSION if file.compression else 1)
+        if size > slice_bytes and group:
+            yield group
+            group, held = [], 0
+        group.append(number)
+        held += size
+        if held >= slice_bytes:
+            yield group
+            group, held = [], 0
+    if group:
+        yield group
+
+
+def _cut_group(
+    files: Sequence[InputFile],
+    group: list[int],
+    splitters: dict[str, Splitter],
+    reading: Reading,
+    slice_bytes: int,
+) -> Iterator[list[Span]]:
+    held: list[Span] = []
+    size = 0
+    for number in group:
+        # Small plain files were grouped by their size; the others show theirs only now.
+        ranged = files[number].compression is None and files[number].format in ("text", "jsonl")
+        for span, num_bytes in _cut_file(files[number], number, splitters, reading, slice_bytes):
+            held.append(span)
+            size += num_bytes
+            # Three quarters: a span ends at the last border before a full slice.
+            if size * 4 >= slice_bytes * 3 and (len(group) == 1 or not ranged):
+                yield held
+                held, size = [], 0
+    if held:
+        yield held
+
+
+def _cut_file(
+    file: InputFile,
+    number: int,
+    splitters: dict[str, Splitter],
+    reading: Reading,
+    slice_bytes: int,
+) -> Iterator[tuple[Span, int]]:
+    """The spans of one file with the bytes each holds."""
+    if file.format in ("parquet", "arrow"):
+        spans = list(table_spans(file, reading.field, slice_bytes))
+        for start, stop, num_bytes in spans:
+            yield Span(number, start, stop, file.size // len(spans)), num_bytes
+        return
+    if file.texts is not None:
+        for start, stop, num_bytes in text_spans(file.texts, slice_bytes):
+            yield Span(number, start, stop, num_bytes), num_bytes
+        return
+    splitter = splitters[file.format]
+    num_slices = max(1, round(file.size / slice_bytes))
+    if file.compression or (num_slices > 1 and not splitter.cuts_anywhere and reading.separator):
+        yield from _cut_stream(file, number, splitter, reading, slice_bytes)
+        return
+    if reading.documents == "file" and file.format == "text":
+        num_slices = 1
+    for start, stop in _cut_range(file, splitter, num_slices):
+        yield Span(number, start, stop, stop - start), stop - start
+
+
+def _cut_range(file: InputFile, splitter: Splitter, num_slices: int) -> Iterator[tuple[int, int]]:
+    """Byte ranges of a plain file; each begins where a record begins."""
+    start = 0
+    if num_slices > 1:
+        with open_file(file) as stream:
+            for k in range(1, num_slices):
+                wanted = k * file.size // num_slices
+                if wanted <= start:
+                    continue  # one record is longer than a slice
+                border = _border_after(stream, splitter, wanted, file.size)
+                if start < border < file.size:
+                    yield start, border
+                    start = border
+    yield start, file.size
+
+
+def _border_after(stream: BinaryIO, splitter: Splitter, wanted: int, size: int) -> int:
+    """The first place at or past `wanted` where a record begins, or `size`."""
+    begin = wanted - min(splitter.lead, wanted)
+    stream.seek(begin)
+    seen = b""
+    while True:
+        more = _read_fully(stream, max(_LOOK_BYTES, len(seen)))
+        seen += more
+        found = splitter.first_border(seen)
+        if found >= 0:
+            return min(begin + found, size)
+        if not more:
+            return size
+
+
+def _read_fully(stream: BinaryIO, num_bytes: int) -> bytes:
+    pieces = []
+    while num_bytes:
+        piece = stream.read(num_bytes)
+        if not piece:
+            break
+        pieces.append(piece)
+        num_bytes -= len(piece)
+    return b"".join(pieces)
+
+
+def _cut_stream(
+    file: InputFile, number: int, splitter: Splitter, reading: Reading, slice_bytes: int
+) -> Iterator[tuple[Span, int]]:
+    """Spans with their bytes, from a file that can only be read in order."""
+    stream = Expanded(file, reading.max_expansion)
+    limit = reading.max_document_bytes + slice_bytes
+    try:
+        held = b""
+        start = 0
+        on_disk = 0
+        while True:
+            more = stream.read(max(slice_bytes, min(len(held), limit)))
+            held += more
+            border = splitter.last_border(held) if more else len(held)
+            if border:
+                seen, on_disk = stream.disk_position - on_disk, stream.disk_position
+                yield Span(number, start, start + border, seen, held[:border]), border
+                start += border
+                held = held[border:]
+            if not more:
+                return
+    finally:
+        stream.close()

@@ -1,0 +1,173 @@
+"""Parquet files and Hugging Face datasets: one column of text, a document a row.
+
+Parquet is read by row group, with its page checksums verified where it has them. A
+dataset saved by `datasets.save_to_disk` is a directory of Arrow streams, which Arrow
+maps into memory without the `datasets` package. Either way only the one column is
+touched, and extension types are refused before anything is decoded.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute  # noqa: F401  (pa.compute exists only after this)
+
+from penstock.errors import SourceError
+from penstock.sources.document import Batch
+from penstock.sources.listing import InputFile, open_file
+from penstock.sources.reading import BLOCK_BYTES, Reading
+from penstock.sources.screen import screen
+
+__all__ = ["num_rows", "read_table", "table_spans"]
+
+
+def table_spans(file: InputFile, field: str, slice_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Ranges of row groups (record batches) of about `slice_bytes` of text, with their bytes."""
+    sizes = _parquet_sizes(file, field) if file.format == "parquet" else _arrow_sizes(file, field)
+    start, held = 0, 0
+    for number, size in enumerate(sizes):
+        if held and held + size > slice_bytes * 5 // 4:
+            yield start, number, held
+            start, held = number, 0
+        held += size
+    yield start, len(sizes), held
+
+
+def read_table(
+    file: InputFile, number: int, start: int, stop: int, reading: Reading
+) -> Iterator[Batch]:
+    """The documents of the row groups (record batches) `[start, stop)` of `file`."""
+    rows = _parquet_rows if file.format == "parquet" else _arrow_rows
+    for first_row, column in rows(file, start, stop, reading.field):
+        yield screen(
+            column,
+            file=number,
+            places=np.arange(first_row, first_row + len(column), dtype=np.uint64),
+            record_bytes=np.asarray(pa.compute.binary_length(column).fill_null(0)),
+            reading=reading,
+        )
+
+
+def _open_parquet(file: InputFile) -> Any:
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(
+            open_file(file) if file.remote else file.path, page_checksum_verification=True
+        )
+    except (pa.ArrowInvalid, OSError) as error:
+        raise SourceError(f"{file.name} cannot be read as Parquet: {error}") from error
+
+
+def _text_leaf(parquet: Any, file: InputFile, field: str) -> int:
+    """The number of the leaf column that holds the text."""
+    _refuse_no_text(parquet.schema_arrow, file, field)
+    return [parquet.schema.column(i).path for i in range(len(parquet.schema))].index(field)
+
+
+def _parquet_sizes(file: InputFile, field: str) -> list[int]:
+    parquet = _open_parquet(file)
+    leaf = _text_leaf(parquet, file, field)
+    metadata = parquet.metadata
+    return [
+        metadata.row_group(group).column(leaf).total_uncompressed_size
+        for group in range(metadata.num_row_groups)
+    ]
+
+
+def _parquet_rows(file: InputFile, start: int, stop: int, field: str) -> Iterator[tuple[int, Any]]:
+    parquet = _open_parquet(file)
+    leaf = _text_leaf(parquet, file, field)
+    groups = [parquet.metadata.row_group(group) for group in range(stop)]
+    num_rows = sum(group.num_rows for group in groups[start:])
+    num_bytes = sum(group.column(leaf).total_uncompressed_size for group in groups[start:])
+    batches = parquet.iter_batches(
+        batch_size=max(1, min(65_536, BLOCK_BYTES * num_rows // max(1, num_bytes))),
+        row_groups=list(range(start, stop)),
+        columns=[field],
+        use_threads=False,
+    )
+    row = sum(group.num_rows for group in groups[:start])
+    try:
+        for batch in batches:
+            yield row, _column(batch, field)
+            row += batch.num_rows
+    except (pa.ArrowInvalid, OSError) as error:
+        raise SourceError(f"{file.name} is damaged at or after row {row:,}: {error}") from error
+
+
+def _arrow_batches(file: InputFile) -> Iterator[Any]:
+    source = pa.PythonFile(open_file(file), "r") if file.remote else pa.memory_map(file.path)
+    try:
+        yield from pa.ipc.open_stream(source)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise SourceError(f"{file.name} cannot be read as an Arrow stream: {error}") from error
+
+
+def _arrow_sizes(file: InputFile, field: str) -> list[int]:
+    sizes = []
+    for batch in _arrow_batches(file):
+        _refuse_no_text(batch.schema, file, field)
+        sizes.append(_column(batch, field).nbytes)
+    return sizes
+
+
+def _arrow_rows(file: InputFile, start: int, stop: int, field: str) -> Iterator[tuple[int, Any]]:
+    row = 0
+    for number, batch in enumerate(_arrow_batches(file)):
+        if number >= stop:
+            return
+        if number >= start:
+            yield row, _column(batch, field)
+        row += batch.num_rows
+
+
+def _refuse_no_text(schema: Any, file: InputFile, field: str) -> None:
+    """Raise where there is no such column, or it does not hold text."""
+    kind: Any = pa.struct(list(schema))
+    for name in _path(schema, field):
+        known = [kind.field(i).name for i in range(kind.num_fields)] if _is_struct(kind) else []
+        if name not in known:
+            shown = ", ".join(f'"{each}"' for each in known[:5]) or "no such level"
+            raise SourceError(
+                f'{file.name} has no column "{field}"; it has {shown}. '
+                f"Name the right one with field=."
+            )
+        kind = kind.field(name).type
+    if isinstance(kind, pa.DictionaryType):
+        kind = kind.value_type
+    texts = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary())
+    if kind not in texts:
+        raise SourceError(
+            f'{file.name}: column "{field}" holds {kind}, not text. Name a column of strings '
+            "with field=."
+        )
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, pa.StructType)
+
+
+def _path(schema: Any, field: str) -> list[str]:
+    """`a.b` is a column of that name if there is one, else field b of column a."""
+    return [field] if field in schema.names else field.split(".")
+
+
+def _column(batch: Any, field: str) -> Any:
+    names = _path(batch.schema, field)
+    column = batch.column(names[0])
+    for name in names[1:]:
+        column = pa.compute.struct_field(column, name)
+    if isinstance(column.type, pa.DictionaryType):
+        column = column.dictionary_decode()
+    if column.type == pa.string_view():
+        column = column.cast(pa.large_string())
+    return column.cast(pa.large_binary())
+
+
+def num_rows(file: InputFile) -> int:
+    """How many rows a table has."""
+    if file.format == "parquet":
+        return int(_open_parquet(file).metadata.num_rows)
+    return sum(batch.num_rows for batch in _arrow_batches(file))

@@ -1,0 +1,93 @@
+"""Documents that are in memory already."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import SourceError
+from penstock.sources.document import Batch
+from penstock.sources.reading import BLOCK_BYTES, Reading
+from penstock.sources.screen import screen
+
+__all__ = ["Texts", "read_texts", "text_spans"]
+
+
+class Texts:
+    """A list of strings to be built as documents.
+
+    The wrapper tells texts from the names of files:
+
+    >>> Texts(["one document", "another"])
+    Texts(2 documents, 19 bytes)
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise SourceError(
+                    f"Text {number:,} is of type {type(text).__name__}, not a string: {text!r:.60}."
+                )
+        self._texts = texts
+
+    def __repr__(self) -> str:
+        return f"Texts({len(self):,} documents, {self.num_bytes:,} bytes)"
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def encoded(self, start: int, stop: int) -> list[bytes]:
+        """Texts `[start, stop)` as UTF-8; lone surrogates stay, for the screen to find."""
+        return [text.encode("utf-8", "surrogatepass") for text in self._texts[start:stop]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all texts."""
+        return sum(map(len, self.encoded(0, len(self))))
+
+    @property
+    def digest(self) -> str:
+        """A digest of the texts and of where each ends."""
+        total = hashlib.sha256()
+        for text in self.encoded(0, len(self)):
+            total.update(b"%d:" % len(text))
+            total.update(text)
+        return total.hexdigest()
+
+
+def text_spans(texts: Texts, slice_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Ranges of texts of about `slice_bytes`, with their bytes."""
+    start, held = 0, 0
+    for number, text in enumerate(texts.encoded(0, len(texts))):
+        if held >= slice_bytes:
+            yield start, number, held
+            start, held = number, 0
+        held += len(text)
+    yield start, len(texts), held
+
+
+def read_texts(
+    texts: Texts, number: int, start: int, stop: int, reading: Reading
+) -> Iterator[Batch]:
+    """The documents `[start, stop)` of `texts`."""
+    for first, last, _ in _blocks(texts, start, stop):
+        data = texts.encoded(first, last)
+        yield screen(
+            pa.array(data, pa.large_binary()),
+            file=number,
+            places=np.arange(first, last, dtype=np.uint64),
+            record_bytes=np.array([len(text) for text in data], np.int64),
+            reading=reading,
+        )
+
+
+def _blocks(texts: Texts, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    first, held = start, 0
+    for number in range(start, stop):
+        held += len(texts.encoded(number, number + 1)[0])
+        if held >= BLOCK_BYTES:
+            yield first, number + 1, held
+            first, held = number + 1, 0
+    if first < stop:
+        yield first, stop, held

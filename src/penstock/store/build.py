@@ -1,0 +1,345 @@
+"""`build`: raw text to a sealed store.
+
+Seconds, not hours, and safe to kill: run the same call again and it goes on. The bytes
+of the store depend on inputs and settings alone.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.digest import canonical_json
+from penstock.errors import StoreError, TokenizerError
+from penstock.sources.document import Tally
+from penstock.sources.listing import InputFile, list_files
+from penstock.sources.reading import Format, Reading
+from penstock.sources.slices import cut
+from penstock.sources.texts import Texts
+from penstock.store.files import remove_temporary, sync_directory, write_file
+from penstock.store.journal import Journal, SealedSlice, differences
+from penstock.store.lock import locked
+from penstock.store.manifest import FILE_NAME, Manifest, PartRecord, read_manifest, spell
+from penstock.store.reader import TokenStore
+from penstock.store.run import Job, Progress, run
+from penstock.store.split import SIDES, parse_split
+from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
+
+__all__ = ["build", "rejects_file"]
+
+
+def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read best)
+    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Texts,
+    store: str | os.PathLike[str],
+    *,
+    tokenizer: Any = "gpt2",
+    format: Format = "auto",
+    documents: str = "lines",
+    field: str = "text",
+    errors: Literal["strict", "replace"] = "strict",
+    eos: bool | str = True,
+    bos: bool | str = False,
+    special_tokens: SpecialTokens = "text",
+    split: str | None = None,
+    append: bool = False,
+    max_bad: float = 0.001,
+    max_document_bytes: int = 1 << 30,
+    max_expansion: int = 200,
+    engine: Literal["auto", "gigatoken", "tokenizers"] = "auto",
+    threads: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> TokenStore:
+    """Tokenize `inputs` into a store in the directory `store`, and open it.
+
+    A build that was killed goes on; one that is finished already returns at once. With
+    `split` there are two stores, `store/train` and `store/val`, and the first is opened.
+
+    Args:
+        inputs: Paths, globs, directories or URLs, or `Texts` in memory. Files may be plain,
+            .gz, .zst, .bz2 or .xz, and are taken in the order of their names.
+        store: The directory to write.
+        tokenizer: A name, a path or an object; see `load_tokenizer`.
+        format: "text", "jsonl", "parquet", "arrow"; "auto" goes by the suffix.
+        documents: In text: "lines", "paragraphs", "file", or a separator such as
+            "<|endoftext|>".
+        field: The JSON field or table column that holds the text; `a.b` is nested.
+        errors: Documents that are not UTF-8: "strict" rejects them, "replace" mends them.
+        eos: Whether a document ends with the tokenizer's end token, or which token it is.
+        bos: Whether it begins with one; it is never put twice.
+        special_tokens: "text" takes `<|endoftext|>` in a document as text, "parse" as a token.
+        split: "tail:0.1" or "hash:0.1" to hold out a tenth.
+        append: Add `inputs` to a finished store as new parts; old parts are not touched.
+        max_bad: How many rejects to bear: a share of all records below 1 (ten are always
+            borne), else a number.
+        max_document_bytes: Longer documents are rejected.
+        max_expansion: Compressed files that grow more than this many times are refused.
+        engine: Which program tokenizes; the ids are the same.
+        threads: How many slices are worked on at once; changes speed and memory only.
+        progress: Called about ten times a second, from the calling thread.
+
+    Raises:
+        SourceError: an input cannot be read as asked, or too many records are bad.
+        TokenizerError: the tokenizer cannot be loaded, or its two engines disagree.
+        StoreError: the directory holds something else.
+        DiskFullError: there is no room; run again when there is.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = build(Texts(["To be,", "or not to be."]), f"{folder}/store")
+    ...     print(len(store), store.num_tokens, store.text(1))
+    2 10 or not to be.
+    """
+    if threads is not None and threads < 1:
+        raise StoreError(f"threads={threads} leaves nobody to do the work; use at least 1.")
+    if not (max_bad >= 0):
+        raise StoreError(f"max_bad={max_bad} is not a share or a number of records.")
+    reading = Reading(
+        format=format,
+        documents=documents,
+        field=field,
+        errors=errors,
+        max_document_bytes=max_document_bytes,
+        max_expansion=max_expansion,
+    )
+    files = list_files(inputs, reading)
+    loaded = load_tokenizer(tokenizer, special_tokens=special_tokens, engine=engine)
+    directory = Path(store)
+    directory.mkdir(parents=True, exist_ok=True)
+    settings: dict[str, Any] = {
+        "tokenizer": loaded.describe(),
+        "eos_id": _edge_id(loaded, eos, "eos"),
+        "bos_id": _edge_id(loaded, bos, "bos"),
+        "split": split,
+        "reading": reading.describe(),
+        "inputs": [_describe_input(file) for file in files],
+        "append": append,
+    }
+    stamped = {**settings, "stamps": [file.stamp for file in files]}
+    with locked(directory):
+        earlier = _earlier(directory, settings, append)
+        if earlier is not None and not append:
+            return TokenStore(directory / "train" if split else directory)
+        job = Job(
+            directory=directory,
+            files=files,
+            first_file=sum(len(done["inputs"]) for done in _builds(earlier)),
+            reading=reading,
+            tokenizer=loaded,
+            eos_id=settings["eos_id"],
+            bos_id=settings["bos_id"],
+            split=parse_split(split, files, reading),
+            first_part=sum(done["slices"] for done in _builds(earlier)),
+            max_bad=max_bad,
+        )
+        _execute(job, settings, stamped, threads, progress)
+    return TokenStore(directory / "train" if split else directory)
+
+
+def _execute(
+    job: Job,
+    settings: dict[str, Any],
+    stamped: dict[str, Any],
+    threads: int | None,
+    progress: Callable[[Progress], None] | None,
+) -> None:
+    """Run a build under its lock, from the journal to the manifest."""
+    directories = [job.side_directory(side) for side in (SIDES if job.split else ("",))]
+    for each in {job.directory, *directories}:
+        each.mkdir(exist_ok=True)
+        remove_temporary(each)
+    journal = Journal(job.directory)
+    sealed = [record for record in journal.begin(stamped) if _intact(job, record)]
+    done = run(
+        job,
+        cut(job.files, job.reading),
+        sealed,
+        num_threads=threads or _default_threads(),
+        progress=progress,
+    )
+    _refuse_lost_bytes(job, done)
+    for side in SIDES[::-1] if job.split else ("",):
+        _commit(job, side, settings, done)
+    journal.end()
+
+
+def _default_threads() -> int:
+    """One slice a core, and one more to work while another waits for the disk."""
+    return (
+        min(
+            32,
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1,
+        )
+        + 1
+    )
+
+
+def _edge_id(tokenizer: Tokenizer, wanted: bool | str, which: str) -> int | None:
+    """The id to put at one end of each document, or None."""
+    if wanted is False:
+        return None
+    if isinstance(wanted, str):
+        return tokenizer.token_id(wanted)
+    found = tokenizer.eos_id if which == "eos" else tokenizer.bos_id
+    if found is None:
+        raise TokenizerError(
+            f"{tokenizer.name} does not say which of its tokens "
+            f'{"ends" if which == "eos" else "begins"} a document. Name it with {which}="TOKEN", '
+            f"or leave it out with {which}=False."
+        )
+    return found
+
+
+def _describe_input(file: InputFile) -> dict[str, Any]:
+    return {
+        "name": file.name,
+        "bytes": file.size,
+        "format": file.format,
+        "compression": file.compression,
+    }
+
+
+def _builds(manifest: Manifest | None) -> list[dict[str, Any]]:
+    return manifest.contents["builds"] if manifest else []
+
+
+def _earlier(directory: Path, settings: dict[str, Any], append: bool) -> Manifest | None:
+    """The manifest that is there already, if the wanted build agrees with it."""
+    place = directory / "train" if settings["split"] else directory
+    finished = (place / FILE_NAME).exists() and not (directory / ".building.json").exists()
+    if not append:
+        if not finished:
+            if (place / FILE_NAME).exists():
+                raise StoreError(
+                    f"{directory} holds an append that was not finished. Repeat that append, with "
+                    "append=True, to finish it."
+                )
+            _refuse_foreign(directory)
+            return None
+        manifest = read_manifest(place)
+        _refuse_other(directory, manifest, settings)
+        return manifest
+    manifest = read_manifest(place)
+    if settings["split"] and settings["split"].startswith("tail"):
+        raise StoreError(
+            'A store with split="tail" cannot grow: its validation side is the end of the data. '
+            'Build with split="hash", which holds out the same documents when data is added.'
+        )
+    told = {key: settings[key] for key in ("tokenizer", "eos_id", "bos_id", "split")}
+    kept = {key: manifest.contents[key] for key in told}
+    if kept != told:
+        raise StoreError(
+            f"{directory} was built with other settings, and ids of two kinds cannot share a "
+            f"store: {differences(kept, told)}."
+        )
+    present = {each["name"] for done in _builds(manifest) for each in done["inputs"]}
+    twice = [each["name"] for each in settings["inputs"] if each["name"] in present]
+    if twice:
+        raise StoreError(
+            f"{', '.join(twice[:5])} {'is' if len(twice) == 1 else 'are'} in {directory} already; "
+            "appended again, its documents would be trained on twice as often."
+        )
+    return manifest
+
+
+def _refuse_foreign(directory: Path) -> None:
+    """Raise where the directory holds something that no build put there."""
+    if (directory / ".building.json").exists():
+        return
+    found = sorted(entry.name for entry in directory.iterdir() if entry.name != ".lock")
+    if found:
+        raise StoreError(
+            f"{directory} is not empty and not a store; it holds {', '.join(found[:5])}. Choose "
+            "another directory, or empty this one."
+        )
+
+
+def _refuse_other(directory: Path, manifest: Manifest, settings: dict[str, Any]) -> None:
+    """Raise where a finished store is not what this build would give."""
+    kept = {key: manifest.contents[key] for key in ("tokenizer", "eos_id", "bos_id", "split")}
+    for done in _builds(manifest):
+        told = {**kept, "reading": done["reading"], "inputs": done["inputs"], "append": False}
+        if canonical_json(told) == canonical_json(settings):
+            return
+    first = _builds(manifest)[0]
+    told = {**kept, "reading": first["reading"], "inputs": first["inputs"], "append": False}
+    raise StoreError(
+        f"{directory} is a finished store that was built otherwise: {differences(told, settings)}. "
+        "Choose another directory, delete this one, or add the new inputs with append=True."
+    )
+
+
+def _intact(job: Job, record: SealedSlice) -> bool:
+    """Whether the files of a sealed slice are there, as long as they were."""
+    for side, part in record.parts.items():
+        for kind, (size, _) in part.files.items():
+            path = job.side_directory(side) / f"part-{part.number:05d}.{kind}.npy"
+            if not path.exists() or path.stat().st_size != size:
+                return False
+    return True
+
+
+def _refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
+    """Raise if the bytes of plain text files do not all appear in the counts."""
+    if any(file.compression or file.format not in ("text", "jsonl") for file in job.files):
+        return
+    counted = sum(record.tally.total_bytes for record in done)
+    size = sum(file.size for file in job.files)
+    if counted != size:
+        raise StoreError(f"{size:,} bytes were to be read, and {counted:,} were accounted for.")
+
+
+def rejects_file(number: int) -> str:
+    """The name of the reject log of a store's `number`-th build.
+
+    >>> rejects_file(0), rejects_file(1)
+    ('rejects.jsonl', 'rejects-00001.jsonl')
+    """
+    return f"rejects-{number:05d}.jsonl" if number else "rejects.jsonl"
+
+
+def _commit(job: Job, side: str, settings: dict[str, Any], done: list[SealedSlice]) -> None:
+    """Write the reject log and then the manifest of one side."""
+    directory = job.side_directory(side)
+    earlier = read_manifest(directory) if settings["append"] else None
+    parts = list(earlier.parts) if earlier else []
+    parts += [record.parts[side] for record in done if record.parts[side].num_documents]
+    log, reasons = _reject_log(job, done)
+    size, digest = write_file(directory / rejects_file(len(_builds(earlier))), [log])
+    contents = {
+        "format": "penstock-store",
+        "version": 1,
+        "dtype": job.tokenizer.dtype.name,
+        **{key: settings[key] for key in ("tokenizer", "eos_id", "bos_id", "split")},
+        "side": side or None,
+        "counts": {
+            "documents": sum(part.num_documents for part in parts),
+            "tokens": sum(part.num_tokens for part in parts),
+        },
+        "builds": [
+            *_builds(earlier),
+            {
+                "slices": len(done),
+                "counts": asdict(Tally.total(record.tally for record in done)) if done else {},
+                "rejects": {"bytes": size, "sha256": digest, "reasons": reasons},
+                "reading": settings["reading"],
+                "inputs": settings["inputs"],
+            },
+        ],
+    }
+    sync_directory(directory)
+    write_file(directory / FILE_NAME, [spell(contents, parts)])
+    sync_directory(directory)
+
+
+def _reject_log(job: Job, done: list[SealedSlice]) -> tuple[bytes, dict[str, int]]:
+    """All rejects in order, a line each, and how many there are of each reason."""
+    lines = []
+    reasons: dict[str, int] = {}
+    for record in done:
+        for reject in record.rejects:
+            lines.append(canonical_json({**asdict(reject), "file": job.files[reject.file].name}))
+            reasons[reject.reason] = reasons.get(reject.reason, 0) + 1
+    return b"".join(line + b"\n" for line in lines), dict(sorted(reasons.items()))

