@@ -15,10 +15,10 @@ __all__ = ["canonical_json", "derive_key", "digest_bytes", "digest_json"]
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one spelling of `value` as JSON that digests are taken of.
+    r"""The one spelling of `value` as JSON that digests are taken of.
 
     >>> canonical_json({"b": 1, "a": [1, "é"]})
-    b'{"a":[1,"\\\\u00e9"],"b":1}'
+    b'{"a":[1,"\\u00e9"],"b":1}'
     """
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False

@@ -15,9 +15,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute  # noqa: F401  (pa.compute exists only after this)
+import pyarrow.compute
 import pyarrow.json as pj
-from numpy.typing import NDArray
 
 from penstock.sources.document import Batch
 from penstock.sources.reading import Reading
@@ -119,7 +118,7 @@ def _python_texts(
     return pa.array(texts, pa.large_binary()), reasons, replaced
 
 
-class _Refused(Exception):
+class _Refused(Exception):  # noqa: N818  (carries a verdict, not an error)
     """A line that holds no text: (reason, detail)."""
 
     args: Reason

@@ -34,8 +34,10 @@ _FORMATS = {
 }
 # No chained protocols and none that interpret the file they open (reference://, jinja).
 _PROTOCOLS = frozenset(
-    ("abfs", "abfss", "adl", "az", "file", "ftp", "gcs", "gs", "hdfs", "hf", "http", "https")
-    + ("memory", "s3", "s3a", "sftp", "webhdfs")
+    (
+        *("abfs", "abfss", "adl", "az", "file", "ftp", "gcs", "gs", "hdfs", "hf", "http"),
+        *("https", "memory", "s3", "s3a", "sftp", "webhdfs"),
+    )
 )
 
 
@@ -92,7 +94,7 @@ def open_file(file: InputFile) -> BinaryIO:
         stream = (
             cast(BinaryIO, _filesystem(file.path).open(file.path, "rb"))
             if file.remote
-            else Path(file.path).open("rb", buffering=0)
+            else Path(file.path).open("rb", buffering=0)  # noqa: SIM115  (the caller closes it)
         )
     except FileNotFoundError:
         raise SourceError(f"{file.name} was there when the build began and is gone now.") from None

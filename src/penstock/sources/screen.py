@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute  # noqa: F401  (pa.compute exists only after this)
+import pyarrow.compute
 from numpy.typing import NDArray
 
 from penstock.sources.document import Batch, Reject, Tally, text_offsets

@@ -60,7 +60,7 @@ class Splitter(Protocol):
 
 
 class Lines:
-    """A document a line; only `\\n` ends a line, and blank lines are skipped."""
+    r"""A document a line; only `\n` ends a line, and blank lines are skipped."""
 
     cuts_anywhere = True
     lead = 1
@@ -81,7 +81,7 @@ class Lines:
 
 
 class Paragraphs:
-    """Runs of lines between blank ones (`\\n[ \\t\\r]*\\n`)."""
+    r"""Runs of lines between blank ones (`\n[ \t\r]*\n`)."""
 
     cuts_anywhere = True
     lead = 1
@@ -191,9 +191,9 @@ class Whole:
 
 
 def splitter_for(documents: str) -> Splitter:
-    """The splitter that `documents` names.
+    r"""The splitter that `documents` names.
 
-    >>> data = b"one\\ntwo\\n\\nthree"
+    >>> data = b"one\ntwo\n\nthree"
     >>> [splitter_for(name).spans(data).starts.tolist() for name in ("lines", "paragraphs")]
     [[0, 4, 9], [0, 9]]
     """

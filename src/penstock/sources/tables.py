@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute  # noqa: F401  (pa.compute exists only after this)
+import pyarrow.compute
 
 from penstock.errors import SourceError
 from penstock.sources.document import Batch

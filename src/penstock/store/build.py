@@ -20,7 +20,7 @@ from penstock.sources.texts import Texts
 from penstock.store.files import remove_temporary, sync_directory, write_file
 from penstock.store.journal import Journal, SealedSlice, differences
 from penstock.store.lock import locked
-from penstock.store.manifest import FILE_NAME, Manifest, PartRecord, read_manifest, spell
+from penstock.store.manifest import FILE_NAME, Manifest, read_manifest, spell
 from penstock.store.reader import TokenStore
 from penstock.store.run import Job, Progress, run
 from penstock.store.split import SIDES, parse_split

@@ -18,12 +18,11 @@ def tokenizer_of(manifest: Manifest, tokenizer: Any = None) -> Tokenizer:
     """
     told = manifest.contents["tokenizer"]
     found = _by_name(told["name"]) if tokenizer is None else load_tokenizer(tokenizer)
-    if found.digest != told["digest"] or (
-        told["digest"] is None and found.canary != told["canary"]
-    ):
+    undigested = told["digest"] is None
+    if found.digest != told["digest"] or (undigested and found.canary != told["canary"]):
         raise StoreError(
             f"The store was tokenized with {told['name']} (digest {str(told['digest'])[:8]}), and "
-            f"{found.name} has the digest {str(found.digest)[:8]}. The same id would mean different "
+            f"{found.name} has the digest {str(found.digest)[:8]}. The same id would mean other "
             "text. Give the tokenizer of the store with tokenizer=."
         )
     return found

@@ -82,10 +82,8 @@ class Journal:
                 f"{differences(kept, settings)}. Repeat it with the old ones to finish it, or "
                 "delete the directory to start anew."
             )
-        sealed = []
-        for path in sorted(self._directory.glob(".slice-*.json")):
-            sealed.append(SealedSlice.parse(path.read_bytes()))
-        return sealed
+        paths = sorted(self._directory.glob(".slice-*.json"))
+        return [SealedSlice.parse(path.read_bytes()) for path in paths]
 
     def seal(self, record: SealedSlice) -> None:
         """Write the record of a slice whose parts are on disk."""

@@ -17,10 +17,10 @@ _MAGIC = b"\x93NUMPY\x01\x00"
 
 
 def header(dtype: "np.dtype[np.generic]", shape: tuple[int, ...]) -> bytes:
-    """The first 128 bytes of a C-ordered array file.
+    r"""The first 128 bytes of a C-ordered array file.
 
     >>> import io
-    >>> file = io.BytesIO(header(np.dtype("<u2"), (2,)) + b"\\x01\\x00\\x02\\x00")
+    >>> file = io.BytesIO(header(np.dtype("<u2"), (2,)) + b"\x01\x00\x02\x00")
     >>> np.load(file).tolist()
     [1, 2]
     """

@@ -250,8 +250,8 @@ def _too_many(
 ) -> str:
     found = [reject for number in range(last + 1) for reject in sealed[number].rejects]
     shown = "\n".join(
-        f"  {job.files[reject.file].name}, offset {reject.offset:,}: {reject.reason}, {reject.detail}"
-        for reject in found[:5]
+        f"  {job.files[each.file].name}, offset {each.offset:,}: {each.reason}, {each.detail}"
+        for each in found[:5]
     )
     return (
         f"{rejected:,} of {records:,} records were rejected, more than the {limit:,.0f} that "

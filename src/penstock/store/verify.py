@@ -55,7 +55,7 @@ def _check_file(path: Path, size: int, digest: str) -> None:
     actual = digest_file(path)
     if actual != digest:
         raise StoreError(
-            f"{path} is damaged: its SHA-256 is {actual[:8]}…, and the manifest says {digest[:8]}…. "
+            f"{path} is damaged: its SHA-256 is {actual[:8]}…, the manifest says {digest[:8]}…. "
             "Copy it from a good store, or build this one again."
         )
 
@@ -65,12 +65,8 @@ def _check_meaning(store: TokenStore, number: int, part: PartRecord) -> None:
     place = f"{store.path}, part {part.number}"
     bounds = store.part_array(number, "bounds")
     tokens = store.part_array(number, "tokens")
-    last = int(bounds[-1]) if len(bounds) else 0
-    if (
-        last != part.num_tokens
-        or (len(bounds) and bounds[0] == 0)
-        or (bounds[1:] <= bounds[:-1]).any()
-    ):
+    edges = np.concatenate((np.zeros(1, np.uint64), bounds))
+    if int(edges[-1]) != part.num_tokens or (edges[1:] <= edges[:-1]).any():
         raise StoreError(
             f"{place}: its documents do not end in order at token {part.num_tokens:,}."
         )

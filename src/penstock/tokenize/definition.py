@@ -34,7 +34,7 @@ class Definition:
 
     @property
     def digest(self) -> str:
-        """A digest of all that decides ids: vocabulary, merges, normalizer, splitting, added tokens."""
+        """A digest of all that decides ids: vocabulary, merges, splitting, added tokens."""
         model = dict(self.config["model"])
         if "merges" in model:  # two spellings of the same list: "a b" and ["a", "b"]
             model["merges"] = [
@@ -177,7 +177,8 @@ def _from_hub(name: str) -> Definition:
     except Exception as error:
         error.add_note(
             f"The tokenizer {name!r} is neither here nor in the local Hub cache, and fetching it "
-            "failed. Check the name and the network, or download its tokenizer.json and give the path."
+            "failed. Check the name and the network, or download its tokenizer.json and give "
+            "the path."
         )
         raise
     try:

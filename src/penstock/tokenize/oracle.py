@@ -48,8 +48,8 @@ def compare(tokenizer: Tokenizer, texts: Any) -> int:
             )
             raise TokenizerError(
                 f"{tokenizer.engine.name} and {tokenizer.reference.name} disagree on document "
-                f"{number:,} from token {at:,} on: {found[at : at + 5]} and {right[at : at + 5]}, for "
-                f"{text[:60]!r}. The ids of the fast engine cannot be trusted for {tokenizer.name}. "
+                f"{number:,} from token {at:,} on: {found[at : at + 5]} and {right[at : at + 5]}, "
+                f"for {text[:60]!r}. The fast ids cannot be trusted for {tokenizer.name}. "
                 'Build with engine="tokenizers".'
             )
     raise AssertionError("arrays differ, so one document must")

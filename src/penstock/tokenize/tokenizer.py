@@ -30,8 +30,10 @@ __all__ = ["SpecialTokens", "Tokenizer", "load_tokenizer"]
 SpecialTokens = Literal["text", "parse"]
 
 _CANARY = (
-    "Penstock: 3.14159 tokens/s, isn't it?  <|endoftext|></s>\n\n\tdef f(x):\r\n    return x**2  # ok\n"
-    "naïve café, Straße, ΑΒΓ, Привет, שלום, مرحبا, नमस्ते, 你好世界, こんにちは, 한국어, 👩‍👩‍👧‍👦🏳️‍🌈\u200b\u2028\ufeff"
+    "Penstock: 3.14159 tokens/s, isn't it?  <|endoftext|></s>\n\n"
+    "\tdef f(x):\r\n    return x**2  # ok\n"
+    "naïve café, Straße, ΑΒΓ, Привет, שלום, مرحبا, नमस्ते, 你好世界, こんにちは, 한국어, "
+    "👩‍👩‍👧‍👦🏳️‍🌈\u200b\u2028\ufeff"
     "aaaaaaaaaaaaaaaaaaaaaaaa 1234567890123 http://a.b/c?d=e&f#g \u0301e\u0301 \x00\x7f"
 )
 
@@ -111,8 +113,8 @@ class Tokenizer:
             document = int(np.searchsorted(offsets, place, side="right")) - 1
             raise TokenizerError(
                 f"{self.name} gave the id {int(ids[place]):,} (document {document} of a batch), but "
-                f"says that its vocabulary has {self.vocab_size:,}. Stored in {self.dtype.itemsize * 8} "
-                "bits it would turn into another token."
+                f"says that its vocabulary has {self.vocab_size:,}. Stored in "
+                f"{self.dtype.itemsize * 8} bits it could turn into another token."
             )
 
 
@@ -163,7 +165,7 @@ def _from_definition(
     if engine in ("auto", "gigatoken"):
         try:
             chosen = GigatokenEngine(definition, parse=parse)
-        except Exception as error:  # noqa: BLE001  (the binding raises many kinds)
+        except Exception as error:
             if engine == "gigatoken":
                 raise TokenizerError(
                     f"gigatoken cannot load {definition.name}: {error}."
@@ -200,11 +202,12 @@ def _from_object(tokenizer: Any, special_tokens: SpecialTokens) -> Tokenizer:
     """A tokenizer around an object that only promises `encode`."""
     if not callable(getattr(tokenizer, "encode", None)):
         raise TokenizerError(
-            f"{tokenizer!r} is no tokenizer: it is neither a name nor a path, and has no method encode."
+            f"{tokenizer!r} is no tokenizer: neither a name nor a path, and without a method encode."
         )
     if special_tokens == "parse":
         raise TokenizerError(
-            f'special_tokens="parse" needs a tokenizer.json; {type(tokenizer).__name__} decides by itself.'
+            'special_tokens="parse" needs a tokenizer.json; '
+            f"{type(tokenizer).__name__} decides by itself."
         )
     eos = getattr(tokenizer, "eos_token_id", getattr(tokenizer, "eot_token", None))
     return Tokenizer(
