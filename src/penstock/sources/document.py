@@ -8,14 +8,14 @@ separators + skipped blanks + rejects.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["Batch", "Reject", "Tally", "compact", "gather", "text_offsets"]
+__all__ = ["Batch", "Reject", "Separated", "Tally", "compact", "gather", "is_utf8", "text_offsets"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +64,63 @@ class Tally:
 
 
 @dataclass(slots=True)
+class Separated:
+    """Documents as they lie in a block of text, all between the same separators.
+
+    Every piece between separators is a document or empty. gigatoken reads such a block in
+    place, which saves a copy of all text.
+    """
+
+    data: bytes
+    separator: bytes
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+
+
 class Batch:
     """Some documents of one or more files, in order."""
 
-    texts: Any  # pa.LargeBinaryArray: valid UTF-8, no nulls, offset 0
-    files: NDArray[np.uint64]
-    offsets: NDArray[np.uint64]
-    tally: Tally = field(default_factory=Tally)
-    rejects: list[Reject] = field(default_factory=list)
+    def __init__(
+        self,
+        texts: Any,
+        files: NDArray[np.uint64],
+        offsets: NDArray[np.uint64],
+        tally: Tally | None = None,
+        rejects: list[Reject] | None = None,
+    ) -> None:
+        """Documents with where they came from.
+
+        Args:
+            texts: A large_binary array (valid UTF-8, no nulls, unsliced), or `Separated`.
+            files: Number of the input file of each document.
+            offsets: Where each begins in it.
+            tally: What was read to find them.
+            rejects: What was refused on the way.
+        """
+        self.separated = texts if isinstance(texts, Separated) else None
+        self._texts = None if self.separated else texts
+        self.files = files
+        self.offsets = offsets
+        self.tally = tally or Tally()
+        self.rejects = rejects or []
 
     def __len__(self) -> int:
-        return len(self.texts)
+        return len(self.files)
+
+    @property
+    def texts(self) -> Any:
+        """The documents as a large_binary array without gaps."""
+        if self._texts is None:
+            assert self.separated is not None  # one of the two is always there
+            block = self.separated
+            self._texts = compact(block.data, block.starts, block.stops)
+        return self._texts
 
     @property
     def num_bytes(self) -> int:
         """Bytes of text in this batch."""
+        if self.separated:
+            return int((self.separated.stops - self.separated.starts).sum())
         return int(text_offsets(self.texts)[-1])
 
     def where(self, keep: NDArray[np.bool_]) -> "Batch":
@@ -113,6 +155,17 @@ def compact(data: bytes | memoryview, starts: NDArray[np.int64], stops: NDArray[
     keep = np.zeros(2 * len(starts), bool)
     keep[1::2] = True
     return tiles.filter(pa.array(keep))
+
+
+def is_utf8(data: bytes) -> bool:
+    """Whether `data` is valid UTF-8, at memory speed (Arrow checks 8 GB/s, Python 0.4)."""
+    edges = np.array([0, len(data)], np.int64)
+    buffers = [None, pa.py_buffer(edges), pa.py_buffer(data)]
+    try:
+        pa.Array.from_buffers(pa.large_utf8(), 1, buffers).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def gather(batches: Iterator[Batch], target_bytes: int) -> Iterator[Batch]:

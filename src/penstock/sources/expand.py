@@ -5,7 +5,9 @@ followed by something else, is an error at a known place. And a small file that 
 without end (a bomb) is stopped while it grows, not after.
 """
 
+import bz2
 import lzma
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -58,7 +60,7 @@ class Expanded:
     def _read_some(self, num_bytes: int) -> bytes:
         try:
             return bytes(self._stream.read(num_bytes))
-        except (OSError, EOFError, lzma.LZMAError) as error:
+        except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
             if self._file.compression is None:
                 raise
             raise SourceError(
@@ -81,17 +83,24 @@ def _decompressor(raw: BinaryIO, compression: str | None) -> Any:
     if compression is None:
         return raw
     if compression == "xz":
-        return _XzStream(raw)
+        return _Streams(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), padding=b"\0")
+    if compression == "bz2":
+        return _Streams(raw, bz2.BZ2Decompressor, padding=b"")
     # Arrow's streams go on after the end of a frame or member, and say when one is cut.
     return pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), compression)
 
 
-class _XzStream:
-    """All streams of an .xz file; Python's own reader ignores garbage after the first."""
+class _Streams:
+    """All streams of an .xz or .bz2 file, and nothing else.
 
-    def __init__(self, raw: BinaryIO) -> None:
+    Python's own readers ignore garbage after the first, and Arrow's fails on an empty .bz2 stream.
+    """
+
+    def __init__(self, raw: BinaryIO, decoder: Callable[[], Any], *, padding: bytes) -> None:
         self._raw = raw
-        self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+        self._next_decoder = decoder
+        self._padding = padding
+        self._decoder = decoder()
         self._waiting = b""
 
     def read(self, num_bytes: int) -> bytes:
@@ -101,22 +110,22 @@ class _XzStream:
                 self._waiting = self._next_stream()
                 if not self._waiting:
                     return b""
-                self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+                self._decoder = self._next_decoder()
             if self._decoder.needs_input and not self._waiting:
                 self._waiting = self._raw.read(1 << 16)
                 if not self._waiting:
                     raise EOFError("the stream ends before its end mark")
-            data = self._decoder.decompress(self._waiting, num_bytes)
+            data = bytes(self._decoder.decompress(self._waiting, num_bytes))
             self._waiting = b""
             if data:
                 return data
 
     def _next_stream(self) -> bytes:
-        """The first bytes of the next stream; zero bytes may stand between two."""
-        rest = self._decoder.unused_data.lstrip(b"\0")
+        """The first bytes of the next stream; in .xz, zero bytes may stand between two."""
+        rest = bytes(self._decoder.unused_data.lstrip(self._padding))
         while not rest:
             more = self._raw.read(1 << 16)
             if not more:
                 return b""
-            rest = more.lstrip(b"\0")
+            rest = more.lstrip(self._padding)
         return rest

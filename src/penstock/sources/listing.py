@@ -159,8 +159,7 @@ def _expand_directory(path: Path, reading: Reading) -> list[InputFile]:
             f"Name one of them, for example {path / (splits or ['train'])[0]}."
         )
     if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
-        state = json.loads((path / "state.json").read_bytes())
-        names = [Path(entry["filename"]).name for entry in state["_data_files"]]
+        names = _dataset_files(path / "state.json")
         return [_local(str(path / name), reading) for name in names]
     found = [
         Path(folder, name)
@@ -181,12 +180,24 @@ def _expand_directory(path: Path, reading: Reading) -> list[InputFile]:
     return [_local(str(file), reading) for file in found]
 
 
+def _dataset_files(state: Path) -> list[str]:
+    """The names of the files of a Hugging Face dataset, which lie beside its state.json."""
+    try:
+        entries = json.loads(state.read_bytes())["_data_files"]
+        return [Path(entry["filename"]).name for entry in entries]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SourceError(f"{state} does not list the files of a dataset: {error!r}.") from None
+
+
 def _hidden(relative: Path) -> bool:
     return any(part.startswith(".") for part in relative.parts)
 
 
 def _local(path: str, reading: Reading) -> InputFile:
-    size, stamp = _local_state(path)
+    try:
+        size, stamp = _local_state(path)
+    except FileNotFoundError:
+        raise SourceError(f"{path} does not exist, or is a link to nothing.") from None
     return _described(path, path, size, stamp, reading)
 
 
@@ -253,7 +264,7 @@ def _filesystem(path: str) -> Any:
 
 
 def _described(name: str, path: str, size: int, stamp: str, reading: Reading) -> InputFile:
-    guessed, compression = _suffixes(name.partition("?")[0])
+    guessed, compression = _suffixes(name)
     kind = reading.format if reading.format != "auto" else guessed or "text"
     if kind in ("parquet", "arrow"):
         compression = None
@@ -273,7 +284,7 @@ def _suffixes(name: str) -> tuple[str | None, str | None]:
 
 def _redacted(url: str) -> str:
     """`url` without user, password and query, which may hold secrets."""
-    return re.sub(r"//[^/@]*@", "//", url).partition("?")[0]
+    return re.sub(r"//[^/]*@", "//", url).partition("?")[0]
 
 
 def _refuse_duplicates(files: list[InputFile]) -> None:

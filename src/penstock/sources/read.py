@@ -5,13 +5,13 @@ cache; a block ends at a record border, so nothing is ever seen in halves, and a
 record longer than a block makes the block longer.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import BinaryIO
 
 import numpy as np
 
 from penstock.errors import SourceError
-from penstock.sources.document import Batch, Reject, Tally, compact, gather
+from penstock.sources.document import Batch, Reject, Separated, Tally, compact, gather, is_utf8
 from penstock.sources.jsonl import read_lines
 from penstock.sources.listing import InputFile, open_file, refuse_changed
 from penstock.sources.reading import BLOCK_BYTES, Reading
@@ -31,10 +31,13 @@ _FOREIGN_BOMS = {
     b"\xfe\xff": "UTF-16",
 }
 
+# How far back to look for the line end before a blank line that is full of spaces.
+_LOOK_BACK = 1 << 12
+
 
 def read_slice(files: Sequence[InputFile], piece: Slice, reading: Reading) -> Iterator[Batch]:
-    """The documents of one slice, in batches of at least a block where there is that much."""
-    return gather(_read_spans(files, piece, reading), BLOCK_BYTES)
+    """The documents of one slice, in batches of half a block or more where there is that much."""
+    return gather(_read_spans(files, piece, reading), BLOCK_BYTES // 2)
 
 
 def _read_spans(files: Sequence[InputFile], piece: Slice, reading: Reading) -> Iterator[Batch]:
@@ -45,58 +48,59 @@ def _read_spans(files: Sequence[InputFile], piece: Slice, reading: Reading) -> I
         elif file.format in ("parquet", "arrow"):
             yield from read_table(file, span.file, span.start, span.stop, reading)
         elif span.data is not None:
-            yield from _read_text(_Held(span.data), file, span, reading)
+            yield from _read_text(_held(span.data, span.start), file, span, reading)
         else:
             with open_file(file) as stream:
-                stream.seek(span.start)
-                yield from _read_text(stream, file, span, reading)
+                yield from _read_text(_placed(stream), file, span, reading)
         refuse_changed(file)
 
 
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
+_ReadAt = Callable[[int, int], bytes]
+"""`read_at(place, size)`: that many bytes from there, fewer only at the end of the file."""
 
 
-class _Held:
-    """Bytes that were read already, as a stream without a copy of the whole."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = memoryview(data)
-        self._place = 0
-
-    def read(self, size: int, /) -> bytes:
-        """The next `size` bytes."""
-        piece = bytes(self._data[self._place : self._place + size])
-        self._place += len(piece)
-        return piece
+def _held(data: bytes, start: int) -> _ReadAt:
+    """Bytes that were read already, of which the first lies at `start`."""
+    view = memoryview(data)
+    return lambda place, size: bytes(view[place - start : place - start + size])
 
 
-def _read_text(stream: _Readable, file: InputFile, span: Span, reading: Reading) -> Iterator[Batch]:
+def _placed(stream: BinaryIO) -> _ReadAt:
+    """A file that can be read at any place."""
+
+    def read_at(place: int, size: int) -> bytes:
+        stream.seek(place)
+        data = stream.read(size)
+        while len(data) < size and (more := stream.read(size - len(data))):
+            data += more
+        return data
+
+    return read_at
+
+
+def _read_text(read_at: _ReadAt, file: InputFile, span: Span, reading: Reading) -> Iterator[Batch]:
     """The documents of a byte range that begins and ends at record borders."""
     splitter = splitter_for("lines" if file.format == "jsonl" else reading.documents)
-    place, held = span.start, b""
-    while place + len(held) < span.stop:
-        # Reading as much again as is held keeps a 1 GB line linear.
-        wanted = min(max(BLOCK_BYTES, len(held)), span.stop - place - len(held))
-        more = stream.read(wanted)
-        if not more:
+    place, size = span.start, BLOCK_BYTES
+    while place < span.stop:
+        size = min(size, span.stop - place)
+        data = read_at(place, size)
+        if len(data) < size:
             raise SourceError(
-                f"{file.name} ended at byte {place + len(held):,} and not at {span.stop:,}, where "
+                f"{file.name} ended at byte {place + len(data):,} and not at {span.stop:,}, where "
                 "it ended when the build began. Run the build again when nothing writes to it."
             )
-        held = held + more if held else more
-        ended = place + len(held) == span.stop
-        border = len(held) if ended else splitter.last_border(held)
+        border = size if place + size == span.stop else splitter.last_border(data)
         if border:
-            block = held if border == len(held) else held[:border]
+            block = data if border == size else data[:border]
             yield _read_block(block, splitter, file, span.file, place, reading)
-            held = held[border:]
-            place += border
-        elif len(held) > reading.max_document_bytes + BLOCK_BYTES:
-            rest = _skip_record(stream, splitter, held, span.stop - place)
-            yield _too_long(span.file, place, rest[0], reading)
-            place += rest[0]
-            held = rest[1]
+            place, size = place + border, BLOCK_BYTES
+        elif size > reading.max_document_bytes + BLOCK_BYTES:
+            length = _record_bytes(read_at, splitter, place, size, span.stop)
+            yield _too_long(span.file, place, length, reading)
+            place, size = place + length, BLOCK_BYTES
+        else:
+            size *= 2  # and read anew: twice the work at most, also for a 1 GB line
 
 
 def _read_block(
@@ -108,15 +112,29 @@ def _read_block(
     if file.format == "jsonl":
         batch = read_lines(body, spans, file=number, start=place + lead, reading=reading)
     else:
-        batch = screen(
-            compact(body, spans.starts, spans.stops),
-            file=number,
-            places=(spans.starts + (place + lead)).astype(np.uint64),
-            record_bytes=spans.stops - spans.starts,
-            reading=reading,
-        )
+        batch = _text_batch(body, spans, splitter, number, place + lead, reading)
     _account(batch.tally, spans, len(block))
     return batch
+
+
+def _text_batch(
+    body: bytes, spans: Spans, splitter: Splitter, file: int, place: int, reading: Reading
+) -> Batch:
+    """The documents of a block of text, in place where nothing has to be left out."""
+    places = (spans.starts + place).astype(np.uint64)
+    lengths = spans.stops - spans.starts
+    fits = not len(lengths) or int(lengths.max()) <= reading.max_document_bytes
+    if splitter.separator and not spans.skipped_bytes and fits and is_utf8(body):
+        texts = Separated(body, splitter.separator, spans.starts, spans.stops)
+        tally = Tally(documents=len(places), document_bytes=int(lengths.sum()))
+        return Batch(texts, np.full(len(places), file, np.uint64), places, tally)
+    return screen(
+        compact(body, spans.starts, spans.stops),
+        file=file,
+        places=places,
+        record_bytes=lengths,
+        reading=reading,
+    )
 
 
 def _account(tally: Tally, spans: Spans, num_bytes: int) -> None:
@@ -139,25 +157,17 @@ def _byte_order_mark(block: bytes, file: InputFile) -> int:
     return 0
 
 
-def _skip_record(
-    stream: _Readable, splitter: Splitter, held: bytes, missing: int
-) -> tuple[int, bytes]:
-    """Read to the end of a record that is too long to hold.
-
-    Returns how many bytes it has with its separator, and what follows it.
-    """
-    skipped, tail = len(held), held[-(splitter.lead + 1) :]
-    while skipped < missing:
-        more = stream.read(min(BLOCK_BYTES, missing - skipped))
-        if not more:
-            break
-        border = splitter.first_border(tail + more)
+def _record_bytes(read_at: _ReadAt, splitter: Splitter, place: int, seen: int, stop: int) -> int:
+    """How long a record that is too long to hold is, its separator included."""
+    end = place + seen
+    while end < stop:
+        begin = max(place, end - max(splitter.lead, _LOOK_BACK))
+        more = min(end + BLOCK_BYTES, stop)
+        border = splitter.first_border(read_at(begin, more - begin))
         if border >= 0:
-            border -= len(tail)
-            return skipped + border, more[border:]
-        skipped += len(more)
-        tail = (tail + more)[-(splitter.lead + 1) :]
-    return skipped, b""
+            return begin + border - place
+        end = more
+    return stop - place
 
 
 def _too_long(file: int, place: int, num_bytes: int, reading: Reading) -> Batch:

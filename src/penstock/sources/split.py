@@ -15,7 +15,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Lines", "Paragraphs", "Separated", "Spans", "Splitter", "Whole", "splitter_for"]
+__all__ = [
+    "Lines",
+    "Paragraphs",
+    "Separated",
+    "Spans",
+    "Splitter",
+    "Whole",
+    "find_all",
+    "splitter_for",
+]
 
 _BLANK = np.zeros(256, bool)
 _BLANK[list(b" \t\r")] = True
@@ -39,7 +48,11 @@ class Splitter(Protocol):
     """One way of telling documents apart."""
 
     cuts_anywhere: bool
-    """Whether `border` needs no text from before its place."""
+    """Whether `first_border` needs no text from before its place."""
+
+    @property
+    def separator(self) -> bytes | None:
+        """What stands between documents, where it is always the same."""
 
     def spans(self, data: bytes) -> Spans:
         """The documents of `data`, which begins and ends at a border or an end of the file."""
@@ -63,6 +76,7 @@ class Lines:
     r"""A document a line; only `\n` ends a line, and blank lines are skipped."""
 
     cuts_anywhere = True
+    separator = b"\n"
     lead = 1
 
     def spans(self, data: bytes) -> Spans:
@@ -84,6 +98,7 @@ class Paragraphs:
     r"""Runs of lines between blank ones (`\n[ \t\r]*\n`)."""
 
     cuts_anywhere = True
+    separator = None
     lead = 1
 
     def spans(self, data: bytes) -> Spans:
@@ -116,23 +131,22 @@ class Separated:
     """Documents between occurrences of a separator, found from left to right."""
 
     def __init__(self, separator: str) -> None:
-        self._separator = separator.encode()
+        self.separator = separator.encode()
         # "\n\n" in "\n\n\n" can be found in two places; which one counts depends on
         # everything before it, so such files are read in order and never cut blindly.
         self.cuts_anywhere = not any(
-            self._separator.startswith(self._separator[cut:])
-            for cut in range(1, len(self._separator))
+            self.separator.startswith(self.separator[cut:]) for cut in range(1, len(self.separator))
         )
 
     @property
     def lead(self) -> int:
         """The length of the separator."""
-        return len(self._separator)
+        return len(self.separator)
 
     def spans(self, data: bytes) -> Spans:
         """The pieces of `data` between separators that are not blank."""
-        ends = np.array(self._places(data), np.int64)
-        starts = np.concatenate((np.zeros(1, np.int64), ends + len(self._separator)))
+        ends = self._places(data)
+        starts = np.concatenate((np.zeros(1, np.int64), ends + len(self.separator)))
         if starts[-1] == len(data):
             return _without_blank(data, starts[:-1], ends, also=b"\n")
         return _without_blank(data, starts, np.concatenate((ends, [len(data)])), also=b"\n")
@@ -140,41 +154,34 @@ class Separated:
     def last_border(self, data: bytes) -> int:
         """The place after the last separator, counted from the left."""
         if self.cuts_anywhere:
-            place = data.rfind(self._separator)
+            place = data.rfind(self.separator)
         else:
-            place = max(self._places(data), default=-1)
-        return place + len(self._separator) if place >= 0 else 0
+            place = int(self._places(data)[-1:].sum()) if self.separator in data else -1
+        return place + len(self.separator) if place >= 0 else 0
 
-    def _places(self, data: bytes) -> list[int]:
+    def _places(self, data: bytes) -> NDArray[np.int64]:
         """Where the separator occurs, from left to right, without overlap."""
-        # Comparing one rare byte at a time with NumPy is three times as fast as bytes.find,
-        # as long as that byte really is rare.
-        rare = min(range(len(self._separator)), key=lambda i: _COMMON.find(self._separator[i]))
-        candidates = np.flatnonzero(np.frombuffer(data, np.uint8) == self._separator[rare])
-        places: list[int] = []
-        free = 0
-        if len(candidates) < len(data) // 256:
-            for place in (candidates - rare).tolist():
-                if place >= free and data.startswith(self._separator, place):
-                    places.append(place)
-                    free = place + len(self._separator)
+        places = find_all(data, self.separator)
+        if self.cuts_anywhere:  # then two occurrences cannot overlap
             return places
-        place = data.find(self._separator)
-        while place >= 0:
-            places.append(place)
-            place = data.find(self._separator, place + len(self._separator))
-        return places
+        free, kept = 0, []
+        for place in places.tolist():
+            if place >= free:
+                kept.append(place)
+                free = place + len(self.separator)
+        return np.array(kept, np.int64)
 
     def first_border(self, data: bytes) -> int:
         """The place after the first separator, or -1."""
-        found = data.find(self._separator)
-        return found + len(self._separator) if found >= 0 else -1
+        found = data.find(self.separator)
+        return found + len(self.separator) if found >= 0 else -1
 
 
 class Whole:
     """One document a file."""
 
     cuts_anywhere = False
+    separator = None
     lead = 0
 
     def spans(self, data: bytes) -> Spans:
@@ -197,12 +204,28 @@ def splitter_for(documents: str) -> Splitter:
     >>> [splitter_for(name).spans(data).starts.tolist() for name in ("lines", "paragraphs")]
     [[0, 4, 9], [0, 9]]
     """
-    named: dict[str, type[Lines] | type[Paragraphs] | type[Whole]] = {
-        "lines": Lines,
-        "paragraphs": Paragraphs,
-        "file": Whole,
-    }
-    return named[documents]() if documents in named else Separated(documents)
+    named: dict[str, Splitter] = {"lines": Lines(), "paragraphs": Paragraphs(), "file": Whole()}
+    return named[documents] if documents in named else Separated(documents)
+
+
+def find_all(data: bytes, wanted: bytes) -> NDArray[np.int64]:
+    """Every place where `wanted` begins in `data`, overlapping ones too.
+
+    Looking for its rarest byte with NumPy, and then at the others, takes half the time of
+    bytes.find.
+
+    >>> find_all(b"abababa", b"aba").tolist()
+    [0, 2, 4]
+    """
+    text = np.frombuffer(data, np.uint8)
+    rarity = [_COMMON.find(byte) for byte in wanted]
+    rare = rarity.index(min(rarity))
+    places = np.flatnonzero(text == wanted[rare]) - rare
+    places = places[(places >= 0) & (places + len(wanted) <= len(data))]
+    for offset, byte in enumerate(wanted):
+        if offset != rare and len(places):
+            places = places[text[places + offset] == byte]
+    return places
 
 
 def line_edges(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

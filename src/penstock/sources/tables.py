@@ -56,7 +56,7 @@ def _open_parquet(file: InputFile) -> Any:
         return pq.ParquetFile(
             open_file(file) if file.remote else file.path, page_checksum_verification=True
         )
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise SourceError(f"{file.name} cannot be read as Parquet: {error}") from error
 
 
@@ -93,7 +93,7 @@ def _parquet_rows(file: InputFile, start: int, stop: int, field: str) -> Iterato
         for batch in batches:
             yield row, _column(batch, field)
             row += batch.num_rows
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise SourceError(f"{file.name} is damaged at or after row {row:,}: {error}") from error
 
 
@@ -101,15 +101,29 @@ def _arrow_batches(file: InputFile) -> Iterator[Any]:
     source = pa.PythonFile(open_file(file), "r") if file.remote else pa.memory_map(file.path)
     try:
         yield from pa.ipc.open_stream(source)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise SourceError(f"{file.name} cannot be read as an Arrow stream: {error}") from error
+
+
+def _arrow_column(batch: Any, file: InputFile, field: str) -> Any:
+    """One column of a batch as it lies in the file, after a look at all its offsets.
+
+    Arrow follows them unseen, and one that points past the text would end the process.
+    """
+    try:
+        batch.validate()
+        column = _column(batch, field)
+        column.validate(full=True)
+    except pa.ArrowException as error:
+        raise SourceError(f"{file.name} cannot be read as an Arrow stream: {error}") from error
+    return column
 
 
 def _arrow_sizes(file: InputFile, field: str) -> list[int]:
     sizes = []
     for batch in _arrow_batches(file):
         _refuse_no_text(batch.schema, file, field)
-        sizes.append(_column(batch, field).nbytes)
+        sizes.append(_arrow_column(batch, file, field).nbytes)
     return sizes
 
 
@@ -119,7 +133,7 @@ def _arrow_rows(file: InputFile, start: int, stop: int, field: str) -> Iterator[
         if number >= stop:
             return
         if number >= start:
-            yield row, _column(batch, field)
+            yield row, _arrow_column(batch, file, field)
         row += batch.num_rows
 
 
@@ -134,13 +148,16 @@ def _refuse_no_text(schema: Any, file: InputFile, field: str) -> None:
                 f'{file.name} has no column "{field}"; it has {shown}. '
                 f"Name the right one with field=."
             )
-        kind = kind.field(name).type
+        found = kind.field(name)
+        kind = found.type
     if isinstance(kind, pa.DictionaryType):
         kind = kind.value_type
     texts = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary())
-    if kind not in texts:
+    extension = (found.metadata or {}).get(b"ARROW:extension:name")
+    if kind not in texts or extension:
+        shown = f"the extension type {extension.decode(errors='replace')}" if extension else kind
         raise SourceError(
-            f'{file.name}: column "{field}" holds {kind}, not text. Name a column of strings '
+            f'{file.name}: column "{field}" holds {shown}, not text. Name a column of strings '
             "with field=."
         )
 
@@ -160,6 +177,7 @@ def _column(batch: Any, field: str) -> Any:
     for name in names[1:]:
         column = pa.compute.struct_field(column, name)
     if isinstance(column.type, pa.DictionaryType):
+        column.validate(full=True)
         column = column.dictionary_decode()
     if column.type == pa.string_view():
         column = column.cast(pa.large_string())

@@ -38,11 +38,13 @@ class PartRecord:
 
     def spell(self) -> dict[str, Any]:
         """As it stands in the manifest."""
+        # In one order, also when the record was read back from the journal, which sorts.
+        kinds = [kind for kind in (*KINDS, "loss") if kind in self.files]
         return {
             "part": self.number,
             "documents": self.num_documents,
             "tokens": self.num_tokens,
-            "files": {kind: list(entry) for kind, entry in self.files.items()},
+            "files": {kind: list(self.files[kind]) for kind in kinds},
         }
 
 

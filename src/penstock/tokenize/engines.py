@@ -58,6 +58,14 @@ class GigatokenEngine:
 
         return gigatoken.Tokenizer.from_json(json.dumps(self._definition.config))
 
+    def encode_separated(self, data: bytes, separator: bytes) -> Encoded:
+        """Ids of the pieces of `data` between separators that are not empty, read in place."""
+        import gigatoken
+
+        source = gigatoken.BytesSource(data, separator)
+        layout = self._encoder.encode_batch(source, parallel=False).layout
+        return np.asarray(layout.content.data), np.asarray(layout.offsets.data)
+
     def encode(self, texts: Any) -> Encoded:
         """Ids of `texts`; the Arrow buffers are read in place."""
         import awkward as ak
@@ -96,6 +104,14 @@ class HubEngine:
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = not self._parse
         return tokenizer
+
+    def load(self) -> None:
+        """Load the definition now, and not on first use.
+
+        Raises:
+            TokenizerError: it defines nothing that `tokenizers` knows.
+        """
+        assert self._tokenizer is not None  # the property raises or gives a tokenizer
 
     def encode(self, texts: Any) -> Encoded:
         """Ids of `texts`, without the tokens a model would add around them."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_bytes
 from penstock.errors import TokenizerError
+from penstock.sources.document import Batch
 from penstock.tokenize.definition import Definition, find_definition, from_object
 from penstock.tokenize.engines import (
     ByteEngine,
@@ -73,6 +74,16 @@ class Tokenizer:
         ids, offsets = self.engine.encode(texts)
         self.refuse_outside(ids, offsets)
         return ids, offsets
+
+    def encode_batch(self, batch: Batch) -> Encoded:
+        """Ids of a batch of documents, without a copy of the text where the engine can."""
+        block = batch.separated
+        if block is not None and isinstance(self.engine, GigatokenEngine):
+            ids, offsets = self.engine.encode_separated(block.data, block.separator)
+            if len(offsets) == len(batch) + 1:
+                self.refuse_outside(ids, offsets)
+                return ids, offsets
+        return self.encode_documents(batch.texts)
 
     def decode(self, ids: Any) -> bytes:
         """The bytes that `ids` stand for, special tokens included.
@@ -136,14 +147,16 @@ def load_tokenizer(
     >>> load_tokenizer("bytes").encode("hé").tolist()
     [104, 195, 169]
     """
-    if isinstance(tokenizer, Tokenizer):
-        return tokenizer
     if special_tokens not in ("text", "parse"):
         raise TokenizerError(f'special_tokens={special_tokens!r} is not "text" or "parse".')
     if isinstance(tokenizer, str) and tokenizer == "bytes":
-        return Tokenizer(
+        tokenizer = Tokenizer(
             "bytes", digest_bytes(b"bytes"), 257, 256, None, "text", ByteEngine(), None
         )
+    if isinstance(tokenizer, Tokenizer):
+        if special_tokens == "parse" and tokenizer.special_tokens == "text":
+            raise TokenizerError(f"{tokenizer.name} takes special tokens in a text as text.")
+        return tokenizer
     if isinstance(tokenizer, str) and tokenizer.startswith("tiktoken:"):
         tokenizer = _tiktoken(tokenizer.removeprefix("tiktoken:"))
     definition = (
@@ -159,6 +172,11 @@ def load_tokenizer(
 def _from_definition(
     definition: Definition, special_tokens: SpecialTokens, engine: str
 ) -> Tokenizer:
+    if dropout := definition.config["model"].get("dropout"):
+        raise TokenizerError(
+            f"{definition.name} has dropout={dropout}: it would give other ids at every call, and "
+            "no store could be built twice. Set it to null in its tokenizer.json."
+        )
     parse = special_tokens == "parse"
     reference = HubEngine(definition, parse=parse)
     chosen: Engine = reference
@@ -172,6 +190,8 @@ def _from_definition(
                 ) from error
     elif engine != "tokenizers":
         raise TokenizerError(f'engine={engine!r} is not "auto", "gigatoken" or "tokenizers".')
+    if chosen is reference:
+        reference.load()
     return Tokenizer(
         name=definition.name,
         digest=definition.digest,
@@ -210,8 +230,9 @@ def _from_object(tokenizer: Any, special_tokens: SpecialTokens) -> Tokenizer:
             f"{type(tokenizer).__name__} decides by itself."
         )
     eos = getattr(tokenizer, "eos_token_id", getattr(tokenizer, "eot_token", None))
+    name = str(getattr(tokenizer, "name", None) or type(tokenizer).__name__)
     return Tokenizer(
-        name=str(getattr(tokenizer, "name", None) or type(tokenizer).__name__),
+        name=f"tiktoken:{name}" if _is_tiktoken(tokenizer) else name,
         digest=_object_digest(tokenizer),
         vocab_size=_vocab_size(tokenizer),
         eos_id=None if eos is None else int(eos),
@@ -233,10 +254,14 @@ def _vocab_size(tokenizer: Any) -> int:
     )
 
 
+def _is_tiktoken(tokenizer: Any) -> bool:
+    return type(tokenizer).__module__.partition(".")[0] == "tiktoken"
+
+
 def _object_digest(tokenizer: Any) -> str | None:
     """A digest of a tiktoken encoding; None for objects whose inside is not known."""
     ranks = getattr(tokenizer, "_mergeable_ranks", None)
-    if type(tokenizer).__module__.partition(".")[0] != "tiktoken" or ranks is None:
+    if not _is_tiktoken(tokenizer) or ranks is None:
         return None
     lines = [tokenizer._pat_str.encode(), repr(sorted(tokenizer._special_tokens.items())).encode()]
     lines += [token.hex().encode() + b" %d" % rank for token, rank in sorted(ranks.items())]

@@ -1,0 +1,205 @@
+"""Tokens end to end, wherever they lie.
+
+A stream is a list of pieces, each an array of ids that is mapped into memory when it is
+touched: the parts of a store, a bare `.npy` or `.bin` file, or several of these one after
+the other. Rows are cut from it without knowing which.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.digest import digest_bytes, digest_json
+from penstock.errors import StoreError
+from penstock.store.reader import TokenStore
+
+__all__ = ["ArrayFile", "Stream", "StreamLike", "open_stream"]
+
+StreamLike = str | os.PathLike[str] | TokenStore
+
+_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
+_SAMPLED_BLOCK = 1 << 16
+_NUM_SAMPLED = 16
+
+
+class ArrayFile:
+    """A file of ids that no store describes: `.npy`, or raw with the dtype given.
+
+    Its digest is of the size and of 16 blocks spread over the file, so it is weaker than a
+    store's: a change between the blocks goes unseen. There are no document borders.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], dtype: str | None = None) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise StoreError(f"{self.path} does not exist.")
+        self._array = self._map_npy() if self.path.suffix == ".npy" else self._map_raw(dtype)
+        self.dtype = self._array.dtype
+
+    def __repr__(self) -> str:
+        return f"ArrayFile({str(self.path)!r}: {self.num_tokens:,} tokens, {self.dtype})"
+
+    @property
+    def num_tokens(self) -> int:
+        """How many ids there are."""
+        return len(self._array)
+
+    @property
+    def digest(self) -> str:
+        """A digest of the file's size, dtype and 16 sampled blocks."""
+        size = self.path.stat().st_size
+        places = sorted({size * k // _NUM_SAMPLED for k in range(_NUM_SAMPLED)})
+        with self.path.open("rb") as stream:
+            blocks = []
+            for place in [*places, max(0, size - _SAMPLED_BLOCK)]:
+                stream.seek(place)
+                blocks.append(digest_bytes(stream.read(_SAMPLED_BLOCK)))
+        return digest_json(["array", size, self.dtype.str, blocks])
+
+    def array(self) -> NDArray[Any]:
+        """The ids, mapped."""
+        return self._array
+
+    def _map_npy(self) -> NDArray[Any]:
+        try:
+            array = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        except ValueError as error:
+            raise StoreError(f"{self.path} cannot be read as an array: {error}.") from error
+        if array.ndim != 1 or array.dtype.name not in _DTYPES:
+            raise StoreError(
+                f"{self.path} holds {array.dtype} of shape {array.shape}; a token file holds "
+                f"one row of whole numbers ({', '.join(_DTYPES)})."
+            )
+        return np.asarray(array)
+
+    def _map_raw(self, dtype: str | None) -> NDArray[Any]:
+        if dtype not in _DTYPES:
+            raise StoreError(
+                f"{self.path} does not say how wide its ids are, and dtype={dtype!r} is none of "
+                f'{", ".join(_DTYPES)}. nanoGPT writes uint16: ArrayFile(path, dtype="uint16").'
+            )
+        size = self.path.stat().st_size
+        if size % np.dtype(dtype).itemsize or not size:
+            raise StoreError(f"{self.path} has {size:,} bytes, which are not whole {dtype} ids.")
+        return np.asarray(np.memmap(self.path, np.dtype(dtype), "r"))
+
+
+class Stream:
+    """The ids of one or more stores and files, one after the other."""
+
+    def __init__(self, members: Sequence[TokenStore | ArrayFile]) -> None:
+        if not members:
+            raise StoreError("No store was given to read rows from.")
+        self.members = tuple(members)
+        _refuse_mixed(self.members)
+        self._pieces: list[tuple[int, int]] = []
+        lengths: list[int] = []
+        for number, member in enumerate(self.members):
+            if isinstance(member, ArrayFile):
+                self._pieces.append((number, -1))
+                lengths.append(member.num_tokens)
+            else:
+                self._pieces += [(number, part) for part in range(len(member.manifest.parts))]
+                lengths += [part.num_tokens for part in member.manifest.parts]
+        self.ends: NDArray[np.int64] = np.cumsum(lengths, dtype=np.int64)
+        self.starts: NDArray[np.int64] = self.ends - np.array(lengths, np.int64)
+        self.dtype = max((member.dtype for member in self.members), key=lambda kind: kind.itemsize)
+
+    @property
+    def num_tokens(self) -> int:
+        """Ids in all pieces."""
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    @property
+    def digest(self) -> str:
+        """A digest of the members' digests, in order."""
+        return digest_json([member.digest for member in self.members])
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether every member knows where its documents end."""
+        return all(isinstance(member, TokenStore) for member in self.members)
+
+    def piece(self, number: int) -> NDArray[Any]:
+        """The ids of one piece, mapped into memory."""
+        member, part = self._pieces[number]
+        source = self.members[member]
+        if isinstance(source, ArrayFile):
+            return source.array()
+        return source.part_array(part, "tokens")
+
+    def bounds(self, number: int) -> NDArray[Any]:
+        """Where the documents of one piece end, within the piece."""
+        member, part = self._pieces[number]
+        source = self.members[member]
+        if isinstance(source, ArrayFile):
+            raise StoreError(f"{source.path} does not record where documents end; a store does.")
+        return source.part_array(part, "bounds")
+
+    def tokens(self, start: int, stop: int) -> NDArray[Any]:
+        """Ids `[start, stop)` of the stream; a view where they lie in one piece."""
+        number = int(np.searchsorted(self.ends, start, side="right"))
+        pieces = []
+        while start < stop:
+            upto = min(stop, int(self.ends[number]))
+            begin = int(self.starts[number])
+            pieces.append(self.piece(number)[start - begin : upto - begin])
+            start = upto
+            number += 1
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def read_ahead(self, starts: NDArray[np.int64], length: int) -> None:
+        """Tell the kernel which ids will be wanted soon; for a disk that is not in memory yet."""
+        numbers = np.searchsorted(self.ends, starts, side="right")
+        for number, start in zip(numbers.tolist(), starts.tolist(), strict=True):
+            _will_need(self.piece(number), start - int(self.starts[number]), length)
+
+
+def open_stream(source: StreamLike | ArrayFile | Sequence[StreamLike | ArrayFile]) -> Stream:
+    """A stream over a store, a token file, or a list of them."""
+    if isinstance(source, str | os.PathLike | TokenStore | ArrayFile):
+        return Stream([_open(source)])
+    return Stream([_open(each) for each in source])
+
+
+def _open(source: StreamLike | ArrayFile) -> TokenStore | ArrayFile:
+    if isinstance(source, TokenStore | ArrayFile):
+        return source
+    return ArrayFile(source) if Path(source).suffix in (".npy", ".bin") else TokenStore(source)
+
+
+def _refuse_mixed(members: tuple[TokenStore | ArrayFile, ...]) -> None:
+    """Raise where two stores were made by different tokenizers."""
+    stores = [member for member in members if isinstance(member, TokenStore)]
+    for store in stores[1:]:
+        first, other = (each.manifest.contents["tokenizer"] for each in (stores[0], store))
+        if first["canary"] != other["canary"] or first["digest"] != other["digest"]:
+            raise StoreError(
+                f"{store.path} was tokenized with {other['name']!r} (digest "
+                f"{str(other['digest'])[:8]}), {stores[0].path} with {first['name']!r} (digest "
+                f"{str(first['digest'])[:8]}). The same id would mean different text, so they "
+                "cannot share a row. Build them with one tokenizer."
+            )
+
+
+def _will_need(array: NDArray[Any], start: int, length: int) -> None:
+    import mmap
+
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_WILLNEED"):
+        return
+    page = mmap.PAGESIZE
+    first = (array.ctypes.data - _address(base) + start * array.itemsize) // page * page
+    size = min(length * array.itemsize + page, len(base) - first)
+    if size > 0:
+        base.madvise(mmap.MADV_WILLNEED, first, size)
+
+
+def _address(mapping: Any) -> int:
+    return int(np.frombuffer(mapping, np.uint8, count=1).ctypes.data)

@@ -1,0 +1,168 @@
+"""Rows cut from the stream of tokens.
+
+    tokens   t0 t1 t2 t3 t4 t5 t6 t7 t8 …        length=3, stride=3
+    row 0    t0 t1 t2 t3                         inputs t0 t1 t2   targets t1 t2 t3
+    row 1             t3 t4 t5 t6                inputs t3 t4 t5   targets t4 t5 t6
+
+A row holds `length + 1` tokens, so inputs and targets are two views of one buffer, and
+with `stride=length` every token but the very first is a target exactly once. What is left
+at the end is less than a row: `tail="drop"` leaves it out (and says how many targets that
+are), `tail="pad"` makes a last row of it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from penstock.digest import digest_json
+from penstock.errors import PlanError
+from penstock.rows.documents import borders
+from penstock.rows.stream import ArrayFile, StreamLike, open_stream
+
+__all__ = ["Windows"]
+
+
+class Windows:
+    """Rows of `length + 1` tokens, `stride` apart.
+
+    Safe to read from several threads. Opening costs nothing that grows with the store.
+    """
+
+    def __init__(
+        self,
+        store: StreamLike | ArrayFile | Sequence[StreamLike | ArrayFile],
+        length: int,
+        *,
+        stride: int | None = None,
+        tail: Literal["drop", "pad"] = "drop",
+        borders: bool = False,
+    ) -> None:
+        """Rows over a store, a path, a token file, or a list of them read as one.
+
+        Args:
+            store: What to cut.
+            length: Tokens in the inputs of a row.
+            stride: How far apart rows begin; as long as the row where not given.
+            tail: What becomes of the tokens after the last full row.
+            borders: Also give `position_ids` and `document_ids`, from where documents end.
+        """
+        stride = length if stride is None else stride
+        if length < 1 or stride < 1:
+            raise PlanError(f"length={length} and stride={stride} must be at least 1.")
+        if tail not in ("drop", "pad"):
+            raise PlanError(f'tail={tail!r} is not "drop" or "pad".')
+        if tail == "pad" and stride != length:
+            raise PlanError(
+                f'tail="pad" fills up the last of rows that do not overlap; here stride={stride} '
+                f"and length={length}. Leave stride out, or drop the tail."
+            )
+        self.stream = open_stream(store)
+        self.length = length
+        self.stride = stride
+        self.tail = tail
+        self.borders = borders
+        num_tokens = self.stream.num_tokens
+        full = max(0, (num_tokens - length - 1) // stride + 1) if num_tokens > length else 0
+        self._num_full = full
+        # The target after the last full row's is the first that no row holds.
+        seen = (full - 1) * stride + length if full else 0
+        self.tail_targets = max(0, num_tokens - 1 - seen)
+        self._num_rows = full + (tail == "pad" and self.tail_targets > 0)
+        if borders and not self.stream.has_documents:
+            raise PlanError("borders=True needs stores; bare token files do not record documents.")
+        if self._num_rows == 0:
+            raise PlanError(
+                f"{num_tokens:,} tokens do not make one row of {length:,} inputs and their targets "
+                f"({length + 1:,} tokens). Use a shorter length, or more text."
+            )
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __repr__(self) -> str:
+        return f"Windows({len(self):,} rows of {self.length:,} tokens, {self.stride:,} apart)"
+
+    @property
+    def digest(self) -> str:
+        """A digest of the stores and of how they are cut."""
+        return digest_json(["windows", self.stream.digest, self.length, self.stride, self.tail])
+
+    @property
+    def num_tokens(self) -> int:
+        """Targets in all rows; with overlapping rows a token counts more than once."""
+        return self._num_full * self.length + (self.tail_targets if self.tail == "pad" else 0)
+
+    @property
+    def part_rows(self) -> NDArray[np.int64]:
+        """How many rows begin in each part of the store."""
+        begins = -(-self.stream.ends // self.stride)  # rows that begin before each part's end
+        return np.diff(np.minimum(begins, len(self)), prepend=0)
+
+    def describe(self) -> dict[str, Any]:
+        """What decides the rows, for telling apart two that differ."""
+        return {
+            "kind": "windows",
+            "store": self.stream.digest[:16],
+            "length": self.length,
+            "stride": self.stride,
+            "tail": self.tail,
+        }
+
+    def read(self, samples: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """The rows `samples`: `tokens` of shape (rows, length + 1), as narrow as stored.
+
+        A padded tail row has `num_targets` less than `length`; its unused places hold 0.
+        With `borders`, also `position_ids` and `document_ids`, (rows, length) int32.
+        """
+        starts = np.asarray(samples, np.int64) * self.stride
+        numbers = np.searchsorted(self.stream.ends, starts, side="right")
+        first = int(numbers[0]) if len(numbers) else 0
+        if len(numbers) and (numbers == first).all() and self._whole(first, starts):
+            tokens = self._gather(first, starts)
+        else:
+            tokens = self._gather_many(numbers, starts)
+        read = {"tokens": tokens}
+        if self._num_rows > self._num_full:
+            last = np.asarray(samples) == self._num_full
+            read["num_targets"] = np.where(last, self.tail_targets, self.length)
+        if self.borders:
+            read |= borders(self.stream, starts, numbers, self.length)
+        return read
+
+    def read_ahead(self, samples: NDArray[np.int64]) -> None:
+        """Ask the kernel to fetch these rows from disk, without waiting."""
+        self.stream.read_ahead(np.asarray(samples, np.int64) * self.stride, self.length + 1)
+
+    def _whole(self, number: int, starts: NDArray[np.int64]) -> bool:
+        """Whether the rows at `starts` end in the piece where they begin."""
+        return int(starts.max()) + self.length + 1 <= int(self.stream.ends[number])
+
+    def _gather(self, number: int, starts: NDArray[np.int64]) -> NDArray[Any]:
+        """Rows of one piece, in one call: NumPy copies each row of an overlapping view."""
+        array = self.stream.piece(number)
+        step = array.strides[0]
+        windows = as_strided(
+            array, (len(array) - self.length, self.length + 1), (step, step), writeable=False
+        )
+        rows: NDArray[Any] = windows[starts - int(self.stream.starts[number])]
+        return rows if rows.dtype == self.stream.dtype else rows.astype(self.stream.dtype)
+
+    def _gather_many(self, numbers: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[Any]:
+        """Rows of several pieces; the few that reach into the next are put together."""
+        tokens = np.zeros((len(starts), self.length + 1), self.stream.dtype)
+        ends = starts + self.length + 1
+        crossing = ends > self.stream.ends[numbers]
+        for row in np.flatnonzero(crossing):
+            stop = min(int(ends[row]), self.stream.num_tokens)
+            piece = self.stream.tokens(int(starts[row]), stop)
+            tokens[row, : len(piece)] = piece
+        inside = np.flatnonzero(~crossing)
+        order = inside[np.argsort(numbers[inside], kind="stable")]
+        cuts = np.flatnonzero(np.diff(numbers[order])) + 1
+        for rows in np.split(order, cuts):
+            if len(rows):
+                tokens[rows] = self._gather(int(numbers[rows[0]]), starts[rows])
+        return tokens

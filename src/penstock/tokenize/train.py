@@ -1,0 +1,256 @@
+"""A new byte-level BPE tokenizer, learned from the user's text.
+
+Bytes are the alphabet, so any text can be encoded and comes back byte for byte; words
+are split as GPT-2 splits them, which gigatoken knows by heart. The merges are learned by
+`tokenizers`, whose result depends on the counts of words alone: the same text gives the
+same file, in whatever order and on however many cores it was read. Memory grows with the
+number of distinct words, not with the text (30 MB of it take 9 s and 250 MB).
+
+A special token is a token that no text spells by accident. One that merges could make
+too, such as "the", would end documents in the middle of a sentence, so it is refused.
+"""
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import SourceError, TokenizerError
+from penstock.sources.document import Batch, Reject
+from penstock.sources.listing import InputFile, list_files
+from penstock.sources.read import read_slice
+from penstock.sources.reading import Reading
+from penstock.sources.slices import cut
+
+__all__ = ["Trained", "train_tokenizer"]
+
+_NUM_BYTES = 256
+# A pair that occurs once in the whole text says nothing about the language.
+_MIN_FREQUENCY = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """What came out of training, and what went in."""
+
+    path: str
+    vocab_size: int
+    num_documents: int
+    num_bytes: int
+    """Of text that was learned from."""
+    num_rejects: int
+    """Records that were no documents, as in `build`."""
+
+
+def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
+    inputs: Any,
+    path: str | os.PathLike[str],
+    *,
+    vocab_size: int,
+    special_tokens: Sequence[str] = ("<|endoftext|>",),
+    reading: Reading | None = None,
+    max_bytes: int | None = None,
+    max_bad: float = 0.001,
+    progress: Callable[[int, int], None] | None = None,
+) -> Trained:
+    """Learn a tokenizer from `inputs` and write it to `path`, a `tokenizer.json`.
+
+    The file appears in full or not at all. `load_tokenizer(path)` loads it.
+
+    Args:
+        inputs: Whatever `build` takes.
+        path: The file to write; one that is there is replaced.
+        vocab_size: How many tokens there shall be: the 256 bytes, `special_tokens`, and as
+            many merges as make up the number.
+        special_tokens: They get the first ids. A name that is usual for it, such as
+            `<|endoftext|>`, is found as the end of documents.
+        reading: What a document is; the settings of `build`.
+        max_bytes: Stop reading after the document in which this much text is reached.
+        max_bad: How many rejects to bear: a share of all records below 1 (ten are always
+            borne), else a number.
+        progress: Called with the bytes of text read and the bytes of all inputs on disk (or
+            `max_bytes`, if that is less).
+
+    Raises:
+        TokenizerError: the vocabulary is too small for the bytes, or larger than the text
+            can fill; or a special token is no token of its own.
+        SourceError: an input cannot be read as asked, or too many records are bad.
+    """
+    _refuse_special(special_tokens)
+    least = _NUM_BYTES + len(special_tokens)
+    if vocab_size < least:
+        raise TokenizerError(
+            f"vocab_size={vocab_size:,} has no room for the {_NUM_BYTES} bytes and "
+            f"{len(special_tokens)} special tokens, which are {least:,}. Use a few thousand more."
+        )
+    if max_bytes is not None and max_bytes < 1:
+        raise SourceError(f"max_bytes={max_bytes} leaves no text to learn from.")
+    reading = reading or Reading()
+    files = list_files(inputs, reading)
+    reader = _Reader(files, reading, max_bytes, max_bad, progress)
+    tokenizer = _learn(reader.texts(), vocab_size, special_tokens)
+    _refuse_unfilled(tokenizer, vocab_size, reader.num_bytes)
+    text = tokenizer.to_str()
+    _refuse_merged(json.loads(text), special_tokens)
+    _write(Path(path), text.encode())
+    return Trained(
+        path=os.fspath(path),
+        vocab_size=vocab_size,
+        num_documents=reader.num_documents,
+        num_bytes=reader.num_bytes,
+        num_rejects=reader.num_rejects,
+    )
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Gives the texts of all documents, and counts them."""
+
+    files: list[InputFile]
+    reading: Reading
+    max_bytes: int | None
+    max_bad: float
+    progress: Callable[[int, int], None] | None
+    num_documents: int = 0
+    num_bytes: int = 0
+    num_rejects: int = 0
+    first_rejects: list[Reject] = field(default_factory=list)
+
+    def texts(self) -> Iterator[list[str]]:
+        """The documents, some at a time.
+
+        Raises:
+            SourceError: there are none, or more rejects than are borne.
+        """
+        size = sum(file.size for file in self.files)
+        for piece in cut(self.files, self.reading):
+            for batch in read_slice(self.files, piece, self.reading):
+                texts = self._kept(batch)
+                if texts:
+                    yield texts
+                if self.progress:
+                    self.progress(self.num_bytes, min(size, self.max_bytes or size))
+                if self._sated:
+                    return
+            self._refuse_bad()
+        if not self.num_documents:
+            raise SourceError(f"The inputs hold no document to learn from.{self._shown()}")
+
+    @property
+    def _sated(self) -> bool:
+        return self.max_bytes is not None and self.num_bytes >= self.max_bytes
+
+    def _kept(self, batch: Batch) -> list[str]:
+        """The leading texts of `batch` that `max_bytes` leaves room for, counted."""
+        self.num_rejects += len(batch.rejects)
+        self.first_rejects = [*self.first_rejects, *batch.rejects][:5]
+        texts = [text.decode() for text in batch.texts.to_pylist()]
+        if self.max_bytes is None or self.num_bytes + batch.num_bytes < self.max_bytes:
+            self.num_bytes += batch.num_bytes
+        else:
+            kept = 0
+            while kept < len(texts) and self.num_bytes < self.max_bytes:
+                self.num_bytes += len(texts[kept].encode())
+                kept += 1
+            texts = texts[:kept]
+        self.num_documents += len(texts)
+        return texts
+
+    def _refuse_bad(self) -> None:
+        records = self.num_documents + self.num_rejects
+        limit = max(10.0, self.max_bad * records) if self.max_bad < 1 else self.max_bad
+        if self.num_rejects > limit:
+            raise SourceError(
+                f"{self.num_rejects:,} of {records:,} records were rejected, more than the "
+                f"{limit:,.0f} that max_bad={self.max_bad:g} allows. The first:{self._shown()}"
+            )
+
+    def _shown(self) -> str:
+        return "".join(
+            f"\n  {self.files[each.file].name}, offset {each.offset:,}: {each.reason}, "
+            f"{each.detail}"
+            for each in self.first_rejects
+        )
+
+
+def _learn(texts: Iterator[list[str]], vocab_size: int, special_tokens: Sequence[str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special_tokens),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        min_frequency=_MIN_FREQUENCY,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer=trainer)
+    return tokenizer
+
+
+def _refuse_special(special_tokens: Sequence[str]) -> None:
+    if isinstance(special_tokens, str):
+        raise TokenizerError(
+            f"special_tokens={special_tokens!r} is one string; give a list of them."
+        )
+    seen: set[str] = set()
+    for token in special_tokens:
+        if len(token) < 2:
+            raise TokenizerError(
+                f"The special token {token!r} is shorter than two characters, so texts spell it. "
+                "Choose one like '<|endoftext|>'."
+            )
+        if token in seen:
+            raise TokenizerError(f"The special token {token!r} is given twice.")
+        seen.add(token)
+
+
+def _refuse_unfilled(tokenizer: Any, vocab_size: int, num_bytes: int) -> None:
+    """Raise where the text has fewer pairs to merge than were asked for."""
+    found = tokenizer.get_vocab_size()
+    if found != vocab_size:
+        raise TokenizerError(
+            f"{num_bytes:,} bytes of text fill a vocabulary of {found:,} tokens, not "
+            f"{vocab_size:,}: no other pair occurs {_MIN_FREQUENCY} times in a word. Give more "
+            f"text, or vocab_size={found}."
+        )
+
+
+def _refuse_merged(config: dict[str, Any], special_tokens: Sequence[str]) -> None:
+    """Raise where ordinary text can turn into a special token."""
+    made = {"".join(pair) for pair in config["model"]["merges"]}
+    for token in special_tokens:
+        if token in made:
+            raise TokenizerError(
+                f"The special token {token!r} is also what the text {token!r} turns into, so texts "
+                "that hold it would hold the token. Choose one like '<|endoftext|>'."
+            )
+
+
+_serial = itertools.count()
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Put `data` under the name `path`, in full or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_serial)}.tmp")
+    try:
+        with temporary.open("xb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if os.name != "nt":
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

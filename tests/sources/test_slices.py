@@ -1,0 +1,101 @@
+"""How inputs are cut: tiles without gaps, by a rule that looks at the inputs alone."""
+
+import gzip
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.sources.listing import list_files
+from penstock.sources.reading import Reading
+from penstock.sources.slices import cut
+
+names = st.sampled_from(["a.txt", "b.jsonl", "c.txt.gz", "d.txt", "e.jsonl.gz", "f.txt"])
+contents = st.lists(st.sampled_from([b"line", b"\n", b"\n\n", b"x" * 50]), max_size=40).map(
+    b"".join
+)
+
+
+def slices(folder, slice_bytes, **options):
+    files = list_files(folder, Reading(**options))
+    return files, list(cut(files, Reading(**options), slice_bytes=slice_bytes))
+
+
+@given(
+    parts=st.dictionaries(names, contents, min_size=1),
+    slice_bytes=st.integers(1, 300),
+    documents=st.sampled_from(["lines", "paragraphs", "file", "\n\n", "xline"]),
+)
+def test_slices_tile_every_file(parts, slice_bytes, documents, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiles")
+    for name, data in parts.items():
+        (folder / name).write_bytes(gzip.compress(data, 1) if name.endswith("gz") else data)
+    files, pieces = slices(folder, slice_bytes, documents=documents)
+    spans = [span for piece in pieces for span in piece.spans]
+
+    assert [piece.index for piece in pieces] == list(range(len(pieces)))
+    assert [span.file for span in spans] == sorted(span.file for span in spans)
+    for number, (_, data) in enumerate(sorted(parts.items())):
+        edges = [(span.start, span.stop) for span in spans if span.file == number]
+        if data:
+            assert (edges[0][0], edges[-1][1]) == (0, len(data))
+        assert all(one[1] == two[0] for one, two in pairwise(edges))
+        for span in spans:
+            if span.file == number and span.data is not None:
+                assert span.data == data[span.start : span.stop]
+
+
+def test_a_thousand_small_files_are_not_a_thousand_slices(read, tmp_path):
+    for number in range(1_800):
+        (tmp_path / f"{number:04d}.txt").write_bytes(b"%04d %s\n" % (number, b"x" * 60))
+    _, pieces = slices(tmp_path, 10_000)
+    found = read(tmp_path, slice_bytes=10_000)
+
+    assert 12 <= len(pieces) <= 14
+    assert [text[:4] for text in found.texts] == [b"%04d" % number for number in range(1_800)]
+    assert [file for file, _ in found.places] == list(range(1_800))
+
+
+def test_small_files_of_all_kinds_are_grouped_together(tmp_path):
+    for number in range(20):
+        (tmp_path / f"{number:02d}.txt").write_bytes(b"text\n")
+        (tmp_path / f"{number:02d}.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
+    _, pieces = slices(tmp_path, 64_000_000)
+
+    assert len(pieces) == 1
+
+
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
+def test_a_big_file_makes_slices_of_about_the_wanted_size(tmp_path, suffix):
+    data = b"".join(b"%06d some line of text\n" % number for number in range(20_000))
+    (tmp_path / f"a.{suffix}").write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
+    _, pieces = slices(tmp_path, 50_000)
+    sizes = [sum(span.stop - span.start for span in piece.spans) for piece in pieces]
+
+    assert sum(sizes) == len(data)
+    assert all(0.7 * 50_000 < size < 1.3 * 50_000 for size in sizes[:-1])
+
+
+def test_a_file_of_one_document_is_never_cut(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"line\n" * 10_000)
+    _, pieces = slices(tmp_path, 1_000, documents="file")
+
+    assert len(pieces) == 1
+
+
+def test_one_record_longer_than_many_slices_makes_one_slice(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"short\n" + b"x" * 50_000 + b"\nshort\n")
+    _, pieces = slices(tmp_path, 1_000)
+
+    assert [(piece.spans[0].start, piece.spans[0].stop) for piece in pieces] == [
+        (0, 50_007),
+        (50_007, 50_013),
+    ]
+
+
+def test_cutting_depends_on_the_inputs_alone(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"line of text\n" * 5_000)
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"line of text\n" * 5_000))
+
+    assert slices(tmp_path, 7_000) == slices(tmp_path, 7_000)

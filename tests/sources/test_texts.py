@@ -1,0 +1,42 @@
+"""Documents that are in memory already."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import SourceError
+from penstock.sources.texts import Texts
+
+
+@given(
+    texts=st.lists(st.text(max_size=30), max_size=20),
+    slice_bytes=st.integers(1, 99),
+    block=st.integers(1, 64),
+)
+def test_texts_are_read_as_they_are_whatever_the_slices(texts, slice_bytes, block, read):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.sources.texts.BLOCK_BYTES", block)
+        found = read(Texts(texts), slice_bytes=slice_bytes)
+    full = [(i, text.encode()) for i, text in enumerate(texts) if text.strip(" \t\r\n")]
+
+    assert found.texts == [text for _, text in full]
+    assert found.places == [(0, i) for i, _ in full]
+    assert found.tally.total_bytes == Texts(texts).num_bytes
+
+
+def test_a_lone_surrogate_is_rejected_or_replaced(read):
+    texts = Texts(["good", "bad \ud800", "fine"])
+
+    assert read(texts).texts == [b"good", b"fine"]
+    assert read(texts).reasons == ["invalid_utf8"]
+    assert read(texts, errors="replace").texts[1].decode().startswith("bad \ufffd")
+
+
+def test_what_is_not_a_string_is_refused_by_its_number():
+    with pytest.raises(SourceError, match=r"Text 1 is of type bytes, not a string: b'x'"):
+        Texts(["a", b"x"])
+
+
+@given(one=st.lists(st.text(max_size=3)), two=st.lists(st.text(max_size=3)))
+def test_the_digest_tells_lists_apart(one, two):
+    assert (Texts(one).digest == Texts(two).digest) == (one == two)
