@@ -11,6 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.loader.loader import Loader as Loader
+    from penstock.order.plan import Plan as Plan
+    from penstock.rows.stream import ArrayFile as ArrayFile
+    from penstock.rows.windows import Windows as Windows
     from penstock.sources.texts import Texts as Texts
     from penstock.store.build import build as build
     from penstock.store.reader import TokenStore as TokenStore
@@ -22,14 +26,28 @@ __version__ = "0.1.0"
 # Loaded on first use: `import penstock` costs milliseconds and brings in neither torch
 # nor Arrow.
 _HOMES = {
+    "ArrayFile": "penstock.rows.stream",
+    "Loader": "penstock.loader.loader",
+    "Plan": "penstock.order.plan",
     "Texts": "penstock.sources.texts",
     "TokenStore": "penstock.store.reader",
     "build": "penstock.store.build",
+    "Windows": "penstock.rows.windows",
     "load_tokenizer": "penstock.tokenize.tokenizer",
     "verify": "penstock.store.verify",
 }
 
-__all__ = ["Texts", "TokenStore", "build", "load_tokenizer", "verify"]
+__all__ = [
+    "ArrayFile",
+    "Loader",
+    "Plan",
+    "Texts",
+    "TokenStore",
+    "Windows",
+    "build",
+    "load_tokenizer",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

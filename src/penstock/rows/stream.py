@@ -120,6 +120,15 @@ class Stream:
         return digest_json([member.digest for member in self.members])
 
     @property
+    def tokenizer_digest(self) -> str | None:
+        """The digest of the tokenizer of the first store, where there is one."""
+        for member in self.members:
+            if isinstance(member, TokenStore):
+                told = member.manifest.contents["tokenizer"]
+                return str(told["digest"] or told["canary"])
+        return None
+
+    @property
     def has_documents(self) -> bool:
         """Whether every member knows where its documents end."""
         return all(isinstance(member, TokenStore) for member in self.members)

@@ -91,6 +91,11 @@ class Windows:
         return digest_json(["windows", self.stream.digest, self.length, self.stride, self.tail])
 
     @property
+    def tokenizer_digest(self) -> str | None:
+        """The digest of the tokenizer the stores were built with, where they say."""
+        return self.stream.tokenizer_digest
+
+    @property
     def num_tokens(self) -> int:
         """Targets in all rows; with overlapping rows a token counts more than once."""
         return self._num_full * self.length + (self.tail_targets if self.tail == "pad" else 0)

@@ -1,0 +1,181 @@
+"""Positions to arrays: the one place where rows are put together.
+
+A block is several batches read at once. Reading 500 rows in one call costs little more
+than reading 32, and with many parts or sources far less: each is asked once a block. The
+ids stay as narrow as they are stored until the very end.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import PlanError
+from penstock.loader.fingerprint import combine, of_samples, of_tokens, source_keys
+from penstock.order.plan import Plan
+from penstock.order.shard import PADDING, Shard
+
+__all__ = ["IGNORED", "Assembler", "Block", "ReadableRows"]
+
+IGNORED = -100
+"""The target that losses leave out."""
+
+# So many rows are located at once: the arithmetic is vectorised, and cheap only in bulk.
+_LOCATED_ROWS = 8_192
+# A block holds at most so many bytes of narrow ids; more does not fit the cache.
+_BLOCK_BYTES = 2 << 20
+
+
+class ReadableRows(Protocol):
+    """Rows that a loader can read; see `penstock.rows`."""
+
+    length: int
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+
+    @property
+    def digest(self) -> str:
+        """A name computed from the contents."""
+
+    def read(self, samples: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """The rows `samples`: `tokens` (rows, length + 1), and what else they have."""
+
+
+@dataclass(slots=True)
+class Block:
+    """Rows of consecutive steps, one after the other."""
+
+    first_step: int
+    edges: list[int]
+    """Row at which each step begins, and the end."""
+    tokens: NDArray[Any]  # (rows, length + 1), narrow
+    targets: NDArray[np.bool_] | None  # (rows, length): False where the target is ignored
+    extras: dict[str, NDArray[Any]]  # (rows, length) each
+    located: NDArray[np.int64]  # (4, rows): source, epoch, sample, position
+    fingerprints: list[int]
+
+
+class Assembler:
+    """Reads the rows of one rank, block by block."""
+
+    def __init__(self, plan: Plan, shard: Shard, *, end: int | None, by_tokens: bool) -> None:
+        self.plan = plan
+        self.shard = shard
+        self.end = end
+        self._by_tokens = by_tokens
+        self._rows: list[ReadableRows] = [plan.sources[name] for name in plan.names]  # type: ignore[misc]
+        lengths = {name: rows.length for name, rows in zip(plan.names, self._rows, strict=True)}
+        if len(set(lengths.values())) > 1:
+            shown = ", ".join(f'"{name}" {length:,}' for name, length in list(lengths.items())[:5])
+            raise PlanError(f"Rows of one batch must be equally long; these are not: {shown}.")
+        self.length = self._rows[0].length
+        self._keys = source_keys(plan.names)
+        self._cache: tuple[int, int, NDArray[np.int64]] = (0, 0, np.zeros((4, 0), np.int64))
+
+    def block(self, first_step: int, last_step: int) -> Block:
+        """As many steps from `first_step` on as make a block, and at most up to `last_step`."""
+        rows = self.shard.rows(first_step, min(last_step, first_step + 64))
+        size = max(1, _BLOCK_BYTES // (2 * (self.length + 1)))
+        num_steps = max(1, int(np.searchsorted(np.cumsum(rows), size, side="right")))
+        located = self._located(first_step, first_step + num_steps, last_step)
+        edges = np.concatenate(([0], np.cumsum(rows[:num_steps]))).tolist()
+        tokens, targets, extras = self.read(located)
+        values = (
+            of_tokens(tokens, targets, located[3])
+            if self._by_tokens
+            else of_samples(self._keys[located[0]], located[1], located[2], located[3])
+        )
+        values[located[3] == PADDING] = 0
+        fingerprints = [combine(values[a:b]) for a, b in pairwise(edges)]
+        return Block(first_step, edges, tokens, targets, extras, located, fingerprints)
+
+    def _located(self, first: int, stop: int, last: int) -> NDArray[np.int64]:
+        """Source, epoch, sample and position of this rank's rows in some steps."""
+        begin, end, kept = self._cache
+        if not begin <= first < stop <= end:
+            ahead = max(1, _LOCATED_ROWS // max(1, int(self.shard.rows(first, first + 1)[0])))
+            begin, end = first, max(stop, min(last, first + ahead))
+            kept = self._locate(self.shard.positions(begin, end, end=self.end))
+            self._cache = (begin, end, kept)
+        offsets = np.cumsum(self.shard.rows(begin, stop))
+        low = int(offsets[first - begin - 1]) if first > begin else 0
+        return kept[:, low : int(offsets[-1])]
+
+    def _locate(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        located = np.zeros((4, len(positions)), np.int64)
+        located[3] = positions
+        real = positions != PADDING
+        if real.all():
+            located[:3] = self.plan.locate(positions)
+        else:
+            located[:3, real] = self.plan.locate(positions[real])
+        return located
+
+    def read(
+        self, located: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[np.bool_] | None, dict[str, NDArray[Any]]]:
+        """The tokens of located rows, which targets count, and what else the rows give."""
+        numbers, samples, positions = located[0], located[2], located[3]
+        first = int(numbers[0]) if len(numbers) else 0
+        if (numbers == first).all():
+            parts: list[tuple[Any, dict[str, NDArray[Any]]]]
+            parts = [(slice(None), self._rows[first].read(samples))]
+        else:
+            order = np.argsort(numbers, kind="stable")
+            cuts = np.flatnonzero(np.diff(numbers[order])) + 1
+            parts = [
+                (rows, self._rows[int(numbers[rows[0]])].read(samples[rows]))
+                for rows in np.split(order, cuts)
+            ]
+        fields = _scattered(parts, len(numbers))
+        tokens = fields.pop("tokens")
+        targets = self._targets(fields.pop("num_targets", None), positions, tokens)
+        mask = fields.pop("target_mask", None)
+        if mask is not None:
+            targets = mask.astype(bool) if targets is None else targets & mask.astype(bool)
+        return tokens, targets, fields
+
+    def _targets(
+        self,
+        num_targets: NDArray[np.int64] | None,
+        positions: NDArray[np.int64],
+        tokens: NDArray[Any],
+    ) -> NDArray[np.bool_] | None:
+        padding = positions == PADDING
+        short = num_targets is not None and (num_targets < self.length).any()
+        if not short and not padding.any():
+            return None
+        counts = np.full(len(tokens), self.length) if num_targets is None else num_targets.copy()
+        counts[padding] = 0
+        tokens[padding] = 0
+        mask: NDArray[np.bool_] = np.arange(self.length) < counts[:, None]
+        return mask
+
+
+def _scattered(
+    parts: list[tuple[Any, dict[str, NDArray[Any]]]], num_rows: int
+) -> dict[str, NDArray[Any]]:
+    """The fields of several sources' rows, each row at its own place."""
+    if len(parts) == 1:
+        return parts[0][1]
+    names = {name for _, fields in parts for name in fields}
+    gathered = {}
+    for name in sorted(names):
+        found = [(rows, fields.get(name)) for rows, fields in parts]
+        if name == "num_targets":  # only some kinds of rows can be short
+            length = next(fields["tokens"].shape[1] - 1 for _, fields in parts)
+            found = [
+                (rows, np.full(len(rows), length) if values is None else values)
+                for rows, values in found
+            ]
+        arrays = [values for _, values in found if values is not None]
+        if len(arrays) < len(found):
+            raise PlanError(f"Some sources of this plan give {name!r} and others do not.")
+        dtype = np.result_type(*{array.dtype for array in arrays})
+        gathered[name] = np.empty((num_rows, *arrays[0].shape[1:]), dtype)
+        for rows, values in found:
+            gathered[name][rows] = values
+    return gathered

@@ -1,0 +1,107 @@
+"""Arrays to the tensors that a training loop wants.
+
+    tokens    t0 t1 t2 t3 t4        (rows, length + 1)
+    inputs    t0 t1 t2 t3           two views of one buffer; targets are copied only
+    targets      t1 t2 t3 t4        where some are ignored (-100)
+
+`format="hf"` gives `input_ids` and `labels` unshifted, as `model(**batch)` expects, which
+shifts them itself: shifted tensors under these names would be shifted twice, in silence.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from penstock.errors import PlanError
+from penstock.loader.assemble import IGNORED, Block
+from penstock.rows.documents import cu_seqlens
+
+__all__ = ["Format", "Shape", "host_tensors"]
+
+Format = Literal["dict", "tuple", "hf"]
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Shape:
+    """How batches look: their format, and how long their rows are at each position."""
+
+    def __init__(
+        self, format: Format, length: int, lengths: Mapping[int, int] | None, *, ids: bool
+    ) -> None:
+        if format not in ("dict", "tuple", "hf"):
+            raise PlanError(f'format={format!r} is not "dict", "tuple" or "hf".')
+        if ids and format == "tuple":
+            raise PlanError('ids=True needs names for what it adds; use format="dict".')
+        self.format = format
+        self.ids = ids
+        self._length = length
+        self._lengths = sorted((lengths or {0: length}).items())
+        for position, each in self._lengths:
+            if each < 1 or length % each:
+                raise PlanError(
+                    f"lengths={dict(self._lengths)} asks for rows of {each:,} tokens from position "
+                    f"{position:,} on; rows of {length:,} are cut into equal ones, so it must "
+                    "divide that."
+                )
+
+    def length_at(self, position: int) -> int:
+        """The length of rows in a batch that begins at `position`."""
+        found = self._length
+        for start, length in self._lengths:
+            if start <= position:
+                found = length
+        return found
+
+    def dress(self, tensors: Tensors, position: int) -> Any:
+        """The batch as the user asked for it.
+
+        `tensors` holds `tokens` (rows, length + 1) int64, and may hold `targets` and extras.
+        """
+        tokens = tensors.pop("tokens")
+        inputs = tokens[:, :-1]
+        mask = tensors.pop("target_mask", None)
+        shifted = self.format != "hf"
+        targets = tokens[:, 1:] if shifted else inputs
+        if mask is not None:
+            targets = targets.masked_fill(~(mask if shifted else _unshifted(mask)), IGNORED)
+        length = self.length_at(position)
+        if length != self._length:
+            inputs, targets = inputs.reshape(-1, length), targets.reshape(-1, length)
+            per_token = ("position_ids", "document_ids")
+            tensors = {
+                name: values.reshape(-1, length) if name in per_token else values
+                for name, values in tensors.items()
+            }
+        if self.format == "tuple":
+            return inputs, targets
+        names = ("inputs", "targets") if shifted else ("input_ids", "labels")
+        return {names[0]: inputs, names[1]: targets, **tensors}
+
+
+def _unshifted(mask: torch.Tensor) -> torch.Tensor:
+    """Whether each input is a target of the one before it; the first never is counted."""
+    return torch.cat((mask[:, :1], mask[:, :-1]), dim=1)
+
+
+def host_tensors(block: Block, number: int, *, ids: bool) -> dict[str, NDArray[Any]]:
+    """The arrays of one step of a block, ids narrow, as they go to the device."""
+    rows = slice(block.edges[number], block.edges[number + 1])
+    arrays: dict[str, NDArray[Any]] = {"tokens": block.tokens[rows]}
+    if block.targets is not None and not block.targets[rows].all():
+        arrays["target_mask"] = block.targets[rows]
+    arrays |= {name: values[rows] for name, values in block.extras.items()}
+    if "position_ids" in arrays:
+        arrays["cu_seqlens"] = cu_seqlens(arrays["position_ids"])
+    if ids:
+        names = ("source", "epoch", "sample", "position")
+        arrays |= {name: block.located[i, rows] for i, name in enumerate(names)}
+    return arrays
+
+
+def widen(block: Block) -> NDArray[np.int64]:
+    """The ids of a whole block as int64, in one pass; batches are slices of it."""
+    return block.tokens.astype(np.int64)

@@ -1,0 +1,67 @@
+"""A number for what a batch holds, the same however it was shared out.
+
+Each row has a 64-bit value; a batch's fingerprint is their sum modulo 2^64. Sums do not
+depend on order, so the fingerprints of all ranks add up to that of one process reading
+the same global batch. Two runs whose fingerprints agree at a step saw the same rows.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.digest import derive_key
+
+__all__ = ["combine", "of_samples", "of_tokens", "source_keys"]
+
+_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
+
+
+def source_keys(names: Sequence[str]) -> NDArray[np.uint64]:
+    """A key for each source, from its name: not from its place in the plan."""
+    return np.array([derive_key("fingerprint", name) for name in names], np.uint64)
+
+
+def of_samples(
+    keys: NDArray[np.uint64],
+    epochs: NDArray[np.int64],
+    samples: NDArray[np.int64],
+    positions: NDArray[np.int64],
+) -> NDArray[np.uint64]:
+    """A value for each row, of its source, epoch, sample and position."""
+    value = keys
+    for numbers in (epochs, samples, positions):
+        value = _mixed(value ^ numbers.astype(np.uint64))
+    return value
+
+
+def of_tokens(
+    tokens: NDArray[Any], targets: NDArray[np.bool_] | None, positions: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """A value for each row, of its tokens, of which are targets, and of its position."""
+    places = np.arange(1, tokens.shape[1] + 1, dtype=np.uint64)
+    weights = _mixed(places * np.uint64(_MULTIPLIERS[3]))
+    with np.errstate(over="ignore"):
+        value = ((tokens.astype(np.uint64) + np.uint64(1)) * weights).sum(axis=1, dtype=np.uint64)
+        if targets is not None:
+            value += (targets * weights[1:] * np.uint64(_MULTIPLIERS[1])).sum(1, dtype=np.uint64)
+    return _mixed(_mixed(value) ^ positions.astype(np.uint64))
+
+
+def combine(values: NDArray[np.uint64]) -> int:
+    """The fingerprint of a batch: the sum of its rows' values, modulo 2^64.
+
+    >>> combine(np.array([2**64 - 1, 3], np.uint64))
+    2
+    """
+    return int(values.sum(dtype=np.uint64))
+
+
+def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A bijection on 64 bits in which every bit of the result depends on every bit."""
+    first, second, third, _ = (np.uint64(each) for each in _MULTIPLIERS)
+    value = value + first
+    value = (value ^ (value >> np.uint64(30))) * second
+    value = (value ^ (value >> np.uint64(27))) * third
+    return value ^ (value >> np.uint64(31))

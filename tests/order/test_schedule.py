@@ -1,0 +1,182 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import PlanError
+from penstock.order.mix import Mix
+from penstock.order.schedule import Schedule, Stage
+
+
+@st.composite
+def stages(draw, num_sources=3):
+    starts = [0, *sorted(draw(st.sets(st.integers(1, 80), max_size=4)))]
+    weights = st.lists(
+        st.sampled_from([0, 0, 1, 2, 0.3]), min_size=num_sources, max_size=num_sources
+    )
+    return [Stage(start, draw(weights.filter(any))) for start in starts]
+
+
+CAPS = st.lists(st.one_of(st.none(), st.integers(1, 40)), min_size=3, max_size=3)
+
+
+def naive_rows(stages, caps, num_rows, exhausted="error"):
+    """Deal position by position; begin a new mix where the weights change or a cap is met."""
+    seen, rows, current, start = [0] * 3, [], None, 0
+    for position in range(num_rows):
+        asked = [stage.weights for stage in stages if stage.start <= position][-1]
+        begins = any(stage.start == position for stage in stages)
+        if exhausted == "redistribute":
+            full = [cap is not None and seen[i] >= cap for i, cap in enumerate(caps)]
+            asked = [0 if full[i] else weight for i, weight in enumerate(asked)]
+        if not any(asked):
+            break
+        if begins or asked != current:
+            current, start = asked, position
+        source = int(Mix(asked).at([position - start])[0][0])
+        if caps[source] is not None and seen[source] >= caps[source]:
+            break
+        rows.append((source, seen[source]))
+        seen[source] += 1
+    return rows
+
+
+def rows_of(schedule, num_rows):
+    sources, ordinals = schedule.at(range(num_rows))
+    return list(zip(sources.tolist(), ordinals.tolist(), strict=True))
+
+
+@given(stages())
+def test_equals_rows_dealt_one_by_one(stages):
+    assert rows_of(Schedule(stages), 120) == naive_rows(stages, [None] * 3, 120)
+
+
+@given(stages(), CAPS)
+def test_ends_where_a_source_would_pass_its_cap(stages, caps):
+    schedule = Schedule(stages, caps=caps)
+    naive = naive_rows(stages, caps, 200)
+
+    assert rows_of(schedule, min(200, schedule.end)) == naive
+    if schedule.end < 200:
+        assert schedule.end == len(naive)
+        assert schedule.counts(schedule.end)[schedule.ended_by] == caps[schedule.ended_by]
+
+
+@given(stages(), CAPS)
+@settings(max_examples=200)
+def test_redistributes_from_the_very_row_at_which_a_cap_is_reached(stages, caps):
+    schedule = Schedule(stages, caps=caps, exhausted="redistribute")
+    naive = naive_rows(stages, caps, 200, "redistribute")
+
+    assert rows_of(schedule, min(200, schedule.end)) == naive
+    assert schedule.end == len(naive) or schedule.end > 200
+    assert schedule.ended_by is None
+
+
+@given(stages(), CAPS, st.sampled_from(["error", "redistribute"]))
+def test_positions_undo_at(stages, caps, exhausted):
+    schedule = Schedule(stages, caps=caps, exhausted=exhausted)
+    num_rows = min(schedule.end, 150)
+    sources, ordinals = schedule.at(range(num_rows))
+
+    for source in range(3):
+        here = np.flatnonzero(sources == source)
+        assert schedule.positions(source, ordinals[here]).tolist() == here.tolist()
+        assert [schedule.position(source, o) for o in ordinals[here].tolist()] == here.tolist()
+
+
+@given(stages(), st.integers(0, 150))
+def test_counts_are_what_at_has_dealt(stages, num_rows):
+    schedule = Schedule(stages)
+    sources, _ = schedule.at(range(num_rows))
+
+    assert schedule.counts(num_rows) == np.bincount(sources, minlength=3).tolist()
+
+
+@given(stages())
+def test_every_prefix_of_every_stage_is_within_two_rows(stages):
+    schedule = Schedule(stages, caps=[30, None, None], exhausted="redistribute")
+    starts = [stage.start for stage in schedule.stages] + [min(schedule.end, 200)]
+    for stage, stop in zip(schedule.stages, starts[1:], strict=True):
+        if stage.start >= stop:
+            continue
+        sources, _ = schedule.at(range(stage.start, stop))
+        shares = np.array(stage.weights) / sum(stage.weights)
+        counts = np.cumsum(np.eye(3, dtype=int)[sources], axis=0)
+        asked = np.outer(np.arange(1, len(sources) + 1), shares)
+
+        assert np.abs(counts - asked).max() < 2
+
+
+def test_a_source_goes_on_where_it_was_when_weights_change():
+    schedule = Schedule([Stage(0, [1, 1]), Stage(6, [1, 0]), Stage(8, [0, 1])])
+
+    assert rows_of(schedule, 10) == [
+        *[(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)],
+        *[(0, 3), (0, 4)],
+        *[(1, 3), (1, 4)],
+    ]
+
+
+def test_a_cap_met_at_the_end_of_a_stage_begins_no_empty_one():
+    schedule = Schedule(
+        [Stage(0, [1, 1]), Stage(4, [1, 2])], caps=[None, 2], exhausted="redistribute"
+    )
+
+    assert schedule.stages == [Stage(0, [1, 1]), Stage(4, [1, 0])]
+
+
+def test_caps_far_away_are_found_without_scanning():
+    schedule = Schedule(
+        [Stage(0, [0.7, 0.3, 1e-9])], caps=[10**15, 10**14, 5], exhausted="redistribute"
+    )
+
+    assert [stage.start for stage in schedule.stages] == [0, 4500000005, 333333333333337]
+    assert schedule.end == 10**15 + 10**14 + 5
+
+
+def test_many_capped_sources_run_out_one_after_the_other():
+    caps = [1000 + source for source in range(300)]
+    schedule = Schedule([Stage(0, [1] * 300)], caps=caps, exhausted="redistribute")
+
+    assert schedule.end == sum(caps)
+    assert schedule.counts(schedule.end) == caps
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: Schedule([Stage(5, [1])]),
+            "The first stage begins at 5; positions before it need one at 0.",
+        ),
+        (lambda: Schedule([]), "The first stage begins at nowhere"),
+        (
+            lambda: Schedule([Stage(0, [1]), Stage(9, [1]), Stage(9, [1])]),
+            "A stage that begins at 9 cannot follow one that begins at 9; each begins later "
+            "than the one before it, and below 2^62.",
+        ),
+        (
+            lambda: Schedule([Stage(0, [1, 1])], caps=[None, 0]),
+            "Source 1 is capped at 0 rows, so it is never drawn. Give it weight 0.",
+        ),
+        (lambda: Schedule([Stage(0, [0, 0])]), "All 2 weights are 0, so no position has a source."),
+        (
+            lambda: Schedule([Stage(0, [1])], caps=[3]).at([3]),
+            "3 is out of range: this order has rows 0 to 2.",
+        ),
+        (
+            lambda: Schedule([Stage(0, [1])], caps=[3]).positions(0, [1, 4]),
+            "Source 0 has no row 4 in this schedule.",
+        ),
+        (
+            lambda: Schedule([Stage(0, [1])], caps=[3]).counts(4),
+            "4 rows are not in a schedule of 3.",
+        ),
+    ],
+)
+def test_refuses_what_is_outside(call, message):
+    with pytest.raises(PlanError) as caught:
+        call()
+
+    assert str(caught.value).startswith(message)
