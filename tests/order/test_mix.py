@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.order.mix import Mix
+from penstock.order.mix import Mix, _split
 
 WEIGHTS = st.lists(
     st.one_of(st.just(0), st.integers(1, 100), st.floats(1e-9, 1), st.sampled_from([1e-9, 1 / 3])),
@@ -38,12 +38,13 @@ def worst_deviation(mix, num_rows):
 def naive_at(weights, num_rows):
     """Deal rows one by one down a Huffman tree, counting at every node."""
     nodes = [(Fraction(w), number, [number]) for number, w in enumerate(weights) if w]
-    splits = []
+    splits, half = [], Fraction(1, 2)
     while len(nodes) > 1:
         small, large = sorted(nodes)[:2]
         joined = (small[0] + large[0], len(weights) + len(splits), small[2] + large[2])
         nodes = [node for node in nodes if node not in (small, large)] + [joined]
-        splits.append((small[2], large[2], small[0] / joined[0]))
+        share = Fraction(floor(small[0] / joined[0] * 2**64 + half), 2**64)
+        splits.append((small[2], large[2], share))
     dealt, drawn, seen = [0] * len(splits), [], [0] * len(weights)
     for _ in range(num_rows):
         leaves = nodes[0][2]
@@ -51,7 +52,6 @@ def naive_at(weights, num_rows):
             number = next(i for i, split in enumerate(splits) if split[0] + split[1] == leaves)
             small, large, share = splits[number]
             rows = dealt[number]
-            half = Fraction(1, 2)
             taken = floor((rows + 1) * share + half) > floor(rows * share + half)
             dealt[number] += 1
             leaves = small if taken else large
@@ -86,6 +86,24 @@ def test_equals_rows_dealt_one_by_one(weights):
     sources, ordinals = Mix(weights).at(range(60))
 
     assert list(zip(sources.tolist(), ordinals.tolist(), strict=True)) == naive_at(weights, 60)
+
+
+@given(st.integers(0, 2**62 - 1), st.integers(0, 2**63))
+def test_splits_are_exact_products_of_128_bits(counter, share):
+    small, before = _split(*(np.array([n], dtype=np.uint64) for n in (counter, share)))
+
+    counts = [(rows * share + 2**63) >> 64 for rows in (counter, counter + 1)]
+    assert before.tolist() == counts[:1]
+    assert small.tolist() == [counts[1] > counts[0]]
+
+
+def test_one_share_less_than_a_whole_does_not_carry():
+    for share in range(2**62 + 1, 2**62 + 400, 2):
+        counter = (-1 - share - 2**63) * pow(share, -1, 2**64) % 2**64
+        if counter < 2**62:
+            small, _ = _split(*(np.array([n], dtype=np.uint64) for n in (counter, share)))
+            assert ((counter + 1) * share + 2**63) % 2**64 == 2**64 - 1
+            assert not small[0]
 
 
 @given(WEIGHTS, st.integers(1, 3000))

@@ -45,6 +45,8 @@ class Tally:
     separator_bytes: int = 0
     skipped_bytes: int = 0
     rejected_bytes: int = 0
+    text_bytes: int = 0
+    """Bytes of the documents' texts; less than `document_bytes` where a record holds more."""
 
     @property
     def total_bytes(self) -> int:
@@ -124,9 +126,9 @@ class Batch:
         return int(text_offsets(self.texts)[-1])
 
     def where(self, keep: NDArray[np.bool_]) -> "Batch":
-        """The documents for which `keep` holds, without counts and rejects."""
+        """The documents for which `keep` holds; the counts are shared with this batch."""
         texts = self.texts.filter(pa.array(keep))
-        return Batch(texts, self.files[keep], self.offsets[keep])
+        return Batch(texts, self.files[keep], self.offsets[keep], self.tally)
 
 
 def text_offsets(texts: Any) -> NDArray[np.int64]:

@@ -70,9 +70,8 @@ def list_files(
     """The files that `inputs` names, sorted bytewise by name."""
     if isinstance(inputs, Texts):
         size, stamp = inputs.num_bytes, inputs.digest
-        return [
-            InputFile(name="texts", path="", size=size, stamp=stamp, format="texts", texts=inputs)
-        ]
+        name = f"texts-{stamp[:16]}"  # so that other texts are another input
+        return [InputFile(name=name, path="", size=size, stamp=stamp, format="texts", texts=inputs)]
     wanted = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
     if not wanted:
         raise SourceError("No inputs were given. Name files, directories, globs or URLs.")

@@ -17,7 +17,7 @@ from penstock.sources.listing import InputFile, open_file, refuse_changed
 from penstock.sources.reading import BLOCK_BYTES, Reading
 from penstock.sources.screen import screen
 from penstock.sources.slices import Slice, Span
-from penstock.sources.split import Spans, Splitter, splitter_for
+from penstock.sources.split import Spans, Splitter, Whole, splitter_for
 from penstock.sources.tables import read_table
 from penstock.sources.texts import read_texts
 
@@ -82,6 +82,8 @@ def _read_text(read_at: _ReadAt, file: InputFile, span: Span, reading: Reading) 
     """The documents of a byte range that begins and ends at record borders."""
     splitter = splitter_for("lines" if file.format == "jsonl" else reading.documents)
     place, size = span.start, BLOCK_BYTES
+    if span.start == span.stop and isinstance(splitter, Whole):
+        yield _nothing(Tally(skipped=1))  # an empty file is a document that is empty
     while place < span.stop:
         size = min(size, span.stop - place)
         data = read_at(place, size)
@@ -126,7 +128,8 @@ def _text_batch(
     fits = not len(lengths) or int(lengths.max()) <= reading.max_document_bytes
     if splitter.separator and not spans.skipped_bytes and fits and is_utf8(body):
         texts = Separated(body, splitter.separator, spans.starts, spans.stops)
-        tally = Tally(documents=len(places), document_bytes=int(lengths.sum()))
+        size = int(lengths.sum())
+        tally = Tally(documents=len(places), document_bytes=size, text_bytes=size)
         return Batch(texts, np.full(len(places), file, np.uint64), places, tally)
     return screen(
         compact(body, spans.starts, spans.stops),
@@ -173,8 +176,11 @@ def _record_bytes(read_at: _ReadAt, splitter: Splitter, place: int, seen: int, s
 def _too_long(file: int, place: int, num_bytes: int, reading: Reading) -> Batch:
     detail = f"{num_bytes:,} bytes are more than max_document_bytes={reading.max_document_bytes:,}"
     reject = Reject(file=file, offset=place, num_bytes=num_bytes, reason="too_long", detail=detail)
+    return _nothing(Tally(rejected=1, rejected_bytes=num_bytes), reject)
+
+
+def _nothing(tally: Tally, *rejects: Reject) -> Batch:
+    """A batch without documents, for what is to be counted."""
     none = np.zeros(0, np.uint64)
-    tally = Tally(rejected=1, rejected_bytes=num_bytes)
-    return Batch(
-        compact(b"", none.astype(np.int64), none.astype(np.int64)), none, none, tally, [reject]
-    )
+    texts = compact(b"", none.astype(np.int64), none.astype(np.int64))
+    return Batch(texts, none, none, tally, list(rejects))

@@ -64,6 +64,7 @@ def screen(
     if is_blank.any():
         texts = _plain(texts, ~is_blank)
     tally.documents = len(texts)
+    tally.text_bytes = int(text_offsets(texts)[-1])
     tally.skipped = int(is_blank.sum())
     tally.rejected = len(reasons)
     tally.document_bytes = int(record_bytes[documents].sum())

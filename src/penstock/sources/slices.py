@@ -52,6 +52,11 @@ class Slice:
     index: int
     spans: tuple[Span, ...]
 
+    @property
+    def disk_bytes(self) -> int:
+        """Its share of the files on disk."""
+        return sum(span.disk_bytes for span in self.spans)
+
 
 def cut(
     files: Sequence[InputFile], reading: Reading, *, slice_bytes: int = SLICE_BYTES

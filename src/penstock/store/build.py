@@ -5,6 +5,7 @@ of the store depend on inputs and settings alone.
 """
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,13 +21,13 @@ from penstock.sources.texts import Texts
 from penstock.store.files import remove_temporary, sync_directory, write_file
 from penstock.store.journal import Journal, SealedSlice, differences
 from penstock.store.lock import locked
-from penstock.store.manifest import FILE_NAME, Manifest, read_manifest, spell
+from penstock.store.manifest import FILE_NAME, Manifest, read_manifest, rejects_file, spell
 from penstock.store.reader import TokenStore
 from penstock.store.run import Job, Progress, run
 from penstock.store.split import SIDES, parse_split
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
 
-__all__ = ["build", "rejects_file"]
+__all__ = ["build"]
 
 
 def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read best)
@@ -117,6 +118,8 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     }
     stamped = {**settings, "stamps": [file.stamp for file in files]}
     with locked(directory):
+        if _killed_at_the_end(directory, stamped):
+            return TokenStore(directory / "train" if split else directory)
         earlier = _earlier(directory, settings, append)
         if earlier is not None and not append:
             return TokenStore(directory / "train" if split else directory)
@@ -145,11 +148,12 @@ def _execute(
 ) -> None:
     """Run a build under its lock, from the journal to the manifest."""
     directories = [job.side_directory(side) for side in (SIDES if job.split else ("",))]
+    journal = Journal(job.directory)
+    begun = journal.begin(stamped)
     for each in {job.directory, *directories}:
         each.mkdir(exist_ok=True)
         remove_temporary(each)
-    journal = Journal(job.directory)
-    sealed = [record for record in journal.begin(stamped) if _intact(job, record)]
+    sealed = [record for record in begun if _intact(job, record)]
     done = run(
         job,
         cut(job.files, job.reading),
@@ -161,6 +165,27 @@ def _execute(
     for side in SIDES[::-1] if job.split else ("",):
         _commit(job, side, settings, done)
     journal.end()
+
+
+def _killed_at_the_end(directory: Path, stamped: dict[str, Any]) -> bool:
+    """Whether this very build is committed already, and only its journal was left behind."""
+    journal = Journal(directory)
+    begun = journal.begun()
+    if begun is None:
+        return False
+    sides = [directory / side for side in SIDES] if begun["split"] else [directory]
+    if not all(_committed(side, begun) for side in sides):
+        return False
+    journal.end()
+    return canonical_json(begun) == canonical_json(stamped)
+
+
+def _committed(directory: Path, settings: dict[str, Any]) -> bool:
+    """Whether the last build in the manifest of `directory` is the one with these settings."""
+    if not (directory / FILE_NAME).exists():
+        return False
+    last = _builds(read_manifest(directory))[-1]
+    return all(last[key] == settings[key] for key in ("inputs", "reading"))
 
 
 def _default_threads() -> int:
@@ -248,7 +273,8 @@ def _refuse_foreign(directory: Path) -> None:
     """Raise where the directory holds something that no build put there."""
     if (directory / ".building.json").exists():
         return
-    found = sorted(entry.name for entry in directory.iterdir() if entry.name != ".lock")
+    ours = re.compile(r"\.lock|\.\.building\.json\.\d+\.\d+\.tmp")
+    found = sorted(entry.name for entry in directory.iterdir() if not ours.fullmatch(entry.name))
     if found:
         raise StoreError(
             f"{directory} is not empty and not a store; it holds {', '.join(found[:5])}. Choose "
@@ -291,18 +317,11 @@ def _refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
         raise StoreError(f"{size:,} bytes were to be read, and {counted:,} were accounted for.")
 
 
-def rejects_file(number: int) -> str:
-    """The name of the reject log of a store's `number`-th build.
-
-    >>> rejects_file(0), rejects_file(1)
-    ('rejects.jsonl', 'rejects-00001.jsonl')
-    """
-    return f"rejects-{number:05d}.jsonl" if number else "rejects.jsonl"
-
-
 def _commit(job: Job, side: str, settings: dict[str, Any], done: list[SealedSlice]) -> None:
     """Write the reject log and then the manifest of one side."""
     directory = job.side_directory(side)
+    if settings["append"] and _committed(directory, settings):
+        return  # by a build that was killed before it came to the other side
     earlier = read_manifest(directory) if settings["append"] else None
     parts = list(earlier.parts) if earlier else []
     parts += [record.parts[side] for record in done if record.parts[side].num_documents]
@@ -322,7 +341,7 @@ def _commit(job: Job, side: str, settings: dict[str, Any], done: list[SealedSlic
             *_builds(earlier),
             {
                 "slices": len(done),
-                "counts": asdict(Tally.total(record.tally for record in done)) if done else {},
+                "counts": asdict(Tally.total(record.tally for record in done)),
                 "rejects": {"bytes": size, "sha256": digest, "reasons": reasons},
                 "reading": settings["reading"],
                 "inputs": settings["inputs"],

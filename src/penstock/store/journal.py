@@ -65,17 +65,26 @@ class Journal:
         self._directory = directory
         self._settings = directory / ".building.json"
 
+    def begun(self) -> dict[str, Any] | None:
+        """The settings of the build that was begun and not ended, or None."""
+        try:
+            told: dict[str, Any] = json.loads(self._settings.read_bytes())
+        except FileNotFoundError:
+            return None
+        return told
+
     def begin(self, settings: dict[str, Any]) -> list[SealedSlice]:
         """Start a build, or go on with one; returns the slices that are sealed already.
 
         Raises:
             StoreError: an unfinished build with other settings is in the way.
         """
-        if not self._settings.exists():
+        kept = self.begun()
+        if kept is None:
+            self._forget_slices()
             write_file(self._settings, [canonical_json(settings)])
             sync_directory(self._directory)
             return []
-        kept = json.loads(self._settings.read_bytes())
         if kept != json.loads(canonical_json(settings)):
             raise StoreError(
                 f"{self._directory} holds an unfinished build with other settings: "
@@ -92,9 +101,12 @@ class Journal:
 
     def end(self) -> None:
         """Remove the journal of a build whose manifest is written."""
+        self._forget_slices()
+        self._settings.unlink(missing_ok=True)
+
+    def _forget_slices(self) -> None:
         for path in self._directory.glob(".slice-*.json"):
             path.unlink()
-        self._settings.unlink(missing_ok=True)
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> str:

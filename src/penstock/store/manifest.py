@@ -15,15 +15,23 @@ from typing import Any
 
 from penstock.digest import digest_bytes
 from penstock.errors import StoreError
+from penstock.store.schema import check_contents, check_part
 
-__all__ = ["FILE_NAME", "KINDS", "Manifest", "PartRecord", "part_file", "read_manifest", "spell"]
+__all__ = [
+    "FILE_NAME",
+    "KINDS",
+    "Manifest",
+    "PartRecord",
+    "part_file",
+    "read_manifest",
+    "rejects_file",
+    "spell",
+]
 
 FILE_NAME = "penstock.json"
 KINDS = ("tokens", "bounds", "origin")
 _VERSION = 1
 _ZEROS = "0" * 64
-_HEX = re.compile(r"[0-9a-f]{64}")
-_MAX_COUNT = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,15 @@ def part_file(number: int, kind: str) -> str:
     return f"part-{number:05d}.{kind}.npy"
 
 
+def rejects_file(number: int) -> str:
+    """The name of the reject log of a store's `number`-th build.
+
+    >>> rejects_file(0), rejects_file(1)
+    ('rejects.jsonl', 'rejects-00001.jsonl')
+    """
+    return f"rejects-{number:05d}.jsonl" if number else "rejects.jsonl"
+
+
 def spell(contents: dict[str, Any], parts: list[PartRecord]) -> bytes:
     """The bytes of a manifest: readable, one part a line, with its own digest in front."""
     head = json.dumps({"digest": _ZEROS, **contents}, indent=1, ensure_ascii=True)
@@ -108,13 +125,14 @@ def read_manifest(directory: Path) -> Manifest:
             f"{path} was changed after it was written: its digest is {actual[:8]}, and it says "
             f"{found[1][:8]}. Restore it from a copy, or build the store again."
         )
-    return _checked(json.loads(data), path)
+    return _checked(data, path)
 
 
 def _absent(directory: Path) -> str:
     if not directory.exists():
         return f"{directory} does not exist, so there is no store."
-    if (directory / ".building.json").exists():
+    whole = directory.parent if directory.name in ("train", "val") else directory
+    if (whole / ".building.json").exists():
         return (
             f"{directory} holds a build that was not finished. Run the same `penstock build` "
             "command again: it goes on where it stopped."
@@ -125,9 +143,10 @@ def _absent(directory: Path) -> str:
     return f"{directory} has no {FILE_NAME}, so it is not a store."
 
 
-def _checked(contents: Any, path: Path) -> Manifest:
+def _checked(data: bytes, path: Path) -> Manifest:
     """A manifest whose every number is within limits and adds up."""
     try:
+        contents = json.loads(data)
         if contents["format"] != "penstock-store":
             raise StoreError(f"{path} is not the manifest of a token store.")
         if contents["version"] != _VERSION:
@@ -137,7 +156,8 @@ def _checked(contents: Any, path: Path) -> Manifest:
             )
         if contents["dtype"] not in ("uint16", "uint32"):
             raise StoreError(f"{path} names the dtype {contents['dtype']!r}, not uint16 or uint32.")
-        parts = tuple(_part(entry) for entry in contents.pop("parts"))
+        check_contents(contents)
+        parts = tuple(_part(entry, contents["dtype"]) for entry in contents.pop("parts"))
         manifest = Manifest(contents["digest"], contents, parts)
         counts = contents["counts"]
         sums = {"documents": manifest.num_documents, "tokens": manifest.num_tokens}
@@ -146,7 +166,7 @@ def _checked(contents: Any, path: Path) -> Manifest:
                 raise StoreError(
                     f"{path}: its parts hold {total:,} {name}, but it counts {counts[name]:,}."
                 )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, StoreError):
             raise
         raise StoreError(f"{path} lacks or misspells a field: {error!r}.") from error
@@ -156,15 +176,7 @@ def _checked(contents: Any, path: Path) -> Manifest:
     return manifest
 
 
-def _part(entry: dict[str, Any]) -> PartRecord:
-    files = {kind: (int(size), str(digest)) for kind, (size, digest) in entry["files"].items()}
-    record = PartRecord(entry["part"], entry["documents"], entry["tokens"], files)
-    numbers = [record.number, record.num_documents, record.num_tokens]
-    numbers += [size for size, _ in files.values()]
-    if not all(type(number) is int and 0 <= number < _MAX_COUNT for number in numbers):
-        raise ValueError(f"a count of part {entry['part']!r} is out of range")
-    if not set(KINDS) <= set(files) <= {*KINDS, "loss"}:
-        raise ValueError(f"part {record.number} has the files {sorted(files)}")
-    if not all(_HEX.fullmatch(digest) for _, digest in files.values()):
-        raise ValueError(f"a digest of part {record.number} is misspelled")
-    return record
+def _part(entry: dict[str, Any], dtype: str) -> PartRecord:
+    check_part(entry, dtype)
+    files = {kind: (size, digest) for kind, (size, digest) in entry["files"].items()}
+    return PartRecord(entry["part"], entry["documents"], entry["tokens"], files)

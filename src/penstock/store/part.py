@@ -61,7 +61,12 @@ class PartBuilder:
         self.num_documents += len(ends)
 
     def seal(self, directory: Path, number: int) -> PartRecord:
-        """Write the three files; each is forced to disk, the directory is left to the caller."""
+        """Write the three files; each is forced to disk, the directory is left to the caller.
+
+        A part without documents has no files: no manifest would list them.
+        """
+        if not self.num_documents:
+            return PartRecord(number, 0, 0, {})
         dtype = self.tokenizer.dtype
         contents: dict[str, tuple[np.dtype[Any], tuple[int, ...], list[Any]]] = {
             "tokens": (dtype, (self.num_tokens,), self._tokens),

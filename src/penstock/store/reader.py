@@ -11,6 +11,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -132,8 +133,12 @@ class TokenStore:
         """The file and place that document `index` came from."""
         part, within = self._find_document(index)
         file, offset = self.part_array(part, "origin")[within].tolist()
-        inputs = [each for done in self.manifest.contents["builds"] for each in done["inputs"]]
-        return Origin(inputs[file]["name"], offset)
+        return Origin(self._input_names[file], offset)
+
+    @cached_property
+    def _input_names(self) -> list[str]:
+        builds = self.manifest.contents["builds"]
+        return [each["name"] for done in builds for each in done["inputs"]]
 
     def decode(self, index: int, tokenizer: Any = None) -> bytes:
         """The bytes of document `index`, without the tokens that were put around it.

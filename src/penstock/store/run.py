@@ -82,6 +82,11 @@ class _Shared:
     num_documents: int = 0
     num_tokens: int = 0
 
+    def advance(self, disk_bytes: int) -> None:
+        """Count bytes of the input as done, for showing progress."""
+        with self.lock:
+            self.done_bytes += disk_bytes
+
 
 class _Stopped(Exception):  # noqa: N818  (not an error: another worker failed, or Ctrl-C)
     """The build was told to stop."""
@@ -112,12 +117,13 @@ def run(
     ]
     for worker in workers:
         worker.start()
+    total_bytes = sum(file.size for file in job.files)
     try:
         while any(worker.is_alive() for worker in workers):
             shared.wake.wait(0.1)
             shared.wake.clear()
             if progress:
-                progress(_progress(job, shared))
+                progress(_progress(shared, total_bytes))
     finally:
         shared.stop.set()
         # Daemon threads: one that is deep in a gigabyte document does not hold up the exit.
@@ -128,12 +134,12 @@ def run(
     return [shared.sealed[number] for number in range(shared.num_slices)]
 
 
-def _progress(job: Job, shared: _Shared) -> Progress:
+def _progress(shared: _Shared, total_bytes: int) -> Progress:
     with shared.lock:
         rejects = sum(record.tally.rejected for record in shared.sealed.values())
         return Progress(
             done_bytes=shared.done_bytes,
-            total_bytes=sum(file.size for file in job.files),
+            total_bytes=total_bytes,
             text_bytes=shared.text_bytes,
             num_documents=shared.num_documents,
             num_tokens=shared.num_tokens,
@@ -171,10 +177,10 @@ def _next_slice(shared: _Shared) -> Slice | None:
                 raise _Stopped
             shared.num_slices = piece.index + 1
             with shared.lock:
-                shared.done_bytes += sum(span.disk_bytes for span in piece.spans)
                 done = piece.index in shared.sealed
             if not done:
                 return piece
+            shared.advance(piece.disk_bytes)
     return None
 
 
@@ -184,6 +190,7 @@ def _process(job: Job, shared: _Shared, piece: Slice) -> SealedSlice:
     builders = {side: PartBuilder(job.tokenizer, job.eos_id, job.bos_id) for side in sides}
     tally = Tally()
     rejects: list[Reject] = []
+    left = piece.disk_bytes
     for batch in read_slice(job.files, piece, job.reading):
         if shared.stop.is_set():
             raise _Stopped
@@ -195,10 +202,14 @@ def _process(job: Job, shared: _Shared, piece: Slice) -> SealedSlice:
         tally.add(batch.tally)
         rejects += batch.rejects
         tokens = sum(builder.num_tokens for builder in builders.values()) - tokens_before
+        seen = min(left, batch.tally.total_bytes)
+        left -= seen
+        shared.advance(seen)
         with shared.lock:
             shared.text_bytes += batch.tally.total_bytes
             shared.num_documents += batch.tally.documents
             shared.num_tokens += tokens
+    shared.advance(left)
     parts = {}
     for side, builder in builders.items():
         directory = job.side_directory(side)

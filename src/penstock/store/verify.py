@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import StoreError
-from penstock.store.build import rejects_file
 from penstock.store.files import digest_file
-from penstock.store.manifest import PartRecord, part_file
+from penstock.store.manifest import PartRecord, part_file, rejects_file
 from penstock.store.reader import TokenStore
 
 __all__ = ["verify"]

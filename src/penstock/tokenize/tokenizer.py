@@ -123,8 +123,8 @@ class Tokenizer:
             place = int(ids.argmax())
             document = int(np.searchsorted(offsets, place, side="right")) - 1
             raise TokenizerError(
-                f"{self.name} gave the id {int(ids[place]):,} (document {document} of a batch), but "
-                f"says that its vocabulary has {self.vocab_size:,}. Stored in "
+                f"{self.name} gave the id {int(ids[place]):,} (document {document} of a batch), "
+                f"but says that its vocabulary has {self.vocab_size:,}. Stored in "
                 f"{self.dtype.itemsize * 8} bits it could turn into another token."
             )
 
@@ -222,7 +222,7 @@ def _from_object(tokenizer: Any, special_tokens: SpecialTokens) -> Tokenizer:
     """A tokenizer around an object that only promises `encode`."""
     if not callable(getattr(tokenizer, "encode", None)):
         raise TokenizerError(
-            f"{tokenizer!r} is no tokenizer: neither a name nor a path, and without a method encode."
+            f"{tokenizer!r} is no tokenizer: neither a name nor a path, and has no method encode."
         )
     if special_tokens == "parse":
         raise TokenizerError(

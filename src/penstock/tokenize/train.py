@@ -216,7 +216,7 @@ def _refuse_unfilled(tokenizer: Any, vocab_size: int, num_bytes: int) -> None:
     if found != vocab_size:
         raise TokenizerError(
             f"{num_bytes:,} bytes of text fill a vocabulary of {found:,} tokens, not "
-            f"{vocab_size:,}: no other pair occurs {_MIN_FREQUENCY} times in a word. Give more "
+            f"{vocab_size:,}: no other pair of tokens occurs {_MIN_FREQUENCY} times. Give more "
             f"text, or vocab_size={found}."
         )
 

@@ -1,0 +1,88 @@
+"""Options that several commands share, so that they are spelled and explained once."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "AsJson",
+    "DocumentsOption",
+    "Errors",
+    "ErrorsOption",
+    "FieldOption",
+    "Format",
+    "FormatOption",
+    "Inputs",
+    "MaxBadOption",
+    "StoreArgument",
+]
+
+
+class Format(StrEnum):
+    """Formats of input files."""
+
+    AUTO = "auto"
+    TEXT = "text"
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+
+
+class Errors(StrEnum):
+    """What to do with documents that are not UTF-8."""
+
+    STRICT = "strict"
+    REPLACE = "replace"
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+Inputs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="INPUTS",
+        show_default=False,
+        help="Files, directories, globs or URLs; plain, .gz, .zst, .bz2 or .xz.",
+    ),
+]
+
+StoreArgument = Annotated[
+    Path, typer.Argument(metavar="STORE", show_default=False, help="The directory of the store.")
+]
+
+FormatOption = Annotated[Format, typer.Option(help="Of the files; auto goes by their suffix.")]
+
+DocumentsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="WHAT",
+        help="In text files: lines, paragraphs, file (a document a file), or any other string, "
+        "which separates documents, such as '<|endoftext|>'.",
+    ),
+]
+
+FieldOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="The JSON field or table column that holds the text; a.b is nested."
+    ),
+]
+
+ErrorsOption = Annotated[
+    Errors,
+    typer.Option(
+        help="Documents that are not UTF-8: strict rejects them, replace puts U+FFFD where bytes "
+        "are wrong."
+    ),
+]
+
+MaxBadOption = Annotated[
+    float,
+    typer.Option(
+        metavar="NUMBER",
+        help="How many rejects to bear: below 1 a share of all records (ten are always borne), "
+        "else a number.",
+    ),
+]

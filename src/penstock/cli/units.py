@@ -1,0 +1,67 @@
+"""Numbers as people read them."""
+
+__all__ = ["clock_text", "count_text", "duration_text", "number_of", "size_text"]
+
+_SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
+_COUNTS = ("", "k", "M", "G", "T")
+
+
+def size_text(num_bytes: float) -> str:
+    """A size in decimal units, three digits of it.
+
+    >>> size_text(999), size_text(1_234_567), size_text(45_600_000_000)
+    ('999 bytes', '1.23 MB', '45.6 GB')
+    """
+    return _scaled(num_bytes, _SIZES)
+
+
+def count_text(number: float) -> str:
+    """A count, three digits of it, as short as it can be.
+
+    >>> count_text(7), count_text(65_536), count_text(1e9)
+    ('7', '65.5k', '1G')
+    """
+    return _scaled(number, _COUNTS).replace(" ", "")
+
+
+def duration_text(seconds: float) -> str:
+    """A length of time.
+
+    >>> duration_text(0.0421), duration_text(2.26), duration_text(75), duration_text(7_300)
+    ('42 ms', '2.3 s', '1:15', '2:01:40')
+    """
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 59.95 else clock_text(seconds)
+
+
+def clock_text(seconds: float) -> str:
+    """A length of time as clocks show it.
+
+    >>> clock_text(7), clock_text(3_600)
+    ('0:07', '1:00:00')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def number_of(number: int, thing: str) -> str:
+    """So many of a thing.
+
+    >>> number_of(1, "part"), number_of(1_200, "blank record")
+    ('1 part', '1,200 blank records')
+    """
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def _scaled(number: float, units: tuple[str, ...]) -> str:
+    for power, unit in enumerate(units):
+        scaled = number / 1000**power
+        if scaled < 999.5 or unit == units[-1]:
+            break
+    digits = 0 if power == 0 or scaled >= 99.95 else 1 if scaled >= 9.995 else 2
+    spelled = f"{scaled:,.{digits}f}"
+    if "." in spelled and units is _COUNTS:
+        spelled = spelled.rstrip("0").rstrip(".")
+    return f"{spelled} {unit}"

@@ -1,0 +1,89 @@
+"""What a manifest may say.
+
+A store may come from anywhere, so its manifest is data to be judged, not trusted: every
+field that penstock reads later is looked at once, with limits, before anything is
+allocated or opened. Errors here are plain; `read_manifest` says which file they are about.
+"""
+
+import re
+from typing import Any
+
+from penstock.store.npy import HEADER_BYTES
+
+__all__ = ["check_contents", "check_part"]
+
+_HEX = re.compile(r"[0-9a-f]{64}")
+_MAX_COUNT = 2**62
+_MAX_VOCAB = 2**32
+
+
+def check_contents(contents: dict[str, Any]) -> None:
+    """Raise ValueError, KeyError or TypeError where a field is absent, odd or out of range."""
+    tokenizer = contents["tokenizer"]
+    _string(tokenizer["name"], "tokenizer.name")
+    _string(tokenizer["canary"], "tokenizer.canary")
+    vocab_size = _count(tokenizer["vocab_size"], "tokenizer.vocab_size", _MAX_VOCAB)
+    if tokenizer["digest"] is not None:
+        _string(tokenizer["digest"], "tokenizer.digest")
+    if contents["dtype"] == "uint16" and vocab_size > 65_536:
+        raise ValueError(f"a vocabulary of {vocab_size:,} does not fit uint16")
+    for name in ("eos_id", "bos_id"):
+        if contents[name] is not None:
+            _count(contents[name], name, vocab_size)
+    if contents["split"] is not None:
+        _string(contents["split"], "split")
+    for number, done in enumerate(contents["builds"]):
+        _check_build(done, f"builds[{number}]")
+    for name in ("documents", "tokens"):
+        _count(contents["counts"][name], f"counts.{name}")
+
+
+def _check_build(done: dict[str, Any], place: str) -> None:
+    _count(done["slices"], f"{place}.slices")
+    for name, value in done["counts"].items():
+        _count(value, f"{place}.counts.{name}")
+    _count(done["rejects"]["bytes"], f"{place}.rejects.bytes")
+    _digest(done["rejects"]["sha256"], f"{place}.rejects.sha256")
+    for reason, value in done["rejects"]["reasons"].items():
+        _count(value, f"{place}.rejects.reasons.{reason}")
+    if not isinstance(done["reading"], dict):
+        raise ValueError(f"{place}.reading is {done['reading']!r:.60}")
+    for each in done["inputs"]:
+        _string(each["name"], f"{place}.inputs.name")
+        _count(each["bytes"], f"{place}.inputs.bytes")
+
+
+def check_part(entry: dict[str, Any], dtype: str) -> None:
+    """Raise where the record of a part is odd, or its files cannot be as long as it says."""
+    place = f"part {entry['part']!r:.20}"
+    _count(entry["part"], place)
+    documents = _count(entry["documents"], f"{place}.documents")
+    tokens = _count(entry["tokens"], f"{place}.tokens")
+    lengths = {
+        "tokens": tokens * (2 if dtype == "uint16" else 4),
+        "bounds": documents * 8,
+        "origin": documents * 16,
+        "loss": tokens,
+    }
+    if not {"tokens", "bounds", "origin"} <= set(entry["files"]) <= set(lengths):
+        raise ValueError(f"{place} has the files {sorted(entry['files'])}")
+    for kind, (size, digest) in entry["files"].items():
+        _digest(digest, f"{place}.{kind}")
+        if _count(size, f"{place}.{kind}") != HEADER_BYTES + lengths[kind]:
+            raise ValueError(f"{place}.{kind} has {size:,} bytes, which is not what it counts")
+
+
+def _count(value: Any, name: str, limit: int = _MAX_COUNT) -> int:
+    if type(value) is not int or not 0 <= value <= limit:
+        raise ValueError(f"{name} is {value!r:.60}")
+    return value
+
+
+def _string(value: Any, name: str) -> None:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r:.60}")
+
+
+def _digest(value: Any, name: str) -> None:
+    if not isinstance(value, str) or not _HEX.fullmatch(value):
+        raise ValueError(f"{name} is no digest: {value!r:.80}")

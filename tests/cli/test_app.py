@@ -1,0 +1,198 @@
+"""Exit codes, errors in plain words, and how fast help comes."""
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+
+import penstock
+from penstock.cli.app import app
+from penstock.cli.build import Engine, SpecialTokens, build_command
+from penstock.cli.options import Errors, Format
+
+COMMANDS = [(), ("build",), ("info",), ("verify",), ("decode",), ("demo",), ("tokenizer", "train")]
+
+
+def test_the_version_is_that_of_the_package(invoke):
+    assert invoke("--version").stdout == f"penstock {penstock.__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help_of_eighty_columns(invoke, command):
+    shown = invoke(*command, "--help").stdout
+
+    assert "--help" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def run(*arguments, module="penstock"):
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
+
+
+def test_help_is_fast_and_loads_nothing_heavy(python):
+    code = (
+        "import sys\nfrom penstock.cli.app import app\n"
+        "try:\n app(['--help'])\nexcept SystemExit:\n pass\n"
+        "print(sorted({'torch', 'numpy', 'pyarrow', 'tokenizers', 'gigatoken'} & set(sys.modules)))"
+    )
+    assert python(code).stdout.endswith("[]\n")
+
+    seconds = []
+    for _ in range(5):
+        begun = time.monotonic()
+        subprocess.run(
+            [sys.executable, "-m", "penstock", "--help"], capture_output=True, check=True
+        )
+        seconds.append(time.monotonic() - begun)
+    # 0.15 s on an idle machine; the least of five is what the code costs.
+    assert min(seconds) < 0.3, seconds
+
+
+@pytest.mark.parametrize("module", ["penstock", "penstock.cli"])
+def test_it_runs_as_a_module(module):
+    assert run("--version", module=module).startswith(b"penstock ")
+
+
+def test_the_console_script_is_the_same_program():
+    script = Path(sys.executable).with_name("penstock")
+    if not script.exists():
+        pytest.skip("the package is not installed with its script")
+
+    assert subprocess.run([script, "--version"], capture_output=True, check=True).stdout
+
+
+def test_an_error_is_a_name_and_a_message_without_a_traceback(penstock):
+    done = penstock("info", "nowhere", check=False)
+
+    assert done.returncode == 1
+    assert done.stdout == b""
+    assert done.stderr == b"StoreError: nowhere does not exist, so there is no store.\n"
+
+
+def test_an_error_as_json_is_one_object_on_stdout(penstock):
+    done = penstock("info", "nowhere", "--json", check=False)
+
+    assert done.returncode == 1
+    assert done.stderr == b""
+    message = "nowhere does not exist, so there is no store."
+    assert json.loads(done.stdout) == {"error": {"type": "StoreError", "message": message}}
+
+
+def test_an_error_of_the_system_has_no_traceback_either(invoke, corpus):
+    blocked = corpus / "store"  # a directory inside a file cannot be
+
+    result = invoke("build", corpus, "-o", blocked, "--tokenizer", "bytes", code=1)
+
+    assert result.stderr.startswith(("NotADirectoryError: ", "FileExistsError: "))
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["build", "x", "-o", "y", "--format", "csv"],
+            ["auto", "text", "jsonl", "parquet", "arrow"],
+        ),
+        (["build", "x", "-o", "y", "--errors", "ignore"], ["strict", "replace"]),
+        (["build", "x", "-o", "y", "--special-tokens", "drop"], ["text", "parse"]),
+        (["build", "x", "-o", "y", "--engine", "fast"], ["auto", "gigatoken", "tokenizers"]),
+        (["build", "x"], ["--output"]),
+        (["decode", "x"], ["--document"]),
+        (["buidl"], ["build"]),
+    ],
+)
+def test_a_command_that_cannot_be_understood_says_what_can(invoke, arguments, words):
+    result = invoke(*arguments, code=2)
+
+    assert not result.stdout
+    assert all(word in result.stderr for word in words)
+
+
+def test_it_says_so_in_json_too(told):
+    error = told("build", "x", "-o", "y", "--format", "csv", code=2)["error"]
+
+    assert error["type"] == "UsageError"
+    assert "'parquet'" in error["message"]
+
+
+def test_errors_show_no_escape_sequence(invoke):
+    result = invoke("info", "evil\x1b[31m\u202e", code=1)
+
+    assert result.stderr.isascii()
+    assert r"evil\x1b[31m\u202e does not exist" in result.stderr
+
+
+def test_build_mirrors_the_library_keyword_for_keyword():
+    library = inspect.signature(penstock.build).parameters
+    command = inspect.signature(build_command).parameters
+    missing = set(library) - set(command)
+
+    assert missing == {"progress"}
+    for name, parameter in library.items():
+        if name not in ("inputs", "store", "progress"):
+            assert command[name].default == parameter.default, name
+
+
+def test_choices_are_those_of_the_library():
+    library = {
+        name: parameter.annotation
+        for name, parameter in inspect.signature(penstock.build, eval_str=True).parameters.items()
+    }
+    for name, choices in (
+        ("format", Format),
+        ("errors", Errors),
+        ("special_tokens", SpecialTokens),
+        ("engine", Engine),
+    ):
+        assert {each.value for each in choices} == set(library[name].__args__)
+
+
+def test_a_reader_that_leaves_is_no_error_message(corpus):
+    """`penstock … | head -1` closes the pipe early."""
+    code = f"{sys.executable} -m penstock --help | true"
+
+    done = subprocess.run(["bash", "-c", code], capture_output=True, timeout=60, check=False)
+
+    assert done.stderr == b""
+
+
+def test_a_terminal_that_lacks_characters_gets_them_spelled(penstock, corpus):
+    penstock("build", corpus, "-o", "store", "--tokenizer", "bytes")
+
+    shown = penstock("info", "store", PYTHONIOENCODING="ascii", PYTHONUTF8="0").stdout
+
+    assert shown.isascii()
+    assert b"documents" in shown
+
+
+def test_every_command_is_documented_by_its_function():
+    group = typer.main.get_command(app)
+
+    assert all(command.help for command in group.commands.values())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of Windows are others")
+def test_ctrl_c_before_any_work_is_one_line():
+    code = (
+        "import os, signal, sys\n"
+        "class Stop:\n"
+        " def find_spec(self, name, path=None, target=None):\n"
+        "  if name == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Stop())\n"
+        "from penstock.cli import main\nmain()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 128 + signal.SIGINT
+    assert done.stderr == b"Interrupted: stopped by Ctrl-C.\n"

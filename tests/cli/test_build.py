@@ -1,0 +1,179 @@
+"""`penstock build`, as people and programs see it."""
+
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+
+import pytest
+
+import penstock as ps
+
+
+@pytest.fixture
+def build(invoke, corpus):
+    def build(*arguments, **options):
+        return invoke("build", corpus, "-o", "store", "--tokenizer", "bytes", *arguments, **options)
+
+    return build
+
+
+def test_it_builds_what_the_library_builds(invoke, corpus, sums, tmp_path):
+    invoke("build", corpus, "-o", "store")
+    ps.build(str(corpus), tmp_path / "expected")
+
+    assert sums("store") == sums("expected")
+
+
+def test_it_ends_with_a_short_summary_and_the_next_command(build):
+    lines = build().stdout.splitlines()
+
+    assert re.fullmatch(r"store built in [\d.]+ m?s", lines[0])
+    assert [line.split() for line in lines[1:5]] == [
+        ["documents", "4"],
+        ["tokens", "75"],
+        ["bytes/token", "0.95"],
+        ["rejected", "none"],
+    ]
+    assert lines[5:] == ["next: penstock info store"]
+
+
+def test_a_finished_build_says_so(build, told, corpus):
+    build()
+
+    assert build().stdout.startswith("store was finished before; there was nothing to do (")
+    again = told("build", corpus, "-o", "store", "--tokenizer", "bytes")
+    assert again["finished_before"]
+    assert again["text_bytes"] == 0
+
+
+def test_json_has_all_numbers(told, corpus):
+    answer = told("build", corpus, "-o", "store", "--tokenizer", "bytes")
+    store = ps.TokenStore("store")
+
+    assert answer.pop("seconds") > 0
+    assert answer == {
+        "stores": [
+            {
+                "path": "store",
+                "side": None,
+                "num_documents": 4,
+                "num_tokens": 75,
+                "digest": store.digest,
+            }
+        ],
+        "num_documents": 4,
+        "num_tokens": 75,
+        "bytes_per_token": 71 / 75,
+        "rejects": {},
+        "num_skipped": 1,
+        "num_replaced": 0,
+        "text_bytes": corpus.stat().st_size,
+        "finished_before": False,
+        "resumed": False,
+    }
+
+
+def test_quiet_is_silent(build):
+    result = build("--quiet")
+
+    assert (result.stdout, result.stderr) == ("", "")
+
+
+def test_rejects_are_told_by_reason_with_their_log(invoke, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "good"}\n{"text": 7}\nnot json\n{"text": "fine"}\n')
+
+    shown = invoke("build", "a.jsonl", "-o", "store", "--tokenizer", "bytes").stdout
+
+    assert "2: bad_json 1, not_a_string 1" in shown
+    assert "store/rejects.jsonl" in shown
+
+
+def test_too_many_rejects_are_an_error(invoke, tmp_path):
+    (tmp_path / "a.jsonl").write_text("not json\n" * 30)
+
+    result = invoke("build", "a.jsonl", "-o", "store", "--tokenizer", "bytes", code=1)
+
+    assert result.stderr.startswith("SourceError: 30 of 30 records were rejected")
+
+
+def test_a_split_shows_both_sides(build, told):
+    shown = build("--split", "tail:0.4").stdout
+
+    assert re.search(r"train +3 documents, 63 tokens", shown)
+    assert re.search(r"val +1 document, 12 tokens", shown)
+    assert list(told("info", "store")) == ["train", "val"]
+
+
+def test_append_adds(build, invoke, tmp_path):
+    build()
+    (tmp_path / "more.txt").write_text("one more\n")
+
+    shown = invoke("build", "more.txt", "-o", "store", "--tokenizer", "bytes", "--append").stdout
+
+    assert re.search(r"documents +5", shown)
+
+
+@pytest.mark.parametrize(
+    ("options", "edges"),
+    [
+        ([], (True, False)),
+        (["--no-eos"], (False, False)),
+        (["--bos"], (True, True)),
+        (["--eos-token", "!", "--bos-token", "?"], ("!", "?")),
+    ],
+)
+def test_edges_are_those_of_the_library(invoke, corpus, options, edges):
+    invoke("build", corpus, "-o", "store", *options)
+    expected = ps.build(str(corpus), "expected", eos=edges[0], bos=edges[1])
+
+    assert ps.TokenStore("store").digest == expected.digest
+
+
+def test_no_end_and_an_end_token_exclude_each_other(build):
+    assert "--no-eos and --eos-token" in build("--no-eos", "--eos-token", "!", code=2).stderr
+
+
+def test_without_a_terminal_there_is_the_summary_and_nothing_else(penstock, corpus):
+    done = penstock("build", corpus, "-o", "store")
+
+    assert done.stderr == b""
+    assert b"\x1b" not in done.stdout
+    assert done.stdout.decode().startswith("store built in ")
+
+
+def test_json_on_stdout_is_one_object(penstock, corpus):
+    done = penstock("build", corpus, "-o", "store", "--json")
+
+    assert json.loads(done.stdout)["num_documents"] == 4
+    assert done.stderr == b""
+
+
+def test_progress_goes_to_the_terminal_of_stderr_and_not_to_a_redirected_stdout(tmp_path, corpus):
+    ours, theirs = pytest.importorskip("pty").openpty()
+    command = [sys.executable, "-m", "penstock", "build", str(corpus), "-o", "store"]
+    running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    shown = read_all(ours)
+    out = running.communicate(timeout=60)[0]
+
+    assert "━" in shown
+    assert "100%" in shown
+    assert b"\x1b" not in out
+    assert "━" not in out.decode()
+
+
+def read_all(handle):
+    data = b""
+    while select.select([handle], [], [], 60)[0]:
+        try:
+            piece = os.read(handle, 65536)
+        except OSError:  # Linux says EIO when the other end is closed
+            break
+        if not piece:
+            break
+        data += piece
+    os.close(handle)
+    return data.decode()

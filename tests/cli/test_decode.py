@@ -1,0 +1,120 @@
+"""`penstock decode`: text, origin, and nothing that acts on a terminal."""
+
+import json
+import re
+
+import pytest
+
+import penstock as ps
+
+UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+@pytest.fixture
+def store(invoke, corpus):
+    return ps.build(str(corpus), "store", tokenizer="bytes")
+
+
+def test_a_document_is_shown_with_its_origin(invoke, store, corpus):
+    shown = invoke("decode", "store", "--document", 1).stdout
+
+    assert shown == (
+        f"document 1 of 4, 22 tokens\nfrom {corpus}, offset 21\nthat is the question.\n"
+    )
+
+
+def test_several_documents_are_set_apart(invoke, store):
+    shown = invoke("decode", "store", "-d", 2, "-n", 2).stdout
+
+    assert shown.split("\n\n")[1].startswith("document 3 of 4, 12 tokens\n")
+
+
+def test_negative_numbers_count_from_the_end(told, store):
+    assert told("decode", "store", "--document", -1)["documents"][0]["text"] == "in the mind"
+
+
+def test_json_has_text_and_origin(told, store, corpus):
+    assert told("decode", "store", "--document", 0) == {
+        "documents": [
+            {
+                "document": 0,
+                "file": str(corpus),
+                "offset": 0,
+                "num_tokens": 21,
+                "text": "To be, or not to be:",
+            }
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-d", 4], "store has no document 4; it has 4 documents, of which the first is 0."),
+        (["-d", -5], "store has no document -5; it has 4 documents"),
+        (
+            ["-d", 3, "-n", 2],
+            "store has 1 documents from 3 on, and 2 were asked for. Use --count 1.",
+        ),
+    ],
+)
+def test_documents_that_are_not_there_are_an_error(invoke, store, arguments, message):
+    assert message in invoke("decode", "store", *arguments, code=1).stderr
+
+
+def test_raw_and_json_exclude_each_other(invoke, store):
+    result = invoke("decode", "store", "-d", 0, "--raw", "--json", code=2)
+
+    assert "exclude each other" in json.loads(result.stdout)["error"]["message"]
+
+
+def test_another_tokenizer_is_refused(invoke, store):
+    result = invoke("decode", "store", "-d", 0, "--tokenizer", "gpt2", code=1)
+
+    assert "The store was tokenized with bytes" in result.stderr
+
+
+def test_a_tokenizer_that_moved_can_be_given(invoke, corpus, tmp_path, data):
+    config = (data / "gpt2" / "tokenizer.json").read_bytes()
+    (tmp_path / "old.json").write_bytes(config)
+    ps.build(str(corpus), "other", tokenizer="old.json")
+    (tmp_path / "old.json").rename(tmp_path / "new.json")
+
+    assert "'old.json' is no tokenizer" in invoke("decode", "other", "-d", 0, code=1).stderr
+    shown = invoke("decode", "other", "-d", 0, "--tokenizer", "new.json").stdout
+    assert shown.endswith("To be, or not to be:\n")
+
+
+HOSTILE = [
+    b"\x1b]0;owned\x07 \x1b[31mred\x1b[0m",
+    b"null \x00 bell \x07 back \x08",
+    "c1 \x9b31m csi".encode(),
+    "gpj.\u202eexe \u2066x\u2069".encode(),
+    b"over\rwritten",
+    "emoji 👩‍👩‍👧‍👦 stays".encode(),
+]
+
+
+def test_hostile_text_is_escaped_and_raw_is_exact(invoke, penstock, tmp_path):
+    (tmp_path / "hostile.txt").write_bytes(b"\n".join(HOSTILE) + b"\n")
+    ps.build("hostile.txt", "store", tokenizer="bytes")
+
+    shown = invoke("decode", "store", "-d", 0, "-n", len(HOSTILE)).stdout
+    raw = penstock("decode", "store", "-d", 0, "-n", len(HOSTILE), "--raw").stdout
+
+    assert not UNSAFE.search(shown)
+    assert r"\x1b]0;owned\x07 \x1b[31mred\x1b[0m" in shown
+    assert "emoji 👩‍👩‍👧‍👦 stays" in shown
+    assert raw == b"".join(HOSTILE)
+
+
+def test_naughty_strings_are_inert_and_raw_gives_them_back(invoke, penstock, data):
+    path = data / "unicode" / "blns.txt"
+    store = ps.build(str(path), "store")
+
+    shown = invoke("decode", "store", "-d", 0, "-n", len(store)).stdout
+    raw = penstock("decode", "store", "-d", 0, "-n", len(store), "--raw").stdout
+
+    assert not UNSAFE.search(shown)
+    lines = [line for line in path.read_bytes().split(b"\n") if line.strip(b" \t\r")]
+    assert raw == b"".join(lines)

@@ -1,0 +1,73 @@
+"""The demo works on any machine, offline, in seconds, twice."""
+
+import json
+import re
+import time
+
+import pytest
+
+import penstock as ps
+from penstock import demo
+from penstock.errors import SourceError
+
+
+@pytest.fixture(scope="module")
+def files():
+    return demo.library_files()
+
+
+def test_the_library_is_found_without_its_tests(files):
+    names = {file.name for file in files}
+
+    assert {"this.py", "abc.py", "argparse.py"} <= names
+    assert not any({"test", "tests", "site-packages"} & set(file.parts) for file in files)
+    assert files == sorted(files)
+
+
+def test_a_python_without_sources_is_told_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(demo.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+
+    with pytest.raises(SourceError, match="holds no sources of the standard library"):
+        demo.library_files()
+
+
+def test_pages_are_docstrings_under_their_names(files):
+    abc = [file for file in files if file.name == "abc.py" and file.parent.name != "collections"]
+    pages = dict(demo.prose_pages(abc))
+
+    assert pages["abc"].startswith("abc\n\nAbstract Base Classes (ABCs) according to PEP 3119.\n")
+    assert "\n\nabc.ABCMeta.register\n\nRegister a virtual subclass of an ABC." in pages["abc"]
+    assert "help: lambda" in pages
+
+
+def test_prose_is_written_once(files, tmp_path):
+    path = tmp_path / "prose.jsonl"
+    names = demo.write_prose(path, files[:20])
+    written = path.stat().st_mtime_ns
+
+    assert demo.write_prose(path, files[:20]) == names
+    assert path.stat().st_mtime_ns == written
+    assert [json.loads(line)["name"] for line in path.read_text().splitlines()] == names
+
+
+def test_the_demo_shows_all_steps_and_ends_with_what_to_do_next(invoke):
+    begun = time.monotonic()
+    shown = invoke("demo").stdout
+    seconds = time.monotonic() - begun
+
+    assert re.findall(r"^\d+\. ", shown, re.M) == [f"{number}. " for number in range(1, 7)]
+    assert "antigravity.py, offset 0" in shown
+    assert shown.count("is whole") == 2
+    assert shown.count("found finished") == 2
+    assert shown.splitlines()[-4] == "What to do next"
+    assert max(map(len, shown.splitlines())) <= 100
+    assert seconds < 20
+    for name in ("code", "prose"):
+        assert len(ps.verify(f"demo/{name}")) > 500
+
+
+def test_a_second_demo_finds_all_done(invoke, monkeypatch, files):
+    monkeypatch.setattr(demo, "library_files", lambda: files[:40])
+    invoke("demo", "--directory", "here")
+
+    assert invoke("demo", "--directory", "here").stdout.count("found finished") == 4

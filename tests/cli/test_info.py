@@ -1,0 +1,111 @@
+"""`penstock info`: the table and the object."""
+
+import json
+import re
+from dataclasses import asdict
+from itertools import pairwise
+
+import penstock as ps
+from penstock.cli.tables import histogram_lines
+from penstock.store.summary import Bin, summarize
+
+
+def rows(shown):
+    """The table as a dictionary of its one-line rows."""
+    found = (
+        re.fullmatch(r"  ([a-z/]+(?: [a-z]+)?)  +(.*?) *", line) for line in shown.splitlines()
+    )
+    return {match[1]: match[2] for match in found if match}
+
+
+def test_the_table_has_all_that_is_known(invoke, corpus):
+    store = ps.build(corpus.name, "store", tokenizer="bytes")
+
+    table = rows(invoke("info", "store").stdout)
+
+    assert table["documents"] == "4"
+    assert table["tokens"] == "75"
+    assert table["bytes/token"] == "0.95"
+    assert table["lengths"].split() == ["min", "p1", "p10", "median", "mean", "p90", "p99", "max"]
+    assert table["tokenizer"].startswith("bytes, 257 tokens, digest ")
+    assert table["edges"] == "eos 256, bos none"
+    assert table["on disk"].endswith("uint16, 1 part")
+    assert table["inputs"] == "corpus.txt, 76 bytes"
+    assert table["skipped"] == "1 blank record"
+    assert table["rejected"] == "none"
+    assert store.digest.startswith(table["digest"])
+
+
+def test_the_table_fits_eighty_columns(invoke, tmp_path):
+    for number in range(5):
+        (tmp_path / f"{number}-{'long' * 20}.txt").write_text("a\nb c\n" + "d " * 10**number)
+    ps.build(str(tmp_path / "*.txt"), "store", tokenizer="bytes")
+
+    shown = invoke("info", "store").stdout
+
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "and 3 more" in shown
+
+
+def test_json_is_the_summary(told, corpus):
+    store = ps.build(str(corpus), "store", tokenizer="bytes")
+
+    assert told("info", "store") == json.loads(json.dumps(asdict(summarize(store))))
+
+
+def test_rejects_and_mended_documents_are_shown(invoke, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"good\n\xff bad\n\xfe bad\n")
+    ps.build("a.txt", "strict", tokenizer="bytes")
+    ps.build("a.txt", "mended", tokenizer="bytes", errors="replace")
+
+    assert rows(invoke("info", "strict").stdout)["rejected"] == "2: invalid_utf8 2"
+    assert rows(invoke("info", "mended").stdout)["mended"].startswith("2 documents")
+
+
+def test_both_sides_of_a_split_are_shown(invoke, told, corpus):
+    ps.build(str(corpus), "store", tokenizer="bytes", split="tail:0.4")
+
+    assert invoke("info", "store").stdout.count("tail:0.4, this is ") == 2
+    assert told("info", "store")["val"]["side"] == "val"
+    assert told("info", "store/train")["side"] == "train"
+
+
+def test_an_unfinished_store_says_what_to_do(invoke, tmp_path):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / ".building.json").write_text("{}")
+
+    assert "Run the same `penstock build`" in invoke("info", "store", code=1).stderr
+
+
+def test_names_of_inputs_cannot_act_on_the_terminal(invoke, tmp_path):
+    (tmp_path / "evil\x1b[2J\n.txt").write_text("a\n")
+    ps.build([str(tmp_path / "evil\x1b[2J\n.txt")], "store", tokenizer="bytes")
+
+    shown = invoke("info", "store").stdout
+
+    assert r"evil\x1b[2J\n.txt" in re.sub(r"\s+", "", shown)
+    assert "\x1b" not in shown
+
+
+def test_a_histogram_is_as_high_as_its_tallest_bin_and_hides_none():
+    lines = histogram_lines([Bin(4, 5, 1), Bin(6, 7, 10_000), Bin(8, 11, 0), Bin(12, 15, 5_000)])
+
+    assert lines == [
+        "   ███",
+        "   ███   ▄▄▄",
+        "▁▁▁███   ███",
+        "4     8",
+    ]
+
+
+def test_sixty_bins_fit_and_are_labelled_where_there_is_room():
+    edges = [1, 2, 3]
+    while len(edges) < 61:
+        edges.append(edges[-2] * 2)
+    bins = [Bin(a, b - 1, 1) for a, b in pairwise(edges)]
+
+    *_, bars, scale = histogram_lines(bins)
+
+    assert len(bars) == 60
+    assert len(scale) <= 62
+    assert scale.startswith("1  4   16  64")

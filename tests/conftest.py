@@ -1,0 +1,143 @@
+"""What all tests share: Hypothesis profiles, the data beside the repository, small tools.
+
+Hypothesis runs from a fixed seed that is printed in the header, so that a failure anywhere can
+be repeated with `--hypothesis-seed`; HYPOTHESIS_PROFILE=torture asks for more examples.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from penstock.sources.document import Tally
+from penstock.sources.listing import list_files
+from penstock.sources.read import read_slice
+from penstock.sources.reading import Reading
+from penstock.sources.slices import cut
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT.parent / "shared" / "data"
+SEED = 20261115
+
+settings.register_profile(
+    "default", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("torture", settings.get_profile("default"), max_examples=5_000)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+    if config.getoption("--hypothesis-seed", None) is None:
+        config.option.hypothesis_seed = str(SEED)
+
+
+def pytest_report_header(config):
+    return f"hypothesis seed: {config.getoption('--hypothesis-seed')}"
+
+
+@pytest.fixture(scope="session")
+def data():
+    """The directory of shared test data, which is never copied into the repository."""
+    if not DATA.is_dir():
+        pytest.skip(f"the shared test data is not at {DATA}")
+    return DATA
+
+
+@pytest.fixture(scope="session")
+def scratch(tmp_path_factory):
+    """A directory for the files of Hypothesis examples, which come and go."""
+    return tmp_path_factory.mktemp("scratch")
+
+
+@dataclass
+class Found:
+    """All that a reader made of its inputs."""
+
+    texts: list[bytes] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)
+    rejects: list = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    num_slices: int = 0
+
+    @property
+    def reasons(self):
+        return [reject.reason for reject in self.rejects]
+
+
+@pytest.fixture(scope="session")
+def read():
+    """Documents, rejects and counts of inputs, as a build would see them."""
+
+    def read(inputs, *, slice_bytes=64_000_000, **options):
+        reading = Reading(**options)
+        files = list_files(inputs, reading)
+        found = Found()
+        for piece in cut(files, reading, slice_bytes=slice_bytes):
+            found.num_slices += 1
+            for batch in read_slice(files, piece, reading):
+                found.texts += batch.texts.to_pylist()
+                found.places += zip(batch.files.tolist(), batch.offsets.tolist(), strict=True)
+                found.rejects += batch.rejects
+                found.tally.add(batch.tally)
+        return found
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def gpt2():
+    """GPT-2's tokenizer, loaded once."""
+    from penstock.tokenize.tokenizer import load_tokenizer
+
+    return load_tokenizer("gpt2")
+
+
+@pytest.fixture(scope="session")
+def sums():
+    """SHA-256 of every file of a store, by name; the lock is not part of a store."""
+
+    def sums(directory):
+        return {
+            str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(Path(directory).rglob("*"))
+            if path.is_file() and path.name != ".lock"
+        }
+
+    return sums
+
+
+@pytest.fixture
+def small_slices(monkeypatch):
+    """Slices of a few kilobytes, so that small inputs make stores of many parts."""
+    monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 4_000)
+
+
+@pytest.fixture(scope="session")
+def python():
+    """Run code in a fresh interpreter; returns the finished process."""
+
+    def python(code, *arguments, check=True, timeout=60, **environment):
+        return subprocess.run(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=check,
+            timeout=timeout,
+        )
+
+    return python
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left_behind():
+    yield
+    left = [each.name for each in threading.enumerate() if each.name.startswith("build-")]
+    assert not left, f"workers of a build outlived it: {left}"

@@ -1,0 +1,308 @@
+"""What a build gives, whoever does the work and however often it is asked for."""
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.errors import SourceError, StoreError, TokenizerError
+from penstock.sources.document import Tally
+from penstock.sources.texts import Texts
+from penstock.tokenize.tokenizer import load_tokenizer
+
+pytestmark = pytest.mark.usefixtures("small_slices")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_bytes_do_not_depend_on_the_number_of_threads(threads, inputs, built, tmp_path, sums):
+    penstock.build(inputs, tmp_path / "again", tokenizer="bytes", threads=threads)
+
+    assert sums(tmp_path / "again") == sums(built.path)
+
+
+@pytest.mark.parametrize("engine", ["gigatoken", "tokenizers"])
+def test_bytes_do_not_depend_on_the_engine(engine, inputs, tmp_path, sums, gpt2):
+    penstock.build(inputs, tmp_path / "auto", tokenizer=gpt2)
+    penstock.build(inputs, tmp_path / engine, tokenizer="gpt2", engine=engine)
+
+    assert sums(tmp_path / engine) == sums(tmp_path / "auto")
+
+
+def test_bytes_do_not_depend_on_where_and_when(inputs, tmp_path, sums, monkeypatch):
+    """Only on what the inputs are called and hold."""
+    monkeypatch.chdir(inputs)
+    penstock.build(["a.txt", "b.jsonl"], tmp_path / "one", tokenizer="bytes")
+    (tmp_path / "moved").mkdir()
+    for name in ("a.txt", "b.jsonl"):
+        (tmp_path / "moved" / name).write_bytes((inputs / name).read_bytes())
+    monkeypatch.chdir(tmp_path / "moved")
+    penstock.build(["b.jsonl", "a.txt"], tmp_path / "two", tokenizer="bytes")
+
+    assert sums(tmp_path / "one") == sums(tmp_path / "two")
+
+
+def test_every_file_of_a_store_is_in_its_manifest(built):
+    listed = {
+        f"part-{part.number:05d}.{kind}.npy" for part in built.manifest.parts for kind in part.files
+    }
+
+    assert {path.name for path in built.path.iterdir()} == listed | {
+        "penstock.json",
+        "rejects.jsonl",
+        ".lock",
+    }
+
+
+def test_a_slice_without_documents_leaves_no_files(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b" \n" * 9_000 + b"one document\n" + b"\t\n" * 9_000)
+    store = penstock.build(tmp_path / "a.txt", tmp_path / "store", tokenizer="bytes")
+
+    assert (len(store), len(store.manifest.parts)) == (1, 1)
+    assert len(list(store.path.glob("*.npy"))) == 3
+
+
+def test_the_counts_of_the_manifest_add_up(inputs, built):
+    counts = built.manifest.contents["builds"][0]["counts"]
+    total = sum(path.stat().st_size for path in inputs.iterdir())
+
+    assert Tally(**counts).total_bytes == total
+    assert (counts["documents"], counts["rejected"]) == (len(built), 3) == (500, 3)
+    assert built.manifest.contents["counts"] == {"documents": 500, "tokens": built.num_tokens}
+
+
+def test_the_reject_log_says_what_where_and_why(inputs, built):
+    log = [json.loads(line) for line in (built.path / "rejects.jsonl").read_text().splitlines()]
+    data = (inputs / "b.jsonl").read_bytes()
+
+    assert [(each["reason"], each["file"]) for each in log] == [
+        ("invalid_utf8", str(inputs / "a.txt")),
+        ("bad_json", str(inputs / "b.jsonl")),
+        ("missing_field", str(inputs / "b.jsonl")),
+    ]
+    for each in log[1:]:
+        place = each["offset"]
+        assert data[place : place + each["num_bytes"]] in (b"not json", b'{"no": "text"}')
+    reasons = built.manifest.contents["builds"][0]["rejects"]["reasons"]
+    assert reasons == {"bad_json": 1, "invalid_utf8": 1, "missing_field": 1}
+
+
+def test_a_second_build_changes_nothing(inputs, built):
+    before = {path: path.stat().st_mtime_ns for path in built.path.glob("[!.]*")}
+    again = penstock.build(inputs, built.path, tokenizer="bytes")
+
+    assert again.digest == built.digest
+    assert before == {path: path.stat().st_mtime_ns for path in built.path.glob("[!.]*")}
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"tokenizer": "gpt2"}, r"tokenizer\.canary"),
+        ({"eos": False}, r"eos_id: 256 -> None"),
+        ({"documents": "paragraphs"}, r"reading\.documents: 'lines' -> 'paragraphs'"),
+        ({"field": "body"}, r"reading\.field: 'text' -> 'body'"),
+        ({"errors": "replace"}, r"reading\.errors"),
+        ({"max_document_bytes": 99}, r"reading\.max_document_bytes"),
+        ({"inputs": "a.txt"}, r"inputs"),
+    ],
+)
+def test_a_finished_store_is_not_taken_for_another(change, field, inputs, built):
+    inputs = inputs / change.pop("inputs", "")
+
+    with pytest.raises(StoreError, match=rf"built otherwise: .*{field}"):
+        penstock.build(inputs, built.path, **{"tokenizer": "bytes", **change})
+
+
+def test_other_texts_are_other_inputs(tmp_path):
+    penstock.build(Texts(["one"]), tmp_path / "store", tokenizer="bytes")
+    penstock.build(Texts(["one"]), tmp_path / "store", tokenizer="bytes")
+
+    with pytest.raises(StoreError, match="inputs"):
+        penstock.build(Texts(["two"]), tmp_path / "store", tokenizer="bytes")
+    grown = penstock.build(Texts(["two"]), tmp_path / "store", tokenizer="bytes", append=True)
+    assert [grown.text(number) for number in range(2)] == ["one", "two"]
+
+
+def test_a_directory_of_something_else_is_not_written_into(inputs, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("all of it")
+
+    with pytest.raises(StoreError, match=r"not empty and not a store; it holds thesis\.tex"):
+        penstock.build(inputs, tmp_path / "mine", tokenizer="bytes")
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "all of it"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"threads": 0}, StoreError, "threads=0 leaves nobody"),
+        ({"max_bad": -1}, StoreError, "max_bad=-1 is not"),
+        ({"max_bad": float("nan")}, StoreError, "max_bad=nan is not"),
+        ({"split": "head:0.1"}, StoreError, "split='head:0.1' is not understood"),
+        ({"split": "tail:1"}, StoreError, "split='tail:1' is not understood"),
+        ({"split": "hash:x"}, StoreError, "split='hash:x' is not understood"),
+        ({"bos": True}, TokenizerError, 'which of its tokens begins a document.*bos="TOKEN"'),
+        ({"eos": "<eos>"}, TokenizerError, "has no token '<eos>'"),
+        ({"documents": ""}, SourceError, "separates nothing"),
+        ({"tokenizer": "nope"}, TokenizerError, "is no tokenizer that is known"),
+    ],
+)
+def test_a_request_that_cannot_be_meant_leaves_nothing_behind(
+    options, error, message, inputs, tmp_path
+):
+    with pytest.raises(error, match=message):
+        penstock.build(inputs, tmp_path / "store", **{"tokenizer": "bytes", **options})
+    left = tmp_path / "store"
+    assert not left.exists() or not [path for path in left.iterdir() if path.name != ".lock"]
+
+
+def test_documents_end_and_begin_as_asked_and_never_twice(tmp_path, gpt2):
+    parsed = load_tokenizer("gpt2", special_tokens="parse")
+    texts = Texts(["one", "<|endoftext|>two<|endoftext|>", "<|endoftext|>"])
+
+    def documents(**options):
+        store = penstock.build(texts, tmp_path / str(len(list(tmp_path.iterdir()))), **options)
+        return [document.tolist() for document in store]
+
+    end, one, two = 50_256, 505, 11_545
+    assert documents(tokenizer=parsed, bos=True) == [[end, one, end], [end, two, end], [end]]
+    assert documents(tokenizer=parsed) == [[one, end], [end, two, end], [end]]
+    assert documents(tokenizer=parsed, eos=False) == [[one], [end, two, end], [end]]
+    assert documents(tokenizer=gpt2, eos=False)[0] == [one]
+    assert documents(tokenizer=gpt2, eos="one", bos="two")[0] == [11_545, one]
+    assert end not in documents(tokenizer=gpt2, eos=False)[2]
+
+
+def test_documents_without_a_token_are_skipped_and_counted(tmp_path):
+    class Vowels:
+        vocab_size = 256
+        eos_token_id = 0
+
+        def encode(self, text):
+            return [ord(letter) for letter in text if letter in "aeiou"]
+
+    for split in (None, "hash:0.5"):
+        place = tmp_path / str(split)
+        texts = Texts(["xyz", "apple", "brrr", "ice"] * 10)
+        store = penstock.build(texts, place, tokenizer=Vowels(), split=split)
+        other = penstock.TokenStore(place / "val") if split else []
+        counts = store.manifest.contents["builds"][0]["counts"]
+
+        assert len(store) + len(other) == counts["documents"] == 20
+        assert counts["skipped"] == 20
+        assert {bytes(document.astype(np.uint8)) for document in store} <= {b"ae\0", b"ie\0"}
+
+
+def test_an_id_that_does_not_fit_stops_the_build(tmp_path):
+    class Wide:
+        vocab_size = 65_536
+        eos_token_id = 0
+
+        def encode(self, text):
+            return [65_536]
+
+    with pytest.raises(TokenizerError, match="gave the id 65,536"):
+        penstock.build(Texts(["a"]), tmp_path / "store", tokenizer=Wide())
+    assert not (tmp_path / "store" / "penstock.json").exists()
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(65_536, np.uint16), (65_537, np.uint32)])
+def test_the_largest_id_of_either_width_survives(size, dtype, tmp_path):
+    class Edge:
+        vocab_size = size
+        eos_token_id = size - 1
+
+        def encode(self, text):
+            return [0, 1, size - 2]
+
+    store = penstock.build(Texts(["a", "b"]), tmp_path / "store", tokenizer=Edge())
+
+    assert store.dtype == dtype
+    assert store.document(1).tolist() == [0, 1, size - 2, size - 1]
+    penstock.verify(store.path)
+
+
+def test_nothing_at_all_makes_an_empty_store(tmp_path):
+    import gzip
+
+    (tmp_path / "a.txt").write_bytes(b"")
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b""))
+    for name in ("a.txt", "b.txt.gz"):
+        store = penstock.build(tmp_path / name, tmp_path / f"{name}.store", tokenizer="bytes")
+
+        assert (len(store), store.num_tokens, list(store)) == (0, 0, [])
+        assert store.manifest.contents["builds"][0]["counts"] == asdict(Tally())
+        penstock.verify(store.path)
+
+
+def _bad_lines(path, good, bad):
+    path.write_bytes(b"".join([b"good line\n"] * good + [b"bad \xff line\n"] * bad))
+    return path
+
+
+def test_ten_bad_records_are_always_borne_and_then_a_share(tmp_path):
+    ten = _bad_lines(tmp_path / "ten.txt", 5, 10)
+    eleven = _bad_lines(tmp_path / "eleven.txt", 5, 11)
+    few = _bad_lines(tmp_path / "few.txt", 20_000, 19)
+
+    assert len(penstock.build(ten, tmp_path / "1", tokenizer="bytes")) == 5
+    assert len(penstock.build(few, tmp_path / "2", tokenizer="bytes")) == 20_000
+    with pytest.raises(SourceError, match=r"11 of 16 records were rejected, more than the 10"):
+        penstock.build(eleven, tmp_path / "3", tokenizer="bytes")
+
+
+def test_a_limit_of_one_or_more_is_a_number_of_records(tmp_path):
+    path = _bad_lines(tmp_path / "a.txt", 5, 3)
+
+    assert len(penstock.build(path, tmp_path / "1", tokenizer="bytes", max_bad=3)) == 5
+    with pytest.raises(SourceError, match=r"more than the 2 that max_bad=2 allows"):
+        penstock.build(path, tmp_path / "2", tokenizer="bytes", max_bad=2)
+    assert len(penstock.build(path, tmp_path / "3", tokenizer="bytes", max_bad=0.0)) == 5
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+def test_bad_records_are_judged_in_the_order_of_the_input(threads, tmp_path):
+    """Eleven among the first hundred are too many, though one in a hundred of all would not be."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"bad \xff line\n" * 11 + b"good line\n" * 20_000)
+
+    with pytest.raises(SourceError, match=r"a\.txt, offset 0: invalid_utf8"):
+        penstock.build(path, tmp_path / "store", tokenizer="bytes", threads=threads)
+    with pytest.raises(StoreError, match="was not finished"):
+        penstock.TokenStore(tmp_path / "store")
+
+
+def test_a_build_that_stopped_at_bad_records_goes_on_with_a_higher_limit(tmp_path, sums):
+    path = _bad_lines(tmp_path / "a.txt", 2_000, 11)
+    with pytest.raises(SourceError, match="raise max_bad; the build then goes on"):
+        penstock.build(path, tmp_path / "store", tokenizer="bytes", max_bad=0)
+    penstock.build(path, tmp_path / "store", tokenizer="bytes", max_bad=0.5)
+    penstock.build(path, tmp_path / "clean", tokenizer="bytes", max_bad=0.5)
+
+    assert sums(tmp_path / "store") == sums(tmp_path / "clean")
+
+
+def test_progress_is_told_until_everything_is_done(inputs, tmp_path):
+    seen = []
+    store = penstock.build(inputs, tmp_path / "store", tokenizer="bytes", progress=seen.append)
+
+    assert seen[-1].num_documents == len(store)
+    assert seen[-1].num_tokens == store.num_tokens
+    assert seen[-1].num_rejects == 3
+    assert seen[-1].done_bytes == seen[-1].total_bytes == seen[-1].text_bytes
+    assert [each.num_tokens for each in seen] == sorted(each.num_tokens for each in seen)
+
+
+def test_a_progress_callback_that_raises_stops_the_build_and_it_goes_on_later(
+    inputs, tmp_path, built, sums
+):
+    def interrupt(progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        penstock.build(inputs, tmp_path / "late", tokenizer="bytes", progress=interrupt)
+    penstock.build(inputs, tmp_path / "late", tokenizer="bytes")
+
+    assert sums(tmp_path / "late") == sums(built.path)

