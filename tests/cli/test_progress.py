@@ -10,7 +10,7 @@ from penstock.store.run import Progress
 
 def told(text_bytes, *, done=None, total=1_000_000_000, tokens=0, rejects=0):
     return Progress(
-        done_bytes=total if done is None else done,
+        done_bytes=text_bytes if done is None else done,
         total_bytes=total,
         text_bytes=text_bytes,
         num_documents=0,
@@ -50,7 +50,6 @@ def test_what_an_earlier_run_sealed_is_not_speed(clock):
     clock.times[0] += 1
 
     assert meter.line(told(910_000_000, tokens=20)).startswith("10.0 MB/s  10 tokens/s  0:09 left")
-
 
 
 def test_nothing_is_drawn_where_nobody_looks(capsys):

@@ -32,6 +32,8 @@ def check_contents(contents: dict[str, Any]) -> None:
             _count(contents[name], name, vocab_size)
     if contents["split"] is not None:
         _string(contents["split"], "split")
+    if not contents["builds"]:
+        raise ValueError("no build is listed")
     for number, done in enumerate(contents["builds"]):
         _check_build(done, f"builds[{number}]")
     for name in ("documents", "tokens"):
