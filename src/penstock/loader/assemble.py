@@ -51,6 +51,8 @@ class Block:
     first_step: int
     edges: list[int]
     """Row at which each step begins, and the end."""
+    spans: list[tuple[int, int]]
+    """Positions of each step: the first, and the one after the last."""
     tokens: NDArray[Any]  # (rows, length + 1), narrow
     targets: NDArray[np.bool_] | None  # (rows, length): False where the target is ignored
     extras: dict[str, NDArray[Any]]  # (rows, length) each
@@ -82,6 +84,8 @@ class Assembler:
         num_steps = max(1, int(np.searchsorted(np.cumsum(rows), size, side="right")))
         located = self._located(first_step, first_step + num_steps, last_step)
         edges = np.concatenate(([0], np.cumsum(rows[:num_steps]))).tolist()
+        starts, sizes = self.shard.steps.spans(first_step, first_step + num_steps)
+        spans = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
         tokens, targets, extras = self.read(located)
         values = (
             of_tokens(tokens, targets, located[3])
@@ -90,7 +94,7 @@ class Assembler:
         )
         values[located[3] == PADDING] = 0
         fingerprints = [combine(values[a:b]) for a, b in pairwise(edges)]
-        return Block(first_step, edges, tokens, targets, extras, located, fingerprints)
+        return Block(first_step, edges, spans, tokens, targets, extras, located, fingerprints)
 
     def _located(self, first: int, stop: int, last: int) -> NDArray[np.int64]:
         """Source, epoch, sample and position of this rank's rows in some steps."""

@@ -11,7 +11,6 @@ shifts them itself: shifted tensors under these names would be shifted twice, in
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -100,8 +99,3 @@ def host_tensors(block: Block, number: int, *, ids: bool) -> dict[str, NDArray[A
         names = ("source", "epoch", "sample", "position")
         arrays |= {name: block.located[i, rows] for i, name in enumerate(names)}
     return arrays
-
-
-def widen(block: Block) -> NDArray[np.int64]:
-    """The ids of a whole block as int64, in one pass; batches are slices of it."""
-    return block.tokens.astype(np.int64)

@@ -89,9 +89,9 @@ def _widened(data: torch.Tensor, array: NDArray[Any]) -> torch.Tensor:
     """Bytes on the device as the tensor they stand for; ids become int64."""
     kind = array.dtype
     if kind == np.uint16:
-        return (data.view(torch.int16).to(torch.int64) & 0xFFFF).view(array.shape)
+        return data.view(torch.int16).to(torch.int64).bitwise_and_(0xFFFF).view(array.shape)
     if kind == np.uint32:
-        return (data.view(torch.int32).to(torch.int64) & 0xFFFF_FFFF).view(array.shape)
+        return data.view(torch.int32).to(torch.int64).bitwise_and_(0xFFFF_FFFF).view(array.shape)
     if kind == np.bool_:
         return data.view(torch.bool).view(array.shape)
     same = torch.from_numpy(np.zeros(0, kind)).dtype

@@ -5,11 +5,11 @@ out is a function of that number, so there is nothing else to save, to restore o
 out of step: no worker processes, no shuffle buffer, no random state.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 
@@ -19,7 +19,7 @@ from penstock.loader.batch import Format, Shape, host_tensors
 from penstock.loader.device import DeviceCopy
 from penstock.loader.log import FingerprintLog
 from penstock.loader.prefetch import Ahead
-from penstock.loader.state import read_state, write_state
+from penstock.loader.state import check_state, identify, position_in, write_state
 from penstock.order.integers import END
 from penstock.order.plan import Plan, Rows
 from penstock.order.shard import Shard
@@ -27,6 +27,16 @@ from penstock.order.shuffle import Mode
 from penstock.order.steps import Steps
 
 __all__ = ["Loader"]
+
+
+class _Made(NamedTuple):
+    """A batch that is ready to be handed out."""
+
+    step: int
+    stop: int  # the position after it
+    batch: Any
+    fingerprint: int
+    finish: Callable[[], None] | None  # what is left to do, on the reader's thread
 
 
 class Loader:
@@ -143,8 +153,11 @@ class Loader:
             step += limit
         if step < 0 or (limit is not None and step >= limit):
             raise IndexError(f"step {step:,} is not in a run of {limit or 0:,} steps")
-        block = self._assembler.block(step, step + 1)
-        return self._batches(block).__next__()[0]
+        copy = DeviceCopy(self._device) if self._device.type == "cuda" else None
+        made = next(self._batches(self._assembler.block(step, step + 1), copy))
+        if made.finish is not None:
+            made.finish()
+        return made.batch
 
     def __iter__(self) -> Iterator[Any]:
         """Batches from `position` on."""
@@ -159,68 +172,62 @@ class Loader:
             made = partial(self._made, first, copy)
             source = Ahead(made, self._prefetch) if self._prefetch else made()
             for batches in source:
-                for step, batch, fingerprint, finish in batches:
+                for number, made in enumerate(batches):
                     if turn != self._taken_over:
                         raise ResumeError(
                             "This iterator was overtaken: the loader was moved by seek(), "
                             "load_state_dict() or another iter(). Use the newest iterator."
                         )
-                    if finish is not None:
-                        finish()
-                    self._position = self._after(step)
-                    self.fingerprint = fingerprint
-                    if self._log:
-                        self._log.add(step, self._position, fingerprint)
-                    yield batch
+                    self._hand_out(made)
+                    if number == 0 and isinstance(source, Ahead):
+                        source.taken()
+                    yield made.batch
         finally:
             if isinstance(source, Ahead):
                 source.close()
 
-    def _after(self, step: int) -> int:
-        """The position after a step; the end of the run where the last batch was filled up."""
-        stop = self._steps.span(step)[1]
-        return stop if self._end is None else min(stop, self._end)
+    def _hand_out(self, made: _Made) -> None:
+        if made.finish is not None:
+            made.finish()
+        self._position = made.stop
+        self.fingerprint = made.fingerprint
+        if self._log:
+            self._log.add(made.step, made.stop, made.fingerprint)
 
-    def _made(self, first: int, copy: DeviceCopy | None) -> Iterator[list[Any]]:
-        """Blocks of finished batches: (step, batch, fingerprint, what to do on handing out)."""
+    def _made(self, first: int, copy: DeviceCopy | None) -> Iterator[list[_Made]]:
+        """Finished batches, a block at a time."""
         last = self._num_steps if self._num_steps is not None else 2**62
         step = first
         while step < last:
             block = self._assembler.block(step, last)
-            count = len(block.edges) - 1
-            finished = []
-            for number, (batch, finish) in enumerate(self._batches(block, copy)):
-                finished.append((step + number, batch, block.fingerprints[number], finish))
             if copy is not None:
-                # Two slots are two batches on their way; more would wait in `put`.
-                yield from ([each] for each in finished)
+                # One by one: what is on its way to the device is what was asked to be ahead.
+                yield from ([made] for made in self._batches(block, copy))
             else:
-                yield finished
-            step += count
+                yield list(self._batches(block))
+            step += len(block.spans)
 
-    def _batches(self, block: Block, copy: DeviceCopy | None = None) -> Iterator[tuple[Any, Any]]:
+    def _batches(self, block: Block, copy: DeviceCopy | None = None) -> Iterator[_Made]:
         """The batches of a block, one a step."""
-        if copy is None and self._device.type == "cuda":
-            copy = DeviceCopy(self._device)
-        wide = None
-        if copy is None and not self._narrow:
-            wide = torch.from_numpy(block.tokens.astype("int64"))
-        for number in range(len(block.edges) - 1):
+        for number, (start, stop) in enumerate(block.spans):
+            finish = None
             arrays = host_tensors(block, number, ids=self.shape.ids)
-            start = self._steps.span(block.first_step + number)[0]
             if copy is not None:
                 tensors, ready = copy.put(arrays)
-                kept = dict(tensors)
-                finish = _finisher(copy, kept, ready)
-                yield self.shape.dress(tensors, start), finish
-                continue
-            tokens = arrays.pop("tokens")
-            tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-            if wide is None:
-                yield {"tokens": torch.from_numpy(tokens), **tensors}, None
-                continue
-            rows = slice(block.edges[number], block.edges[number + 1])
-            yield self.shape.dress({"tokens": wide[rows], **tensors}, start), None
+                finish = partial(copy.hand_out, dict(tensors), ready)
+            else:
+                if not self._narrow:
+                    # Batch by batch: memory of this size is used again by the next one, where
+                    # a whole block would be new pages every time, at several times the cost.
+                    arrays["tokens"] = arrays["tokens"].astype("int64")
+                tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            yield _Made(
+                block.first_step + number,
+                stop if self._end is None else min(stop, self._end),
+                tensors if self._narrow else self.shape.dress(tensors, start),
+                block.fingerprints[number],
+                finish,
+            )
 
     def seek(self, position: int) -> None:
         """Go to a position of the global order; the next batch begins there."""
@@ -233,7 +240,11 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where this run is: small, JSON, and the same on every rank."""
-        return write_state(self.plan, self._position)
+        return write_state(self._identity, self._position)
+
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        return identify(self.plan)
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, on_change: Literal["error", "restart"] = "error"
@@ -243,13 +254,14 @@ class Loader:
         Args:
             state: What `state_dict` gave.
             on_change: Whether a state of another order is an error, or the new order begins
-                at 0.
+                at 0. A damaged state is an error in either case.
         """
         if on_change not in ("error", "restart"):
             raise ResumeError(f'on_change={on_change!r} is not "error" or "restart".')
+        checked = check_state(state)
         position = 0
         try:
-            position = read_state(self.plan, dict(state))
+            position = position_in(self._identity, checked)
         except ResumeError:
             if on_change == "error":
                 raise
@@ -266,10 +278,6 @@ class Loader:
         from penstock.loader.dataloader import as_dataloader
 
         return as_dataloader(self, num_workers=num_workers, **options)
-
-
-def _finisher(copy: DeviceCopy, tensors: dict[str, torch.Tensor], ready: Any) -> Any:
-    return lambda: copy.hand_out(tensors, ready)
 
 
 def _plan(rows: Plan | Rows, seed: int | None, shuffle: Mode | None) -> Plan:

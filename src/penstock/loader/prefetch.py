@@ -32,14 +32,19 @@ class Ahead(Generic[Item]):
     """The items of an iterator, at most `depth` of them made before they are wanted."""
 
     def __init__(self, items: Callable[[], Iterator[Item]], depth: int) -> None:
-        self._queue: queue.Queue[Item | _Failed | type[_Ended]] = queue.Queue(depth)
+        self._made: queue.SimpleQueue[Item | _Failed | type[_Ended]] = queue.SimpleQueue()
+        self._permits = threading.Semaphore(depth)
         self._stop = threading.Event()
         self._thread = threading.Thread(
-            target=_fill, args=(items, self._queue, self._stop), name="penstock-ahead", daemon=True
+            target=_fill,
+            args=(items, self._made, self._permits, self._stop),
+            name="penstock-ahead",
+            daemon=True,
         )
         self._thread.start()
-        # A reader that is dropped without close() must not leave the thread waiting for ever.
-        self._finalizer = weakref.finalize(self, _end, self._queue, self._stop)
+        # A reader that is dropped without close() must not leave the thread waiting for ever;
+        # and a thread that is inside torch when the interpreter ends would bring it down.
+        self._finalizer = weakref.finalize(self, _end, self._permits, self._stop, self._thread)
 
     def __iter__(self) -> "Ahead[Item]":
         return self
@@ -47,9 +52,9 @@ class Ahead(Generic[Item]):
     def __next__(self) -> Item:
         while True:
             try:
-                item = self._queue.get(timeout=1.0)
+                item = self._made.get(timeout=1.0)
             except queue.Empty:
-                if not self._thread.is_alive() and self._queue.empty():
+                if not self._thread.is_alive() and self._made.empty():
                     raise RuntimeError(
                         "The thread that reads ahead is gone, as threads are after a fork. Call "
                         "iter(loader) again in this process."
@@ -63,43 +68,36 @@ class Ahead(Generic[Item]):
                 raise StopIteration
             return item  # type: ignore[return-value]
 
+    def taken(self) -> None:
+        """Let the next item be made.
+
+        Said by the reader once it is done with handing out the last one: a thread that begins
+        its work while the reader is at it competes for the interpreter and the driver, and
+        was seen to make handing out ten times as slow.
+        """
+        self._permits.release()
+
     def close(self) -> None:
         """End the thread and wait for it."""
         self._finalizer()
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout=10.0)
 
 
 def _fill(
     items: Callable[[], Iterator[Item]],
-    filled: "queue.Queue[Item | _Failed | type[_Ended]]",
+    made: "queue.SimpleQueue[Item | _Failed | type[_Ended]]",
+    permits: threading.Semaphore,
     stop: threading.Event,
 ) -> None:
-    last: Item | _Failed | type[_Ended] = _Ended
     try:
-        for item in items():
-            if not _offer(filled, item, stop):
-                return
+        iterator = items()
+        while permits.acquire() and not stop.is_set():
+            made.put(next(iterator, _Ended))
     except BaseException as error:  # noqa: BLE001  (raised again by the reader)
-        last = _Failed(error)
-    _offer(filled, last, stop)
+        made.put(_Failed(error))
 
 
-def _offer(filled: "queue.Queue[Item]", item: Item, stop: threading.Event) -> bool:
-    """Put `item` where the reader finds it; False if the reader is gone."""
-    while not stop.is_set():
-        try:
-            filled.put(item, timeout=0.2)
-        except queue.Full:
-            continue
-        return True
-    return False
-
-
-def _end(filled: "queue.Queue[Item]", stop: threading.Event) -> None:
+def _end(permits: threading.Semaphore, stop: threading.Event, thread: threading.Thread) -> None:
     stop.set()
-    try:
-        while True:
-            filled.get_nowait()
-    except queue.Empty:
-        pass
+    permits.release()
+    if thread is not threading.current_thread():
+        thread.join(timeout=10.0)

@@ -9,6 +9,7 @@ Ids never depend on the engine: a build compares the two before it trusts one.
 import json
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -176,7 +177,7 @@ def _ids(encoded: Any) -> Sequence[int]:
 def _flat(rows: list[Sequence[int]]) -> Encoded:
     offsets = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
-    ids = np.fromiter((each for row in rows for each in row), np.int64, count=int(offsets[-1]))
+    ids = np.fromiter(chain.from_iterable(rows), np.int64, count=int(offsets[-1]))
     if len(ids) and (ids.min() < 0 or ids.max() > 0xFFFF_FFFF):
         raise TokenizerError(
             f"The tokenizer gave the id {ids.min()} or {ids.max()}; ids are 32 bits wide."
