@@ -130,6 +130,7 @@ def test_rows_pushed_back_by_several_joins_are_found():
         layout = passes(stages, seed=seed)
         for position, (source, epoch, sample) in enumerate(rows_of(layout, 40)):
             assert layout.positions_of(source, sample, np.array([epoch])).tolist() == [position]
+            assert sum(layout.counts(position)) == position
 
 
 def test_epochs_that_have_not_begun_are_not_counted():

@@ -126,6 +126,19 @@ def test_a_cap_met_at_the_end_of_a_stage_begins_no_empty_one():
     assert schedule.stages == [Stage(0, [1, 1]), Stage(4, [1, 0])]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_first_of_many_near_caps_is_found(seed):
+    """Caps that fall due within a few rows of each other, in every order."""
+    draws = np.random.default_rng(seed)
+    weights = draws.integers(90, 110, size=30).tolist()
+    caps = [weight + int(draws.integers(-1, 2)) for weight in weights]
+    schedule = Schedule([Stage(0, weights)], caps=caps, exhausted="redistribute")
+    ends = [Mix(weights).position(source, cap - 1) + 1 for source, cap in enumerate(caps)]
+
+    assert schedule.stages[1].start == min(ends)
+    assert schedule.end == sum(caps)
+
+
 def test_caps_far_away_are_found_without_scanning():
     schedule = Schedule(
         [Stage(0, [0.7, 0.3, 1e-9])], caps=[10**15, 10**14, 5], exhausted="redistribute"

@@ -87,6 +87,14 @@ def test_the_part_mode_needs_no_later_part(part_rows, later, key):
     assert np.array_equal(whole_order("part", part_rows + later, key)[: len(known)], known)
 
 
+def test_the_order_of_parts_does_not_depend_on_the_sources_before():
+    parts, later = [30, 40], [50, 60]
+    arrangement = arrange("part", [Domain(70, parts), Domain(110, later)])
+    second = Orders(np.zeros(110, int), np.array([1]), np.array([17], dtype=np.uint64))
+
+    assert np.array_equal(arrangement.rows(np.arange(110), second), whole_order("part", later))
+
+
 def test_parts_of_equal_size_are_shuffled_differently():
     order = whole_order("part", [100] * 20).reshape(20, 100) % 100
 

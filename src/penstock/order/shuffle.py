@@ -1,15 +1,14 @@
 """The four ways to arrange one epoch.
 
-    full    every row anywhere                       row 5 2 7 0 6 1 3 4
-    block   rows near each other stay near in time   blocks permuted, then rows
-                                                     inside a group of blocks
-    part    parts in order, rows inside a part anywhere
-    none    rows as they lie
+    "full"    every row anywhere
+    "block"   blocks of rows anywhere, then rows anywhere inside a group of blocks
+    "part"    parts in order, rows anywhere inside their part
+    "none"    rows as they lie
 
-Random reads cost nothing from memory or NVMe. Disks and object stores want long ones:
-a group of blocks in "block" is what must be read, or lie in the page cache, to serve
-the positions of that group. "part" needs no row of a later part, so it can begin
-while a store is being written.
+Memory and NVMe serve single rows as fast as long reads; disks and object stores do not.
+With "block", the blocks of one group are all that is read, or lies in the page cache, for
+as many positions as the group has rows. With "part", no row of a later part is needed, so
+a run can begin while the store is being written.
 
 Each mode maps the positions of an epoch to rows and back. A call answers for several
 epochs and sources at once: `Orders` says which row of it belongs to which.

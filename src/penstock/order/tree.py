@@ -1,8 +1,8 @@
 """A plan as a picture: its sources, what was asked and what is delivered.
 
-    plan 3c1f9a02, seed 17, shuffle "full", by weights; in the first 10,000 rows:
-    ├── web    80,000 rows  81,920,000 tokens  asked 70 %  delivered  7,000 rows, 70 %  0.09 epochs
-    └── code    1,000 rows   1,024,000 tokens  asked 30 %  delivered  3,000 rows, 30 %  3.00 epochs
+    plan ad156226, seed 17, shuffle full; in the first 10,000 rows:
+    ├── web   8,000 rows  8,192,000 tokens  asked 70 %  delivered 7,000 rows  70 %  0.88 epochs
+    └── code  1,000 rows  1,024,000 tokens  asked 30 %  delivered 3,000 rows  30 %  3.00 epochs
 
 Plain text, the same for the same plan, so that it can go into logs and be compared.
 """
