@@ -128,10 +128,12 @@ def main():
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where stores are written (default: temporary)")
     parser.add_argument("--no-peers", action="store_true", help="leave out datasets and tiktoken")
+    parser.add_argument("--data", type=Path, default=corpus.DATA, help="where the corpus lies")
+    parser.add_argument("--roots", nargs="+", default=corpus.ROOTS, help="where its text is from")
     options = parser.parse_args()
-    paths = {kind: corpus.DATA / f"corpus.{kind}" for kind in ("txt", "jsonl", "parquet")}
+    paths = {kind: options.data / f"corpus.{kind}" for kind in ("txt", "jsonl", "parquet")}
     if not paths["txt"].exists():
-        corpus.write(options.bytes, corpus.ROOTS)
+        corpus.write(options.bytes, options.roots, options.data)
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     text = paths["txt"]
     definition = ps.load_tokenizer("gpt2").definition

@@ -62,15 +62,15 @@ def documents(roots):
         yield text.encode(errors="replace").decode()
 
 
-def write(num_bytes, roots):
+def write(num_bytes, roots, folder=DATA):
     """The three files; returns how many bytes of text they hold."""
-    DATA.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     schema = pa.schema([("id", pa.int64()), ("text", pa.string())])
     total, number, held = 0, 0, []
     with (
-        (DATA / "corpus.txt").open("w", encoding="utf-8", newline="") as plain,
-        (DATA / "corpus.jsonl").open("w", encoding="utf-8", newline="") as lines,
-        pq.ParquetWriter(DATA / "corpus.parquet", schema, compression="zstd") as table,
+        (folder / "corpus.txt").open("w", encoding="utf-8", newline="") as plain,
+        (folder / "corpus.jsonl").open("w", encoding="utf-8", newline="") as lines,
+        pq.ParquetWriter(folder / "corpus.parquet", schema, compression="zstd") as table,
     ):
         for text in documents(roots):
             plain.write(text + SEPARATOR)
@@ -85,7 +85,7 @@ def write(num_bytes, roots):
                 break
         if held:
             table.write_batch(pa.RecordBatch.from_pylist(held, schema))
-    print(f"{number:,} documents, {total:,} bytes in {DATA}")
+    print(f"{number:,} documents, {total:,} bytes in {folder}")
     if total < num_bytes:
         print(f"less than the {num_bytes:,} asked for: name more roots")
     return total

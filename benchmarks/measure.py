@@ -1,8 +1,16 @@
-"""Alternating repetitions, medians with their spread, and peak anonymous memory."""
+"""Alternating repetitions, medians with their spread, memory and processor time of a process
+and its workers, and fresh processes to take such figures in.
+"""
 
+import atexit
+import json
+import os
+import resource
 import statistics
+import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 
@@ -23,36 +31,158 @@ def spread(values):
 
 
 class AnonymousMemory:
-    """The peak of this process's anonymous memory (mapped files do not count), in bytes."""
+    """The peak of this process's anonymous memory (mapped files do not count), in bytes.
+
+    With `workers`, what its worker processes hold for themselves is added; pages that they
+    share with this process since they were forked count once.
+    """
+
+    def __init__(self, *, workers=False):
+        self._read = anonymous_bytes_with_workers if workers else anonymous_bytes
+        self._seconds = 0.025 if workers else 0.005
 
     def __enter__(self):
-        self.before = self.peak = anonymous_bytes()
+        self.before = self.peak = self._read()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
 
+    @property
+    def growth(self):
+        """How much the peak lies above what there was before."""
+        return self.peak - self.before
+
     def _watch(self):
-        while not self._stop.wait(0.005):
-            self.peak = max(self.peak, anonymous_bytes())
+        while not self._stop.wait(self._seconds):
+            self.peak = max(self.peak, self._read())
 
     def __exit__(self, *_):
         self._stop.set()
         self._thread.join()
-        self.peak = max(self.peak, anonymous_bytes())
+        self.peak = max(self.peak, self._read())
 
 
 def anonymous_bytes():
     """Anonymous resident memory now."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("this kernel does not report RssAnon")
+    return _field("/proc/self/status", "RssAnon")
+
+
+def anonymous_bytes_with_workers():
+    """The same, and the private memory of all processes that this one has started."""
+    total = anonymous_bytes()
+    for process in descendants():
+        try:
+            total += _field(f"/proc/{process}/smaps_rollup", "Private_Dirty")
+        except (OSError, RuntimeError):
+            continue  # it has ended meanwhile
+    return total
+
+
+def descendants():
+    """The numbers of all processes that this one has started, directly or not."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                # The name stands in parentheses and may hold anything; the parent comes after.
+                parents[int(entry.name)] = int(_stat(entry.name)[1])
+            except (OSError, IndexError):
+                continue
+    found, before = {os.getpid()}, 0
+    while len(found) > before:
+        before = len(found)
+        found |= {process for process, parent in parents.items() if parent in found}
+    return sorted(found - {os.getpid()})
+
+
+def processor_seconds():
+    """Time on processors so far, of this process and of its workers, past and present."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = time.process_time() + ended.ru_utime + ended.ru_stime
+    for process in descendants():
+        try:
+            user, system = _stat(process)[11:13]
+            total += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        except OSError:
+            continue
+    return total
+
+
+def disk_bytes():
+    """Bytes that this process and its workers have had fetched from disk so far."""
+    total = 0
+    for process in ["self", *descendants()]:
+        try:
+            total += int(_line(f"/proc/{process}/io", "read_bytes"))
+        except OSError:
+            continue
+    return total
+
+
+def _stat(process):
+    return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
+
+
+def _line(path, name):
+    for line in Path(path).read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return line.split()[1]
+    raise RuntimeError(f"this kernel does not report {name}")
+
+
+def _field(path, name):
+    return int(_line(path, name)) * 1024
+
+
+def drop_page_cache(folder):
+    """Make the kernel forget the contents of all files under `folder`."""
+    for path in Path(folder).rglob("*"):
+        if path.is_file():
+            handle = os.open(path, os.O_RDONLY)
+            os.fsync(handle)  # what is not on disk yet cannot be forgotten
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(handle)
+
+
+def read_all(folder):
+    """Read all files under `folder`, so that they are in the page cache."""
+    for path in Path(folder).rglob("*"):
+        if path.is_file():
+            with path.open("rb", buffering=0) as stream:
+                while stream.read(1 << 24):
+                    pass
+
+
+def forked(work):
+    """What `work()` returns, as JSON, in a process of its own that has imported all this one has.
+
+    So nothing but the work is on the clock, and no other work has touched its memory.
+    """
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    process = os.fork()
+    if process == 0:
+        os.close(reader)
+        try:
+            with os.fdopen(writer, "w") as stream:
+                json.dump(work(), stream)
+            atexit._run_exitfuncs()  # ends worker processes, removes shared memory
+        except BaseException:  # noqa: BLE001  (its parent's handlers are not for this process)
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as stream:
+        told = stream.read()
+    os.waitpid(process, 0)
+    if not told:
+        raise RuntimeError("the process ended without a result")
+    return json.loads(told)
 
 
 def machine():
     """One line about where the figures were taken."""
-    import os
     import platform
 
     model = next(

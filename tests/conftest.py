@@ -24,6 +24,7 @@ from penstock.sources.slices import cut
 ROOT = Path(__file__).parent.parent
 DATA = ROOT.parent / "shared" / "data"
 SEED = 20261115
+FIGURES = pytest.StashKey[list[str]]()
 
 settings.register_profile(
     "default", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -40,6 +41,17 @@ def pytest_configure(config):
 
 def pytest_report_header(config):
     return f"hypothesis seed: {config.getoption('--hypothesis-seed')}"
+
+
+@pytest.fixture(scope="session")
+def figure(request):
+    """Tell a figure that was measured; all of them are printed at the end of the run."""
+    return request.config.stash.setdefault(FIGURES, []).append
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    for told in config.stash.get(FIGURES, []):
+        terminalreporter.write_line(f"figure: {told}")
 
 
 @pytest.fixture(scope="session")
@@ -124,14 +136,15 @@ def python():
     """Run code in a fresh interpreter; returns the finished process."""
 
     def python(code, *arguments, check=True, timeout=60, **environment):
-        return subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-c", code, *map(str, arguments)],
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            check=check,
             timeout=timeout,
         )
+        assert done.returncode == 0 or not check, done.stderr
+        return done
 
     return python
 

@@ -1,6 +1,7 @@
 """Compressed inputs: every member is read, every cut is noticed, bombs are stopped as they grow."""
 
 import bz2
+import contextlib
 import gzip
 import lzma
 
@@ -98,10 +99,8 @@ def test_a_flipped_bit_gives_an_error_or_the_same_bytes(kind, place, bit, scratc
     path = scratch / f"flipped.txt.{kind}"
     path.write_bytes(damaged)
 
-    try:
+    with contextlib.suppress(SourceError):
         assert expanded(path) == data
-    except SourceError:
-        pass
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -135,8 +134,7 @@ def test_a_bomb_is_stopped_while_it_grows(kind, tmp_path):
     (file,) = list_files(path, Reading())
     stream = Expanded(file, 1)
     with pytest.raises(SourceError, match=r"grew past .* decompression bomb.*max_expansion"):
-        while stream.read(1 << 16):
-            pass
+        all(iter(lambda: stream.read(1 << 16), b""))
     stream.close()
 
     assert stream.position <= max(16 << 20, file.size) + (1 << 16)

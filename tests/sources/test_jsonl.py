@@ -30,6 +30,12 @@ def one_reject(read, folder, line, **options):
         (b'{"text": "a", "x": NaN}', "bad_json", "NaN is not JSON"),
         (b'{"text": "a", "x": -Infinity}', "bad_json", "-Infinity is not JSON"),
         (b'{"text": "a", "x": Inf}', "bad_json", "Expecting value"),
+        (b'{"text": "a", "x":\rNaN}', "bad_json", "NaN is not JSON"),
+        (
+            b'{"text": "a", "x": ' + b"[" * 3_000 + b"NaN" + b"]" * 3_000 + b"}",
+            "nested_too_deep",
+            "",
+        ),
         (b'{"text": "a", "x": 01}', "bad_json", "delimiter"),
         (b'{"text": "tab\there"}', "bad_json", "Invalid control character"),
         (b'{"text": "nul\x00here"}', "bad_json", "Invalid control character"),

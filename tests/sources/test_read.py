@@ -151,20 +151,44 @@ def _parquet(texts):
     return sink.getvalue()
 
 
+def gaps(data, found, record_end):
+    """What is left of `data` when its documents and rejects are cut out, gap by gap."""
+    places = [place for _, place in found.places] + [each.offset for each in found.rejects]
+    last = 0
+    for place in sorted(places):
+        yield data[last:place]
+        last = record_end(place)
+    yield data[last:]
+
+
+def check_tiles(data, found):
+    """The counts say what the documents and rejects say, and nothing is counted twice."""
+    tally = found.tally
+    assert tally.total_bytes == len(data)
+    assert tally.documents == len(found.texts) == len(found.places)
+    assert tally.rejected == len(found.rejects)
+    assert tally.rejected_bytes == sum(each.num_bytes for each in found.rejects)
+    assert min(tally.separator_bytes, tally.skipped_bytes) >= 0
+
+
 @given(raw=st.lists(st.binary(max_size=20), max_size=20), how=HOW, slice_bytes=st.integers(8, 200))
 def test_every_byte_of_text_is_a_document_a_separator_a_blank_or_a_reject(
     raw, how, slice_bytes, read, scratch
 ):
     data = b"\n".join([b"#", *raw])
+    separator = b"" if how in ("lines", "paragraphs", "file") else how.encode()
     places = {"tile.txt": data, "tile.txt.gz": gzip.compress(data, 1)}
     places["tile.txt.zst"] = zstandard.compress(data, 1)
     for name, contents in places.items():
         (scratch / name).write_bytes(contents)
         found = read(scratch / name, documents=how, slice_bytes=slice_bytes)
+        lengths = {place: len(t) for t, (_, place) in zip(found.texts, found.places, strict=True)}
+        lengths |= {each.offset: each.num_bytes for each in found.rejects}
 
-        assert found.tally.total_bytes == len(data)
-        assert found.tally.documents == len(found.texts)
-        assert found.tally.rejected == len(found.rejects)
+        check_tiles(data, found)
+        assert found.tally.document_bytes == sum(map(len, found.texts))
+        for gap in gaps(data, found, lambda place, ends=lengths: place + ends[place]):
+            assert not b"".join(gap.split(separator or None)).strip(b" \t\r\n")
 
 
 @given(raw=st.lists(st.binary(max_size=20) | st.text(max_size=9).map(json.dumps), max_size=20))
@@ -175,10 +199,11 @@ def test_every_byte_of_json_lines_is_accounted_for(raw, read, scratch):
     (scratch / "tile.jsonl").write_bytes(data)
     found = read(scratch / "tile.jsonl", slice_bytes=50)
 
-    assert found.tally.total_bytes == len(data)
-    assert len(found.texts) + len(found.rejects) + found.tally.skipped == data.count(b"\n") + bool(
-        data and data[-1:] != b"\n"
-    )
+    check_tiles(data, found)
+    ends = (data + b"\n").index
+    for gap in gaps(data, found, lambda place: ends(b"\n", place)):
+        for line in gap.split(b"\n"):
+            assert not line.strip(b" \t\r") or not json.loads(line)["text"].strip(" \t\r\n")
 
 
 @given(texts=st.lists(st.none() | st.text(max_size=9), max_size=20))

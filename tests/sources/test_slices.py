@@ -1,6 +1,7 @@
 """How inputs are cut: tiles without gaps, by a rule that looks at the inputs alone."""
 
 import gzip
+import io
 from itertools import pairwise
 
 import pytest
@@ -31,7 +32,7 @@ def test_slices_tile_every_file(parts, slice_bytes, documents, tmp_path_factory)
     folder = tmp_path_factory.mktemp("tiles")
     for name, data in parts.items():
         (folder / name).write_bytes(gzip.compress(data, 1) if name.endswith("gz") else data)
-    files, pieces = slices(folder, slice_bytes, documents=documents)
+    _, pieces = slices(folder, slice_bytes, documents=documents)
     spans = [span for piece in pieces for span in piece.spans]
 
     assert [piece.index for piece in pieces] == list(range(len(pieces)))
@@ -99,3 +100,25 @@ def test_cutting_depends_on_the_inputs_alone(tmp_path):
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"line of text\n" * 5_000))
 
     assert slices(tmp_path, 7_000) == slices(tmp_path, 7_000)
+
+
+@pytest.mark.parametrize("end", [b"", b"<|endoftext|>"])
+def test_a_long_record_is_looked_through_once(tmp_path, end):
+    """A separator that does not occur must not make every slice look to the end of the file."""
+    read = []
+
+    class Counted(io.FileIO):
+        def read(self, size=-1):
+            data = super().read(size)
+            read.append(len(data))
+            return data
+
+    (tmp_path / "a.txt").write_bytes(b"some words and no separator " * 100_000 + end)
+    reading = Reading(documents="<|endoftext|>")
+    files = list_files(tmp_path / "a.txt", reading)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.sources.slices.open_file", lambda file: Counted(file.path))
+        pieces = list(cut(files, reading, slice_bytes=50_000))
+
+    assert len(pieces) == 1
+    assert sum(read) < 2 * files[0].size

@@ -83,11 +83,13 @@ def test_documents_do_not_depend_on_the_size_of_blocks(how, text, block, read, s
 
 
 @pytest.mark.parametrize("how", HOW)
-@given(text=scraps, slice_bytes=st.integers(1, 80))
-def test_documents_do_not_depend_on_the_size_of_slices(how, text, slice_bytes, read, scratch):
+@given(text=scraps, slice_bytes=st.integers(1, 80), look=st.sampled_from([16, 1 << 16]))
+def test_documents_do_not_depend_on_the_size_of_slices(how, text, slice_bytes, look, read, scratch):
     path = scratch / "slices.txt"
     path.write_bytes(text.encode())
-    found = read(path, documents=how, slice_bytes=slice_bytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.sources.slices._LOOK_BYTES", look)
+        found = read(path, documents=how, slice_bytes=slice_bytes)
 
     assert found.texts == naive(text.encode(), how)
     assert found.tally.total_bytes == len(text.encode())

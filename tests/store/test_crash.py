@@ -54,8 +54,9 @@ def digest_of(place):
     try:
         return penstock.verify(place).digest
     except StoreError as error:
-        assert re.search("not finished|there is no store|not a store", str(error))
-        return None
+        if re.search("not finished|there is no store|not a store", str(error)):
+            return None
+        raise
 
 
 @pytest.fixture
@@ -155,7 +156,7 @@ def test_a_killed_append_must_be_repeated_before_anything_else(prepare, inputs, 
     killed(prepare("append", tmp_path / "store"), 12)
 
     assert len(penstock.verify(tmp_path / "store")) == 500
-    with pytest.raises(StoreError, match="append that was not finished. Repeat that append"):
+    with pytest.raises(StoreError, match=r"append that was not finished\. Repeat that append"):
         penstock.build(inputs, tmp_path / "store", tokenizer="bytes")
 
 

@@ -1,4 +1,4 @@
-"""Stores against Hugging Face `tokenizers`, document by document, on all text of the shared data."""
+"""Stores against Hugging Face `tokenizers`, document by document, on all shared text."""
 
 import gzip
 import json

@@ -5,14 +5,15 @@ than reading 32, and with many parts or sources far less: each is asked once a b
 ids stay as narrow as they are stored until the very end.
 """
 
+from copy import copy
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
+from penstock.loader.ahead import ReadAhead
 from penstock.loader.fingerprint import combine, of_samples, of_tokens, source_keys
 from penstock.order.plan import Plan
 from penstock.order.shard import PADDING, Shard
@@ -26,6 +27,7 @@ IGNORED = -100
 _LOCATED_ROWS = 8_192
 # A block holds at most so many bytes of narrow ids; more does not fit the cache.
 _BLOCK_BYTES = 2 << 20
+_NOTHING: tuple[int, int, NDArray[np.int64]] = (0, 0, np.zeros((4, 0), np.int64))
 
 
 class ReadableRows(Protocol):
@@ -63,38 +65,61 @@ class Block:
 class Assembler:
     """Reads the rows of one rank, block by block."""
 
-    def __init__(self, plan: Plan, shard: Shard, *, end: int | None, by_tokens: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        shard: Shard,
+        *,
+        end: int | None,
+        by_tokens: bool,
+        read_ahead: bool | None = None,
+    ) -> None:
         self.plan = plan
         self.shard = shard
         self.end = end
         self._by_tokens = by_tokens
-        self._rows: list[ReadableRows] = [plan.sources[name] for name in plan.names]  # type: ignore[misc]
-        lengths = {name: rows.length for name, rows in zip(plan.names, self._rows, strict=True)}
-        if len(set(lengths.values())) > 1:
-            shown = ", ".join(f'"{name}" {length:,}' for name, length in list(lengths.items())[:5])
-            raise PlanError(f"Rows of one batch must be equally long; these are not: {shown}.")
+        self._rows: list[ReadableRows] = _readable(plan)
+        self._ahead = ReadAhead(self._rows, read_ahead)
         self.length = self._rows[0].length
         self._keys = source_keys(plan.names)
-        self._cache: tuple[int, int, NDArray[np.int64]] = (0, 0, np.zeros((4, 0), np.int64))
+        self._cache = _NOTHING
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": _NOTHING}  # a quarter of a megabyte, quickly made
+
+    def sharing(self, shard: Shard) -> Self:
+        """One that reads the same plan in other steps; the sources are not looked at again."""
+        other = copy(self)
+        other.shard = shard
+        return other
 
     def block(self, first_step: int, last_step: int) -> Block:
         """As many steps from `first_step` on as make a block, and at most up to `last_step`."""
-        rows = self.shard.rows(first_step, min(last_step, first_step + 64))
-        size = max(1, _BLOCK_BYTES // (2 * (self.length + 1)))
-        num_steps = max(1, int(np.searchsorted(np.cumsum(rows), size, side="right")))
+        num_steps, rows = self._num_steps(first_step, last_step)
         located = self._located(first_step, first_step + num_steps, last_step)
+        if self._ahead.begin() and first_step + num_steps < last_step:
+            following = first_step + num_steps
+            stop = following + self._num_steps(following, last_step)[0]
+            self._ahead.name(self._located(following, stop, last_step))
         edges = np.concatenate(([0], np.cumsum(rows[:num_steps]))).tolist()
         starts, sizes = self.shard.steps.spans(first_step, first_step + num_steps)
         spans = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
         tokens, targets, extras = self.read(located)
+        self._ahead.end()
         values = (
             of_tokens(tokens, targets, located[3])
             if self._by_tokens
             else of_samples(self._keys[located[0]], located[1], located[2], located[3])
         )
         values[located[3] == PADDING] = 0
-        fingerprints = [combine(values[a:b]) for a, b in pairwise(edges)]
+        fingerprints = combine(values, edges[:-1])
         return Block(first_step, edges, spans, tokens, targets, extras, located, fingerprints)
+
+    def _num_steps(self, first: int, last: int) -> tuple[int, NDArray[np.int64]]:
+        """How many steps from `first` on make a block, and the rows of each of some steps."""
+        rows = self.shard.rows(first, min(last, first + 64))
+        size = max(1, _BLOCK_BYTES // (2 * (self.length + 1)))
+        return max(1, int(np.searchsorted(np.cumsum(rows), size, side="right"))), rows
 
     def _located(self, first: int, stop: int, last: int) -> NDArray[np.int64]:
         """Source, epoch, sample and position of this rank's rows in some steps."""
@@ -103,7 +128,8 @@ class Assembler:
             ahead = max(1, _LOCATED_ROWS // max(1, int(self.shard.rows(first, first + 1)[0])))
             begin, end = first, max(stop, min(last, first + ahead))
             kept = self._locate(self.shard.positions(begin, end, end=self.end))
-            self._cache = (begin, end, kept)
+            if last > stop:  # one step alone is asked for in passing
+                self._cache = (begin, end, kept)
         offsets = np.cumsum(self.shard.rows(begin, stop))
         low = int(offsets[first - begin - 1]) if first > begin else 0
         return kept[:, low : int(offsets[-1])]
@@ -157,6 +183,33 @@ class Assembler:
         tokens[padding] = 0
         mask: NDArray[np.bool_] = np.arange(self.length) < counts[:, None]
         return mask
+
+
+def _readable(plan: Plan) -> list[ReadableRows]:
+    """The rows of a plan, if they can share a batch."""
+    found: list[Any] = [plan.sources[name] for name in plan.names]
+    for name, rows in zip(plan.names, found, strict=True):
+        if not hasattr(rows, "read") or not hasattr(rows, "length"):
+            raise PlanError(
+                f'Source "{name}" is a {type(rows).__name__}, which a plan can order and a loader '
+                "cannot read: it has no read() and length. Give rows, such as Windows(store, 1024)."
+            )
+    lengths = {name: rows.length for name, rows in zip(plan.names, found, strict=True)}
+    if len(set(lengths.values())) > 1:
+        shown = ", ".join(f'"{name}" {length:,}' for name, length in list(lengths.items())[:5])
+        raise PlanError(f"Rows of one batch must be equally long; these are not: {shown}.")
+    made_by: dict[str, str] = {}
+    for name, rows in zip(plan.names, found, strict=True):
+        if tokenizer := getattr(rows, "tokenizer_digest", None):
+            made_by.setdefault(tokenizer, name)
+    if len(made_by) > 1:
+        shown = ", ".join(f'"{name}" {digest[:8]}' for digest, name in list(made_by.items())[:5])
+        raise PlanError(
+            f"The sources of this plan come from different tokenizers (digests: {shown}). The same "
+            "id would mean different text, so they cannot share a batch. Build them with one "
+            "tokenizer."
+        )
+    return found
 
 
 def _scattered(

@@ -11,11 +11,13 @@ shifts them itself: shifted tensors under these names would be shifted twice, in
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
 from penstock.loader.assemble import IGNORED, Block
+from penstock.order.shard import PADDING
 from penstock.rows.documents import cu_seqlens
 
 __all__ = ["Format", "Shape", "host_tensors"]
@@ -38,7 +40,7 @@ class Shape:
         self.format = format
         self.ids = ids
         self._length = length
-        self._lengths = sorted((lengths or {0: length}).items())
+        self._lengths = sorted((lengths or {}).items())
         for position, each in self._lengths:
             if each < 1 or length % each:
                 raise PlanError(
@@ -51,14 +53,16 @@ class Shape:
         """The length of rows in a batch that begins at `position`."""
         found = self._length
         for start, length in self._lengths:
-            if start <= position:
-                found = length
+            if start > position:
+                break
+            found = length
         return found
 
-    def dress(self, tensors: Tensors, position: int) -> Any:
-        """The batch as the user asked for it.
+    def dress(self, tensors: Tensors, length: int) -> Any:
+        """The batch as the user asked for it, in rows of `length`.
 
-        `tensors` holds `tokens` (rows, length + 1) int64, and may hold `targets` and extras.
+        `tensors` holds `tokens` (rows, length + 1) int64, and may hold `target_mask` and what
+        else the rows have, which is in rows of `length` already.
         """
         tokens = tensors.pop("tokens")
         inputs = tokens[:, :-1]
@@ -67,15 +71,17 @@ class Shape:
         targets = tokens[:, 1:] if shifted else inputs
         if mask is not None:
             targets = targets.masked_fill(~(mask if shifted else _unshifted(mask)), IGNORED)
-        length = self.length_at(position)
+        elif not shifted:
+            # Code for these models writes -100 into labels; the inputs must not change with them.
+            targets = targets.clone()
         if length != self._length:
             inputs, targets = inputs.reshape(-1, length), targets.reshape(-1, length)
-            per_token = ("position_ids", "document_ids")
-            tensors = {
-                name: values.reshape(-1, length) if name in per_token else values
-                for name, values in tensors.items()
-            }
         if self.format == "tuple":
+            if tensors:
+                raise PlanError(
+                    f"These rows also give {', '.join(tensors)}, which a tuple of two has no place "
+                    'for. Use format="dict".'
+                )
             return inputs, targets
         names = ("inputs", "targets") if shifted else ("input_ids", "labels")
         return {names[0]: inputs, names[1]: targets, **tensors}
@@ -86,16 +92,24 @@ def _unshifted(mask: torch.Tensor) -> torch.Tensor:
     return torch.cat((mask[:, :1], mask[:, :-1]), dim=1)
 
 
-def host_tensors(block: Block, number: int, *, ids: bool) -> dict[str, NDArray[Any]]:
-    """The arrays of one step of a block, ids narrow, as they go to the device."""
+def host_tensors(block: Block, number: int, *, ids: bool, length: int) -> dict[str, NDArray[Any]]:
+    """The arrays of one step of a block, ids narrow, as they go to the device.
+
+    Tokens come in the rows of the block, everything else in rows of `length`.
+    """
     rows = slice(block.edges[number], block.edges[number + 1])
     arrays: dict[str, NDArray[Any]] = {"tokens": block.tokens[rows]}
     if block.targets is not None and not block.targets[rows].all():
         arrays["target_mask"] = block.targets[rows]
-    arrays |= {name: values[rows] for name, values in block.extras.items()}
+    arrays |= {name: values[rows].reshape(-1, length) for name, values in block.extras.items()}
     if "position_ids" in arrays:
+        # A row that was cut begins anew, as any row that begins inside a document.
+        columns = np.arange(length, dtype=np.int32)
+        arrays["position_ids"] = np.minimum(arrays["position_ids"], columns)
+        arrays["document_ids"] = arrays["document_ids"] - arrays["document_ids"][:, :1]
         arrays["cu_seqlens"] = cu_seqlens(arrays["position_ids"])
     if ids:
-        names = ("source", "epoch", "sample", "position")
-        arrays |= {name: block.located[i, rows] for i, name in enumerate(names)}
+        located = np.repeat(block.located[:, rows], (block.tokens.shape[1] - 1) // length, axis=1)
+        located[:, located[3] == PADDING] = PADDING
+        arrays |= dict(zip(("source", "epoch", "sample", "position"), located, strict=True))
     return arrays

@@ -1,26 +1,49 @@
 """A loader in the clothes of `torch.utils.data.DataLoader`.
 
 Some tools take nothing else. The dataset behind it answers `__getitems__` with a finished
-batch, so a DataLoader without workers is about as fast as the loader itself, and one with
-workers gives the same batches in the same order.
+batch, and a DataLoader with workers gives the same batches in the same order. The loader
+that it was made from moves on as batches are handed out, so its state is as true as ever:
+what workers have made ahead is not counted.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from copy import copy
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.utils.data as data
+
+from penstock.errors import PlanError
 
 if TYPE_CHECKING:
     from penstock.loader.loader import Loader
 
-__all__ = ["Steps", "as_dataloader"]
+__all__ = ["Batches", "StepsOfRun", "as_dataloader"]
 
 
-class Steps(data.Dataset[Any]):
-    """The steps of a run as a map-style dataset: item i is the batch of step i."""
+class _Asked(NamedTuple):
+    """A step, and the position from which the loader counts its steps."""
+
+    step: int
+    counted_from: int
+
+
+class _Sent(NamedTuple):
+    """A batch on its way from a worker."""
+
+    batch: Any
+    fingerprint: int
+
+
+class StepsOfRun(data.Dataset[Any]):
+    """The steps of a run as a map-style dataset: item i is the batch of step i.
+
+    A copy in a worker does not learn where the loader was moved to, so each step is asked
+    for with the position that steps are counted from.
+    """
 
     def __init__(self, loader: "Loader") -> None:
-        self._loader = loader
+        self._loader = copy(loader)  # one of its own, to be moved without moving the user's
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -28,12 +51,16 @@ class Steps(data.Dataset[Any]):
     def __getitem__(self, step: int) -> Any:
         return self._loader[step]
 
-    def __getitems__(self, steps: list[int]) -> Any:
+    def __getitems__(self, asked: list[_Asked]) -> _Sent:
         """The batch of the one step that a batch sampler asks for."""
-        return self._loader[steps[0]]
+        step, counted_from = asked[0]
+        if self._loader.counted_from != counted_from:
+            self._loader.seek(counted_from)
+        made = self._loader.make(step)
+        return _Sent(made.batch, made.fingerprint)
 
 
-class _Rest(data.Sampler[list[int]]):
+class _Rest(data.Sampler[list[_Asked]]):
     """The steps from the loader's position to its end."""
 
     def __init__(self, loader: "Loader") -> None:
@@ -42,21 +69,36 @@ class _Rest(data.Sampler[list[int]]):
     def __len__(self) -> int:
         return len(self._loader) - self._loader.step
 
-    def __iter__(self) -> Iterator[list[int]]:
-        for step in range(self._loader.step, len(self._loader)):
-            yield [step]
+    def __iter__(self) -> Iterator[list[_Asked]]:
+        first, counted_from = self._loader.step, self._loader.counted_from
+        steps = range(first, len(self._loader)) if self._loader.ends else count(first)
+        for step in steps:
+            yield [_Asked(step, counted_from)]
 
 
-def as_dataloader(loader: "Loader", *, num_workers: int, **options: Any) -> Any:
+class Batches(data.DataLoader[Any]):
+    """The rest of a loader's run, from its position on, each time it is iterated."""
+
+    def __init__(self, loader: "Loader", **options: Any) -> None:
+        super().__init__(
+            StepsOfRun(loader), batch_sampler=_Rest(loader), collate_fn=_same, **options
+        )
+        self.loader = loader
+
+    def __iter__(self) -> Any:
+        return self.loader.follow(super().__iter__())
+
+
+def as_dataloader(loader: "Loader", *, num_workers: int, **options: Any) -> Batches:
     """A DataLoader over the rest of `loader`'s run; each batch is one of its steps."""
-    return data.DataLoader(
-        Steps(loader),
-        batch_sampler=_Rest(loader),
-        collate_fn=_same,
-        num_workers=num_workers,
-        **options,
-    )
+    if num_workers and loader.device.type != "cpu":
+        raise PlanError(
+            f"num_workers={num_workers} would each make batches on {loader.device}. Make the "
+            "loader without device=, and move batches to it in the training loop; or use no "
+            "workers."
+        )
+    return Batches(loader, num_workers=num_workers, **options)
 
 
-def _same(batch: Any) -> Any:
-    return batch
+def _same(sent: Any) -> Any:
+    return sent

@@ -39,23 +39,29 @@ def of_samples(
 def of_tokens(
     tokens: NDArray[Any], targets: NDArray[np.bool_] | None, positions: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
-    """A value for each row, of its tokens, of which are targets, and of its position."""
+    """A value for each row, of its tokens, of which are no targets, and of its position.
+
+    `targets` may be left out where all are: a row's value depends on no other row.
+    """
     places = np.arange(1, tokens.shape[1] + 1, dtype=np.uint64)
-    weights = _mixed(places * np.uint64(_MULTIPLIERS[3]))
+    # Odd, so that no change of one token can vanish modulo 2^64.
+    weights = _mixed(places * np.uint64(_MULTIPLIERS[3])) | np.uint64(1)
     with np.errstate(over="ignore"):
         value = ((tokens.astype(np.uint64) + np.uint64(1)) * weights).sum(axis=1, dtype=np.uint64)
         if targets is not None:
-            value += (targets * weights[1:] * np.uint64(_MULTIPLIERS[1])).sum(1, dtype=np.uint64)
+            value += (~targets * weights[1:] * np.uint64(_MULTIPLIERS[1])).sum(1, dtype=np.uint64)
     return _mixed(_mixed(value) ^ positions.astype(np.uint64))
 
 
-def combine(values: NDArray[np.uint64]) -> int:
-    """The fingerprint of a batch: the sum of its rows' values, modulo 2^64.
+def combine(values: NDArray[np.uint64], begins: Sequence[int]) -> list[int]:
+    """The fingerprints of batches: sums of their rows' values, modulo 2^64.
 
-    >>> combine(np.array([2**64 - 1, 3], np.uint64))
-    2
+    Each batch begins at one of `begins` and has at least one row.
+
+    >>> combine(np.array([2**64 - 1, 3, 7], np.uint64), [0, 2])
+    [2, 7]
     """
-    return int(values.sum(dtype=np.uint64))
+    return [int(each) for each in np.add.reduceat(values, begins)]
 
 
 def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:

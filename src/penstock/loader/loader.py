@@ -5,9 +5,10 @@ out is a function of that number, so there is nothing else to save, to restore o
 out of step: no worker processes, no shuffle buffer, no random state.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
+from itertools import count
+from operator import index
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -23,13 +24,14 @@ from penstock.loader.state import check_state, identify, position_in, write_stat
 from penstock.order.integers import END
 from penstock.order.plan import Plan, Rows
 from penstock.order.shard import Shard
+from penstock.order.shuffle import Block as ShuffleBlock
 from penstock.order.shuffle import Mode
 from penstock.order.steps import Steps
 
-__all__ = ["Loader"]
+__all__ = ["Loader", "Made"]
 
 
-class _Made(NamedTuple):
+class Made(NamedTuple):
     """A batch that is ready to be handed out."""
 
     step: int
@@ -55,7 +57,7 @@ class Loader:
         rank: int | None = None,
         world_size: int | None = None,
         seed: int | None = None,
-        shuffle: Mode | None = None,
+        shuffle: Mode | ShuffleBlock | None = None,
         epochs: int | None = None,
         steps: int | None = None,
         drop_last: bool = True,
@@ -65,6 +67,7 @@ class Loader:
         ids: bool = False,
         narrow: bool = False,
         prefetch: int = 2,
+        read_ahead: bool | None = None,
         fingerprint: Literal["samples", "tokens"] = "samples",
         fingerprint_log: str | Path | None = None,
     ) -> None:
@@ -89,8 +92,11 @@ class Loader:
             lengths: Shorter rows at first, by position: {0: 256, 50_000: 1024} cuts each row
                 of 1024 into four until position 50,000. The tokens and their order stay.
             ids: Add `source`, `epoch`, `sample` and `position` of each row.
-            narrow: Leave ids as narrow as they are stored, under the name `tokens`.
+            narrow: Leave ids as narrow as they are stored, (rows, length + 1) under the name
+                `tokens`; with `target_mask` in batches that have targets to ignore.
             prefetch: How many blocks of batches are made ahead; 0 makes none.
+            read_ahead: Whether the kernel is told which rows come next; for stores that are not
+                in memory. By default, after reading had to wait for the disk.
             fingerprint: Of which rows they are, or of their tokens.
             fingerprint_log: A file to which each step's fingerprint is added.
         """
@@ -101,29 +107,45 @@ class Loader:
         self._end = _run_end(self.plan, self._sizes, epochs, steps)
         self._position = 0
         self._taken_over = 0
+        self._reader: Ahead[list[Made]] | None = None
         self._prefetch = prefetch
-        self._by_tokens = fingerprint == "tokens"
         self._narrow = narrow
-        self._device = torch.device(device) if device is not None else torch.device("cpu")
+        self.device = torch.device(device) if device is not None else torch.device("cpu")
         if fingerprint not in ("samples", "tokens"):
             raise PlanError(f'fingerprint={fingerprint!r} is not "samples" or "tokens".')
         if prefetch < 0:
             raise PlanError(f"prefetch={prefetch} is less than none; use 0 or more.")
+        if narrow and (format != "dict" or lengths):
+            raise PlanError(
+                "narrow=True gives rows as they are stored, and nothing is made of them: it does "
+                f"not go with format={format!r} and lengths={lengths}."
+            )
+        self._steps = Steps(self._sizes)
+        self._assembler = Assembler(
+            self.plan,
+            self._shard(),
+            end=self._end,
+            by_tokens=fingerprint == "tokens",
+            read_ahead=read_ahead,
+        )
         self._layout()
         self.shape = Shape(format, self._assembler.length, lengths, ids=ids)
         self._log = FingerprintLog(fingerprint_log) if fingerprint_log is not None else None
         self.fingerprint: int | None = None
         """Of the batch handed out last, on this rank; the sum over ranks is the same for any."""
 
+    def _shard(self) -> Shard:
+        return Shard(self._steps, rank=self.rank, world_size=self.world_size)
+
     def _layout(self) -> None:
-        """Lay out the steps from the position where the run is."""
+        """Lay out the steps: from 0, or where no step begins at the position, from there."""
         steps = Steps(self._sizes)
-        aligned = self._position == 0 or (
+        ended = self._end is not None and self._position >= self._end
+        aligned = ended or (
             self._position < END and steps.span(steps.at(self._position))[0] == self._position
         )
         self._steps = steps if aligned else Steps(self._sizes, start=self._position)
-        shard = Shard(self._steps, rank=self.rank, world_size=self.world_size)
-        self._assembler = Assembler(self.plan, shard, end=self._end, by_tokens=self._by_tokens)
+        self._assembler = self._assembler.sharing(self._shard())
         self._num_steps = (
             None if self._end is None else self._steps.count(self._end, drop_last=self._drop_last)
         )
@@ -134,14 +156,28 @@ class Loader:
         return self._position
 
     @property
+    def ends(self) -> bool:
+        """Whether this run has an end, and so a length."""
+        return self._num_steps is not None
+
+    @property
+    def counted_from(self) -> int:
+        """The position at which step 0 begins."""
+        return self._steps.start
+
+    @property
     def step(self) -> int:
-        """The number of the next step, counted with the batch size in force."""
+        """The number of the next step, which `loader[step]` gives.
+
+        Counted from position 0; after a resume with another batch size, where no step of that
+        size would begin at the position, from there.
+        """
         if self._end is not None and self._position >= self._end:
             return self._num_steps or 0
         return self._steps.at(self._position)
 
     def __len__(self) -> int:
-        """Steps of the whole run, the same on every rank."""
+        """Steps of the whole run, counted as `step` is, the same on every rank."""
         if self._num_steps is None:
             raise PlanError("This run has no end, so no length; give the loader epochs= or steps=.")
         return self._num_steps
@@ -152,41 +188,73 @@ class Loader:
         if step < 0 and limit is not None:
             step += limit
         if step < 0 or (limit is not None and step >= limit):
-            raise IndexError(f"step {step:,} is not in a run of {limit or 0:,} steps")
-        copy = DeviceCopy(self._device) if self._device.type == "cuda" else None
-        made = next(self._batches(self._assembler.block(step, step + 1), copy))
+            run = "without end" if limit is None else f"of {limit:,} steps"
+            raise IndexError(f"step {step:,} is not in a run {run}")
+        return self.make(step).batch
+
+    def make(self, step: int) -> "Made":
+        """The batch of a step with its fingerprint and the position after it."""
+        copy = DeviceCopy(self.device) if self.device.type == "cuda" else None
+        made = next(self._batches(self._block(step, step + 1), copy))
         if made.finish is not None:
             made.finish()
-        return made.batch
+        return made
 
     def __iter__(self) -> Iterator[Any]:
         """Batches from `position` on."""
+        return self._iterate(self._take_over())
+
+    def _take_over(self) -> int:
+        """End what reads now; returns the turn of what does from here on."""
         self._taken_over += 1
-        return self._iterate(self._taken_over)
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        return self._taken_over
+
+    def _check_turn(self, turn: int) -> None:
+        if turn != self._taken_over:
+            raise ResumeError(
+                "This iterator was overtaken: the loader was moved by seek(), load_state_dict() "
+                "or another iter(). Use the newest iterator."
+            )
 
     def _iterate(self, turn: int) -> Iterator[Any]:
-        first = self.step
-        source: Any = None
+        self._check_turn(turn)
+        copy = DeviceCopy(self.device) if self.device.type == "cuda" else None
+        made = partial(self._made, self.step, copy)
+        reader = Ahead(made, self._prefetch) if self._prefetch else None
+        self._reader = reader
         try:
-            copy = DeviceCopy(self._device) if self._device.type == "cuda" else None
-            made = partial(self._made, first, copy)
-            source = Ahead(made, self._prefetch) if self._prefetch else made()
-            for batches in source:
-                for number, made in enumerate(batches):
-                    if turn != self._taken_over:
-                        raise ResumeError(
-                            "This iterator was overtaken: the loader was moved by seek(), "
-                            "load_state_dict() or another iter(). Use the newest iterator."
-                        )
-                    self._hand_out(made)
-                    if number == 0 and isinstance(source, Ahead):
-                        source.taken()
-                    yield made.batch
+            for batches in reader or made():
+                for number, each in enumerate(batches):
+                    self._hand_out(each)
+                    if number == 0 and reader is not None:
+                        reader.taken()
+                    yield each.batch
+                    self._check_turn(turn)
         finally:
-            if isinstance(source, Ahead):
-                source.close()
+            if reader is not None:
+                reader.close()
+            if self._reader is reader:
+                self._reader = None
 
-    def _hand_out(self, made: _Made) -> None:
+    def follow(self, made: Iterable[tuple[Any, int]]) -> Iterator[Any]:
+        """Hand out batches that were made elsewhere, with their fingerprints, from `step` on."""
+        return self._follow(self._take_over(), self.step, made)
+
+    def _follow(self, turn: int, first: int, made: Iterable[tuple[Any, int]]) -> Iterator[Any]:
+        for step, (batch, fingerprint) in zip(count(first), made, strict=False):
+            self._check_turn(turn)
+            self._hand_out(Made(step, self._after(step), batch, fingerprint, None))
+            yield batch
+
+    def _after(self, step: int) -> int:
+        """The position after a step; the end of the run where the last batch was filled up."""
+        stop = self._steps.span(step)[1]
+        return stop if self._end is None else min(stop, self._end)
+
+    def _hand_out(self, made: Made) -> None:
         if made.finish is not None:
             made.finish()
         self._position = made.stop
@@ -194,12 +262,12 @@ class Loader:
         if self._log:
             self._log.add(made.step, made.stop, made.fingerprint)
 
-    def _made(self, first: int, copy: DeviceCopy | None) -> Iterator[list[_Made]]:
+    def _made(self, first: int, copy: DeviceCopy | None) -> Iterator[list[Made]]:
         """Finished batches, a block at a time."""
         last = self._num_steps if self._num_steps is not None else 2**62
         step = first
         while step < last:
-            block = self._assembler.block(step, last)
+            block = self._block(step, last)
             if copy is not None:
                 # One by one: what is on its way to the device is what was asked to be ahead.
                 yield from ([made] for made in self._batches(block, copy))
@@ -207,34 +275,51 @@ class Loader:
                 yield list(self._batches(block))
             step += len(block.spans)
 
-    def _batches(self, block: Block, copy: DeviceCopy | None = None) -> Iterator[_Made]:
+    def _block(self, first: int, last: int) -> Block:
+        try:
+            return self._assembler.block(first, last)
+        except Exception as error:
+            start = self._steps.span(first)[0]
+            error.add_note(
+                f"While reading a block of steps from step {first:,} on (position {start:,}), as "
+                f"rank {self.rank} of {self.world_size}."
+            )
+            raise
+
+    def _batches(self, block: Block, copy: DeviceCopy | None = None) -> Iterator[Made]:
         """The batches of a block, one a step."""
+        finish = None
+        on_host = self.device.type == "cpu"
         for number, (start, stop) in enumerate(block.spans):
-            finish = None
-            arrays = host_tensors(block, number, ids=self.shape.ids)
+            length = self.shape.length_at(start)
+            dress = _as_they_are if self._narrow else partial(self.shape.dress, length=length)
+            arrays = host_tensors(block, number, ids=self.shape.ids, length=length)
             if copy is not None:
-                tensors, ready = copy.put(arrays)
-                finish = partial(copy.hand_out, dict(tensors), ready)
+                batch, finish = copy.put(arrays, dress, narrow=self._narrow)
             else:
                 if not self._narrow:
                     # Batch by batch: memory of this size is used again by the next one, where
                     # a whole block would be new pages every time, at several times the cost.
                     arrays["tokens"] = arrays["tokens"].astype("int64")
                 tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-            yield _Made(
+                if not on_host:
+                    tensors = {name: each.to(self.device) for name, each in tensors.items()}
+                batch = dress(tensors)
+            yield Made(
                 block.first_step + number,
                 stop if self._end is None else min(stop, self._end),
-                tensors if self._narrow else self.shape.dress(tensors, start),
+                batch,
                 block.fingerprints[number],
                 finish,
             )
 
     def seek(self, position: int) -> None:
         """Go to a position of the global order; the next batch begins there."""
+        position = index(position)
         limit = self._end if self._end is not None else END
         if not 0 <= position <= limit:
             raise PlanError(f"Position {position:,} is not in a run of {limit:,} rows.")
-        self._taken_over += 1
+        self._take_over()
         self._position = position
         self._layout()
 
@@ -273,6 +358,9 @@ class Loader:
             )
         self.seek(position)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None}  # threads stay where they are
+
     def as_dataloader(self, num_workers: int = 0, **options: Any) -> Any:
         """The rest of this run as a `torch.utils.data.DataLoader`, for tools that insist."""
         from penstock.loader.dataloader import as_dataloader
@@ -280,7 +368,11 @@ class Loader:
         return as_dataloader(self, num_workers=num_workers, **options)
 
 
-def _plan(rows: Plan | Rows, seed: int | None, shuffle: Mode | None) -> Plan:
+def _as_they_are(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return tensors
+
+
+def _plan(rows: Plan | Rows, seed: int | None, shuffle: Mode | ShuffleBlock | None) -> Plan:
     if isinstance(rows, Plan):
         given = [
             name for name, value in (("seed", seed), ("shuffle", shuffle)) if value is not None
@@ -301,9 +393,8 @@ def _topology(rank: int | None, world_size: int | None) -> tuple[int, int]:
         )
     if rank is not None and world_size is not None:
         return rank, world_size
-    with suppress(AttributeError, ValueError, RuntimeError):
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
 
 

@@ -23,7 +23,11 @@ class FingerprintLog:
 
 
 def read_log(path: str | Path) -> dict[int, str]:
-    """The fingerprint of each step in a log; the last one counts where a step was repeated."""
+    """The fingerprint of each step in a log, by the position after the step.
+
+    The last one counts where a step was repeated. By position, because steps are counted
+    anew after a resume with another batch size.
+    """
     lines = Path(path).read_text(encoding="ascii").splitlines()
     entries = [json.loads(line) for line in lines]
-    return {entry["step"]: entry["fingerprint"] for entry in entries}
+    return {entry["position"]: entry["fingerprint"] for entry in entries}

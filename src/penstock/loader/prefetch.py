@@ -6,6 +6,7 @@ done with it or gone, and an error in it is raised where the batch was wanted, w
 traceback of where it happened.
 """
 
+import os
 import queue
 import threading
 import weakref
@@ -35,6 +36,7 @@ class Ahead(Generic[Item]):
         self._made: queue.SimpleQueue[Item | _Failed | type[_Ended]] = queue.SimpleQueue()
         self._permits = threading.Semaphore(depth)
         self._stop = threading.Event()
+        self._process = os.getpid()
         self._thread = threading.Thread(
             target=_fill,
             args=(items, self._made, self._permits, self._stop),
@@ -44,29 +46,33 @@ class Ahead(Generic[Item]):
         self._thread.start()
         # A reader that is dropped without close() must not leave the thread waiting for ever;
         # and a thread that is inside torch when the interpreter ends would bring it down.
-        self._finalizer = weakref.finalize(self, _end, self._permits, self._stop, self._thread)
+        self._finalizer = weakref.finalize(
+            self, _end, self._permits, self._stop, self._thread, self._process
+        )
 
     def __iter__(self) -> "Ahead[Item]":
         return self
 
     def __next__(self) -> Item:
-        while True:
+        # Threads do not live on in a fork, and what they held when it came stays held there.
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "This iterator reads ahead on a thread of the process that was forked, which is "
+                "not here. Call iter(loader) again in this process."
+            )
+        if self._stop.is_set():
+            raise StopIteration
+        item = self._made.get()
+        if isinstance(item, _Failed):
+            self.close()
             try:
-                item = self._made.get(timeout=1.0)
-            except queue.Empty:
-                if not self._thread.is_alive() and self._made.empty():
-                    raise RuntimeError(
-                        "The thread that reads ahead is gone, as threads are after a fork. Call "
-                        "iter(loader) again in this process."
-                    ) from None
-                continue
-            if isinstance(item, _Failed):
-                self.close()
                 raise item.error
-            if item is _Ended:
-                self.close()
-                raise StopIteration
-            return item  # type: ignore[return-value]
+            finally:
+                del item  # which would keep the error, and the error this frame
+        if item is _Ended:
+            self.close()
+            raise StopIteration
+        return item  # type: ignore[return-value]
 
     def taken(self) -> None:
         """Let the next item be made.
@@ -96,7 +102,11 @@ def _fill(
         made.put(_Failed(error))
 
 
-def _end(permits: threading.Semaphore, stop: threading.Event, thread: threading.Thread) -> None:
+def _end(
+    permits: threading.Semaphore, stop: threading.Event, thread: threading.Thread, process: int
+) -> None:
+    if os.getpid() != process:
+        return
     stop.set()
     permits.release()
     if thread is not threading.current_thread():

@@ -41,7 +41,8 @@ def identify(plan: Plan) -> dict[str, Any]:
 
 def write_state(identity: dict[str, Any], position: int) -> dict[str, Any]:
     """The state of a run whose next row is the one at `position`."""
-    state = {"version": _VERSION, "position": position, **identity}
+    own: dict[str, Any] = json.loads(json.dumps(identity))  # the caller may write to it
+    state = {"version": _VERSION, "position": position, **own}
     return {**state, "check": digest_json(state)[:_SHORT]}
 
 

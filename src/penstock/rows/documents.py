@@ -20,25 +20,43 @@ __all__ = ["borders", "cu_seqlens"]
 def borders(
     stream: Stream, starts: NDArray[np.int64], numbers: NDArray[np.int64], length: int
 ) -> dict[str, NDArray[Any]]:
-    """Document and position numbers for rows that begin at `starts`, in pieces `numbers`."""
+    """Document and position numbers for rows that begin at `starts`, in pieces `numbers`.
+
+    What fills up a row after the last token of the stream counts as one more document.
+    """
     begins = np.zeros((len(starts), length), bool)
-    for row, (start, number) in enumerate(zip(starts.tolist(), numbers.tolist(), strict=True)):
-        place = start
-        while place < min(start + length, stream.num_tokens):
-            offset = int(stream.starts[number])
-            bounds = stream.bounds(number)
-            low, high = np.searchsorted(
-                bounds, [place - offset, start + length - offset], side="right"
-            )
-            inside = bounds[low:high].astype(np.int64) + offset - start
-            begins[row, inside[(inside > 0) & (inside < length)]] = True
-            place = int(stream.ends[number])
-            number += 1
-    begins[:, 0] = False
+    stops = np.minimum(starts + length, stream.num_tokens)
+    numbers = numbers.copy()
+    rows = np.arange(len(starts))
+    while len(rows):  # once, and again for the few rows that reach into the next piece
+        for number in np.unique(numbers[rows]).tolist():
+            _mark(begins, stream, starts, rows[numbers[rows] == number], number)
+        rows = rows[stream.ends[numbers[rows]] < stops[rows]]
+        numbers[rows] += 1
     document_ids = np.cumsum(begins, axis=1, dtype=np.int32)
     columns = np.arange(length, dtype=np.int32)
-    last_begin = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
+    last_begin = np.maximum.accumulate(np.where(begins, columns, np.int32(0)), axis=1)
     return {"document_ids": document_ids, "position_ids": columns - last_begin}
+
+
+def _mark(
+    begins: NDArray[np.bool_],
+    stream: Stream,
+    starts: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    number: int,
+) -> None:
+    """Mark where documents begin in `rows`, as far as one piece knows."""
+    bounds = stream.bounds(number)
+    # As unsigned as the bounds are: otherwise the search would turn all of them into floats.
+    first = starts[rows] - stream.starts[number]
+    low = np.searchsorted(bounds, np.maximum(first, 0).astype(bounds.dtype), side="right")
+    stop = (first + begins.shape[1]).astype(bounds.dtype)
+    counts = np.searchsorted(bounds, stop, side="left") - low
+    # Bounds 5 and 6 of one row, 9 of the next: [0, 1, 2] + [5, 5, 9 - 2].
+    found = np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)
+    columns = bounds[found].astype(np.int64) - np.repeat(first, counts)
+    begins[np.repeat(rows, counts), columns] = True
 
 
 def cu_seqlens(position_ids: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -5,8 +5,10 @@ touched: the parts of a store, a bare `.npy` or `.bin` file, or several of these
 the other. Rows are cut from it without knowing which.
 """
 
+import mmap
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,28 +32,38 @@ class ArrayFile:
     """A file of ids that no store describes: `.npy`, or raw with the dtype given.
 
     Its digest is of the size and of 16 blocks spread over the file, so it is weaker than a
-    store's: a change between the blocks goes unseen. There are no document borders.
+    store's: a change between the blocks goes unseen. There are no document borders. Safe to
+    use from several threads, to pickle, and to use after a fork.
     """
 
     def __init__(self, path: str | os.PathLike[str], dtype: str | None = None) -> None:
         self.path = Path(path)
         if not self.path.is_file():
-            raise StoreError(f"{self.path} does not exist.")
+            raise StoreError(f"{self.path} is not a file.")
+        self._size = self.path.stat().st_size
         self._array = self._map_npy() if self.path.suffix == ".npy" else self._map_raw(dtype)
-        self.dtype = self._array.dtype
+        self.dtype: np.dtype[Any] = self._array.dtype.newbyteorder("=")
 
     def __repr__(self) -> str:
         return f"ArrayFile({str(self.path)!r}: {self.num_tokens:,} tokens, {self.dtype})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "dtype": self.dtype.name, "digest": self.digest}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["path"], state["dtype"])  # type: ignore[misc]
+        if self.digest != state["digest"]:
+            raise StoreError(f"{self.path} is not the file it was when it was pickled.")
 
     @property
     def num_tokens(self) -> int:
         """How many ids there are."""
         return len(self._array)
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """A digest of the file's size, dtype and 16 sampled blocks."""
-        size = self.path.stat().st_size
+        """A digest of the file's size, dtype and 16 sampled blocks, taken once."""
+        size = self._checked_size()
         places = sorted({size * k // _NUM_SAMPLED for k in range(_NUM_SAMPLED)})
         with self.path.open("rb") as stream:
             blocks = []
@@ -62,11 +74,22 @@ class ArrayFile:
 
     def array(self) -> NDArray[Any]:
         """The ids, mapped."""
+        # Touching a place that a file no longer has ends the process, without a word.
+        self._checked_size()
         return self._array
+
+    def _checked_size(self) -> int:
+        size = os.stat(self.path).st_size  # noqa: PTH116  (twice as fast, and at every read)
+        if size != self._size:
+            raise StoreError(
+                f"{self.path} has {size:,} bytes, and had {self._size:,} when it was opened. It "
+                "was written again meanwhile. Open it again, and start a new run."
+            )
+        return size
 
     def _map_npy(self) -> NDArray[Any]:
         try:
-            array = np.load(self.path, mmap_mode="r", allow_pickle=False)
+            array = np.lib.format.open_memmap(self.path, mode="r")
         except ValueError as error:
             raise StoreError(f"{self.path} cannot be read as an array: {error}.") from error
         if array.ndim != 1 or array.dtype.name not in _DTYPES:
@@ -82,7 +105,7 @@ class ArrayFile:
                 f"{self.path} does not say how wide its ids are, and dtype={dtype!r} is none of "
                 f'{", ".join(_DTYPES)}. nanoGPT writes uint16: ArrayFile(path, dtype="uint16").'
             )
-        size = self.path.stat().st_size
+        size = self._size
         if size % np.dtype(dtype).itemsize or not size:
             raise StoreError(f"{self.path} has {size:,} bytes, which are not whole {dtype} ids.")
         return np.asarray(np.memmap(self.path, np.dtype(dtype), "r"))
@@ -107,7 +130,7 @@ class Stream:
                 lengths += [part.num_tokens for part in member.manifest.parts]
         self.ends: NDArray[np.int64] = np.cumsum(lengths, dtype=np.int64)
         self.starts: NDArray[np.int64] = self.ends - np.array(lengths, np.int64)
-        self.dtype = max((member.dtype for member in self.members), key=lambda kind: kind.itemsize)
+        self.dtype: np.dtype[Any] = np.result_type(*(member.dtype for member in self.members))
 
     @property
     def num_tokens(self) -> int:
@@ -164,8 +187,11 @@ class Stream:
     def read_ahead(self, starts: NDArray[np.int64], length: int) -> None:
         """Tell the kernel which ids will be wanted soon; for a disk that is not in memory yet."""
         numbers = np.searchsorted(self.ends, starts, side="right")
-        for number, start in zip(numbers.tolist(), starts.tolist(), strict=True):
-            _will_need(self.piece(number), start - int(self.starts[number]), length)
+        order = np.argsort(numbers, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+            if len(rows):
+                number = int(numbers[rows[0]])
+                _will_need(self.piece(number), starts[rows] - self.starts[number], length)
 
 
 def open_stream(source: StreamLike | ArrayFile | Sequence[StreamLike | ArrayFile]) -> Stream:
@@ -178,7 +204,10 @@ def open_stream(source: StreamLike | ArrayFile | Sequence[StreamLike | ArrayFile
 def _open(source: StreamLike | ArrayFile) -> TokenStore | ArrayFile:
     if isinstance(source, TokenStore | ArrayFile):
         return source
-    return ArrayFile(source) if Path(source).suffix in (".npy", ".bin") else TokenStore(source)
+    path = Path(source)
+    if path.suffix in (".npy", ".bin") and not path.is_dir():
+        return ArrayFile(path)
+    return TokenStore(path)
 
 
 def _refuse_mixed(members: tuple[TokenStore | ArrayFile, ...]) -> None:
@@ -187,28 +216,24 @@ def _refuse_mixed(members: tuple[TokenStore | ArrayFile, ...]) -> None:
     for store in stores[1:]:
         first, other = (each.manifest.contents["tokenizer"] for each in (stores[0], store))
         if first["canary"] != other["canary"] or first["digest"] != other["digest"]:
+            digests = [(told["digest"] or told["canary"])[:8] for told in (other, first)]
             raise StoreError(
-                f"{store.path} was tokenized with {other['name']!r} (digest "
-                f"{str(other['digest'])[:8]}), {stores[0].path} with {first['name']!r} (digest "
-                f"{str(first['digest'])[:8]}). The same id would mean different text, so they "
-                "cannot share a row. Build them with one tokenizer."
+                f"{store.path} was tokenized with {other['name']!r} (digest {digests[0]}), "
+                f"{stores[0].path} with {first['name']!r} (digest {digests[1]}). The same id would "
+                "mean different text, so they cannot share a row. Build them with one tokenizer."
             )
 
 
-def _will_need(array: NDArray[Any], start: int, length: int) -> None:
-    import mmap
-
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_WILLNEED"):
+def _will_need(array: NDArray[Any], starts: NDArray[np.int64], length: int) -> None:
+    """Ask for `length` ids from each of `starts` on, as far as they lie in this piece."""
+    mapping: Any = array
+    while isinstance(mapping, np.ndarray):
+        mapping = mapping.base
+    if not isinstance(mapping, mmap.mmap) or not hasattr(mmap, "MADV_WILLNEED"):
         return
-    page = mmap.PAGESIZE
-    first = (array.ctypes.data - _address(base) + start * array.itemsize) // page * page
-    size = min(length * array.itemsize + page, len(base) - first)
-    if size > 0:
-        base.madvise(mmap.MADV_WILLNEED, first, size)
-
-
-def _address(mapping: Any) -> int:
-    return int(np.frombuffer(mapping, np.uint8, count=1).ctypes.data)
+    address = np.frombuffer(mapping, np.uint8, count=1).ctypes.data
+    first_bytes = array.ctypes.data - address + starts * array.itemsize
+    stops = np.minimum(first_bytes + length * array.itemsize, len(mapping))
+    pages = first_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+    for page, stop in zip(pages.tolist(), stops.tolist(), strict=True):
+        mapping.madvise(mmap.MADV_WILLNEED, page, stop - page)

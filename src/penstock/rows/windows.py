@@ -7,10 +7,13 @@
 A row holds `length + 1` tokens, so inputs and targets are two views of one buffer, and
 with `stride=length` every token but the very first is a target exactly once. What is left
 at the end is less than a row: `tail="drop"` leaves it out (and says how many targets that
-are), `tail="pad"` makes a last row of it.
+are), `tail="pad"` makes a last row of it. No row knows of parts: one may begin in a part
+and end in the next, or run through several.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
+from operator import index
 from typing import Any, Literal
 
 import numpy as np
@@ -49,7 +52,8 @@ class Windows:
             tail: What becomes of the tokens after the last full row.
             borders: Also give `position_ids` and `document_ids`, from where documents end.
         """
-        stride = length if stride is None else stride
+        length = index(length)
+        stride = length if stride is None else index(stride)
         if length < 1 or stride < 1:
             raise PlanError(f"length={length} and stride={stride} must be at least 1.")
         if tail not in ("drop", "pad"):
@@ -70,6 +74,7 @@ class Windows:
         # The target after the last full row's is the first that no row holds.
         seen = (full - 1) * stride + length if full else 0
         self.tail_targets = max(0, num_tokens - 1 - seen)
+        """Tokens after the last target of the last full row."""
         self._num_rows = full + (tail == "pad" and self.tail_targets > 0)
         if borders and not self.stream.has_documents:
             raise PlanError("borders=True needs stores; bare token files do not record documents.")
@@ -83,11 +88,15 @@ class Windows:
         return self._num_rows
 
     def __repr__(self) -> str:
-        return f"Windows({len(self):,} rows of {self.length:,} tokens, {self.stride:,} apart)"
+        left = f"; {self.unread_targets:,} targets in none" if self.unread_targets else ""
+        return f"Windows({len(self):,} rows of {self.length:,} tokens, {self.stride:,} apart{left})"
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """A digest of the stores and of how they are cut."""
+        """A digest of the stores and of how they are cut.
+
+        `borders` has no part in it: it tells more about the rows, and changes none.
+        """
         return digest_json(["windows", self.stream.digest, self.length, self.stride, self.tail])
 
     @property
@@ -99,6 +108,16 @@ class Windows:
     def num_tokens(self) -> int:
         """Targets in all rows; with overlapping rows a token counts more than once."""
         return self._num_full * self.length + (self.tail_targets if self.tail == "pad" else 0)
+
+    @property
+    def unread_targets(self) -> int:
+        """Tokens that are the target of no row, though one comes before them.
+
+        The tail, where it is dropped, and the gaps between rows, where `stride` is larger
+        than `length`.
+        """
+        gaps = (self._num_full - 1) * max(0, self.stride - self.length) if self._num_full else 0
+        return gaps + (self.tail_targets if self.tail == "drop" else 0)
 
     @property
     def part_rows(self) -> NDArray[np.int64]:
@@ -119,10 +138,17 @@ class Windows:
     def read(self, samples: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """The rows `samples`: `tokens` of shape (rows, length + 1), as narrow as stored.
 
-        A padded tail row has `num_targets` less than `length`; its unused places hold 0.
-        With `borders`, also `position_ids` and `document_ids`, (rows, length) int32.
+        The arrays are new, and the caller's to keep. A padded tail row has `num_targets` less
+        than `length`; its unused places hold 0. With `borders`, also `position_ids` and
+        `document_ids`, (rows, length) int32.
         """
-        starts = np.asarray(samples, np.int64) * self.stride
+        samples = np.asarray(samples, np.int64)
+        # As unsigned numbers, those below 0 are the largest.
+        if len(samples) and samples.view(np.uint64).max() >= self._num_rows:
+            raise IndexError(
+                f"rows {samples.min():,} to {samples.max():,} are not all among {len(self):,} rows"
+            )
+        starts = samples * self.stride
         numbers = np.searchsorted(self.stream.ends, starts, side="right")
         first = int(numbers[0]) if len(numbers) else 0
         if len(numbers) and (numbers == first).all() and self._whole(first, starts):
@@ -131,7 +157,7 @@ class Windows:
             tokens = self._gather_many(numbers, starts)
         read = {"tokens": tokens}
         if self._num_rows > self._num_full:
-            last = np.asarray(samples) == self._num_full
+            last = samples == self._num_full
             read["num_targets"] = np.where(last, self.tail_targets, self.length)
         if self.borders:
             read |= borders(self.stream, starts, numbers, self.length)

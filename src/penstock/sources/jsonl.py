@@ -85,7 +85,7 @@ def _suspects(data: bytes, spans: Spans) -> list[int]:
     """Rows that may hold NaN or Infinity as a number, which Arrow takes and JSON has not."""
     text = np.frombuffer(data, np.uint8)
     found = np.concatenate([find_all(data, word) for word in (b"NaN", b"Inf")])
-    found = found[np.isin(text[found - 1], list(b":,[- \t"))]
+    found = found[np.isin(text[found - 1], list(b":,[- \t\r"))]
     return sorted(set((np.searchsorted(spans.starts, found, side="right") - 1).tolist()))
 
 
@@ -166,7 +166,8 @@ def _text_of(line: bytes, path: list[str], replace: bool) -> tuple[bytes, bool]:
 def _deep_text(line: bytes, path: list[str]) -> bytes:
     """The text of a line nested deeper than Python parses; Arrow knows no such limit."""
     whole = Spans(np.zeros(1, np.int64), np.array([len(line)]), 0, 0)
-    texts = _arrow_texts(line, whole, path) if _regular(line, whole) else None
+    regular = _regular(line, whole) and not _suspects(line, whole)
+    texts = _arrow_texts(line, whole, path) if regular else None
     text: bytes | None = texts[0].as_py() if texts is not None else None
     if text is None:
         raise _Refused("nested_too_deep", "more levels than the parser allows")

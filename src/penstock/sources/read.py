@@ -23,6 +23,7 @@ from penstock.sources.texts import read_texts
 
 __all__ = ["read_slice"]
 
+_LOOK_BYTES = 1 << 16
 _BOM = b"\xef\xbb\xbf"
 _FOREIGN_BOMS = {
     b"\xff\xfe\x00\x00": "UTF-32",
@@ -86,15 +87,16 @@ def _read_text(read_at: _ReadAt, file: InputFile, span: Span, reading: Reading) 
         yield _nothing(Tally(skipped=1))  # an empty file is a document that is empty
     while place < span.stop:
         size = min(size, span.stop - place)
-        data = read_at(place, size)
-        if len(data) < size:
+        ended = place + size == span.stop
+        data = read_at(place, size if ended else _whole_records(read_at, splitter, place, size))
+        if ended and len(data) < size:
             raise SourceError(
                 f"{file.name} ended at byte {place + len(data):,} and not at {span.stop:,}, where "
                 "it ended when the build began. Run the build again when nothing writes to it."
             )
-        border = size if place + size == span.stop else splitter.last_border(data)
+        border = size if ended else splitter.last_border(data)
         if border:
-            block = data if border == size else data[:border]
+            block = data if border == len(data) else data[:border]
             yield _read_block(block, splitter, file, span.file, place, reading)
             place, size = place + border, BLOCK_BYTES
         elif size > reading.max_document_bytes + BLOCK_BYTES:
@@ -103,6 +105,19 @@ def _read_text(read_at: _ReadAt, file: InputFile, span: Span, reading: Reading) 
             place, size = place + length, BLOCK_BYTES
         else:
             size *= 2  # and read anew: twice the work at most, also for a 1 GB line
+
+
+def _whole_records(read_at: _ReadAt, splitter: Splitter, place: int, size: int) -> int:
+    """How much of the next `size` bytes is whole records, by a look at their end.
+
+    Saves cutting off the rest afterwards, which would copy all of it. All of `size` where
+    the look does not tell.
+    """
+    if not splitter.cuts_anywhere:
+        return size
+    tail = min(_LOOK_BYTES, size)
+    border = splitter.last_border(read_at(place + size - tail, tail))
+    return size - tail + border if border else size
 
 
 def _read_block(

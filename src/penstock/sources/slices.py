@@ -155,7 +155,9 @@ def _cut_range(file: InputFile, splitter: Splitter, num_slices: int) -> Iterator
                 if wanted <= start:
                     continue  # one record is longer than a slice
                 border = _border_after(stream, splitter, wanted, file.size)
-                if start < border < file.size:
+                if border >= file.size:
+                    break  # the last record goes on to the end: no use in looking again
+                if border > start:
                     yield start, border
                     start = border
     yield start, file.size
@@ -166,14 +168,19 @@ def _border_after(stream: BinaryIO, splitter: Splitter, wanted: int, size: int) 
     begin = wanted - min(splitter.lead, wanted)
     stream.seek(begin)
     seen = b""
+    look = _LOOK_BYTES
     while True:
-        more = _read_fully(stream, max(_LOOK_BYTES, len(seen)))
+        more = _read_fully(stream, look)
         seen += more
         found = splitter.first_border(seen)
         if found >= 0:
             return min(begin + found, size)
         if not more:
             return size
+        # Of a long record only the end is kept, where a separator may have begun.
+        begin += max(0, len(seen) - _LOOK_BYTES)
+        seen = seen[-_LOOK_BYTES:]
+        look = min(2 * look, 64 * _LOOK_BYTES)
 
 
 def _read_fully(stream: BinaryIO, num_bytes: int) -> bytes:

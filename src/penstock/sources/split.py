@@ -30,6 +30,8 @@ _BLANK = np.zeros(256, bool)
 _BLANK[list(b" \t\r")] = True
 # From rare to common in text and code; a byte that is not listed is rarer still.
 _COMMON = bytes(reversed(b"etaoinsrhldcu\n mfpgwybvkxjqz,._-()=\"'/:;0123456789<>TSAIC"))
+# Bytes looked through at a time: what is compared and its result stay in the cache.
+_CHUNK = 1 << 18
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 
 
@@ -220,7 +222,13 @@ def find_all(data: bytes, wanted: bytes) -> NDArray[np.int64]:
     text = np.frombuffer(data, np.uint8)
     rarity = [_COMMON.find(byte) for byte in wanted]
     rare = rarity.index(min(rarity))
-    places = np.flatnonzero(text == wanted[rare]) - rare
+    places = np.concatenate(
+        [
+            np.flatnonzero(text[start : start + _CHUNK] == wanted[rare]) + start
+            for start in range(0, max(1, len(text)), _CHUNK)
+        ]
+    )
+    places = places - rare
     places = places[(places >= 0) & (places + len(wanted) <= len(data))]
     for offset, byte in enumerate(wanted):
         if offset != rare and len(places):

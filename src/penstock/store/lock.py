@@ -6,7 +6,7 @@ that ends. Nothing has to be cleaned up after a kill, and a second writer is tol
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from penstock.errors import StoreBusyError
@@ -30,8 +30,10 @@ def locked(directory: Path) -> Iterator[None]:
                 f"{directory} is being written by another process (pid {holder}). Two writers "
                 "would spoil each other's parts. Wait for it, or stop it and run this again."
             )
-        os.ftruncate(handle, 0)
-        os.write(handle, f"{os.getpid()}\n".encode())
+        # The number is for people; a disk too full for it is told by what needs the room.
+        with suppress(OSError):
+            os.ftruncate(handle, 0)
+            os.write(handle, f"{os.getpid()}\n".encode())
         yield
     finally:
         os.close(handle)

@@ -116,23 +116,29 @@ class TokenStore:
             raise IndexError(
                 f"tokens [{start:,}, {stop:,}) are not in a store of {self.num_tokens:,} tokens"
             )
-        pieces = []
         part = int(np.searchsorted(self._token_ends, start, side="right"))
-        while start < stop:
-            end = int(self._token_ends[part])
-            begin = end - self.manifest.parts[part].num_tokens
-            upto = min(stop, end)
-            pieces.append(self.part_array(part, "tokens")[start - begin : upto - begin])
-            start = upto
+        # Copied part by part: to hold a view of each would be to hold all their files open.
+        joined = np.empty(stop - start, self.dtype)
+        done = 0
+        while done < len(joined):
+            begin = int(self._token_ends[part]) - self.manifest.parts[part].num_tokens
+            piece = self.part_array(part, "tokens")[start + done - begin : stop - begin]
+            if len(piece) == len(joined):
+                return piece
+            joined[done : done + len(piece)] = piece
+            done += len(piece)
             part += 1
-        if not pieces:
-            return np.zeros(0, self.dtype)
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return joined
 
     def origin(self, index: int) -> Origin:
         """The file and place that document `index` came from."""
         part, within = self._find_document(index)
         file, offset = self.part_array(part, "origin")[within].tolist()
+        if file >= len(self._input_names):
+            raise StoreError(
+                f"{self.path}: document {index:,} says that it came from input file {file}, the "
+                f"manifest lists {len(self._input_names)}. Copy or build the store again."
+            )
         return Origin(self._input_names[file], offset)
 
     @cached_property

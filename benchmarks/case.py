@@ -1,0 +1,201 @@
+"""One case of `loader.py`, in a process of its own that answers to orders, a line each.
+
+    python benchmarks/case.py NAME FOLDER
+
+It imports what the case needs, says so, and then forks a fresh process for every order:
+`prepare`, `first`, `memory`, `half`, `resume`, `cold`, or `serve`, which stays and measures
+speed each time it is told to. Orders and answers are JSON; whatever a peer prints goes to stderr.
+"""
+
+import gc
+import hashlib
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+from measure import AnonymousMemory, disk_bytes, drop_page_cache, forked, processor_seconds
+from peers import BATCH, CASES, LENGTH
+
+_WARM_BATCHES = 8
+_WARM_SECONDS = 0.25
+
+
+def prepare(case):
+    """Write the case's format of the tokens, unless it is there."""
+    done = case.folder / ".done"
+    if not done.exists():
+        case.prepare(np.load(case.array, mmap_mode="r"))
+        done.touch()
+    return True
+
+
+def first(case, choice):
+    """Seconds from opening to the first batch."""
+    begun = time.perf_counter()
+    case.open(**choice)
+    case.touch(next(iter(case.batches())))
+    return time.perf_counter() - begun
+
+
+def memory(case, choice, seconds):
+    """How much anonymous memory opening and reading takes, workers included."""
+    gc.collect()
+    with AnonymousMemory(workers=True) as watched:
+        case.open(**choice)
+        Reader(case).run(seconds)
+    return watched.growth
+
+
+def half(case, choice, num_batches):
+    """The state after so many batches, and a digest of the batch that comes next."""
+    case.open(**choice)
+    batches = iter(case.batches())
+    for _ in range(num_batches):
+        next(batches)
+    state = json.loads(json.dumps(case.state()))
+    return {"state": state, "digest": _digest(next(batches))}
+
+
+def resume(case, choice, state):
+    """Seconds from opening to the first batch after `state`, and a digest of that batch."""
+    begun = time.perf_counter()
+    case.open(**choice)
+    case.restore(state)
+    batch = next(iter(case.batches()))
+    case.touch(batch)
+    return {"seconds": time.perf_counter() - begun, "digest": _digest(batch)}
+
+
+def cold(case, choice, num_batches):
+    """Tokens per second from opening on, from files that are not in the page cache."""
+    drop_page_cache(case.folder)
+    before, begun = disk_bytes(), time.perf_counter()
+    case.open(**choice)
+    count = 0
+    while count < num_batches:
+        for batch in case.batches():
+            case.touch(batch)
+            count += 1
+            if count == num_batches:
+                break
+    seconds = time.perf_counter() - begun
+    return {"speed": count * BATCH * LENGTH / seconds, "disk_bytes": disk_bytes() - before}
+
+
+def _digest(batch):
+    tensors = batch.values() if isinstance(batch, dict) else batch
+    joined = b"".join(np.ascontiguousarray(each.numpy()).tobytes() for each in tensors)
+    return hashlib.sha256(joined).hexdigest()[:16]
+
+
+class Reader:
+    """Reads a case that is open, again and again."""
+
+    def __init__(self, case):
+        self._case = case
+        self._batches = iter(case.batches())
+        case.check(next(self._batches))
+
+    def run(self, seconds):
+        """Tokens, seconds and processor seconds of reading that long.
+
+        What was made ahead while others were measured is read first and does not count, nor
+        does what it takes a peer to begin another epoch.
+        """
+        self._warm(_WARM_BATCHES, min(_WARM_SECONDS, seconds))
+        count, took, spent = 0, 0.0, 0.0
+        while took < seconds:
+            processor, begun = processor_seconds(), time.perf_counter()
+            number, ended = self._read(begun + seconds - took)
+            count += number
+            took += time.perf_counter() - begun
+            spent += processor_seconds() - processor
+            if ended:
+                self._warm(_WARM_BATCHES, 0.0)
+        return {"tokens": count * BATCH * LENGTH, "seconds": took, "processor_seconds": spent}
+
+    def _read(self, deadline):
+        touch, clock, count = self._case.touch, time.perf_counter, 0
+        for batch in self._batches:
+            touch(batch)
+            count += 1
+            if clock() >= deadline:
+                return count, False
+        self._batches = iter(self._case.batches())
+        return count, True
+
+    def _warm(self, num_batches, seconds):
+        begun = time.perf_counter()
+        while num_batches > 0 or time.perf_counter() - begun < seconds:
+            try:
+                self._case.touch(next(self._batches))
+            except StopIteration:
+                self._batches = iter(self._case.batches())
+            num_batches -= 1
+
+
+def serve(case, choice, answer):
+    """Measure speed for as many seconds as each line says, until a line is empty."""
+    case.open(**choice)
+    reader = Reader(case)
+    answer({"ready": True})
+    while seconds := json.loads(_line()):
+        answer(reader.run(seconds))
+    return True
+
+
+ORDERS = {
+    "prepare": prepare,
+    "first": first,
+    "memory": memory,
+    "half": half,
+    "resume": resume,
+    "cold": cold,
+    "serve": serve,
+}
+
+
+def _line():
+    """A line of stdin, and not a byte more: the next may be for another process."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            sys.exit(0)
+        line += byte
+    return line
+
+
+def main():
+    name, folder = sys.argv[1], Path(sys.argv[2])
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def answer(told):
+        answers.write(json.dumps(told) + "\n")
+        answers.flush()
+
+    def attempt(work):
+        """What `work()` returns, or the error that it ends with."""
+        try:
+            return {"result": work()}
+        except Exception as error:  # noqa: BLE001  (a peer that fails is reported, with its reason)
+            traceback.print_exc()
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    made = attempt(lambda: CASES[name](folder))
+    answer({"error": made["error"]} if "error" in made else {"ready": True})
+    while "result" in made:
+        order = json.loads(_line())
+        work = ORDERS[order.pop("order")]
+        if work is serve:
+            order["answer"] = answer
+        answer(forked(lambda: attempt(lambda: work(made["result"], **order))))  # noqa: B023
+
+
+if __name__ == "__main__":
+    main()

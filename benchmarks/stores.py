@@ -1,0 +1,107 @@
+"""Stores made of given tokens, or of none: the files and the manifest that `build` would write.
+
+A sparse store has parts of any size whose token files hold no bytes on disk, only a header
+and a length; to a reader they are zeros. So a store of 10^12 tokens fits on a laptop.
+"""
+
+import hashlib
+import json
+import os
+from itertools import pairwise
+
+import numpy as np
+
+from penstock.digest import digest_bytes
+from penstock.store.manifest import FILE_NAME, PartRecord, part_file, spell
+from penstock.store.npy import HEADER_BYTES, header
+
+VOCAB_SIZE = 50_257
+_EMPTY = digest_bytes(b"")
+_PIECE = 1 << 24
+
+
+def write_store(folder, arrays):
+    """A store whose parts hold `arrays` of uint16, one document each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = []
+    for number, array in enumerate(arrays):
+        tokens = np.ascontiguousarray(array, "<u2")
+        parts.append(_part(folder, number, len(tokens), tokens))
+    _seal(folder, parts)
+
+
+def write_array(path, tokens):
+    """The ids alone, as a `.npy` file."""
+    tokens = np.ascontiguousarray(tokens, "<u2")
+    with path.open("wb") as stream:
+        _write(stream, header(tokens.dtype, tokens.shape), tokens, HEADER_BYTES + tokens.nbytes)
+
+
+def write_sparse_store(folder, num_tokens, num_parts):
+    """A store of `num_tokens` zeros in `num_parts` parts, which take no room on disk."""
+    folder.mkdir(parents=True, exist_ok=True)
+    edges = [num_tokens * number // num_parts for number in range(num_parts + 1)]
+    sizes = [stop - start for start, stop in pairwise(edges)]
+    _seal(folder, [_part(folder, number, size, None) for number, size in enumerate(sizes)])
+
+
+def _part(folder, number, num_tokens, tokens):
+    kinds = {
+        "tokens": (np.dtype("<u2"), (num_tokens,), tokens),
+        "bounds": (np.dtype("<u8"), (1,), np.array([num_tokens], "<u8")),
+        "origin": (np.dtype("<u8"), (1, 2), np.zeros((1, 2), "<u8")),
+    }
+    files = {}
+    for kind, (dtype, shape, array) in kinds.items():
+        size = HEADER_BYTES + int(np.prod(shape)) * dtype.itemsize
+        with (folder / part_file(number, kind)).open("wb") as stream:
+            files[kind] = (size, _write(stream, header(dtype, shape), array, size))
+    return PartRecord(number, 1, num_tokens, files)
+
+
+def _write(stream, head, array, size):
+    """Writes a file; returns its SHA-256, or that of nothing where its zeros are not written."""
+    stream.write(head)
+    if array is None:
+        stream.truncate(size)
+        return _EMPTY
+    digest = hashlib.sha256(head)
+    view = memoryview(array).cast("B")
+    for start in range(0, len(view), _PIECE):
+        digest.update(view[start : start + _PIECE])
+        stream.write(view[start : start + _PIECE])
+    # Only what is on disk can be dropped from the page cache for the cold figures.
+    if size > _PIECE:
+        stream.flush()
+        os.fsync(stream.fileno())
+    return digest.hexdigest()
+
+
+def _seal(folder, parts):
+    counts = {"documents": len(parts), "tokens": sum(part.num_tokens for part in parts)}
+    made = {
+        "slices": len(parts),
+        "counts": {"documents": len(parts)},
+        "rejects": {"bytes": 0, "sha256": _EMPTY, "reasons": {}},
+        "reading": {"format": "auto"},
+        "inputs": [{"name": "made", "bytes": 0}],
+    }
+    contents = {
+        "format": "penstock-store",
+        "version": 1,
+        "dtype": "uint16",
+        "tokenizer": {
+            "name": "made",
+            "digest": None,
+            "canary": digest_bytes(json.dumps(["made", VOCAB_SIZE]).encode()),
+            "vocab_size": VOCAB_SIZE,
+        },
+        "eos_id": None,
+        "bos_id": None,
+        "split": None,
+        "side": None,
+        "counts": counts,
+        "builds": [made],
+    }
+    (folder / FILE_NAME).write_bytes(spell(contents, parts))
+    (folder / "rejects.jsonl").write_bytes(b"")

@@ -1,0 +1,122 @@
+"""A number for what a batch holds, whoever holds which part of it."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.loader.fingerprint import of_samples, of_tokens
+from penstock.loader.loader import Loader
+from penstock.loader.log import read_log
+from penstock.order.plan import Plan
+from penstock.rows.windows import Windows
+
+
+def fingerprints(loader):
+    return [loader.fingerprint for _ in loader]
+
+
+@pytest.mark.parametrize("kind", ["samples", "tokens"])
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+def test_the_sum_over_ranks_is_that_of_one_process(store, kind, tail):
+    def run(rank, world_size):
+        return fingerprints(
+            Loader(
+                Windows(store, 16, tail=tail),
+                global_batch_size=12,
+                rank=rank,
+                world_size=world_size,
+                fingerprint=kind,
+                epochs=2,
+                drop_last=False,
+                seed=7,
+            )
+        )
+
+    alone = run(0, 1)
+    assert len(set(alone)) == len(alone)
+    for world_size in (2, 3, 4, 6):
+        ranks = [run(rank, world_size) for rank in range(world_size)]
+        assert [sum(step) % 2**64 for step in zip(*ranks, strict=True)] == alone
+
+
+@given(
+    place=st.integers(0, 8),
+    token=st.integers(0, 2**32 - 1),
+    other=st.integers(0, 2**32 - 1),
+    position=st.integers(0, 2**62),
+)
+def test_one_other_token_is_always_seen(place, token, other, position):
+    """Certain, not likely: weights are odd and the rest is a bijection."""
+    row = np.arange(9, dtype="uint32")[None]
+    row[0, place] = token
+    changed = row.copy()
+    changed[0, place] = other
+    at = np.array([position])
+
+    assert (of_tokens(row, None, at) == of_tokens(changed, None, at)).item() == (token == other)
+
+
+def test_a_row_has_the_same_value_beside_any_other(numbered):
+    tokens = np.arange(20, dtype="uint16").reshape(2, 10)
+    some = np.ones((2, 9), bool)
+    some[1, 4:] = False
+    at = np.array([5, 6])
+
+    assert of_tokens(tokens, None, at)[0] == of_tokens(tokens, some, at)[0]
+    assert of_tokens(tokens, None, at)[1] != of_tokens(tokens, some, at)[1]
+
+
+@given(
+    numbers=st.tuples(*[st.integers(0, 2**62)] * 3),
+    others=st.tuples(*[st.integers(0, 2**62)] * 3),
+    key=st.integers(0, 2**64 - 1),
+)
+def test_another_epoch_sample_or_position_is_another_value(numbers, others, key):
+    def value(three):
+        keys = np.array([key], np.uint64)
+        return of_samples(keys, *(np.array([each], np.int64) for each in three)).item()
+
+    assert (value(numbers) == value(others)) == (numbers == others)
+
+
+def test_the_same_rows_at_other_places_are_another_batch(numbered):
+    loaders = [Loader(numbered(64), 64, shuffle=shuffle) for shuffle in ("none", "full")]
+
+    assert fingerprints_of_first(loaders[0]) != fingerprints_of_first(loaders[1])
+
+
+def fingerprints_of_first(loader):
+    next(iter(loader))
+    return loader.fingerprint
+
+
+def test_sources_are_told_apart_by_name(numbered):
+    one, two = (Plan({name: numbered(9), "b": numbered(9)}, seed=1) for name in ("a", "c"))
+
+    assert fingerprints_of_first(Loader(one, 8)) != fingerprints_of_first(Loader(two, 8))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_log_has_a_line_for_each_step_handed_out(numbered, tmp_path, prefetch):
+    log = tmp_path / "logs" / "run.jsonl"
+    settings = {"prefetch": prefetch, "fingerprint_log": log, "steps": 20}
+    loader = Loader(numbered(50), 8, **settings)
+    expected = []
+    for _ in loader:
+        expected.append(loader.fingerprint)
+        if len(expected) == 5:
+            break
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert [line["position"] for line in lines] == [8, 16, 24, 32, 40]
+    assert [int(line["fingerprint"], 16) for line in lines] == expected
+    # Another run goes on with the same file; steps that are repeated count once.
+    again = Loader(numbered(50), 8, **settings)
+    again.seek(32)
+    expected = expected[:4] + fingerprints(again)
+    assert [int(each, 16) for each in read_log(log).values()] == expected
+    assert list(read_log(log)) == [8 * step for step in range(1, 21)]

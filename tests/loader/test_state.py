@@ -1,0 +1,355 @@
+"""State: small, JSON, the same everywhere, and refused where it does not belong."""
+
+import copy
+import json
+import statistics
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock.errors import ResumeError
+from penstock.loader.loader import Loader
+from penstock.order.plan import Plan
+from penstock.rows.stream import ArrayFile
+from penstock.rows.windows import Windows
+
+
+@pytest.fixture(scope="module")
+def windows(store):
+    return Windows(store, 16)
+
+
+def weighted(windows, other_store, **settings):
+    rows = {"web": windows, "code": Windows(other_store, 16)}
+    return Plan(rows, **{"weights": {"web": 0.7, "code": 0.3}, "seed": 17, **settings})
+
+
+def test_state_is_json_and_says_what_it_belongs_to(windows):
+    loader = Loader(windows, 8, seed=17)
+    loader.seek(4_096)
+    state = loader.state_dict()
+
+    assert json.loads(json.dumps(state)) == state
+    assert state["position"] == 4_096
+    assert state["version"] == 1
+    assert len(json.dumps(state)) < 1_000
+
+
+def test_state_is_the_same_on_every_rank_and_in_every_topology(windows):
+    states = []
+    for world_size, prefetch in ((1, 0), (2, 2), (4, 1)):
+        for rank in range(world_size):
+            loader = Loader(
+                windows, global_batch_size=8, rank=rank, world_size=world_size, prefetch=prefetch
+            )
+            for _ in range(5):
+                next(iter(loader))
+            states.append(loader.state_dict())
+
+    assert all(state == states[0] for state in states)
+
+
+def test_a_state_that_was_taken_does_not_change_later(windows):
+    loader = Loader(windows, 8)
+    state = loader.state_dict()
+    before = copy.deepcopy(state)
+    next(iter(loader))
+    loader.state_dict()["order"]["seed"] = 99
+
+    assert state == before
+    assert loader.state_dict()["order"]["seed"] == 0
+
+
+@pytest.mark.parametrize("num_sources", [1, 64, 1_000])
+def test_state_is_small_and_quick_with_many_sources(numbered, num_sources):
+    """4 KiB and 100 bytes a source; five milliseconds to save and to load."""
+    names = [f"source number {number:05d}, its full name" for number in range(num_sources)]
+    rows = {name: numbered(10**12 + number) for number, name in enumerate(names)}
+    weights = {name: 0.1 + number / 7 for number, name in enumerate(names)}
+    loader = Loader(Plan(rows, weights=weights, seed=2**62, max_epochs=dict.fromkeys(names, 3)), 8)
+    loader.seek(10**11)
+    loader.state_dict()
+
+    def seconds(call):
+        begin = time.perf_counter()
+        call()
+        return time.perf_counter() - begin
+
+    text = json.dumps(loader.state_dict())
+    state = json.loads(text)
+    assert len(text) <= 4_096 + 100 * num_sources
+    assert statistics.median(seconds(loader.state_dict) for _ in range(9)) < 0.005
+    assert statistics.median(seconds(lambda: loader.load_state_dict(state)) for _ in range(9)) < (
+        0.005
+    )
+    assert loader.position == 10**11
+
+
+def test_long_names_are_kept_short_and_apart(numbered):
+    names = ["x" * 200 + "a", "x" * 200 + "b", "файл" * 50]
+    text = json.dumps(Loader(Plan({name: numbered(9) for name in names}), 1).state_dict())
+    state = json.loads(text)
+
+    assert len(state["sources"]) == 3
+    assert all(len(json.dumps({name: told})) <= 102 for name, told in state["sources"].items())
+
+
+def change(text, windows, other_store, tmp_path, gpt2):
+    """Pairs of runs, and what the error must name."""
+    many = weighted(windows, other_store)
+    return {
+        "seed": (Loader(windows, 8, seed=1), Loader(windows, 8, seed=2), "seed 1 -> 2"),
+        "shuffle": (
+            Loader(windows, 8),
+            Loader(windows, 8, shuffle="none"),
+            "shuffle 'full' -> 'none'",
+        ),
+        "store": (
+            Loader(windows, 8),
+            Loader(Windows(other_store, 16), 8),
+            'the store of "data" (digest ',
+        ),
+        "length": (
+            Loader(windows, 8),
+            Loader(Windows(windows.stream.members[0], 8), 8),
+            "length 16 -> 8, stride 16 -> 8. Restore",
+        ),
+        "stride": (
+            Loader(windows, 8),
+            Loader(Windows(windows.stream.members[0], 16, stride=4), 8),
+            "stride 16 -> 4. Restore",
+        ),
+        "tail": (
+            Loader(windows, 8),
+            Loader(Windows(windows.stream.members[0], 16, tail="pad"), 8),
+            "tail 'drop' -> 'pad'. Restore",
+        ),
+        "weights": (
+            Loader(many, 8),
+            Loader(weighted(windows, other_store, weights={"web": 0.6, "code": 0.4}), 8),
+            'weight of "code" 0.3 -> 0.4, weight of "web" 0.7 -> 0.6. Restore',
+        ),
+        "max_epochs": (
+            Loader(many, 8),
+            Loader(weighted(windows, other_store, max_epochs=4), 8),
+            "max_epochs none -> {'epochs': 4, 'then': 'error'}. Restore",
+        ),
+        "schedule": (
+            Loader(many, 8),
+            Loader(
+                weighted(windows, other_store, schedule={1_000: {"web": 1, "code": 1}}),
+                8,
+            ),
+            "stages [{'position': 0, 'weights': {'web': 0.7, 'code': 0.3}}] -> [{'position': 0,",
+        ),
+        "sources": (
+            Loader(many, 8),
+            Loader(Plan({"web": windows}, weights={"web": 1}, seed=17), 8),
+            'source "code" is gone',
+        ),
+        "new source": (
+            Loader(Plan({"web": windows}), 8),
+            Loader(Plan({"web": windows, "code": Windows(other_store, 16)}), 8),
+            'source "code" was not there',
+        ),
+        "order of sources": (
+            Loader(
+                Plan({"a": windows, "b": Windows(other_store, 16)}, weights={"a": 1, "b": 1}), 8
+            ),
+            Loader(
+                Plan({"b": Windows(other_store, 16), "a": windows}, weights={"a": 1, "b": 1}), 8
+            ),
+            "the order of the sources",
+        ),
+        "tokenizer": (
+            Loader(windows, 8),
+            Loader(
+                Windows(
+                    penstock.build(
+                        penstock.Texts(["some text " * 90]), tmp_path / "gpt2", tokenizer=gpt2
+                    ),
+                    16,
+                ),
+                8,
+            ),
+            "tokenizer '277089d9' -> '",
+        ),
+    }[text]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "seed",
+        "shuffle",
+        "store",
+        "length",
+        "stride",
+        "tail",
+        "weights",
+        "max_epochs",
+        "schedule",
+        "sources",
+        "new source",
+        "order of sources",
+        "tokenizer",
+    ],
+)
+def test_another_run_is_refused_by_name(what, windows, other_store, tmp_path, gpt2):
+    before, after, named = change(what, windows, other_store, tmp_path, gpt2)
+    before.seek(16)
+    with pytest.raises(ResumeError) as caught:
+        after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+
+    assert str(caught.value).startswith(
+        "This checkpoint belongs to another order of the data, so position 16 would not be the "
+        "row it was. Changed since: "
+    )
+    assert named in str(caught.value)
+    assert after.position == 0
+    after.load_state_dict(before.state_dict(), on_change="restart")
+    assert after.position == 0
+
+
+def test_a_bare_file_of_other_ids_is_refused(tmp_path):
+    np.arange(200, dtype="uint16").tofile(tmp_path / "a.bin")
+    state = Loader(Windows(ArrayFile(tmp_path / "a.bin", "uint16"), 4), 2).state_dict()
+    np.arange(1, 201, dtype="uint16").tofile(tmp_path / "a.bin")
+    loader = Loader(Windows(ArrayFile(tmp_path / "a.bin", "uint16"), 4), 2)
+
+    with pytest.raises(ResumeError, match=r'the store of "data" \(digest'):
+        loader.load_state_dict(state)
+
+
+def test_what_does_not_change_the_rows_may_change(windows, store):
+    """Batch size, ranks, threads, format, borders and the end of the run are free."""
+    loader = Loader(windows, 8, epochs=1)
+    loader.seek(24)
+    others = [
+        Loader(windows, 6),
+        Loader(windows, global_batch_size=6, rank=1, world_size=2),
+        Loader(Windows(store, 16, borders=True), 8, epochs=3, format="hf", prefetch=0),
+        Loader(windows, 8, steps=90, narrow=True, fingerprint="tokens"),
+    ]
+    for other in others:
+        other.load_state_dict(loader.state_dict())
+        assert other.position == 24
+
+
+def test_a_state_past_the_end_is_refused(windows):
+    loader = Loader(windows, 8, epochs=2)
+    loader.seek(len(windows) + 8)
+
+    with pytest.raises(ResumeError, match=r"This state is at position 437, past the end of this"):
+        Loader(windows, 8, epochs=1).load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({}, r"\{\} is not the state of a loader\."),
+        (5, r"5 is not the state of a loader\."),
+        (None, "None is not the state of a loader"),
+        ('{"version": 1}', "is not the state of a loader"),
+        ([["version", 1]], "is not the state of a loader"),
+        ({"version": 2}, r"This state is of version 2; this penstock reads version 1\."),
+        ({"version": None}, "This state is of version None"),
+        ({"version": 1}, "This state was changed after it was written: its check does not match"),
+        ({"version": 1, "position": {1, 2}}, "This state was changed after it was written"),
+        ({"version": 1, "position": float("nan")}, "This state was changed after it was written"),
+    ],
+)
+@pytest.mark.parametrize("on_change", ["error", "restart"])
+def test_what_is_no_state_is_refused(windows, state, message, on_change):
+    with pytest.raises(ResumeError, match=message):
+        Loader(windows, 8).load_state_dict(state, on_change=on_change)
+
+
+def test_on_change_is_one_of_two(windows):
+    loader = Loader(windows, 8)
+
+    with pytest.raises(ResumeError, match='on_change=\'ignore\' is not "error" or "restart"'):
+        loader.load_state_dict(loader.state_dict(), on_change="ignore")
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
+
+
+def places(value, path=()):
+    """Every place in a state, inner ones too."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in inside:
+        yield (*path, key)
+        if isinstance(each, dict | list):
+            yield from places(each, (*path, key))
+
+
+@settings(max_examples=400)
+@given(data=st.data())
+def test_a_state_that_was_changed_anywhere_never_loads(windows, other_store, data):
+    loader = Loader(weighted(windows, other_store), 8)
+    loader.seek(1_000)
+    state = json.loads(json.dumps(loader.state_dict()))
+    path = data.draw(st.sampled_from(list(places(state))))
+    holder = state
+    for key in path[:-1]:
+        holder = holder[key]
+    how = data.draw(st.sampled_from(["set", "remove", "add"]))
+    before = holder[path[-1]]
+    if how == "set":
+        value = data.draw(VALUES)
+        if value == before and type(value) is type(before):
+            return
+        holder[path[-1]] = value
+    elif how == "remove":
+        del holder[path[-1]]
+    elif isinstance(holder, dict):
+        holder[data.draw(st.text(max_size=5).filter(lambda key: key not in holder))] = 1
+    else:
+        holder.append(1)
+
+    loader.seek(0)
+    for on_change in ("error", "restart"):
+        with pytest.raises(ResumeError):
+            loader.load_state_dict(state, on_change=on_change)
+    assert loader.position == 0
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_a_state_text_with_one_other_byte_never_loads_as_another(windows, data):
+    loader = Loader(windows, 8)
+    loader.seek(1_000)
+    text = bytearray(json.dumps(loader.state_dict()).encode())
+    place = data.draw(st.integers(0, len(text) - 1))
+    text[place] ^= data.draw(st.integers(1, 255))
+    loader.seek(0)
+    try:
+        state = json.loads(text)
+    except ValueError:
+        return
+    with pytest.raises(ResumeError):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("field", ["order", "plan", "position", "rows", "sources"])
+@pytest.mark.parametrize("value", [None, True, -1, 2.0, "x", [], {}, {"x": 5}])
+def test_a_state_with_a_forged_check_is_refused_all_the_same(windows, field, value):
+    """No digest keeps a determined hand out, but what comes of it is a typed error."""
+    from penstock.digest import digest_json
+
+    loader = Loader(windows, 8)
+    state = {**loader.state_dict(), field: value}
+    del state["check"]
+    state["check"] = digest_json(state)[:16]
+    if field in ("order", "rows", "sources") and isinstance(value, dict):
+        loader.load_state_dict(state)  # words only: the digest of the plan is what decides
+        state = {**state, "plan": "0" * 16}
+        del state["check"]
+        state["check"] = digest_json(state)[:16]
+    with pytest.raises(ResumeError):
+        loader.load_state_dict(state)

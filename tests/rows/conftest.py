@@ -1,0 +1,81 @@
+"""Stores written file by file, so that a test can say where every document and part ends."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.store.manifest import FILE_NAME, PartRecord, part_file, spell
+from penstock.store.npy import header
+
+
+def write_store(place, parts, *, tokenizer="made", dtype="uint16"):
+    """A store whose parts hold these documents, each a list of ids."""
+    place = Path(place)
+    place.mkdir(parents=True, exist_ok=True)
+    records = []
+    for number, documents in enumerate(parts):
+        tokens = [token for document in documents for token in document]
+        arrays = {
+            "tokens": np.array(tokens, np.dtype(dtype).newbyteorder("<")),
+            "bounds": np.cumsum([len(document) for document in documents]).astype("<u8"),
+            "origin": np.zeros((len(documents), 2), "<u8"),
+        }
+        files = {}
+        for kind, array in arrays.items():
+            data = header(array.dtype, array.shape) + array.tobytes()
+            (place / part_file(number, kind)).write_bytes(data)
+            files[kind] = (len(data), hashlib.sha256(data).hexdigest())
+        records.append(PartRecord(number, len(documents), len(tokens), files))
+    (place / FILE_NAME).write_bytes(spell(_contents(records, tokenizer, dtype), records))
+    return penstock.TokenStore(place)
+
+
+def _contents(records, tokenizer, dtype):
+    name = hashlib.sha256(tokenizer.encode()).hexdigest()
+    return {
+        "format": "penstock-store",
+        "version": 1,
+        "dtype": dtype,
+        "tokenizer": {
+            "name": tokenizer,
+            "digest": name,
+            "canary": name,
+            "vocab_size": 65_536,
+            "eos_id": 0,
+            "bos_id": None,
+            "special_tokens": "text",
+        },
+        "eos_id": 0,
+        "bos_id": None,
+        "split": None,
+        "side": None,
+        "counts": {
+            "documents": sum(record.num_documents for record in records),
+            "tokens": sum(record.num_tokens for record in records),
+        },
+        "builds": [
+            {
+                "slices": len(records),
+                "counts": {},
+                "rejects": {"bytes": 0, "sha256": hashlib.sha256().hexdigest(), "reasons": {}},
+                "reading": {},
+                "inputs": [{"name": "a.txt", "bytes": 1, "format": "text", "compression": None}],
+            }
+        ],
+    }
+
+
+@pytest.fixture(scope="session", name="write_store")
+def _write_store():
+    return write_store
+
+
+@pytest.fixture(scope="session")
+def parted(tmp_path_factory):
+    """A store of 100 ids from 1 on, in three parts with documents of 7, and the ids."""
+    documents = [list(range(first, min(first + 7, 101))) for first in range(1, 101, 7)]
+    parts = [documents[:4], documents[4:5], documents[5:]]
+    return write_store(tmp_path_factory.mktemp("parted"), parts)

@@ -1,0 +1,81 @@
+"""Files are there in full or not at all, also when there is no room."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from penstock.errors import DiskFullError, PenstockError
+from penstock.store.files import digest_file, remove_temporary, write_file
+from penstock.store.npy import HEADER_BYTES, header
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_written_with_its_size_and_digest(tmp_path):
+    pieces = [b"head", np.arange(5, dtype="<u2"), b"", np.zeros((0, 2), "<u8"), memoryview(b"tail")]
+    size, digest = write_file(tmp_path / "a", pieces)
+    data = (tmp_path / "a").read_bytes()
+
+    assert data == b"head" + bytes([0, 0, 1, 0, 2, 0, 3, 0, 4, 0]) + b"tail"
+    assert (size, digest) == (len(data), hashlib.sha256(data).hexdigest())
+    assert digest == digest_file(tmp_path / "a")
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_writer_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
+    def pieces():
+        yield b"half of the new contents"
+        raise KeyboardInterrupt
+
+    write_file(tmp_path / "a", [b"old"])
+    with pytest.raises(KeyboardInterrupt):
+        write_file(tmp_path / "a", pieces())
+
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_only_what_writers_left_behind_is_removed(tmp_path):
+    for name in (".part-00000.tokens.npy.17.0.tmp", ".hidden", "mine.tmp", ".slice-000000.json"):
+        (tmp_path / name).write_text("x")
+    remove_temporary(tmp_path)
+
+    assert names(tmp_path) == [".hidden", ".slice-000000.json", "mine.tmp"]
+
+
+def test_a_full_disk_is_an_error_of_ours_and_of_the_system(tmp_path, python):
+    code = """
+import pathlib, resource, sys
+from penstock.store.files import write_file
+from penstock.errors import DiskFullError
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))
+try:
+    write_file(pathlib.Path(sys.argv[1]), [bytes(600), bytes(600)])
+except DiskFullError as error:
+    print(error)
+"""
+    told = python(code, tmp_path / "a").stdout
+
+    assert "No room to write" in told
+    assert "bytes are free" in told
+    assert "run the same command again to go on" in told
+    assert names(tmp_path) == []
+    assert issubclass(DiskFullError, OSError)
+    assert issubclass(DiskFullError, PenstockError)
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (2**62,), (5, 2), (2**62, 2)])
+@pytest.mark.parametrize("dtype", ["<u2", "<u4", "<u8", "u1"])
+def test_headers_are_those_that_numpy_reads(dtype, shape, tmp_path):
+    spelled = header(np.dtype(dtype), shape)
+    (tmp_path / "a.npy").write_bytes(spelled)
+    with (tmp_path / "a.npy").open("rb") as stream:
+        version = np.lib.format.read_magic(stream)
+        found = np.lib.format.read_array_header_1_0(stream)
+
+    assert len(spelled) == HEADER_BYTES
+    assert version == (1, 0)
+    assert found == (shape, False, np.dtype(dtype))

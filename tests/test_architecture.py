@@ -1,0 +1,131 @@
+"""Imports point one way, and nothing in the package can run code that came as data.
+
+errors, digest ← sources ← tokenize ← store ← rows ← loader ← everything around
+errors, digest ← order ← loader
+"""
+
+import ast
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+PACKAGE = Path(penstock.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+BASE = {"errors", "digest"}
+# What each part may import, besides itself. Parts that are not listed stand around these.
+MAY_IMPORT = {
+    "errors": set(),
+    "digest": {"errors"},
+    "sources": BASE,
+    "tokenize": BASE | {"sources"},
+    "store": BASE | {"sources", "tokenize"},
+    "order": BASE,
+    "rows": BASE | {"sources", "tokenize", "store"},
+    "loader": BASE | {"sources", "tokenize", "store", "order", "rows"},
+}
+WITHOUT_TORCH = ["errors", "digest", "sources", "tokenize", "store", "order"]
+
+
+def name_of(path):
+    """The dotted name of a module, without the package: `store.build`."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+
+
+def part_of(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+KNOWN = {f"penstock.{name_of(path)}" for path in MODULES}
+
+
+def imports(path, *, for_types=True):
+    """The dotted names that a module imports, at any level of it."""
+    skipped = set()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not for_types:
+            skipped.update(id(inner) for inner in ast.walk(node))
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}, line {node.lineno}: a relative import"
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in KNOWN else node.module for name in inside)
+
+
+def ours(path, **options):
+    """Modules of the package that a module imports."""
+    found = {name for name in imports(path, **options) if name in KNOWN}
+    return {name.removeprefix("penstock.") for name in found}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_imports_only_what_its_part_may(path):
+    part = part_of(path)
+    allowed = MAY_IMPORT.get(part)
+    if allowed is not None:
+        assert {name.partition(".")[0] for name in ours(path)} <= allowed | {part}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_torch_is_imported_only_where_tensors_are(path):
+    if part_of(path) in WITHOUT_TORCH:
+        assert not [name for name in imports(path) if name.partition(".")[0] == "torch"]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_nothing_runs_code_that_came_as_data(path):
+    banned = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+    source = path.read_text(encoding="utf-8")
+    calls = [
+        node.func.id
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+
+    assert not banned & {name.partition(".")[0] for name in imports(path)}
+    assert not {"eval", "exec", "compile", "__import__"} & set(calls)
+    assert "allow_pickle=True" not in source.replace(" ", "")
+    assert "trust_remote_code" not in source
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if path.name == "__init__.py" and part_of(path) in MAY_IMPORT]
+)
+def test_the_init_of_a_stage_holds_only_its_docstring(path):
+    (only,) = ast.parse(path.read_text(encoding="utf-8")).body
+
+    assert isinstance(only, ast.Expr)
+    assert 3 <= only.value.value.strip().count("\n") + 1 <= 10
+
+
+def test_no_two_modules_import_each_other():
+    """Imports inside functions count too."""
+    graph = {
+        name_of(path): ours(path, for_types=False) for path in MODULES if path.parent != PACKAGE
+    }
+
+    def walk(trail):
+        for name in graph.get(trail[-1], ()):
+            assert name not in trail, f"a cycle: {' → '.join([*trail, name])}"
+            if name not in seen:
+                walk([*trail, name])
+        seen.add(trail[-1])
+
+    seen = set()
+    for name in graph:
+        walk([name])
+
+
+def test_the_table_of_parts_is_the_pipeline():
+    """Every stage may import all that the stage before it may, and that stage."""
+    chain = ["sources", "tokenize", "store", "rows", "loader"]
+
+    assert all(MAY_IMPORT[one] | {one} <= MAY_IMPORT[two] for one, two in pairwise(chain))
+    assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} >= set(chain) | {"order"}

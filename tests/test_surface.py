@@ -1,0 +1,124 @@
+"""The public names, the cost of importing them, and the examples that users read first."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+HEAVY = ("torch", "numpy", "pyarrow", "gigatoken", "tokenizers", "tiktoken", "fsspec", "awkward")
+
+
+def test_public_names_are_sorted_complete_and_there():
+    tree = ast.parse(Path(penstock.__file__).read_text(encoding="utf-8"))
+    checked = next(node for node in tree.body if isinstance(node, ast.If))
+    for_types = [alias.asname for node in checked.body for alias in node.names]
+
+    assert penstock.__all__ == sorted(penstock.__all__)
+    assert sorted(for_types) == penstock.__all__
+    assert set(penstock.__all__) <= set(dir(penstock))
+    for name in penstock.__all__:
+        assert getattr(penstock, name).__module__.startswith("penstock."), name
+        assert getattr(penstock, name).__doc__, f"{name} has no docstring"
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'nope'"):
+        penstock.nope  # noqa: B018
+
+
+def test_importing_penstock_is_quick_and_loads_nothing_heavy(python):
+    code = f"""
+import sys, time
+begin = time.perf_counter()
+import penstock
+took = time.perf_counter() - begin
+print(took, [name for name in {HEAVY!r} if name in sys.modules])
+"""
+    told = [python(code).stdout.split(maxsplit=1) for _ in range(4)]
+
+    assert {loaded for _, loaded in told} == {"[]\n"}
+    assert min(float(took) for took, _ in told) < 0.2
+
+
+def test_reading_a_store_needs_numpy_and_nothing_else(python, tmp_path):
+    penstock.build(penstock.Texts(["one", "two"]), tmp_path / "store", tokenizer="bytes")
+    code = """
+import sys, penstock
+store = penstock.TokenStore(sys.argv[1])
+assert store.document(1).tolist() == [116, 119, 111, 256]
+penstock.verify(sys.argv[1])
+print([name for name in sys.argv[2:] if name in sys.modules])
+"""
+    others = [name for name in HEAVY if name != "numpy"]
+
+    assert python(code, tmp_path / "store", *others).stdout == "[]\n"
+
+
+def test_every_extra_that_a_message_names_is_defined():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    named = set()
+    for path in [*(ROOT / "src").rglob("*.py"), *PAGES]:
+        text = path.read_text(encoding="utf-8")
+        named |= set(re.findall(r"penstock\[(\w+)\]", text))
+        named |= set(re.findall(r'extra = "(\w+)"', text))
+
+    assert named
+    assert named <= set(extras)
+
+
+def test_every_error_is_drawn_in_the_tree_and_is_the_builtin_it_says():
+    from penstock import errors
+
+    tree = dict(re.findall(r"── (\w+)\s+\((\w+)\)", errors.__doc__))
+    for name in errors.__all__:
+        error = getattr(errors, name)
+        assert issubclass(error, errors.PenstockError)
+        if error is not errors.PenstockError:
+            assert tree[name] in {base.__name__ for base in error.__mro__}
+    assert set(tree) | {"PenstockError"} == set(errors.__all__)
+
+
+def examples(page):
+    """The Python blocks of a page, but for those under `<!-- no-run -->`."""
+    text = page.read_text(encoding="utf-8")
+    pattern = r"(<!-- no-run -->\s*)?^```python\n(.*?)^```$"
+    return [code for skipped, code in re.findall(pattern, text, re.M | re.S) if not skipped]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if examples(page)], ids=lambda page: page.name
+)
+def test_the_examples_of_a_page_run_in_order(page, tmp_path):
+    """In a directory with a text file, which is what a reader has."""
+    text = "".join(f"Line {number}: the quick brown fox jumps.\n" for number in range(2_000))
+    (tmp_path / "input.txt").write_text(text)
+    script = tmp_path / "examples.py"
+    script.write_text("\n".join(examples(page)), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_first_example_of_the_readme_stands_before_line_25():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+
+    assert lines.index("```python") < 25

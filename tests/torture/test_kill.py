@@ -1,0 +1,146 @@
+"""SIGKILL at any moment, and at every rename and fsync; input/output errors; Ctrl-C."""
+
+import random
+import shutil
+import signal
+import subprocess
+import time
+from itertools import count
+
+import pytest
+
+needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+all_points = pytest.param(None, marks=[pytest.mark.torture, pytest.mark.timeout(3_600)])
+
+
+def killed_after(trial, seconds):
+    """Start a build in another process and kill it; whether the kill came before its end."""
+    child = subprocess.Popen(trial.command(), stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "begin\n"
+    time.sleep(seconds)
+    child.kill()
+    child.communicate(timeout=30)
+    committed = (trial.place / "penstock.json").exists()
+    return child.returncode == -signal.SIGKILL and not committed
+
+
+def duration(trial):
+    trial.begin_at()
+    child = subprocess.Popen(trial.command(), stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "begin\n"
+    begin = time.monotonic()
+    child.communicate(timeout=60)
+    return time.monotonic() - begin
+
+
+@pytest.mark.parametrize(
+    "num_kills", [8, pytest.param(100, marks=[pytest.mark.torture, pytest.mark.timeout(3_600)])]
+)
+def test_builds_killed_at_random_times_go_on_to_the_same_bytes(long_trial, num_kills, figure):
+    chance = random.Random(num_kills)
+    length = min(duration(long_trial) for _ in range(3))
+    hits = 0
+    for _ in range(num_kills):
+        long_trial.begin_at()
+        hits += killed_after(long_trial, chance.uniform(0, 1.1 * length))
+        assert long_trial.is_whole_or_unfinished()
+        assert long_trial.goes_on_to_the_same_bytes()
+
+    figure(f"random kills that hit before the end: {hits} of {num_kills} ({length:.2f} s a build)")
+    assert hits >= 0.7 * num_kills
+
+
+def test_a_build_killed_many_times_gets_there(long_trial):
+    chance = random.Random(3)
+    length = duration(long_trial)
+    long_trial.begin_at()
+    for _ in range(6):
+        killed_after(long_trial, chance.uniform(0, 0.4 * length))
+
+    assert long_trial.goes_on_to_the_same_bytes()
+
+
+@pytest.fixture(scope="module")
+def states(trial):
+    """Where a build may start: fresh; begun, with no part sealed; all parts sealed.
+
+    strace counts the calls of each thread apart, so that the worker's calls would hide the
+    last ones of the main thread. From these three states every call is the k-th of its thread.
+    """
+    return {
+        "fresh": None,
+        "begun": trial.left_by("begun", "part-"),
+        "sealed": trial.left_by("sealed", "rejects"),
+    }
+
+
+def with_fault(trial, state, fault):
+    """Build under strace with a fault; the exit status and what was written to stderr."""
+    trial.begin_at(state)
+    trace = ["strace", "-f", "-o", "/dev/null", "-e", f"trace={fault.partition(':')[0]}"]
+    done = subprocess.run(
+        [*trace, "-e", f"inject={fault}", *trial.command()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.returncode, done.stderr
+
+
+@needs_strace
+@pytest.mark.parametrize("points", [(2,), all_points])
+@pytest.mark.parametrize("state", ["fresh", "begun", "sealed"])
+@pytest.mark.parametrize("call", ["rename", "fsync", "unlink"])
+def test_builds_killed_at_a_call_go_on_to_the_same_bytes(
+    trial, states, call, state, points, figure
+):
+    fired = 0
+    for number in points or count(1):
+        status, _ = with_fault(trial, states[state], f"{call}:signal=KILL:when={number}")
+        if status == 0:
+            break
+        fired += 1
+        assert status == -signal.SIGKILL
+        assert trial.is_whole_or_unfinished()
+        assert trial.goes_on_to_the_same_bytes(), f"killed at {call} {number} from {state}"
+
+    figure(f"killed at {fired} calls of {call}, {state}")
+    assert fired or call == "unlink"
+
+
+@needs_strace
+@pytest.mark.parametrize("points", [(2,), all_points])
+@pytest.mark.parametrize("state", ["fresh", "begun", "sealed"])
+@pytest.mark.parametrize("fault", ["fsync:error=EIO", "write:error=EIO", "write:error=ENOSPC"])
+def test_a_call_that_fails_is_an_error_and_never_a_wrong_store(
+    trial, states, fault, state, points, figure
+):
+    fired = 0
+    for number in points or count(1):
+        status, told = with_fault(trial, states[state], f"{fault}:when={number}")
+        if status == 0 and number > 3:
+            break
+        if status != 0:
+            fired += 1
+            assert "Input/output error" in told or "No room to write" in told or "No space" in told
+        assert trial.is_whole_or_unfinished()
+        assert trial.goes_on_to_the_same_bytes(), f"{fault} at {number} from {state}"
+
+    figure(f"{fault} at {fired} calls, {state}")
+
+
+def test_an_interrupted_build_ends_at_once_and_can_go_on(long_trial):
+    length = duration(long_trial)
+    long_trial.begin_at()
+    child = subprocess.Popen(
+        long_trial.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout.readline() == "begin\n"
+    time.sleep(length / 3)
+    begin = time.monotonic()
+    child.send_signal(signal.SIGINT)
+    _, told = child.communicate(timeout=30)
+
+    assert time.monotonic() - begin < 2
+    assert "KeyboardInterrupt" in told or child.returncode == 0
+    assert long_trial.goes_on_to_the_same_bytes()
