@@ -1,0 +1,89 @@
+"""What a transform is, and several in order.
+
+    fields              given by rows                       added by transforms
+    tokens              (rows, length + 1) narrow ids
+    num_targets         (rows,) where rows can be short
+    document_ids        (rows, length) where borders are known
+    labels                                                  (rows, length): what a place predicts
+                                                            of itself; no format shifts it
+    targets                                                 (rows, length): what a place predicts
+                                                            of the next, where not `tokens[:, 1:]`
+    target_mask                                             (rows, length): False = ignored (-100)
+
+Ids stay as narrow as they are stored; -100 is written where batches are dressed.
+"""
+
+from typing import Any, Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import PlanError
+from penstock.transform.draw import Unsigned, subkeys
+
+__all__ = ["Chain", "Fields", "Transform", "holding", "refuse_after"]
+
+Fields = dict[str, NDArray[Any]]
+
+
+class Transform(Protocol):
+    """Rows to rows; a pure function of the row and its key.
+
+    No row may depend on another, nor on how many there are. Safe to call from several threads.
+    """
+
+    def apply(self, fields: Fields, keys: Unsigned, length: int | None = None) -> Fields:
+        """New fields for rows of these keys; the arrays given are left as they are.
+
+        Args:
+            fields: `tokens` (rows, length) or (rows, length + 1), and what else rows have.
+            keys: One for each row; see `row_keys`.
+            length: How many tokens of a row are inputs; all of them where not given.
+        """
+
+    def describe(self) -> dict[str, Any]:
+        """All that decides what it does, as JSON; `kind` is its name."""
+
+
+@final
+class Chain:
+    """Transforms one after the other, each with keys of its own."""
+
+    def __init__(self, *transforms: Transform) -> None:
+        if not transforms:
+            raise PlanError("A chain needs at least one transform; this one has none.")
+        self.transforms = transforms
+
+    def __repr__(self) -> str:
+        return f"Chain({', '.join(map(repr, self.transforms))})"
+
+    def apply(self, fields: Fields, keys: Unsigned, length: int | None = None) -> Fields:
+        """The fields after the last transform; see `Transform.apply`."""
+        for number, transform in enumerate(self.transforms):
+            fields = transform.apply(fields, subkeys(keys, number), length)
+        return fields
+
+    def describe(self) -> dict[str, Any]:
+        """The transforms in order."""
+        return {"kind": "chain", "transforms": [each.describe() for each in self.transforms]}
+
+
+def holding(tokens: NDArray[Any], largest_id: int) -> NDArray[Any]:
+    """A copy of `tokens`, row after row, wider where their type cannot hold `largest_id`.
+
+    >>> holding(np.array([1, 2], np.uint16), 65_536).dtype
+    dtype('uint32')
+    """
+    fits = largest_id <= np.iinfo(tokens.dtype).max
+    wide = tokens.dtype if fits else np.promote_types(tokens.dtype, np.uint32)
+    return tokens.astype(wide, order="C")
+
+
+def refuse_after(fields: Fields, name: str, *fitted: str) -> None:
+    """Raise where rows have one of the fields `fitted`, which `name` would make untrue."""
+    found = [field for field in fitted if field in fields]
+    if found:
+        raise PlanError(
+            f"{name} would change tokens that {' and '.join(map(repr, found))} of these rows "
+            f"belong to. Put it before the transform that gives them, or use rows without them."
+        )
