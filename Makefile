@@ -33,13 +33,19 @@ check: $(VENV)/.dev
 	$(BIN)/python -m pytest
 
 # The peers live in an environment of their own, so that they cannot change ours.
-.venv-bench/.done: pyproject.toml constraints.txt benchmarks/requirements.txt
+BENCH_PIP := .venv-bench/bin/python -m pip --disable-pip-version-check
+
+.venv-bench/.done: pyproject.toml constraints.txt benchmarks/requirements.txt benchmarks/requirements-bare.txt
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt -e . -r benchmarks/requirements.txt
+	$(BENCH_PIP) install --quiet -c constraints.txt -e . -r benchmarks/requirements.txt
+	$(BENCH_PIP) install --quiet --no-deps -r benchmarks/requirements-bare.txt
 	touch $@
 
+# Ten minutes on a quiet machine; benchmarks/data then holds the corpus and the tokens.
 bench: .venv-bench/.done
 	.venv-bench/bin/python benchmarks/build.py
+	.venv-bench/bin/python benchmarks/loader.py
+	.venv-bench/bin/python benchmarks/scale.py
 
 clean:
 	rm -rf $(VENV) .venv-bench demo stores dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -101,22 +101,26 @@ class Reader:
         case.check(next(self._batches))
 
     def run(self, seconds):
-        """Tokens, seconds and processor seconds of reading that long.
+        """Tokens a second, and processor seconds a token, of reading that long.
 
         What was made ahead while others were measured is read first and does not count, nor
         does what it takes a peer to begin another epoch.
         """
         self._warm(_WARM_BATCHES, min(_WARM_SECONDS, seconds))
-        count, took, spent = 0, 0.0, 0.0
+        count, skipped, took = 0, 0, 0.0
+        spent = processor_seconds()
         while took < seconds:
-            processor, begun = processor_seconds(), time.perf_counter()
+            begun = time.perf_counter()
             number, ended = self._read(begun + seconds - took)
-            count += number
             took += time.perf_counter() - begun
-            spent += processor_seconds() - processor
+            count += number
             if ended:
-                self._warm(_WARM_BATCHES, 0.0)
-        return {"tokens": count * BATCH * LENGTH, "seconds": took, "processor_seconds": spent}
+                skipped += self._warm(_WARM_BATCHES, 0.0)
+        spent = (processor_seconds() - spent) / (count + skipped)
+        return {
+            "tokens_per_second": count * BATCH * LENGTH / took,
+            "processor_seconds": spent / (BATCH * LENGTH),  # a token, other epochs included
+        }
 
     def _read(self, deadline):
         touch, clock, count = self._case.touch, time.perf_counter, 0
@@ -129,13 +133,14 @@ class Reader:
         return count, True
 
     def _warm(self, num_batches, seconds):
-        begun = time.perf_counter()
-        while num_batches > 0 or time.perf_counter() - begun < seconds:
+        begun, count = time.perf_counter(), 0
+        while count < num_batches or time.perf_counter() - begun < seconds:
             try:
                 self._case.touch(next(self._batches))
             except StopIteration:
                 self._batches = iter(self._case.batches())
-            num_batches -= 1
+            count += 1
+        return count
 
 
 def serve(case, choice, answer):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,36 +32,28 @@ def test_build_compares_with_raw_gigatoken(tmp_path):
     assert "peak anonymous memory, txt" in shown
 
 
-def test_loader_measures_each_case_in_a_process_of_its_own(tmp_path):
+def test_loader_measures_each_case_and_names_those_it_cannot(tmp_path):
     size = ("--tokens", 300_000, "--seconds", 0.05, "--folder", tmp_path)
-    only = ("penstock", "penstock, narrow", "NumPy gather", "nanoGPT get_batch")
+    only = ("penstock", "nanoGPT get_batch", "LitData")
 
     shown = run("loader.py", *size, "--json", tmp_path / "all.json", "--only", *only)
 
     figures = json.loads((tmp_path / "all.json").read_text())
-    assert figures["failed"] == {}
-    assert list(figures["cases"]) == list(only)
-    for told in figures["cases"].values():
+    for name in only[:2]:
+        told = figures["cases"][name]
         assert min(*told["speed"], *told["first"], told["cold"]["speed"]) > 0
     assert figures["cases"]["penstock"]["exact"]
     assert figures["cases"]["nanoGPT get_batch"]["resume"] is None
-    assert "penstock ÷ fastest peer (nanoGPT get_batch)" in shown
-    assert "penstock, narrow ÷ NumPy gather" in shown
-
-
-def test_loader_names_a_peer_that_is_not_installed(tmp_path):
-    size = ("--tokens", 100_000, "--seconds", 0.01, "--folder", tmp_path)
-
-    shown = run("loader.py", *size, "--only", "LitData")
-
-    assert "not measured: LitData: litdata is not installed" in shown
+    assert "penstock ÷ nanoGPT get_batch" in shown
+    if not find_spec("litdata"):
+        assert "not measured: LitData: litdata is not installed" in shown
 
 
 def test_scale_goes_through_its_sizes(tmp_path):
-    size = ("--tokens", 10**7, "--resumes", 2, "--seconds", 0.05, "--folder", tmp_path)
+    size = ("--tokens", 10**6, "--resumes", 1, "--seconds", 0.05, "--folder", tmp_path)
 
     shown = run("scale.py", *size)
 
-    assert "10^6, 1 part" in shown
-    assert "10^7, 64 parts, 64 sources" in shown
+    for name in ("10^6, 1 part ", "10^6, 64 parts ", "10^6, 64 parts, 64 sources"):
+        assert name in shown
     assert not list(tmp_path.iterdir()), "stores were left behind"

@@ -1,5 +1,9 @@
-"""The CUDA path; run with `pytest -m gpu` on a machine that has a device."""
+"""The CUDA path; run with `pytest -m gpu` on a machine that has a device.
 
+`pytest -m gpu --noconftest tests/loader/test_device.py` needs NumPy and torch alone.
+"""
+
+import numpy as np
 import pytest
 import torch
 
@@ -13,36 +17,86 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory):
-    import numpy as np
-
     path = tmp_path_factory.mktemp("tokens") / "tokens.npy"
     np.save(path, (np.arange(400_000, dtype=np.uint64) * 7919 % 65_521).astype(np.uint16))
     return path
 
 
-@pytest.mark.parametrize("options", [{}, {"ids": True}, {"lengths": {0: 64, 500: 256}}])
-def test_batches_on_the_device_equal_those_on_the_host_while_it_is_busy(tokens, options):
-    rows = ps.Windows(tokens, 256)
-    on_device = iter(ps.Loader(rows, 16, seed=1, epochs=3, device="cuda", **options))
+def named(batch):
+    return batch if isinstance(batch, dict) else dict(enumerate(batch))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"ids": True},
+        {"lengths": {0: 64, 500: 256}},
+        {"lengths": {0: 64}, "format": "tuple"},
+        {"format": "hf", "shuffle": "none"},
+        {"narrow": True},
+    ],
+    ids=str,
+)
+def test_batches_on_the_device_equal_those_on_the_host_while_it_is_busy(tokens, options, prefetch):
+    """Also those whose targets are masked or whose rows are cut, which is computed there."""
+    rows = ps.Windows(tokens, 256, tail="pad")
+    options = {"seed": 1, "epochs": 3, "drop_last": False, **options}
+    on_device = iter(ps.Loader(rows, 16, device="cuda", prefetch=prefetch, **options))
     noise = torch.randn(2048, 2048, device="cuda")
 
-    for right in ps.Loader(rows, 16, seed=1, epochs=3, prefetch=0, **options):
+    for right in ps.Loader(rows, 16, prefetch=0, **options):
         for _ in range(3):
             noise = noise @ noise.T / 2048
-        found = next(on_device)
-        assert list(found) == list(right)
-        for name, values in right.items():
+        found = named(next(on_device))
+        assert list(found) == list(named(right))
+        for name, values in named(right).items():
+            assert found[name].device.type == "cuda"
             assert found[name].dtype == values.dtype
             assert torch.equal(found[name].cpu(), values)
+    assert next(on_device, None) is None
 
 
-def test_ids_above_two_to_the_fifteen_keep_their_value_on_the_device(tmp_path):
-    import numpy as np
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32", "int64"])
+def test_the_largest_ids_keep_their_value_on_the_device(tmp_path, dtype):
+    largest = min(np.iinfo(dtype).max, 2**62)
+    np.save(tmp_path / "wide.npy", np.array([0, largest // 2 + 1, largest] * 20, dtype))
+    batch = next(iter(ps.Loader(ps.Windows(tmp_path / "wide.npy", 6), 1, device="cuda")))
 
-    np.save(tmp_path / "wide.npy", np.array([0, 2**15, 2**16, 2**31, 2**32 - 1] * 20, np.uint32))
-    batch = next(iter(ps.Loader(ps.Windows(tmp_path / "wide.npy", 5), 1, device="cuda")))
+    assert batch["inputs"].dtype == torch.int64
+    assert batch["inputs"].cpu().unique().tolist() == [0, largest // 2 + 1, largest]
 
-    assert batch["inputs"].cpu().max() == 2**32 - 1
+
+def test_any_step_can_be_asked_for_while_the_device_is_busy(tokens):
+    rows = ps.Windows(tokens, 256, tail="pad")
+    options = {"epochs": 1, "drop_last": False, "shuffle": "none"}
+    on_device = ps.Loader(rows, 16, device="cuda", **options)
+    on_host = ps.Loader(rows, 16, **options)
+    noise = torch.randn(4096, 4096, device="cuda")
+
+    for step in [*range(5), -1]:
+        for _ in range(5):
+            noise = noise @ noise.T / 4096
+        for name, values in on_host[step].items():
+            assert torch.equal(on_device[step][name].cpu(), values)
+
+
+def test_batches_are_used_on_the_stream_that_is_current(tokens):
+    """Work on another stream waits for the batch, too, and its memory is not given away."""
+    rows = ps.Windows(tokens, 256)
+    side = torch.cuda.Stream()
+    sums = []
+    with torch.cuda.stream(side):
+        noise = torch.randn(2048, 2048, device="cuda")
+        for batch in ps.Loader(rows, 16, epochs=2, device="cuda"):
+            noise = noise @ noise.T / 2048
+            sums.append(batch["inputs"].sum())
+            del batch
+    torch.cuda.synchronize()
+
+    right = [batch["inputs"].sum().item() for batch in ps.Loader(rows, 16, epochs=2)]
+    assert [each.item() for each in sums] == right
 
 
 def test_batches_that_are_kept_are_not_overwritten(tokens):

@@ -1,5 +1,6 @@
 """What a loader hands out, and when a run ends."""
 
+import json
 import pickle
 
 import numpy as np
@@ -304,6 +305,19 @@ def test_seek_goes_to_any_row(windows, naive):
         assert batch["inputs"].tolist() == [row[:-1] for row in expected]
         assert loader.position == position + 8
         assert type(loader.state_dict()["position"]) is int
+
+
+def test_settings_may_be_numpy_integers(numbered):
+    """A state made of them would not be JSON."""
+    one, two, five = np.int64(1), np.int64(2), np.int32(5)
+    loader = Loader(numbered(12), five, rank=one, world_size=two, epochs=one, drop_last=False)
+    assert len(inputs(loader)) == 2
+
+    assert type(json.loads(json.dumps(loader.state_dict()))["position"]) is int
+    assert len(Loader(numbered(12), global_batch_size={np.int64(0): two}, steps=five)) == 5
+    for settings in ({"batch_size": 1.5}, {"batch_size": 2, "epochs": 1.5}):
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            Loader(numbered(12), **settings)
 
 
 @pytest.mark.parametrize("position", [-1, 10**9])

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -128,7 +130,7 @@ def test_an_error_keeps_its_own_traceback_and_says_where(prefetch):
 
     assert taken == list(range(0, 8 * found, 8))
     assert loader.position == 8 * found
-    assert 5_000 - 64 * 8 < loader.position <= 5_000
+    assert 5_000 - 64 * 8 < loader.position <= 5_000  # a block is read as one
     frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert frames[-1] == "read"
     assert caught.value.__notes__ == [
@@ -208,6 +210,42 @@ def test_an_iterator_of_the_parent_says_that_it_is_not_here(numbered):
     assert pid == child
     assert os.waitstatus_to_exitcode(status) == 0
     iterator.close()
+
+
+LEAVES = """
+import sys, numpy as np
+from penstock.loader.loader import Loader
+from penstock.rows.windows import Windows
+np.save(sys.argv[1], np.arange(60_000, dtype="uint16"))
+iterator = iter(Loader(Windows(sys.argv[1], 64), 8, prefetch=4))
+for _ in range(70):
+    next(iterator)
+print("reading", flush=True)
+"""
+
+
+def test_an_interpreter_ends_in_the_middle_of_an_iteration(python, tmp_path):
+    done = python(LEAVES, tmp_path / "tokens.npy")
+
+    assert (done.stdout, done.stderr) == ("reading\n", "")
+
+
+def test_ctrl_c_ends_a_run_at_once(tmp_path):
+    code = LEAVES + "for _ in iterator: pass"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path / "tokens.npy"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "reading\n"
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == -signal.SIGINT
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert time.monotonic() - begin < 5
 
 
 def test_many_switches_between_threads_change_nothing(store):

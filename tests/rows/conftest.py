@@ -74,6 +74,27 @@ def _write_store():
 
 
 @pytest.fixture(scope="session")
+def sparse_store(tmp_path_factory):
+    """Three parts of 2^31 + 5 tokens, one document each, that take a few kilobytes of disk."""
+    place, size = tmp_path_factory.mktemp("sparse"), 2**31 + 5
+    records = []
+    for number in range(3):
+        arrays = {"bounds": np.array([size], "<u8"), "origin": np.zeros((1, 2), "<u8")}
+        files = {"tokens": (128 + 2 * size, "0" * 64)}
+        for kind, array in arrays.items():
+            data = header(array.dtype, array.shape) + array.tobytes()
+            (place / part_file(number, kind)).write_bytes(data)
+            files[kind] = (len(data), "0" * 64)
+        with (place / part_file(number, "tokens")).open("wb") as stream:
+            stream.write(header(np.dtype("<u2"), (size,)) + np.array([7], "<u2").tobytes())
+            stream.seek(128 + 2 * (size - 1))
+            stream.write(np.array([11], "<u2").tobytes())
+        records.append(PartRecord(number, 1, size, files))
+    (place / FILE_NAME).write_bytes(spell(_contents(records, "made", "uint16"), records))
+    return penstock.TokenStore(place), size
+
+
+@pytest.fixture(scope="session")
 def parted(tmp_path_factory):
     """A store of 100 ids from 1 on, in three parts with documents of 7, and the ids."""
     documents = [list(range(first, min(first + 7, 101))) for first in range(1, 101, 7)]

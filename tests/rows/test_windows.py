@@ -137,6 +137,22 @@ def test_borders_equal_a_walk_over_the_documents(write_store, scratch, parts, le
     assert {read[name].dtype for name in ("document_ids", "position_ids")} == {np.dtype("int32")}
 
 
+def test_parts_past_32_bits_are_read_at_their_places(sparse_store):
+    """Three parts of 2^31 + 5 tokens, all zero but for a mark around each border."""
+    store, size = sparse_store
+    windows = Windows(store, 1000, stride=7, borders=True)
+    assert len(windows) == (3 * size - 1001) // 7 + 1
+    assert windows.part_rows.sum() == len(windows)
+    for border in (size, 2 * size):
+        row = (border - 500) // 7
+        read = windows.read(np.array([row, 0, row + 1]))
+        place = border - row * 7
+        assert np.flatnonzero(read["tokens"][0]).tolist() == [place - 1, place]
+        assert read["tokens"][0, place - 1 : place + 1].tolist() == [11, 7]
+        assert read["position_ids"][0, place - 1 : place + 1].tolist() == [place - 1, 0]
+        assert read["document_ids"][2, [place - 8, place - 7]].tolist() == [0, 1]
+
+
 def test_a_stride_of_one_is_the_sliding_window(parted):
     windows = Windows(parted, 4, stride=1)
 

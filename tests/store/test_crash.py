@@ -8,8 +8,10 @@ import os
 import re
 import shutil
 import signal
+import tempfile
 import threading
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +59,14 @@ def digest_of(place):
         if re.search("not finished|there is no store|not a store", str(error)):
             return None
         raise
+
+
+@pytest.fixture
+def tmp_path():
+    """In memory where there is such a place: a kill needs no real disk, and syncs take a while."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -25,7 +25,8 @@ if len(sys.argv) > 3:
         rename(old, new)
     os.rename = dying
 print("begin", flush=True)
-penstock.build(sys.argv[1], sys.argv[2], tokenizer="bytes", threads=2)
+threads = int(os.environ.get("THREADS", "2"))
+penstock.build(sys.argv[1], sys.argv[2], tokenizer="bytes", threads=threads)
 print("end", flush=True)
 """
 

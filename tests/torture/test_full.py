@@ -63,7 +63,7 @@ def test_a_full_disk_is_told_and_the_build_goes_on_when_there_is_room(
     trial, num_sizes, tmp_path, figure
 ):
     needed = sum(path.stat().st_blocks * 512 for path in trial.clean.iterdir()) + (16 << 10)
-    sizes = [max(4096, needed * (step + 1) // (num_sizes + 2)) for step in range(num_sizes)]
+    sizes = [max(4096, needed * (step + 1) // (num_sizes + 4)) for step in range(num_sizes)]
     folder = tmp_path / "small"
     folder.mkdir()
     command = [sys.executable, "-c", STARVED, str(trial.inputs), str(folder), json.dumps(sizes)]

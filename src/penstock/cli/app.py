@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from penstock import __version__
-from penstock.cli import build, decode, demo, info, tokenizer, verify
+from penstock.cli import bench, build, check, decode, demo, fetch, info, tokenizer, verify
 from penstock.cli.terminal import fail, print_json
 from penstock.errors import PenstockError
 
@@ -81,6 +81,9 @@ app.command("build")(build.build_command)
 app.command("info")(info.info_command)
 app.command("verify")(verify.verify_command)
 app.command("decode")(decode.decode_command)
+app.command("bench")(bench.bench_command)
+app.command("fetch")(fetch.fetch_command)
+app.command("check")(check.check_command)
 app.command("demo")(demo.demo_command)
 app.add_typer(tokenizer.app, name="tokenizer")
 

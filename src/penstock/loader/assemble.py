@@ -13,18 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
-from penstock.loader.ahead import ReadAhead
 from penstock.loader.fingerprint import combine, of_samples, of_tokens, source_keys
+from penstock.loader.readahead import ReadAhead
 from penstock.order.plan import Plan
 from penstock.order.shard import PADDING, Shard
 
-__all__ = ["IGNORED", "Assembler", "Block", "ReadableRows"]
+__all__ = ["IGNORED", "MOST_STEPS", "Assembler", "Block", "ReadableRows"]
 
 IGNORED = -100
 """The target that losses leave out."""
 
 # So many rows are located at once: the arithmetic is vectorised, and cheap only in bulk.
 _LOCATED_ROWS = 8_192
+MOST_STEPS = 64
+"""Steps of a block, at most."""
 # A block holds at most so many bytes of narrow ids; more does not fit the cache.
 _BLOCK_BYTES = 2 << 20
 _NOTHING: tuple[int, int, NDArray[np.int64]] = (0, 0, np.zeros((4, 0), np.int64))
@@ -93,10 +95,17 @@ class Assembler:
         other.shard = shard
         return other
 
-    def block(self, first_step: int, last_step: int) -> Block:
-        """As many steps from `first_step` on as make a block, and at most up to `last_step`."""
-        num_steps, rows = self._num_steps(first_step, last_step)
-        located = self._located(first_step, first_step + num_steps, last_step)
+    def block(self, first_step: int, last_step: int, most: int = MOST_STEPS) -> Block:
+        """As many steps from `first_step` on as make a block, and at most up to `last_step`.
+
+        Args:
+            first_step: The first step.
+            last_step: The step before which the run ends.
+            most: No more steps than these; fewer are ready sooner.
+        """
+        num_steps, rows = self._num_steps(first_step, min(last_step, first_step + most))
+        upto = last_step if most >= MOST_STEPS else first_step + num_steps
+        located = self._located(first_step, first_step + num_steps, upto)
         if self._ahead.begin() and first_step + num_steps < last_step:
             following = first_step + num_steps
             stop = following + self._num_steps(following, last_step)[0]
@@ -117,7 +126,7 @@ class Assembler:
 
     def _num_steps(self, first: int, last: int) -> tuple[int, NDArray[np.int64]]:
         """How many steps from `first` on make a block, and the rows of each of some steps."""
-        rows = self.shard.rows(first, min(last, first + 64))
+        rows = self.shard.rows(first, min(last, first + MOST_STEPS))
         size = max(1, _BLOCK_BYTES // (2 * (self.length + 1)))
         return max(1, int(np.searchsorted(np.cumsum(rows), size, side="right"))), rows
 
@@ -128,7 +137,7 @@ class Assembler:
             ahead = max(1, _LOCATED_ROWS // max(1, int(self.shard.rows(first, first + 1)[0])))
             begin, end = first, max(stop, min(last, first + ahead))
             kept = self._locate(self.shard.positions(begin, end, end=self.end))
-            if last > stop:  # one step alone is asked for in passing
+            if last > stop:  # otherwise asked for in passing, or at the beginning of a run
                 self._cache = (begin, end, kept)
         offsets = np.cumsum(self.shard.rows(begin, stop))
         low = int(offsets[first - begin - 1]) if first > begin else 0

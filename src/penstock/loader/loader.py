@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 
 from penstock.errors import PlanError, ResumeError
-from penstock.loader.assemble import Assembler, Block
+from penstock.loader.assemble import MOST_STEPS, Assembler, Block
 from penstock.loader.batch import Format, Shape, host_tensors
 from penstock.loader.device import DeviceCopy
 from penstock.loader.log import FingerprintLog
@@ -266,8 +266,10 @@ class Loader:
         """Finished batches, a block at a time."""
         last = self._num_steps if self._num_steps is not None else 2**62
         step = first
+        most = 1  # the first batch is wanted at once; then blocks grow
         while step < last:
-            block = self._block(step, last)
+            block = self._block(step, last, most)
+            most = min(4 * most, MOST_STEPS)
             if copy is not None:
                 # One by one: what is on its way to the device is what was asked to be ahead.
                 yield from ([made] for made in self._batches(block, copy))
@@ -275,9 +277,9 @@ class Loader:
                 yield list(self._batches(block))
             step += len(block.spans)
 
-    def _block(self, first: int, last: int) -> Block:
+    def _block(self, first: int, last: int, most: int = MOST_STEPS) -> Block:
         try:
-            return self._assembler.block(first, last)
+            return self._assembler.block(first, last, most)
         except Exception as error:
             start = self._steps.span(first)[0]
             error.add_note(
@@ -392,7 +394,7 @@ def _topology(rank: int | None, world_size: int | None) -> tuple[int, int]:
             f"rank={rank} and world_size={world_size} are given together or not at all."
         )
     if rank is not None and world_size is not None:
-        return rank, world_size
+        return index(rank), index(world_size)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
@@ -407,10 +409,10 @@ def _batch_sizes(
             "the rows a step on this rank or on all ranks together."
         )
     if batch_size is not None:
-        return {0: batch_size * world_size}
+        return {0: index(batch_size) * world_size}
     if isinstance(global_batch_size, Mapping):
-        return dict(global_batch_size)
-    return {0: cast(int, global_batch_size)}
+        return {index(position): index(rows) for position, rows in global_batch_size.items()}
+    return {0: index(cast(int, global_batch_size))}
 
 
 def _run_end(
@@ -428,9 +430,9 @@ def _run_end(
                 f"epochs={epochs} has no meaning in a mixture: each source has epochs of its own. "
                 "Give steps= instead."
             )
-        return epochs * plan.epoch_rows
+        return index(epochs) * plan.epoch_rows
     if steps is not None:
-        end = Steps(sizes).span(steps - 1)[1]
+        end = Steps(sizes).span(index(steps) - 1)[1]
         if end > plan.end:
             raise PlanError(
                 f"{steps:,} steps need {end:,} rows, and the plan ends after {plan.end:,}."

@@ -4,6 +4,10 @@ A thread is enough: putting a batch together is a few NumPy calls that work with
 interpreter lock. It holds nothing that a checkpoint would need, ends when its reader is
 done with it or gone, and an error in it is raised where the batch was wanted, with the
 traceback of where it happened.
+
+A process may fork at any time, and whatever lock the thread held then would stay locked in
+the child for ever: that of a store which is opening a part, for one. So a fork waits until
+no thread is in the middle of its work, which takes milliseconds.
 """
 
 import os
@@ -11,11 +15,31 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 __all__ = ["Ahead"]
 
 Item = TypeVar("Item")
+
+
+# Held by each thread while it works, and by the one that forks.
+_AT_WORK: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_FORKING = threading.local()
+
+
+def _before_fork() -> None:
+    _FORKING.held = list(_AT_WORK)
+    for lock in _FORKING.held:
+        lock.acquire()
+
+
+def _after_fork() -> None:
+    for lock in _FORKING.held:
+        lock.release()
+    _FORKING.held = []
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 class _Failed:
@@ -37,9 +61,11 @@ class Ahead(Generic[Item]):
         self._permits = threading.Semaphore(depth)
         self._stop = threading.Event()
         self._process = os.getpid()
+        at_work = threading.RLock()
+        _AT_WORK.add(at_work)
         self._thread = threading.Thread(
             target=_fill,
-            args=(items, self._made, self._permits, self._stop),
+            args=(items, self._made, self._permits, self._stop, at_work),
             name="penstock-ahead",
             daemon=True,
         )
@@ -93,11 +119,15 @@ def _fill(
     made: "queue.SimpleQueue[Item | _Failed | type[_Ended]]",
     permits: threading.Semaphore,
     stop: threading.Event,
+    at_work: Any,
 ) -> None:
     try:
         iterator = items()
         while permits.acquire() and not stop.is_set():
-            made.put(next(iterator, _Ended))
+            with at_work:
+                item = next(iterator, _Ended)
+            made.put(item)
+            del item  # not ours to keep while we wait
     except BaseException as error:  # noqa: BLE001  (raised again by the reader)
         made.put(_Failed(error))
 

@@ -76,7 +76,8 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         max_document_bytes: Longer documents are rejected.
         max_expansion: Compressed files that grow more than this many times are refused.
         engine: Which program tokenizes; the ids are the same.
-        threads: How many slices are worked on at once; changes speed and memory only.
+        threads: How many slices are tokenized at once, one a core where not given; changes speed
+            and memory only.
         progress: Called about ten times a second, from the calling thread.
 
     Raises:
@@ -189,16 +190,10 @@ def _committed(directory: Path, settings: dict[str, Any]) -> bool:
 
 
 def _default_threads() -> int:
-    """One slice a core, and one more to work while another waits for the disk."""
-    return (
-        min(
-            32,
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1,
-        )
-        + 1
-    )
+    """One a core that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _edge_id(tokenizer: Tokenizer, wanted: bool | str, which: str) -> int | None:

@@ -2,8 +2,9 @@
 
 A worker takes the next slice and carries it from reading to fsync alone: nothing is
 handed between threads, and NumPy, Arrow, gigatoken and hashlib all work without the
-interpreter lock. Two workers on two cores reach what gigatoken's own pool does. Whoever
-finishes first seals first; the order of parts is that of slices, not of time.
+interpreter lock. As many tokenize at once as there are threads to use; a few workers more
+hash, write and wait for the disk meanwhile. Whoever finishes first seals first; the order
+of parts is that of slices, not of time.
 """
 
 import threading
@@ -68,6 +69,7 @@ class _Shared:
     """What workers share, under one lock."""
 
     slices: Iterator[Slice]
+    tokenizing: threading.Semaphore
     lock: threading.Lock = field(default_factory=threading.Lock)
     reading_lock: threading.Lock = field(default_factory=threading.Lock)
     stop: threading.Event = field(default_factory=threading.Event)
@@ -107,14 +109,18 @@ def run(
     """
     _keep_freed_memory()
     journal = Journal(job.directory)
-    shared = _Shared(slices, sealed={record.number: record for record in sealed})
+    shared = _Shared(
+        slices,
+        tokenizing=threading.Semaphore(num_threads),
+        sealed={record.number: record for record in sealed},
+    )
     shared.num_tokens = sum(p.num_tokens for r in sealed for p in r.parts.values())
     shared.num_documents = sum(record.tally.documents for record in sealed)
     shared.text_bytes = sum(record.tally.total_bytes for record in sealed)
     _refuse_bad(job, shared.sealed)
     workers = [
         threading.Thread(target=_work, args=(job, shared, journal), daemon=True, name=f"build-{i}")
-        for i in range(num_threads)
+        for i in range(num_threads + 1 + num_threads // 4)
     ]
     for worker in workers:
         worker.start()
@@ -160,10 +166,12 @@ def _progress(shared: _Shared, total_bytes: int) -> Progress:
 def _work(job: Job, shared: _Shared, journal: Journal) -> None:
     try:
         while not shared.stop.is_set():
-            piece = _next_slice(shared)
-            if piece is None:
-                return
-            record = _process(job, shared, piece)
+            with shared.tokenizing:
+                piece = _next_slice(shared)
+                if piece is None:
+                    return
+                filled = _tokenize(job, shared, piece)
+            record = _seal(job, piece, filled)
             journal.seal(record)
             with shared.lock:
                 shared.sealed[piece.index] = record
@@ -194,8 +202,11 @@ def _next_slice(shared: _Shared) -> Slice | None:
     return None
 
 
-def _process(job: Job, shared: _Shared, piece: Slice) -> SealedSlice:
-    """One slice from text to sealed parts."""
+_Filled = tuple[dict[str, PartBuilder], Tally, list[Reject]]
+
+
+def _tokenize(job: Job, shared: _Shared, piece: Slice) -> _Filled:
+    """One slice from text to the tokens of its parts."""
     sides = SIDES if job.split else ("",)
     builders = {side: PartBuilder(job.tokenizer, job.eos_id, job.bos_id) for side in sides}
     tally = Tally()
@@ -220,6 +231,12 @@ def _process(job: Job, shared: _Shared, piece: Slice) -> SealedSlice:
             shared.num_documents += batch.tally.documents
             shared.num_tokens += tokens
     shared.advance(left)
+    return builders, tally, rejects
+
+
+def _seal(job: Job, piece: Slice, filled: _Filled) -> SealedSlice:
+    """Write the parts of one slice to disk."""
+    builders, tally, rejects = filled
     parts = {}
     for side, builder in builders.items():
         directory = job.side_directory(side)

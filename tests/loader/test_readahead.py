@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.loader.ahead import ReadAhead
 from penstock.loader.loader import Loader
+from penstock.loader.readahead import ReadAhead
 from penstock.order.plan import Plan
 from penstock.rows.windows import Windows
 

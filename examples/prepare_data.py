@@ -1,0 +1,60 @@
+"""TinyShakespeare from its URL to tokens: download, split, tokenize.
+
+    python examples/prepare_data.py
+    python examples/prepare_data.py --from ../shared/data/tinyshakespeare   # without a network
+
+Leaves, in `data/`:
+
+    tinyshakespeare.txt   the raw text, kept as it came
+    train.txt, val.txt    its first 90 % of characters, and the rest
+    train/, val/          their tokens, as stores that a training run reads
+
+A file that is there and has the right checksum is not downloaded again, and a store that
+is finished is not built again, so running this twice costs nothing.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import penstock as ps
+from penstock.catalog.entries import TRAIN_SPLIT_RATIO
+from penstock.catalog.fetch import build_stores, fetch
+from penstock.errors import PenstockError
+
+
+def main() -> int:
+    """Prepare the data; returns the exit code."""
+    parser = argparse.ArgumentParser(description="TinyShakespeare, from its URL to tokens.")
+    parser.add_argument("--output", type=Path, default=Path("data"), help="where to write")
+    parser.add_argument("--from", dest="source", help="a directory or mirror that has the file")
+    parser.add_argument("--tokenizer", default="gpt2")
+    options = parser.parse_args()
+
+    try:
+        fetched = fetch(
+            "tinyshakespeare", options.output, source=options.source, split=TRAIN_SPLIT_RATIO
+        )
+    except PenstockError as error:  # no network, a wrong file, a full disk: it says what to do
+        print("\n".join([str(error), *getattr(error, "__notes__", [])]), file=sys.stderr)
+        return 1
+    raw = fetched.raw or options.output
+    print(f"raw data: {raw}, {raw.stat().st_size:,} bytes")
+    for side, path in fetched.files.items():
+        print(f"{side}: {path}, {len(path.read_bytes().decode()):,} characters")
+
+    tokenizer = ps.load_tokenizer(options.tokenizer)
+    stores = build_stores(fetched, tokenizer=tokenizer)
+    print(f"tokenizer: {tokenizer.name}, vocabulary of {tokenizer.vocab_size:,}")
+    for side, store in stores.items():
+        print(f"{side}: {store.num_tokens:,} tokens in {store.path}")
+
+    # What training will read: x is a row of tokens, y the same row one token later.
+    x, y = next(iter(ps.Loader(ps.Windows(stores["train"], 64), 1, format="tuple", seed=1)))
+    print(f"x {tuple(x.shape)}: {tokenizer.decode(x[0].numpy()).decode(errors='replace')!r:.60}…")
+    print(f"y {tuple(y.shape)}: {tokenizer.decode(y[0].numpy()).decode(errors='replace')!r:.60}…")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""A sample of one file, and what it looks like."""
+
+from dataclasses import dataclass, field
+
+from penstock.errors import SourceError
+from penstock.sources.document import Reject
+from penstock.sources.expand import Expanded
+from penstock.sources.listing import InputFile
+from penstock.sources.read import read_slice
+from penstock.sources.reading import Reading
+from penstock.sources.slices import cut
+from penstock.sources.split import splitter_for
+
+__all__ = ["LookedAt", "hint", "sample", "text_bytes"]
+
+_SHOWN_DOCUMENTS = 3
+_PLACES = 3
+
+
+@dataclass(slots=True)
+class LookedAt:
+    """What was found in one file."""
+
+    name: str
+    num_bytes: int = 0
+    format: str = ""
+    compression: str | None = None
+    texts: list[bytes] = field(default_factory=list)
+    rejects: list[Reject] = field(default_factory=list)
+    sample_bytes: int = 0
+    """Of the sample, as text."""
+    whole: bool = False
+    """Whether the sample is all of the file."""
+    error: str | None = None
+    hints: list[str] = field(default_factory=list)
+
+    @property
+    def shown(self) -> list[str]:
+        """The first documents, as text."""
+        return [text.decode(errors="replace") for text in self.texts[:_SHOWN_DOCUMENTS]]
+
+
+def sample(file: LookedAt, listed: InputFile, reading: Reading, budget: int) -> None:
+    """Read documents of one file, about `budget` bytes of it."""
+    if reading.documents == "file" and listed.format == "text":
+        file.texts, file.whole = _head(listed, reading, budget)
+        file.sample_bytes = sum(map(len, file.texts))
+        return
+    anywhere = listed.format == "jsonl" or splitter_for(reading.documents).cuts_anywhere
+    ranged = listed.compression is None and listed.format in ("text", "jsonl") and anywhere
+    spread = ranged and listed.size > budget
+    slice_bytes = -(-listed.size // _PLACES) if spread else budget
+    file.whole = True
+    for piece in cut([listed], reading, slice_bytes=slice_bytes):
+        taken = 0
+        for batch in read_slice([listed], piece, reading):
+            file.texts += batch.texts.to_pylist()
+            file.rejects += batch.rejects
+            taken += batch.tally.total_bytes
+            if taken > (budget // _PLACES if spread else budget - file.sample_bytes):
+                file.whole = False
+                break
+        file.sample_bytes += taken
+        if not spread and file.sample_bytes >= budget:
+            file.whole = file.whole and ranged
+            return
+
+
+def _head(listed: InputFile, reading: Reading, budget: int) -> tuple[list[bytes], bool]:
+    """The beginning of a file that is one document, cut at a character."""
+    stream = Expanded(listed, reading.max_expansion)
+    try:
+        data = stream.read(budget)
+        whole = not stream.read(1)
+    finally:
+        stream.close()
+    if not whole:
+        data = data[:-4] + data[-4:].decode(errors="ignore").encode()
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        if reading.errors == "strict":
+            raise SourceError(f"{listed.name} is not UTF-8 at byte {error.start:,}") from None
+        data = data.decode(errors="replace").encode()
+    return [data] if data.strip() else [], whole
+
+
+def hint(file: LookedAt, reading: Reading) -> None:
+    """What the documents look like that they are not read as."""
+    sample = file.texts[:100]
+    if not sample or file.format != "text":
+        return
+    separator = b"<|endoftext|>"
+    if reading.documents != separator.decode() and any(separator in text for text in sample):
+        file.hints.append(
+            "<|endoftext|> stands in the text; if it separates documents, say "
+            "--documents '<|endoftext|>'"
+        )
+    if all(text.startswith(b"{") and text.rstrip().endswith(b"}") for text in sample):
+        file.hints.append("the lines look like JSON; if they are, say --format jsonl")
+
+
+def text_bytes(file: LookedAt) -> float:
+    """About how much text a file holds."""
+    if file.whole:
+        return sum(map(len, file.texts))
+    return file.num_bytes * (4 if file.compression or file.format in ("parquet", "arrow") else 1)

@@ -1,0 +1,221 @@
+r"""PyTorch's Dataset and DataLoader over text files, as people write them by hand.
+
+    train_loader, val_loader = create_dataloaders("train.jsonl", "val.jsonl", tokenizer)
+    for batch in train_loader:
+        loss = model(batch["input_ids"], batch["labels"])     # labels are shifted already
+
+What is different from writing it by hand: the text is tokenized once and kept (see
+`penstock.integrations.cache`), ids stay in a memory-mapped file at two or four bytes each
+instead of a list of Python integers, a batch is one gather instead of a tensor for every row,
+and the shuffled order is computed, not stored. The classes and functions keep their names,
+arguments and shapes.
+"""
+
+import os
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader
+
+from penstock.errors import PlanError
+from penstock.integrations.checking import check_dataloader, label_convention, test_dataloader
+from penstock.integrations.dataset import TextDataset, TransformerDataset
+from penstock.integrations.encode import encoder_of
+from penstock.integrations.padding import SpecialIds, pad_collate, special_ids
+from penstock.integrations.samples import layout_of
+from penstock.integrations.shuffle import EpochShuffle
+from penstock.integrations.windows import Labels, ready_batch
+
+__all__ = [
+    "EpochShuffle",
+    "SpecialIds",
+    "TextDataset",
+    "TransformerDataset",
+    "check_dataloader",
+    "create_dataloaders",
+    "create_text_dataloaders",
+    "label_convention",
+    "pad_collate",
+    "special_ids",
+    "test_dataloader",
+]
+
+PathLike = str | os.PathLike[str]
+
+
+def create_dataloaders(  # noqa: PLR0913  (a drop-in: the arguments of the code it replaces)
+    train_path: PathLike,
+    val_path: PathLike,
+    tokenizer: Any,
+    batch_size: int = 16,
+    seq_length: int = 128,
+    num_workers: int = 0,
+    *,
+    is_jsonl: bool | None = None,
+    stride: int = 1,
+    eos: bool | int | str = False,
+    labels: Labels = "shifted",
+    seed: int = 0,
+    pin_memory: bool | None = None,
+    prefetch_factor: int | None = None,
+    multiprocessing_context: Any = None,
+    cache_dir: PathLike | None = None,
+) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """DataLoaders over a training and a validation file, giving `{"input_ids", "labels"}`.
+
+    Training is shuffled, in a new order each epoch that depends on `seed` and the epoch alone,
+    and drops the last incomplete batch; validation is neither shuffled nor cut. The batches
+    are the same for any number of workers and any way to start them.
+
+    Args:
+        train_path: A file for `TransformerDataset`.
+        val_path: Another.
+        tokenizer: See `TransformerDataset`.
+        batch_size: Windows in a batch.
+        seq_length: Ids in a window.
+        num_workers: Processes that make batches; with none, batches are made in this one, which
+            is usually fast enough. Always none on Windows.
+        is_jsonl: What the files hold; by their suffixes where not given.
+        stride: How far apart windows begin; `seq_length` makes them disjoint.
+        eos: Whether to put an end token after each sample, or which.
+        labels: "shifted", or "same" for models that shift by themselves.
+        seed: Another seed, another order. `train_loader.sampler.set_epoch(n)` goes to epoch n.
+        pin_memory: Whether batches lie in pinned memory; where there is a GPU if not given.
+        prefetch_factor: Batches that each worker makes ahead.
+        multiprocessing_context: How workers are started: "fork", "spawn" or "forkserver".
+        cache_dir: Where tokenized files are kept; see `penstock.integrations.cache`.
+
+    Raises:
+        PlanError: a file has too little text for one window, or for one batch of training.
+    """
+
+    def dataset(path: PathLike) -> TransformerDataset:
+        holds_jsonl = layout_of(path) == "jsonl" if is_jsonl is None else is_jsonl
+        return TransformerDataset(
+            path,
+            encoder,
+            seq_length,
+            holds_jsonl,
+            stride=stride,
+            eos=eos,
+            labels=labels,
+            cache_dir=cache_dir,
+        )
+
+    encoder = encoder_of(tokenizer)
+    options = _Options(
+        batch_size, num_workers, pin_memory, prefetch_factor, multiprocessing_context
+    )
+    training, validation = dataset(train_path), dataset(val_path)
+    _refuse_too_short(training, train_path, seq_length, batch_size)
+    _refuse_too_short(validation, val_path, seq_length, 1)
+    return options.training(training, seed), options.validation(validation)
+
+
+def create_text_dataloaders(  # noqa: PLR0913  (as above)
+    train: PathLike,
+    val: PathLike,
+    batch_size: int = 32,
+    sequence_length: int = 256,
+    num_workers: int = 0,
+    *,
+    tokenizer: Any = "gpt2",
+    stride: int = 1,
+    eos: bool | int | str = False,
+    labels: Labels = "shifted",
+    seed: int = 0,
+    pin_memory: bool | None = None,
+    prefetch_factor: int | None = None,
+    multiprocessing_context: Any = None,
+    cache_dir: PathLike | None = None,
+) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """DataLoaders over two text files, each one document, giving `(x, y)`.
+
+    As `create_dataloaders` in all else.
+    """
+
+    def dataset(path: PathLike) -> TextDataset:
+        return TextDataset(
+            path,
+            sequence_length,
+            encoder,
+            stride=stride,
+            eos=eos,
+            labels=labels,
+            cache_dir=cache_dir,
+        )
+
+    encoder = encoder_of(tokenizer)
+    options = _Options(
+        batch_size, num_workers, pin_memory, prefetch_factor, multiprocessing_context
+    )
+    training, validation = dataset(train), dataset(val)
+    _refuse_too_short(training, train, sequence_length, batch_size)
+    _refuse_too_short(validation, val, sequence_length, 1)
+    return options.training(training, seed), options.validation(validation)
+
+
+class _Options(NamedTuple):
+    """What both DataLoaders of a pair are given."""
+
+    batch_size: int
+    num_workers: int
+    pin_memory: bool | None
+    prefetch_factor: int | None
+    multiprocessing_context: Any
+
+    def training(self, dataset: Any, seed: int) -> DataLoader[Any]:
+        """A shuffled loader of full batches."""
+        order = EpochShuffle(len(dataset), seed=seed)
+        return self._loader(dataset, sampler=order, drop_last=True)
+
+    def validation(self, dataset: Any) -> DataLoader[Any]:
+        """A loader of everything, in order."""
+        return self._loader(dataset, sampler=None, drop_last=False)
+
+    def _loader(self, dataset: Any, *, sampler: Any, drop_last: bool) -> DataLoader[Any]:
+        workers = _usable_workers(self.num_workers)
+        pinned = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
+        return DataLoader(
+            dataset,
+            batch_size=self.batch_size,
+            sampler=sampler,
+            drop_last=drop_last,
+            collate_fn=ready_batch,
+            num_workers=workers,
+            pin_memory=pinned,
+            persistent_workers=workers > 0,
+            prefetch_factor=self.prefetch_factor,
+            multiprocessing_context=self.multiprocessing_context if workers else None,
+            # Seeds workers, which draw nothing; without it, PyTorch would draw from its global
+            # generator here, and loading data would change what dropout does.
+            generator=torch.Generator(),
+        )
+
+
+def _usable_workers(num_workers: int) -> int:
+    if num_workers and os.name == "nt":
+        warnings.warn(
+            f"num_workers={num_workers} is taken as 0 on Windows, where starting workers costs "
+            "more than they give. Batches are the same.",
+            stacklevel=4,
+        )
+        return 0
+    return num_workers
+
+
+def _refuse_too_short(dataset: Any, path: PathLike, length: int, batch_size: int) -> None:
+    """Raise where a file has no window, or not the windows of one batch."""
+    num_tokens = len(dataset.tokenized_data)
+    if not len(dataset):
+        raise PlanError(
+            f"{os.fspath(path)} has {num_tokens:,} tokens, and one window of {length:,} with its "
+            f"labels takes {length + 1:,}. Use a shorter length, or more text."
+        )
+    if len(dataset) < batch_size:
+        raise PlanError(
+            f"{os.fspath(path)} has {num_tokens:,} tokens, which make {len(dataset):,} windows of "
+            f"{length:,}, {dataset.stride:,} apart; one batch of training takes {batch_size:,}. "
+            "Use a smaller batch_size, length or stride, or more text."
+        )

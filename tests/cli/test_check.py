@@ -1,0 +1,265 @@
+"""`penstock check`: the six lines of the seed, with figures, and an exit code."""
+
+import gzip
+import json
+import shutil
+import time
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from penstock.check import trial as module
+from penstock.check.trial import CHECKS, Trial, check
+from penstock.sources.reading import Reading
+
+LINES = [
+    "✅ File Existence PASSED",
+    "✅ Single Dataset PASSED",
+    "✅ DataLoader PASSED",
+    "✅ Tokenization Quality PASSED",
+    "✅ Performance PASSED (>100K tokens/sec)",
+    "✅ Preprocessing PASSED",
+]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(module, "_MEASURED_SECONDS", 0.1)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """A training and a validation file."""
+    line = "The quick brown fox jumps over the lazy dog, number {}.\n"
+    for name, count in (("train.txt", 20_000), ("val.txt", 500)):
+        (tmp_path / name).write_text("".join(line.format(number) for number in range(count)))
+    return "train.txt", "val.txt"
+
+
+def marked(shown):
+    return [line for line in shown.splitlines() if line[0] in "✅❌"]
+
+
+def test_help_is_of_eighty_columns(invoke):
+    assert max(map(len, invoke("check", "--help").stdout.splitlines())) <= 80
+
+
+def test_two_good_files_give_the_six_lines_with_figures(invoke, pair):
+    shown = invoke("check", *pair).stdout
+    lines = marked(shown)
+
+    assert [line.partition(":")[0] for line in lines] == LINES
+    assert "2 files" in lines[0]
+    assert "20,500 documents" in lines[1]
+    assert "(32, 1024) int64, labels shifted by the loader" in lines[2]
+    assert "bytes a token" in lines[3]
+    assert "tokens/s loaded" in lines[4]
+    assert "bytes of disk" in lines[5]
+    assert "6 of 6 passed (" in shown
+    assert "number 0." in shown
+
+
+def test_json_is_one_object(told, pair):
+    answer = told("check", *pair, "--tokenizer", "bytes")
+
+    assert answer["passed"]
+    assert [each["name"] for each in answer["checks"]] == list(CHECKS)
+    assert [each["num_documents"] for each in answer["files"]] == [20_000, 500]
+    assert all(each["whole"] for each in answer["files"])
+
+
+def test_without_arguments_it_looks_for_the_files_of_the_seed(invoke, pair, tmp_path):
+    shown = invoke("check", code=1).stdout
+    assert marked(shown)[0].startswith(
+        "❌ File Existence FAILED: training_data/owt_train.txt does not exist (looked from "
+    )
+    assert marked(shown)[1] == (
+        "❌ Single Dataset FAILED: not tried, because File Existence failed"
+    )
+    assert "next: penstock fetch openwebtext --output training_data" in shown
+
+    (tmp_path / "training_data").mkdir()
+    shutil.copy("train.txt", "training_data/owt_train.txt")
+    shutil.copy("val.txt", "training_data/owt_valid.txt")
+    assert len(marked(invoke("check").stdout)) == 6
+
+
+def test_exit_code_one_as_json_too(told):
+    answer = told("check", "nowhere.txt", code=1)
+
+    assert not answer["passed"]
+    assert not any(each["passed"] for each in answer["checks"])
+
+
+@pytest.mark.parametrize(
+    ("contents", "number", "words"),
+    [
+        (b"", 0, "is empty"),
+        (b"\n \n\t\n", 1, "holds no document"),
+        (b"good\n\xff\xfebad\n", 1, "1 of 2 records are bad; the first, invalid_utf8"),
+        ("one\ntwo\n".encode("utf-16"), 1, "begins with the mark of UTF-16"),
+        ("café\n".encode("latin-1"), 1, "invalid_utf8"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_the_reason(invoke, tmp_path, contents, number, words):
+    (tmp_path / "bad.txt").write_bytes(contents)
+    line = marked(invoke("check", "bad.txt", "--tokenizer", "bytes", code=1).stdout)[number]
+
+    assert line.startswith(f"❌ {CHECKS[number]} FAILED: ")
+    assert words in line
+
+
+def test_a_directory_is_not_a_file(invoke, tmp_path):
+    assert "is a directory; name the files" in invoke("check", ".", code=1).stdout
+
+
+def test_bad_bytes_may_be_mended_instead(invoke, tmp_path):
+    (tmp_path / "bad.txt").write_bytes(b"good\n\xffbad\n")
+
+    invoke("check", "bad.txt", "--tokenizer", "bytes", "--errors", "replace")
+
+
+def test_documents_are_shown_inert(invoke, tmp_path):
+    (tmp_path / "evil.txt").write_text("\x1b[31mred \u202e reversed\n" * 50)
+    shown = invoke("check", "evil.txt", "--tokenizer", "bytes").stdout
+
+    assert "\x1b" not in shown
+    assert r"\x1b[31mred \u202e reversed" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a story\n<|endoftext|>\nanother\n", "--documents '<|endoftext|>'"),
+        ('{"text": "one"}\n{"text": "two"}\n', "--format jsonl"),
+        ("日本語の文章です。これはテストです。漢字が多い。\n" * 9, "bytes a token are few"),
+    ],
+)
+def test_hints_name_the_option(invoke, tmp_path, text, words):
+    (tmp_path / "a.txt").write_text(text * 20)
+
+    assert words in " ".join(invoke("check", "a.txt").stdout.split())
+
+
+def test_a_separator_is_heeded(told, tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo<|endoftext|>three\n" * 5)
+    answer = told("check", "a.txt", "--documents", "<|endoftext|>", "--tokenizer", "bytes")
+
+    assert answer["files"][0]["num_documents"] == 6
+    assert not answer["files"][0]["hints"]
+
+
+def test_a_file_may_be_one_document(told, tmp_path):
+    (tmp_path / "a.txt").write_text("é" * 2_000)
+    answer = told("check", "a.txt", "--documents", "file", "--tokenizer", "bytes")
+    assert answer["files"][0]["num_documents"] == 1
+
+    options = ("--documents", "file", "--tokenizer", "bytes", "--sample", "0.001")
+    part = told("check", "a.txt", *options)
+    assert not part["files"][0]["whole"]
+    assert 996 <= part["files"][0]["sample_bytes"] <= 1_000
+    (tmp_path / "a.txt").write_bytes(b"\xff" * 50)
+    assert not told("check", "a.txt", *options, code=1)["passed"]
+
+
+def test_other_formats_are_read_too(told, tmp_path):
+    texts = [f"document number {number}" for number in range(200)]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    pyarrow.parquet.write_table(pa.table({"text": texts}), tmp_path / "b.parquet")
+    answer = told("check", "a.jsonl.gz", "b.parquet", "--tokenizer", "bytes")
+
+    assert answer["passed"]
+    assert [each["num_documents"] for each in answer["files"]] == [200, 200]
+    assert [each["format"] for each in answer["files"]] == ["jsonl", "parquet"]
+
+
+def test_rejects_of_json_are_told(invoke, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "good"}\nnot json\n')
+
+    assert "bad_json" in invoke("check", "a.jsonl", "--tokenizer", "bytes", code=1).stdout
+
+
+def test_of_a_big_file_the_beginning_the_middle_and_the_end_are_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with (tmp_path / "big.txt").open("w") as stream:
+        for number in range(400_000):
+            stream.write(f"line {number:09d} of a long file that is not read in full\n")
+    begun = time.monotonic()
+    report = check(["big.txt"], Trial(tokenizer="bytes", sample_bytes=300_000))
+    file = report.files[0]
+
+    assert report.passed
+    assert not file.whole
+    assert file.sample_bytes < file.num_bytes
+    numbers = sorted(int(text.split()[1]) for text in file.texts)
+    assert numbers[0] == 0
+    assert any(abs(number - 133_333) < 1_000 for number in numbers)
+    assert any(abs(number - 266_666) < 1_000 for number in numbers)
+    assert time.monotonic() - begun < 60
+
+
+def test_bad_bytes_in_the_middle_of_a_big_file_are_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [b"a line of text that is fine\n"] * 600_000
+    lines[205_000] = b"caf\xe9\n"
+    (tmp_path / "big.txt").write_bytes(b"".join(lines))
+    report = check(["big.txt"], Trial(tokenizer="bytes", sample_bytes=3_000_000))
+
+    assert "invalid_utf8" in report.findings[1].told
+
+
+def test_a_disk_that_is_too_small_fails(pair, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    class Usage:
+        free = 10_000
+
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: Usage)
+    report = check(pair, Trial(tokenizer="bytes", directory=tmp_path / "not" / "there"))
+
+    assert [finding.passed for finding in report.findings] == [True] * 5 + [False]
+    assert report.findings[5].told.endswith("10,000 are free")
+
+
+def test_a_loader_that_is_too_slow_fails(pair, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "MIN_TOKENS_PER_SECOND", 10**15)
+    report = check(pair, Trial(tokenizer="bytes"))
+
+    assert "are the least" in report.findings[4].told
+
+
+class Lossy:
+    """A tokenizer that forgets case, as old ones did."""
+
+    vocab_size = 256
+    eos_token_id = 0
+
+    def encode(self, text):
+        return list(text.lower().encode())
+
+    def decode(self, ids):
+        return bytes(ids).decode()
+
+
+def test_a_tokenizer_that_loses_text_fails_the_round_trip(pair, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    report = check(pair, Trial(tokenizer=Lossy()))
+
+    assert not report.findings[3].passed
+    assert "is not the same after encoding and decoding" in report.findings[3].told
+
+
+def test_no_file_at_all_is_a_finding():
+    assert check([]).findings[0].told == "no file was named"
+
+
+def test_a_tiny_file_passes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.txt").write_text("hello world\n")
+    report = check(["tiny.txt"], Trial(tokenizer="bytes", reading=Reading()))
+
+    assert "rows cut to 11 tokens" in report.findings[2].told
+    assert [finding.passed for finding in report.findings[:4]] == [True] * 4

@@ -1,0 +1,30 @@
+"""The example runs as its first lines say."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "dataset.py"
+
+
+def test_it_goes_from_two_files_to_batches(tmp_path):
+    text = "".join(f"Line {number}: the quick brown fox jumps.\n" for number in range(200))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.txt").write_text(text)
+    (tmp_path / "data" / "val.txt").write_text(text[:2_000])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(SCRIPT), "--sequence-length", "64"],
+        cwd=tmp_path,
+        env={**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "as text: b'Line 0: the quick" in done.stdout
+    assert "  Input shape: torch.Size([32, 64])\n" in done.stdout
+    assert "  Input and label alignment check: True\n" in done.stdout
+    assert re.search(r"[\d.,]+ million tokens a second\n$", done.stdout)
