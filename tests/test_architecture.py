@@ -23,10 +23,11 @@ MAY_IMPORT = {
     "tokenize": BASE | {"sources"},
     "store": BASE | {"sources", "tokenize"},
     "order": BASE,
+    "transform": BASE,
     "rows": BASE | {"sources", "tokenize", "store"},
     "loader": BASE | {"sources", "tokenize", "store", "order", "rows"},
 }
-WITHOUT_TORCH = ["errors", "digest", "sources", "tokenize", "store", "order"]
+WITHOUT_TORCH = ["errors", "digest", "sources", "tokenize", "store", "order", "transform"]
 
 
 def name_of(path):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="they read /proc
 def run(name, *options):
     command = [sys.executable, ROOT / "benchmarks" / name, "--repetitions", "1", *options]
     done = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, check=False, timeout=120
+        [str(word) for word in command], capture_output=True, text=True, check=False, timeout=240
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -59,6 +59,25 @@ def test_one_other_token_is_always_seen(place, token, other, position):
     assert (of_tokens(row, None, at) == of_tokens(changed, None, at)).item() == (token == other)
 
 
+def test_one_other_bit_is_always_seen():
+    row = np.zeros((1, 1025), dtype="uint32")
+    at = np.array([7])
+    right = of_tokens(row, None, at)
+    for place in range(0, 1025, 64):
+        for bit in range(32):
+            row[0, place] = 1 << bit
+            assert of_tokens(row, None, at) != right
+        row[0, place] = 0
+
+
+@pytest.mark.parametrize("kind", ["samples", "tokens"])
+def test_a_batch_that_was_filled_up_has_the_fingerprint_of_its_rows(numbered, kind):
+    filled = Loader(numbered(5), 8, epochs=1, drop_last=False, fingerprint=kind)
+    alone = Loader(numbered(5), 1, epochs=1, fingerprint=kind)
+
+    assert fingerprints(filled) == [sum(fingerprints(alone)) % 2**64]
+
+
 def test_a_row_has_the_same_value_beside_any_other(numbered):
     tokens = np.arange(20, dtype="uint16").reshape(2, 10)
     some = np.ones((2, 9), bool)

@@ -5,17 +5,12 @@ import pytest
 import torch
 
 import penstock
-from penstock.loader import assemble
 from penstock.testing import assert_resumable
 from penstock.transform.chain import Chain
 from penstock.transform.dropout import TokenDropout
 from penstock.transform.mask import MaskedTokens, collated
 from penstock.transform.middle import FillInTheMiddle
 from penstock.transform.rows import Transformed
-
-pytestmark = pytest.mark.skipif(
-    not hasattr(assemble, "IDS"), reason="the loader does not ask rows for their epochs yet"
-)
 
 MASKING = MaskedTokens(49, 50, rate=0.4)
 MIDDLE = FillInTheMiddle(prefix_id=51, middle_id=52, suffix_id=53, rate=0.8)

@@ -108,8 +108,7 @@ def build_command(
         typer.Option(
             metavar="NUMBER",
             show_default=False,
-            help="How many slices of the input to tokenize at once; one a core if not "
-            "given.",
+            help="How many slices of the input to tokenize at once; one a core if not given.",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -18,10 +18,12 @@ from penstock.loader.readahead import ReadAhead
 from penstock.order.plan import Plan
 from penstock.order.shard import PADDING, Shard
 
-__all__ = ["IGNORED", "MOST_STEPS", "Assembler", "Block", "ReadableRows"]
+__all__ = ["IDS", "IGNORED", "MOST_STEPS", "Assembler", "Block", "ReadableRows"]
 
 IGNORED = -100
 """The target that losses leave out."""
+IDS = ("tokens", "labels", "targets")
+"""The fields that hold ids, which are narrow until the very end; see `penstock.transform`."""
 
 # So many rows are located at once: the arithmetic is vectorised, and cheap only in bulk.
 _LOCATED_ROWS = 8_192
@@ -157,16 +159,16 @@ class Assembler:
         self, located: NDArray[np.int64]
     ) -> tuple[NDArray[Any], NDArray[np.bool_] | None, dict[str, NDArray[Any]]]:
         """The tokens of located rows, which targets count, and what else the rows give."""
-        numbers, samples, positions = located[0], located[2], located[3]
+        numbers, positions = located[0], located[3]
         first = int(numbers[0]) if len(numbers) else 0
         if (numbers == first).all():
             parts: list[tuple[Any, dict[str, NDArray[Any]]]]
-            parts = [(slice(None), self._rows[first].read(samples))]
+            parts = [(slice(None), _read(self._rows[first], located))]
         else:
             order = np.argsort(numbers, kind="stable")
             cuts = np.flatnonzero(np.diff(numbers[order])) + 1
             parts = [
-                (rows, self._rows[int(numbers[rows[0]])].read(samples[rows]))
+                (rows, _read(self._rows[int(numbers[rows[0]])], located[:, rows]))
                 for rows in np.split(order, cuts)
             ]
         fields = _scattered(parts, len(numbers))
@@ -192,6 +194,16 @@ class Assembler:
         tokens[padding] = 0
         mask: NDArray[np.bool_] = np.arange(self.length) < counts[:, None]
         return mask
+
+
+def _read(rows: Any, located: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """Rows of one source; those that a transform changes are other ones in every epoch."""
+    fields: dict[str, NDArray[Any]]
+    if hasattr(rows, "read_epochs"):
+        fields = rows.read_epochs(located[2], located[1])
+    else:
+        fields = rows.read(located[2])
+    return fields
 
 
 def _readable(plan: Plan) -> list[ReadableRows]:
@@ -230,13 +242,10 @@ def _scattered(
     names = {name for _, fields in parts for name in fields}
     gathered = {}
     for name in sorted(names):
-        found = [(rows, fields.get(name)) for rows, fields in parts]
-        if name == "num_targets":  # only some kinds of rows can be short
-            length = next(fields["tokens"].shape[1] - 1 for _, fields in parts)
-            found = [
-                (rows, np.full(len(rows), length) if values is None else values)
-                for rows, values in found
-            ]
+        found = [
+            (rows, fields[name] if name in fields else _unsaid(name, fields))
+            for rows, fields in parts
+        ]
         arrays = [values for _, values in found if values is not None]
         if len(arrays) < len(found):
             raise PlanError(f"Some sources of this plan give {name!r} and others do not.")
@@ -245,3 +254,13 @@ def _scattered(
         for rows, values in found:
             gathered[name][rows] = values
     return gathered
+
+
+def _unsaid(name: str, fields: dict[str, NDArray[Any]]) -> NDArray[Any] | None:
+    """What holds for rows that do not give a field, where that is known: all targets count."""
+    following = fields["tokens"][:, 1:]
+    if name == "num_targets":
+        return np.full(len(following), following.shape[1])
+    if name == "target_mask":
+        return np.ones(following.shape, bool)
+    return following if name == "targets" else None

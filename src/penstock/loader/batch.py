@@ -62,13 +62,23 @@ class Shape:
         """The batch as the user asked for it, in rows of `length`.
 
         `tensors` holds `tokens` (rows, length + 1) int64, and may hold `target_mask` and what
-        else the rows have, which is in rows of `length` already.
+        else the rows have, which is in rows of `length` already. Of that, `labels` are what
+        places predict of themselves (masked tokens), which nothing shifts, and `targets` what
+        they predict of the next, where a transform has changed the tokens.
         """
         tokens = tensors.pop("tokens")
         inputs = tokens[:, :-1]
         mask = tensors.pop("target_mask", None)
-        shifted = self.format != "hf"
-        targets = tokens[:, 1:] if shifted else inputs
+        labels, following = tensors.pop("labels", None), tensors.pop("targets", None)
+        shifted = self.format != "hf" or labels is not None
+        if labels is not None:
+            targets = labels.reshape(inputs.shape)
+        elif following is not None:
+            targets = following.reshape(inputs.shape)
+            if not shifted:  # the first label is one that models leave out
+                targets = torch.cat((inputs[:, :1], targets[:, :-1]), dim=1)
+        else:
+            targets = tokens[:, 1:] if shifted else inputs
         if mask is not None:
             targets = targets.masked_fill(~(mask if shifted else _unshifted(mask)), IGNORED)
         elif not shifted:
@@ -83,7 +93,7 @@ class Shape:
                     'for. Use format="dict".'
                 )
             return inputs, targets
-        names = ("inputs", "targets") if shifted else ("input_ids", "labels")
+        names = ("input_ids", "labels") if self.format == "hf" else ("inputs", "targets")
         return {names[0]: inputs, names[1]: targets, **tensors}
 
 

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from penstock.loader.assemble import IDS
+
 __all__ = ["DeviceCopy"]
 
 _NUM_SLOTS = 2
@@ -70,7 +72,7 @@ class DeviceCopy:
                 for (name, array), (start, stop) in zip(arrays.items(), places, strict=True)
             }
             if not narrow:
-                tensors["tokens"] = _widened(tensors["tokens"])
+                tensors |= {name: _widened(tensors[name]) for name in IDS if name in tensors}
             # Here, and not by the reader: what it computes must follow the copy on this stream.
             batch = dress(tensors)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 
 from penstock.errors import PlanError, ResumeError
-from penstock.loader.assemble import MOST_STEPS, Assembler, Block
+from penstock.loader.assemble import IDS, MOST_STEPS, Assembler, Block
 from penstock.loader.batch import Format, Shape, host_tensors
 from penstock.loader.device import DeviceCopy
 from penstock.loader.log import FingerprintLog
@@ -302,7 +302,7 @@ class Loader:
                 if not self._narrow:
                     # Batch by batch: memory of this size is used again by the next one, where
                     # a whole block would be new pages every time, at several times the cost.
-                    arrays["tokens"] = arrays["tokens"].astype("int64")
+                    arrays |= {name: arrays[name].astype("int64") for name in IDS if name in arrays}
                 tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
                 if not on_host:
                     tensors = {name: each.to(self.device) for name, each in tensors.items()}
