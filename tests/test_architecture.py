@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "transform": BASE,
     "rows": BASE | {"sources", "tokenize", "store"},
     "loader": BASE | {"sources", "tokenize", "store", "order", "rows"},
+    "integrations": BASE | {"sources", "tokenize", "store", "order", "rows", "loader"},
 }
 WITHOUT_TORCH = ["errors", "digest", "sources", "tokenize", "store", "order", "transform"]
 

@@ -91,7 +91,9 @@ def prepare(inputs, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("scenario", ["build", "split build", "append", "split append"])
-def test_a_build_killed_at_any_call_goes_on_to_the_same_bytes(scenario, prepare, tmp_path, sums):
+def test_a_build_killed_at_any_call_goes_on_to_the_same_bytes(
+    scenario, prepare, tmp_path, sums, figure
+):
     clean, place, kept = tmp_path / "clean", tmp_path / "store", tmp_path / "kept"
     prepare(scenario, clean)()
     build = prepare(scenario, place)
@@ -111,6 +113,7 @@ def test_a_build_killed_at_any_call_goes_on_to_the_same_bytes(scenario, prepare,
         build()
         assert sums(place) == sums(clean), f"killed before call {point}"
 
+    figure(f"{scenario} killed before each of its {point - 1} calls that touch the disk")
     assert point > 20
 
 

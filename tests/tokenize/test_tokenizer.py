@@ -290,3 +290,13 @@ def test_truncation_padding_and_added_ends_of_a_tokenizer_do_not_apply(small_fil
     for engine in ("gigatoken", "tokenizers"):
         loaded = load_tokenizer(tokenizer, engine=engine)
         assert loaded.encode("the cat sat on the mat").tolist() == plain
+
+
+def test_a_tiktoken_encoding_without_an_end_token_has_no_end():
+    tiktoken = pytest.importorskip("tiktoken")
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    bare = tiktoken.Encoding(
+        "bare", pat_str=r"[^\s]+|\s+", mergeable_ranks=ranks, special_tokens={}
+    )
+
+    assert load_tokenizer(bare).eos_id is None

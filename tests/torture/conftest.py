@@ -25,8 +25,7 @@ if len(sys.argv) > 3:
         rename(old, new)
     os.rename = dying
 print("begin", flush=True)
-threads = int(os.environ.get("THREADS", "2"))
-penstock.build(sys.argv[1], sys.argv[2], tokenizer="bytes", threads=threads)
+penstock.build(sys.argv[1], sys.argv[2], tokenizer="bytes", threads=2)
 print("end", flush=True)
 """
 
@@ -84,6 +83,12 @@ class Trial:
 def trial(tmp_path_factory, sums):
     """A store of a few parts."""
     return Trial(tmp_path_factory.mktemp("trial"), sums, 600)
+
+
+@pytest.fixture(scope="module")
+def short_trial(tmp_path_factory, sums):
+    """A store of one part, so that one thread makes all calls of a part."""
+    return Trial(tmp_path_factory.mktemp("short"), sums, 100)
 
 
 @pytest.fixture(scope="module")

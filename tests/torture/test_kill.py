@@ -1,6 +1,5 @@
 """SIGKILL at any moment, and at every rename and fsync; input/output errors; Ctrl-C."""
 
-import os
 import random
 import shutil
 import signal
@@ -64,16 +63,17 @@ def test_a_build_killed_many_times_gets_there(long_trial):
 
 
 @pytest.fixture(scope="module")
-def states(trial):
+def states(short_trial):
     """Where a build may start: fresh; begun, with no part sealed; all parts sealed.
 
     strace counts the calls of each thread apart, so that the worker's calls would hide the
-    last ones of the main thread. From these three states every call is the k-th of its thread.
+    last ones of the main thread. From these three states, with one part, every call is the
+    first to be the k-th of its thread. tests/store/test_crash.py does the same for many parts.
     """
     return {
         "fresh": None,
-        "begun": trial.left_by("begun", "part-"),
-        "sealed": trial.left_by("sealed", "rejects"),
+        "begun": short_trial.left_by("begun", "part-"),
+        "sealed": short_trial.left_by("sealed", "rejects"),
     }
 
 
@@ -83,7 +83,6 @@ def with_fault(trial, state, fault):
     trace = ["strace", "-f", "-o", "/dev/null", "-e", f"trace={fault.partition(':')[0]}"]
     done = subprocess.run(
         [*trace, "-e", f"inject={fault}", *trial.command()],
-        env={**os.environ, "THREADS": "1"},  # so that one thread makes all calls of the parts
         capture_output=True,
         text=True,
         timeout=120,
@@ -96,17 +95,17 @@ def with_fault(trial, state, fault):
 @pytest.mark.parametrize("state", ["fresh", "begun", "sealed"])
 @pytest.mark.parametrize("call", ["rename", "fsync", "unlink"])
 def test_builds_killed_at_a_call_go_on_to_the_same_bytes(
-    trial, states, call, state, points, figure
+    short_trial, states, call, state, points, figure
 ):
     fired = 0
     for number in points or count(1):
-        status, _ = with_fault(trial, states[state], f"{call}:signal=KILL:when={number}")
+        status, _ = with_fault(short_trial, states[state], f"{call}:signal=KILL:when={number}")
         if status == 0:
             break
         fired += 1
         assert status == -signal.SIGKILL
-        assert trial.is_whole_or_unfinished()
-        assert trial.goes_on_to_the_same_bytes(), f"killed at {call} {number} from {state}"
+        assert short_trial.is_whole_or_unfinished()
+        assert short_trial.goes_on_to_the_same_bytes(), f"killed at {call} {number} from {state}"
 
     figure(f"killed at {fired} calls of {call}, {state}")
     assert fired or call == "unlink"
@@ -117,18 +116,18 @@ def test_builds_killed_at_a_call_go_on_to_the_same_bytes(
 @pytest.mark.parametrize("state", ["fresh", "begun", "sealed"])
 @pytest.mark.parametrize("fault", ["fsync:error=EIO", "write:error=EIO", "write:error=ENOSPC"])
 def test_a_call_that_fails_is_an_error_and_never_a_wrong_store(
-    trial, states, fault, state, points, figure
+    short_trial, states, fault, state, points, figure
 ):
     fired = 0
     for number in points or count(1):
-        status, told = with_fault(trial, states[state], f"{fault}:when={number}")
+        status, told = with_fault(short_trial, states[state], f"{fault}:when={number}")
         if status == 0 and number > 3:
             break
         if status != 0:
             fired += 1
             assert "Input/output error" in told or "No room to write" in told or "No space" in told
-        assert trial.is_whole_or_unfinished()
-        assert trial.goes_on_to_the_same_bytes(), f"{fault} at {number} from {state}"
+        assert short_trial.is_whole_or_unfinished()
+        assert short_trial.goes_on_to_the_same_bytes(), f"{fault} at {number} from {state}"
 
     figure(f"{fault} at {fired} calls, {state}")
 

@@ -231,18 +231,30 @@ def _from_object(tokenizer: Any, special_tokens: SpecialTokens) -> Tokenizer:
             'special_tokens="parse" needs a tokenizer.json; '
             f"{type(tokenizer).__name__} decides by itself."
         )
-    eos = getattr(tokenizer, "eos_token_id", getattr(tokenizer, "eot_token", None))
+    eos = _end_id(tokenizer)
     name = str(getattr(tokenizer, "name", None) or type(tokenizer).__name__)
     return Tokenizer(
         name=f"tiktoken:{name}" if _is_tiktoken(tokenizer) else name,
         digest=_object_digest(tokenizer),
         vocab_size=_vocab_size(tokenizer),
-        eos_id=None if eos is None else int(eos),
+        eos_id=eos,
         bos_id=getattr(tokenizer, "bos_token_id", None),
         special_tokens=special_tokens,
         engine=ObjectEngine(tokenizer),
         reference=None,
     )
+
+
+def _end_id(tokenizer: Any) -> int | None:
+    """The id that ends a document, by the names that `transformers` and tiktoken give it."""
+    for attribute in ("eos_token_id", "eot_token"):
+        try:
+            found = getattr(tokenizer, attribute, None)
+        except KeyError:  # a tiktoken encoding without <|endoftext|>
+            continue
+        if found is not None:
+            return int(found)
+    return None
 
 
 def _vocab_size(tokenizer: Any) -> int:
