@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import time
 
 import numpy as np
 import pytest
@@ -67,13 +66,17 @@ def wide(tmp_path_factory):
     return place
 
 
-def test_ten_thousand_parts_open_in_a_blink(wide):
-    def seconds():
-        begin = time.perf_counter()
-        penstock.TokenStore(wide)
-        return time.perf_counter() - begin
-
-    assert min(seconds() for _ in range(5)) < 0.2
+def test_ten_thousand_parts_open_in_a_blink(wide, python):
+    """Measured in a process of its own, so that no tracer takes part."""
+    code = """
+import sys, time, penstock
+def seconds():
+    begin = time.perf_counter()
+    penstock.TokenStore(sys.argv[1])
+    return time.perf_counter() - begin
+print(min(seconds() for _ in range(5)))
+"""
+    assert float(python(code, wide).stdout) < 0.2
 
 
 def test_ten_thousand_parts_are_read_with_256_descriptors(wide, python):
