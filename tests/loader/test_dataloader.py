@@ -103,10 +103,11 @@ def test_an_iteration_is_overtaken_as_any_other(windows):
     loader = made(windows)
     iterator = iter(loader.as_dataloader())
     next(iterator)
-    loader.seek(0)
+    loader.seek(13)  # where no step begins
 
     with pytest.raises(ResumeError, match="This iterator was overtaken"):
         next(iterator)
+    assert loader.position == 13
 
 
 def test_workers_do_not_write_to_a_device(windows):

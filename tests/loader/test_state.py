@@ -213,6 +213,13 @@ def test_another_run_is_refused_by_name(what, windows, other_store, tmp_path, gp
     assert after.position == 0
 
 
+def test_every_other_seed_is_another_run(numbered):
+    state = Loader(numbered(9), 2, seed=0).state_dict()
+    for seed in range(1, 200):
+        with pytest.raises(ResumeError, match=rf"seed 0 -> {seed}\. Restore"):
+            Loader(numbered(9), 2, seed=seed).load_state_dict(state)
+
+
 def test_a_bare_file_of_other_ids_is_refused(tmp_path):
     np.arange(200, dtype="uint16").tofile(tmp_path / "a.bin")
     state = Loader(Windows(ArrayFile(tmp_path / "a.bin", "uint16"), 4), 2).state_dict()
