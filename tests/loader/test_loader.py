@@ -180,6 +180,17 @@ def test_sources_of_several_widths_share_a_batch(tmp_path, numbered):
     assert found.unique().tolist() == [65_535, 2**32 - 1]
 
 
+def test_only_some_sources_may_have_a_short_row(store, other_store):
+    long = Windows(other_store, LENGTH)
+    plan = Plan({"padded": Windows(store, LENGTH, tail="pad"), "cut": long})
+    counted = sum(
+        int((batch["targets"] != -100).sum())
+        for batch in Loader(plan, 16, epochs=1, drop_last=False)
+    )
+
+    assert counted == store.num_tokens - 1 + LENGTH * len(long)
+
+
 @pytest.mark.parametrize("shuffle", ["full", "none", "part", "block", Block(rows=4, group=3)])
 def test_every_way_to_shuffle_reads_every_row_once(windows, shuffle):
     loader = Loader(windows, 1, shuffle=shuffle, epochs=1, ids=True)

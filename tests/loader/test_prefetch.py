@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -118,6 +119,24 @@ def test_a_hundred_loaders_leave_no_thread_and_no_file_open(store):
 
     assert open_files() <= before
     assert readers() == []
+
+
+def anonymous_bytes():
+    """Memory that is not a mapped file."""
+    text = Path("/proc/self/smaps_rollup").read_text()
+    return int(re.search(r"^Anonymous:\s+(\d+) kB", text, re.MULTILINE)[1]) * 1024
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_twenty_thousand_batches_leave_no_trace(store, prefetch):
+    """A million in `tests/torture/test_loader_soak.py`."""
+    loader = Loader(Windows(store, 16), 2, prefetch=prefetch, steps=24_000)
+    for step, _ in enumerate(loader, 1):
+        if step == 4_000:
+            before = anonymous_bytes()
+    assert step == 24_000
+
+    assert anonymous_bytes() - before <= 16 << 20
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 4])

@@ -220,6 +220,13 @@ def test_every_other_seed_is_another_run(numbered):
             Loader(numbered(9), 2, seed=seed).load_state_dict(state)
 
 
+def test_rows_that_do_not_describe_themselves_are_told_apart(numbered):
+    state = Loader(numbered(9), 2).state_dict()
+
+    with pytest.raises(ResumeError, match=r'the rows of "data" \(digest .*, 9 rows -> 8\)\. Rest'):
+        Loader(numbered(8), 2).load_state_dict(state)
+
+
 def test_a_bare_file_of_other_ids_is_refused(tmp_path):
     np.arange(200, dtype="uint16").tofile(tmp_path / "a.bin")
     state = Loader(Windows(ArrayFile(tmp_path / "a.bin", "uint16"), 4), 2).state_dict()
@@ -342,7 +349,7 @@ def test_a_state_text_with_one_other_byte_never_loads_as_another(windows, data):
 
 
 @pytest.mark.parametrize("field", ["order", "plan", "position", "rows", "sources"])
-@pytest.mark.parametrize("value", [None, True, -1, 2.0, "x", [], {}, {"x": 5}])
+@pytest.mark.parametrize("value", [None, True, -1, 2.0, "x", [], {}, {"data": 5}])
 def test_a_state_with_a_forged_check_is_refused_all_the_same(windows, field, value):
     """No digest keeps a determined hand out, but what comes of it is a typed error."""
     from penstock.digest import digest_json
