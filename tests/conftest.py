@@ -119,7 +119,7 @@ def sums():
         return {
             str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
             for path in sorted(Path(directory).rglob("*"))
-            if path.is_file() and path.name != ".lock"
+            if path.is_file() and path.name not in (".lock", ".stamps.json")
         }
 
     return sums

@@ -1,6 +1,7 @@
 """What a build gives, whoever does the work and however often it is asked for."""
 
 import json
+import os
 from dataclasses import asdict
 
 import numpy as np
@@ -52,6 +53,7 @@ def test_every_file_of_a_store_is_in_its_manifest(built):
         "penstock.json",
         "rejects.jsonl",
         ".lock",
+        ".stamps.json",
     }
 
 
@@ -155,7 +157,9 @@ def test_a_request_that_cannot_be_meant_leaves_nothing_behind(
     with pytest.raises(error, match=message):
         penstock.build(inputs, tmp_path / "store", **{"tokenizer": "bytes", **options})
     left = tmp_path / "store"
-    assert not left.exists() or not [path for path in left.iterdir() if path.name != ".lock"]
+    assert not left.exists() or not [
+        path for path in left.iterdir() if path.name not in (".lock", ".stamps.json")
+    ]
 
 
 def test_documents_end_and_begin_as_asked_and_never_twice(tmp_path, gpt2):
@@ -306,3 +310,17 @@ def test_a_progress_callback_that_raises_stops_the_build_and_it_goes_on_later(
     penstock.build(inputs, tmp_path / "late", tokenizer="bytes")
 
     assert sums(tmp_path / "late") == sums(built.path)
+
+
+def test_a_finished_store_whose_input_was_changed_since_is_not_taken_for_the_new_one(tmp_path):
+    text = tmp_path / "a.txt"
+    text.write_bytes(b"first words\n")
+    penstock.build(text, tmp_path / "store", tokenizer="bytes")
+    before = text.stat().st_mtime_ns
+    text.write_bytes(b"other words\n")
+    os.utime(text, ns=(before, before + 1))
+
+    with pytest.raises(StoreError, match=r"a\.txt was changed or replaced after it was built"):
+        penstock.build(text, tmp_path / "store", tokenizer="bytes")
+    os.utime(text, ns=(before, before))
+    assert len(penstock.build(text, tmp_path / "store", tokenizer="bytes")) == 1

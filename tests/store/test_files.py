@@ -1,6 +1,8 @@
 """Files are there in full or not at all, also when there is no room."""
 
+import errno
 import hashlib
+import os
 
 import numpy as np
 import pytest
@@ -79,3 +81,47 @@ def test_headers_are_those_that_numpy_reads(dtype, shape, tmp_path):
     assert len(spelled) == HEADER_BYTES
     assert version == (1, 0)
     assert found == (shape, False, np.dtype(dtype))
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 4096])
+def test_large_files_past_the_page_cache_hold_every_byte(tmp_path, extra):
+    data = np.random.default_rng(extra + 1).bytes((4 << 20) + extra)
+    pieces = [data[:128], np.frombuffer(data, np.uint8)[128:3_000_001], data[3_000_001:]]
+
+    size, digest = write_file(tmp_path / "file", pieces)
+
+    assert (tmp_path / "file").read_bytes() == data
+    assert (size, digest) == (len(data), hashlib.sha256(data).hexdigest())
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="no direct writing on this system")
+@pytest.mark.parametrize("where", ["asked", "written"])
+def test_where_direct_writing_is_not_possible_the_bytes_are_the_same(tmp_path, monkeypatch, where):
+    """File systems refuse it when the flag is set, or only when the first block is written."""
+    fcntl = pytest.importorskip("fcntl")
+    refused = []
+
+    real_fcntl, real_write = fcntl.fcntl, os.write
+
+    def asked(file, command, flags=0):
+        if command == fcntl.F_SETFL and flags & os.O_DIRECT:
+            refused.append(file)
+            raise OSError(errno.EINVAL, "not here")
+        return real_fcntl(file, command, flags)
+
+    def written(file, data):
+        if real_fcntl(file, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(file)
+            raise OSError(errno.EINVAL, "not here")
+        return real_write(file, data)
+
+    if where == "asked":
+        monkeypatch.setattr(fcntl, "fcntl", asked)
+    else:
+        monkeypatch.setattr(os, "write", written)
+    data = np.random.default_rng(1).bytes((6 << 20) + 77)
+
+    write_file(tmp_path / "file", [data])
+
+    assert (tmp_path / "file").read_bytes() == data
+    assert len(refused) == 1

@@ -5,7 +5,6 @@ of the store depend on inputs and settings alone.
 """
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,10 +17,17 @@ from penstock.sources.listing import InputFile, list_files
 from penstock.sources.reading import Format, Reading
 from penstock.sources.slices import cut
 from penstock.sources.texts import Texts
+from penstock.store.earlier import (
+    builds,
+    committed,
+    earlier_build,
+    killed_at_the_end,
+    remember_stamps,
+)
 from penstock.store.files import remove_temporary, sync_directory, write_file
-from penstock.store.journal import Journal, SealedSlice, differences
+from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
-from penstock.store.manifest import FILE_NAME, Manifest, read_manifest, rejects_file, spell
+from penstock.store.manifest import FILE_NAME, read_manifest, rejects_file, spell
 from penstock.store.reader import TokenStore
 from penstock.store.run import Job, Progress, run
 from penstock.store.split import SIDES, parse_split
@@ -119,21 +125,21 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     }
     stamped = {**settings, "stamps": [file.stamp for file in files]}
     with locked(directory):
-        if _killed_at_the_end(directory, stamped):
+        if killed_at_the_end(directory, stamped):
             return TokenStore(directory / "train" if split else directory)
-        earlier = _earlier(directory, settings, append)
+        earlier = earlier_build(directory, settings, files, append)
         if earlier is not None and not append:
             return TokenStore(directory / "train" if split else directory)
         job = Job(
             directory=directory,
             files=files,
-            first_file=sum(len(done["inputs"]) for done in _builds(earlier)),
+            first_file=sum(len(done["inputs"]) for done in builds(earlier)),
             reading=reading,
             tokenizer=loaded,
             eos_id=settings["eos_id"],
             bos_id=settings["bos_id"],
             split=parse_split(split, files, reading),
-            first_part=sum(done["slices"] for done in _builds(earlier)),
+            first_part=sum(done["slices"] for done in builds(earlier)),
             max_bad=max_bad,
         )
         _execute(job, settings, stamped, threads, progress)
@@ -163,30 +169,10 @@ def _execute(
         progress=progress,
     )
     _refuse_lost_bytes(job, done)
+    remember_stamps(job.directory, job.files)
     for side in SIDES[::-1] if job.split else ("",):
         _commit(job, side, settings, done)
     journal.end()
-
-
-def _killed_at_the_end(directory: Path, stamped: dict[str, Any]) -> bool:
-    """Whether this very build is committed already, and only its journal was left behind."""
-    journal = Journal(directory)
-    begun = journal.begun()
-    if begun is None:
-        return False
-    sides = [directory / side for side in SIDES] if begun["split"] else [directory]
-    if not all(_committed(side, begun) for side in sides):
-        return False
-    journal.end()
-    return canonical_json(begun) == canonical_json(stamped)
-
-
-def _committed(directory: Path, settings: dict[str, Any]) -> bool:
-    """Whether the last build in the manifest of `directory` is the one with these settings."""
-    if not (directory / FILE_NAME).exists():
-        return False
-    last = _builds(read_manifest(directory))[-1]
-    return all(last[key] == settings[key] for key in ("inputs", "reading"))
 
 
 def _default_threads() -> int:
@@ -221,77 +207,6 @@ def _describe_input(file: InputFile) -> dict[str, Any]:
     }
 
 
-def _builds(manifest: Manifest | None) -> list[dict[str, Any]]:
-    return manifest.contents["builds"] if manifest else []
-
-
-def _earlier(directory: Path, settings: dict[str, Any], append: bool) -> Manifest | None:
-    """The manifest that is there already, if the wanted build agrees with it."""
-    place = directory / "train" if settings["split"] else directory
-    finished = (place / FILE_NAME).exists() and not (directory / ".building.json").exists()
-    if not append:
-        if not finished:
-            if (place / FILE_NAME).exists():
-                raise StoreError(
-                    f"{directory} holds an append that was not finished. Repeat that append, with "
-                    "append=True, to finish it."
-                )
-            _refuse_foreign(directory)
-            return None
-        manifest = read_manifest(place)
-        _refuse_other(directory, manifest, settings)
-        return manifest
-    manifest = read_manifest(place)
-    if settings["split"] and settings["split"].startswith("tail"):
-        raise StoreError(
-            'A store with split="tail" cannot grow: its validation side is the end of the data. '
-            'Build with split="hash", which holds out the same documents when data is added.'
-        )
-    told = {key: settings[key] for key in ("tokenizer", "eos_id", "bos_id", "split")}
-    kept = {key: manifest.contents[key] for key in told}
-    if kept != told:
-        raise StoreError(
-            f"{directory} was built with other settings, and ids of two kinds cannot share a "
-            f"store: {differences(kept, told)}."
-        )
-    present = {each["name"] for done in _builds(manifest) for each in done["inputs"]}
-    twice = [each["name"] for each in settings["inputs"] if each["name"] in present]
-    if twice:
-        raise StoreError(
-            f"{', '.join(twice[:5])} {'is' if len(twice) == 1 else 'are'} in {directory} already; "
-            "appended again, its documents would be trained on twice as often."
-        )
-    return manifest
-
-
-def _refuse_foreign(directory: Path) -> None:
-    """Raise where the directory holds something that no build put there."""
-    if (directory / ".building.json").exists():
-        return
-    ours = re.compile(r"\.lock|\.\.building\.json\.\d+\.\d+\.tmp")
-    found = sorted(entry.name for entry in directory.iterdir() if not ours.fullmatch(entry.name))
-    if found:
-        raise StoreError(
-            f"{directory} is not empty and not a store; it holds {', '.join(found[:5])}. Choose "
-            "another directory, or empty this one."
-        )
-
-
-def _refuse_other(directory: Path, manifest: Manifest, settings: dict[str, Any]) -> None:
-    """Raise where a finished store is not what this build would give."""
-    kept = {key: manifest.contents[key] for key in ("tokenizer", "eos_id", "bos_id", "split")}
-    for done in _builds(manifest):
-        told = {**kept, "reading": done["reading"], "inputs": done["inputs"], "append": False}
-        if canonical_json(told) == canonical_json(settings):
-            return
-    first = _builds(manifest)[0]
-    told = {**kept, "reading": first["reading"], "inputs": first["inputs"], "append": False}
-    raise StoreError(
-        f"{directory} is a finished store that was built otherwise: {differences(told, settings)}. "
-        "Choose another directory, delete this one, or add the new inputs with append=True."
-    )
-
-
 def _intact(job: Job, record: SealedSlice) -> bool:
     """Whether the files of a sealed slice are there, as long as they were."""
     for side, part in record.parts.items():
@@ -315,13 +230,13 @@ def _refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
 def _commit(job: Job, side: str, settings: dict[str, Any], done: list[SealedSlice]) -> None:
     """Write the reject log and then the manifest of one side."""
     directory = job.side_directory(side)
-    if settings["append"] and _committed(directory, settings):
+    if settings["append"] and committed(directory, settings):
         return  # by a build that was killed before it came to the other side
     earlier = read_manifest(directory) if settings["append"] else None
     parts = list(earlier.parts) if earlier else []
     parts += [record.parts[side] for record in done if record.parts[side].num_documents]
     log, reasons = _reject_log(job, done)
-    size, digest = write_file(directory / rejects_file(len(_builds(earlier))), [log])
+    size, digest = write_file(directory / rejects_file(len(builds(earlier))), [log])
     contents = {
         "format": "penstock-store",
         "version": 1,
@@ -333,7 +248,7 @@ def _commit(job: Job, side: str, settings: dict[str, Any], done: list[SealedSlic
             "tokens": sum(part.num_tokens for part in parts),
         },
         "builds": [
-            *_builds(earlier),
+            *builds(earlier),
             {
                 "slices": len(done),
                 "counts": asdict(Tally.total(record.tally for record in done)),

@@ -4,14 +4,20 @@ A file is written under a temporary name, forced to disk, renamed, and its direc
 forced to disk: after a power cut the name shows the old contents or the new ones,
 never half. When forcing fails, the file is abandoned and not tried again, because the
 kernel may have dropped the pages and would report success the second time.
+
+Large files go to the disk directly (O_DIRECT), not through the page cache: what a build
+writes it does not read again, while filling the cache took a fifth of its time and drove
+out the input. Where the file system knows no such thing, the same bytes go the usual way.
 """
 
 import errno
 import hashlib
 import itertools
+import mmap
 import os
 import shutil
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +25,12 @@ from penstock.errors import DiskFullError
 
 __all__ = ["digest_file", "remove_temporary", "sync_directory", "write_file"]
 
+# Up to here a file is left in the page cache: small ones cost little, and are read again soon.
+_CACHED_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 20
+
 _serial = itertools.count()
+_own = threading.local()
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -34,15 +45,19 @@ def write_file(path: Path, pieces: Iterable[Any]) -> tuple[int, str]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_serial)}.tmp")
     digest = hashlib.sha256()
     size = 0
+    direct = False
     try:
         with temporary.open("xb", buffering=0) as stream:
-            for piece in pieces:
-                view = memoryview(piece).cast("B") if len(piece) else memoryview(b"")
-                digest.update(view)
-                size += view.nbytes
-                while view:
-                    view = view[stream.write(view) :]
-            os.fsync(stream.fileno())
+            file = stream.fileno()
+            for block in _blocks(pieces):
+                digest.update(block)
+                if size == _CACHED_BYTES:
+                    direct = _set_direct(file, True)
+                if direct and len(block) < _BLOCK_BYTES:  # no whole number of the disk's blocks
+                    direct = _set_direct(file, False)
+                size += len(block)
+                direct = _write(file, block, direct)
+            os.fsync(file)
         temporary.rename(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -53,6 +68,56 @@ def write_file(path: Path, pieces: Iterable[Any]) -> tuple[int, str]:
         temporary.unlink(missing_ok=True)
         raise
     return size, digest.hexdigest()
+
+
+def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
+    """All bytes of `pieces` in blocks of one size, but for the last.
+
+    In one buffer that begins where the disk wants it; what is hashed and written from there
+    is still in the processor's cache.
+    """
+    if not hasattr(_own, "buffer"):
+        _own.buffer = memoryview(mmap.mmap(-1, _BLOCK_BYTES))
+    buffer: memoryview = _own.buffer
+    filled = 0
+    for piece in pieces:
+        view = memoryview(piece).cast("B") if len(piece) else memoryview(b"")
+        while view:
+            taken = min(len(view), _BLOCK_BYTES - filled)
+            buffer[filled : filled + taken] = view[:taken]
+            filled += taken
+            view = view[taken:]
+            if filled == _BLOCK_BYTES:
+                yield buffer
+                filled = 0
+    if filled:
+        yield buffer[:filled]
+
+
+def _write(file: int, view: memoryview, direct: bool) -> bool:
+    """Write all of `view`; returns whether the file still goes past the page cache."""
+    while view:
+        try:
+            view = view[os.write(file, view) :]
+        except OSError as error:
+            if not direct or error.errno != errno.EINVAL:
+                raise
+            direct = _set_direct(file, False)  # opened so, and yet not written so
+    return direct
+
+
+def _set_direct(file: int, wanted: bool) -> bool:
+    """Switch writing past the page cache on or off; returns whether it is on."""
+    if not hasattr(os, "O_DIRECT"):  # macOS and Windows
+        return False
+    import fcntl
+
+    flags = fcntl.fcntl(file, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT)
+    except OSError:  # the file system knows no such thing
+        return False
+    return wanted
 
 
 def _no_room(path: Path, size: int, error: OSError) -> DiskFullError:

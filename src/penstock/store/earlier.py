@@ -1,0 +1,151 @@
+"""What a directory holds already when a build comes to it.
+
+    nothing                     the build begins
+    the same build, killed      it goes on (the journal knows where)
+    the same build, finished    nothing is left to do
+    anything else               refused, with what differs
+
+A finished store remembers its inputs by name, size and the time of their last change, the
+last in a file beside the manifest that another machine can do without.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.digest import canonical_json
+from penstock.errors import StoreError
+from penstock.sources.listing import InputFile
+from penstock.store.files import write_file
+from penstock.store.journal import Journal, differences
+from penstock.store.manifest import FILE_NAME, Manifest, read_manifest
+from penstock.store.split import SIDES
+
+__all__ = ["builds", "committed", "earlier_build", "killed_at_the_end", "remember_stamps"]
+
+_STAMPS = ".stamps.json"
+
+
+def killed_at_the_end(directory: Path, stamped: dict[str, Any]) -> bool:
+    """Whether this very build is committed already, and only its journal was left behind."""
+    journal = Journal(directory)
+    begun = journal.begun()
+    if begun is None:
+        return False
+    sides = [directory / side for side in SIDES] if begun["split"] else [directory]
+    if not all(committed(side, begun) for side in sides):
+        return False
+    journal.end()
+    return canonical_json(begun) == canonical_json(stamped)
+
+
+def earlier_build(
+    directory: Path, settings: dict[str, Any], files: Sequence[InputFile], append: bool
+) -> Manifest | None:
+    """The manifest that is there already, if the wanted build agrees with it."""
+    place = directory / "train" if settings["split"] else directory
+    finished = (place / FILE_NAME).exists() and not (directory / ".building.json").exists()
+    if not append:
+        if not finished:
+            if (place / FILE_NAME).exists():
+                raise StoreError(
+                    f"{directory} holds an append that was not finished. Repeat that append, with "
+                    "append=True, to finish it."
+                )
+            _refuse_foreign(directory)
+            return None
+        manifest = read_manifest(place)
+        _refuse_other(directory, manifest, settings)
+        _refuse_changed(directory, files)
+        return manifest
+    manifest = read_manifest(place)
+    if settings["split"] and settings["split"].startswith("tail"):
+        raise StoreError(
+            'A store with split="tail" cannot grow: its validation side is the end of the data. '
+            'Build with split="hash", which holds out the same documents when data is added.'
+        )
+    told = {key: settings[key] for key in ("tokenizer", "eos_id", "bos_id", "split")}
+    kept = {key: manifest.contents[key] for key in told}
+    if kept != told:
+        raise StoreError(
+            f"{directory} was built with other settings, and ids of two kinds cannot share a "
+            f"store: {differences(kept, told)}."
+        )
+    present = {each["name"] for done in builds(manifest) for each in done["inputs"]}
+    twice = [each["name"] for each in settings["inputs"] if each["name"] in present]
+    if twice:
+        raise StoreError(
+            f"{', '.join(twice[:5])} {'is' if len(twice) == 1 else 'are'} in {directory} already; "
+            "appended again, its documents would be trained on twice as often."
+        )
+    return manifest
+
+
+def committed(directory: Path, settings: dict[str, Any]) -> bool:
+    """Whether the last build in the manifest of `directory` is the one with these settings."""
+    if not (directory / FILE_NAME).exists():
+        return False
+    last = builds(read_manifest(directory))[-1]
+    return all(last[key] == settings[key] for key in ("inputs", "reading"))
+
+
+def builds(manifest: Manifest | None) -> list[dict[str, Any]]:
+    """The builds that made a store, the first one and all that were appended."""
+    return manifest.contents["builds"] if manifest else []
+
+
+def _refuse_foreign(directory: Path) -> None:
+    """Raise where the directory holds something that no build put there."""
+    if (directory / ".building.json").exists():
+        return
+    ours = re.compile(r"\.lock|\.\.building\.json\.\d+\.\d+\.tmp")
+    found = sorted(entry.name for entry in directory.iterdir() if not ours.fullmatch(entry.name))
+    if found:
+        raise StoreError(
+            f"{directory} is not empty and not a store; it holds {', '.join(found[:5])}. Choose "
+            "another directory, or empty this one."
+        )
+
+
+def _refuse_other(directory: Path, manifest: Manifest, settings: dict[str, Any]) -> None:
+    """Raise where a finished store is not what this build would give."""
+    kept = {key: manifest.contents[key] for key in ("tokenizer", "eos_id", "bos_id", "split")}
+    for done in builds(manifest):
+        told = {**kept, "reading": done["reading"], "inputs": done["inputs"], "append": False}
+        if canonical_json(told) == canonical_json(settings):
+            return
+    first = builds(manifest)[0]
+    told = {**kept, "reading": first["reading"], "inputs": first["inputs"], "append": False}
+    raise StoreError(
+        f"{directory} is a finished store that was built otherwise: {differences(told, settings)}. "
+        "Choose another directory, delete this one, or add the new inputs with append=True."
+    )
+
+
+def remember_stamps(directory: Path, files: Sequence[InputFile]) -> None:
+    """Keep when each input was changed last, beside those of earlier builds."""
+    stamps = _stamps(directory) | {file.name: file.stamp for file in files}
+    write_file(directory / _STAMPS, [canonical_json(stamps)])
+
+
+def _stamps(directory: Path) -> dict[str, str]:
+    try:
+        kept: dict[str, str] = json.loads((directory / _STAMPS).read_bytes())
+    except FileNotFoundError:  # copied without it
+        return {}
+    return kept
+
+
+def _refuse_changed(directory: Path, files: Sequence[InputFile]) -> None:
+    """Raise where an input of a finished store was changed since, though it is as long as then."""
+    kept = _stamps(directory)
+    changed = [file.name for file in files if kept.get(file.name, file.stamp) != file.stamp]
+    if changed:
+        raise StoreError(
+            f"{directory} is finished, but {', '.join(changed[:5])} "
+            f"{'was' if len(changed) == 1 else 'were'} changed or replaced after it was built. "
+            f"Delete the directory to build anew; if the contents are still the same, delete "
+            f"{directory / _STAMPS}."
+        )
