@@ -57,3 +57,7 @@ def test_scale_goes_through_its_sizes(tmp_path):
     for name in ("10^6, 1 part ", "10^6, 64 parts ", "10^6, 64 parts, 64 sources"):
         assert name in shown
     assert not list(tmp_path.iterdir()), "stores were left behind"
+
+
+def test_multiplex_compares_with_a_generator():
+    assert "dict of lists" in run("multiplex.py", "--examples", 200)

@@ -59,6 +59,8 @@ class Entry:
     """What a document is in its files, as `penstock.build` takes it."""
     eos: bool = True
     """Whether documents end with the end token in stores that a fetch builds."""
+    reader: str = ""
+    """For sets of questions: what in `penstock.catalog` makes examples of the files."""
 
     @property
     def texts(self) -> tuple[Text, ...]:
@@ -94,6 +96,32 @@ def _wikitext(name: str, sizes: dict[str, tuple[int | None, str | None]]) -> tup
 _WIKITEXT_HOME = "https://huggingface.co/datasets/Salesforce/wikitext"
 _WIKITEXT_LICENCE = "CC BY-SA 3.0 and GFDL (Wikipedia)"
 _CS336 = "https://huggingface.co/datasets/stanford-cs336/owt-sample/resolve/main"
+
+_GSM8K = "https://raw.githubusercontent.com/openai/grade-school-math"
+_GSM8K_COMMIT = "3101c7d5072418e28b9008a6636bde82a006892c"
+_ARC = "https://huggingface.co/datasets/allenai/ai2_arc"
+_MMLU = "https://huggingface.co/datasets/cais/mmlu"
+_MMLU_COMMIT = "c30699e8356da336a370243923dbaf21066bb9fe"
+
+
+def _gsm8k(split: str, num_bytes: int, sha256: str) -> Remote:
+    """One file of GSM8K, as it lies in OpenAI's repository."""
+    name = f"{split}.jsonl"
+    known = {"num_bytes": num_bytes, "sha256": sha256}
+    return Remote(
+        name=name,
+        urls=(f"{_GSM8K}/{_GSM8K_COMMIT}/grade_school_math/data/{name}",),
+        texts=(Text(name=name, side=split, **known),),  # type: ignore[arg-type]
+        **known,  # type: ignore[arg-type]
+    )
+
+
+def _parquet(home: str, revision: str, subset: str, split: str) -> Remote:
+    """One Parquet file of a set of questions on the Hugging Face Hub."""
+    name = f"{subset}/{split}-00000-of-00001.parquet"
+    text = Text(name=f"{subset}-{split}.parquet", side=f"{subset}-{split}", member=name)
+    return Remote(name=name, urls=(f"{home}/resolve/{revision}/{name}",), texts=(text,))
+
 
 ENTRIES: tuple[Entry, ...] = (
     Entry(
@@ -204,6 +232,48 @@ ENTRIES: tuple[Entry, ...] = (
                 packing="gzip",
                 texts=(Text(name="owt_valid.txt", side="val", num_bytes=289_998_753),),
             ),
+        ),
+    ),
+    Entry(
+        name="gsm8k",
+        title="Word problems of grade school, solved step by step: 7,473 and 1,319",
+        home="https://github.com/openai/grade-school-math",
+        licence="MIT",
+        reader="GSM8KDataLoader",
+        remotes=(
+            _gsm8k(
+                "train",
+                4_166_206,
+                "17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465",
+            ),
+            _gsm8k(
+                "test",
+                749_738,
+                "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14",
+            ),
+        ),
+    ),
+    Entry(
+        name="arc",
+        title="Science questions of grade school with choices, easy and challenging: 7,787",
+        home=_ARC,
+        licence="CC BY-SA 4.0",
+        reader="ARCDataLoader",
+        remotes=tuple(
+            _parquet(_ARC, "main", subset, split)
+            for subset in ("ARC-Easy", "ARC-Challenge")
+            for split in ("train", "validation", "test")
+        ),
+    ),
+    Entry(
+        name="mmlu",
+        title="Questions with four choices from 57 subjects, and auxiliary ones to train on",
+        home=_MMLU,
+        licence="MIT",
+        reader="MMLUDataLoader",
+        remotes=tuple(
+            _parquet(_MMLU, _MMLU_COMMIT, "all", split)
+            for split in ("auxiliary_train", "dev", "validation", "test")
         ),
     ),
 )

@@ -120,10 +120,19 @@ def build_stores(
     tokenizer: Any = "gpt2",
     progress: "Callable[[BuildProgress], None] | None" = None,
 ) -> "dict[str, TokenStore]":
-    """Build a store a side beside the texts, with the documents that the entry records."""
+    """Build a store a side beside the texts, with the documents that the entry records.
+
+    Raises:
+        SourceError: the entry is a set of questions, which has readers of its own.
+    """
     from penstock.store.build import build
 
     entry = fetched.entry
+    if entry.reader:
+        raise SourceError(
+            f"{entry.name} is a set of questions, not of texts, so no store is built of it. Read "
+            f"it with penstock.catalog.{entry.reader}."
+        )
     return {
         side: build(
             path,

@@ -148,6 +148,8 @@ def _next(fetched: "Fetched", stores: "dict[str, TokenStore]") -> str:
     if stores:
         return f"penstock info {shell_word(fetched.directory)}"
     entry, directory = fetched.entry, fetched.directory
+    if entry.reader:
+        return f"in Python, from penstock.catalog import {entry.reader}"
     text = next(iter(fetched.files.values()))
     eos = "" if entry.eos else " --no-eos"
     return (

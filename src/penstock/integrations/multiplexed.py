@@ -1,0 +1,241 @@
+"""A DataLoader over several datasets that knows where it is.
+
+    loader = create_multiplex_dataloader([("arc", arc), ("gsm8k", gsm8k)], batch_size=32)
+    for batch in loader:                          # one epoch; the next one has another order
+        checkpoint["data"] = loader.state_dict()  # after any batch, on any rank
+
+Its position counts batches that were handed out, not those that workers made ahead. Without
+workers, batches are made by a loop of our own: PyTorch's costs 20 µs a batch, which is more
+than reading a batch of 32 examples from memory takes.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from penstock.digest import digest_json
+from penstock.errors import PlanError, ResumeError
+from penstock.integrations.blend import Blend, Weights, digest_examples, parse_stage
+from penstock.integrations.collate import default_collate_fn
+from penstock.integrations.epochs import EpochSteps, Share, Span
+from penstock.integrations.mixed import MultiplexDataset
+from penstock.integrations.workers import Workers
+from penstock.loader.fingerprint import combine, of_samples, source_keys
+from penstock.order.integers import Integers
+
+__all__ = ["MultiplexDataLoader"]
+
+_VERSION = 1
+
+
+class MultiplexDataLoader(DataLoader[Any]):
+    """A `torch.utils.data.DataLoader` of mixed batches; see `create_multiplex_dataloader`.
+
+    Each `iter()` is the next epoch; right after `load_state_dict` it is the rest of the one in
+    which the state was taken. `len()` is the steps of a whole epoch.
+    """
+
+    dataset: MultiplexDataset
+
+    def __init__(
+        self,
+        dataset: MultiplexDataset,
+        share: Share,
+        workers: Workers,
+        *,
+        shuffle: bool,
+        pin_memory: bool,
+        collate_fn: Callable[[list[dict[str, Any]]], Any],
+    ) -> None:
+        self._steps = EpochSteps(dataset, share, shuffle=shuffle)
+        self._changes = 0  # of the weights
+        self._identity: dict[str, Any] | None = None
+        self._asked = dataset.blend
+        super().__init__(
+            dataset,
+            batch_sampler=self._steps,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            # Seeds workers. Without it, PyTorch would draw from its global generator at every
+            # epoch, and loading data would change what dropout does.
+            generator=torch.Generator().manual_seed(dataset.blend.seed % 2**63),
+            **workers._asdict(),
+        )
+        # With a batch sampler PyTorch leaves these unset, and people ask for them.
+        self.__dict__.update(
+            batch_size=share.batch_size, drop_last=share.drop_last, sampler=self._steps
+        )
+
+    def __iter__(self) -> Any:
+        turn = self._steps.begin()
+        return self._follow(turn, self._batches())
+
+    @property
+    def position(self) -> int:
+        """How many examples of the order were handed out before, over all ranks and epochs."""
+        return self.dataset.place.position
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, or the next one where none is."""
+        return self.dataset.place.epoch
+
+    @property
+    def fingerprint(self) -> int | None:
+        """A number for the last batch: over ranks they add up to that of one process.
+
+        None before the first batch.
+        """
+        if self._steps.last is None:
+            return None
+        blend, positions = self.dataset.blend, np.arange(*self._steps.last[:2])
+        sources, epochs, samples = blend.plan.locate(positions)
+        keys = source_keys(blend.names)[sources]
+        return combine(of_samples(keys, epochs, samples, positions), [0])[0]
+
+    def set_weights(self, weights: Weights) -> None:
+        """Draw by other weights from the next batch on; call it on every rank at the same step.
+
+        Each dataset goes on with the example after its last one. What a schedule still had
+        ahead is given up. Inside an epoch, batches that workers have made ahead are thrown
+        away and made anew; `persistent_workers=True` spares starting the workers again.
+
+        Raises:
+            PlanError: these are no weights, or the loader is proportional.
+        """
+        self._use(self.dataset.blend.changed(self.position, weights))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is, as JSON: the same on every rank, for any number of workers."""
+        place = self.dataset.place
+        state = {
+            "version": _VERSION,
+            "epoch": place.epoch,
+            "start": place.start,
+            "position": place.position,
+            "stages": [stage.spelled() for stage in self.dataset.blend.stages],
+            "order": self._order(),
+        }
+        state = json.loads(json.dumps(state))
+        return {**state, "check": digest_json(state)[:16]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken, with the weights that were in force there.
+
+        Batch size, ranks and workers may differ. Seed, datasets, and the weights that the
+        loader was made with may not.
+
+        Raises:
+            ResumeError: it was changed after it was written, or belongs to another order.
+        """
+        told = _checked(state_dict)
+        differences = [
+            f"{name} {_short(told['order'].get(name))} -> {_short(now)}"
+            for name, now in self._order().items()
+            if told["order"].get(name) != now
+        ]
+        if differences:
+            raise ResumeError(
+                "This checkpoint belongs to another order of the examples, so its position "
+                f"{told['position']:,} would not be the example it was. Changed since: "
+                f"{', '.join(differences)}. Restore that to resume exactly; to go on with other "
+                "weights, load the state first and call set_weights after it."
+            )
+        end = told["start"] + self.dataset.blend.total
+        self._steps.share.num_steps(end - told["position"])  # refuses what would hang
+        stages = tuple(parse_stage(stage) for stage in told["stages"])
+        if stages != self.dataset.blend.stages:
+            strategy = "weighted" if stages != self._asked.stages else self._asked.strategy
+            self._use(replace(self._asked, stages=stages, strategy=strategy))
+        self._steps.go_to(told["epoch"], told["start"], told["position"])
+
+    def _use(self, blend: Blend) -> None:
+        self.dataset.blend = blend
+        self._changes += 1
+
+    def _order(self) -> dict[str, Any]:
+        """What a position is a position in, in the words of the user; computed once."""
+        if self._identity is None:
+            blend = self._asked
+            self._identity = {
+                "shuffle_seed": blend.seed,
+                "shuffle": self._steps.shuffle,
+                "weights": [stage.spelled() for stage in blend.stages] or "each example once",
+                "tokens": None if blend.num_tokens is None else list(blend.num_tokens),
+                "datasets": [
+                    [name, len(rows), digest_examples(rows)] for name, rows in self.dataset.datasets
+                ],
+            }
+        return self._identity
+
+    def _batches(self) -> Iterator[tuple[Any, Span]]:
+        """The batches from the run's position on, as PyTorch makes them or by our own loop."""
+        if self.num_workers or self.pin_memory:
+            # The batches come first: at their end PyTorch stops its workers.
+            return zip(super().__iter__(), self._steps.spans(self.position), strict=False)
+        return self._made_here(self._steps.steps(self.position))
+
+    def _made_here(
+        self, steps: Iterator[tuple[Integers, Integers, Span]]
+    ) -> Iterator[tuple[Any, Span]]:
+        if self.collate_fn is default_collate_fn:
+            columns = self.dataset.columns
+            for sources, samples, span in steps:
+                yield columns(sources.tolist(), samples.tolist()), span
+            return
+        read, collate = self.dataset.read, self.collate_fn
+        for sources, samples, span in steps:
+            yield collate(read(sources.tolist(), samples.tolist())), span
+
+    def _follow(self, turn: int, batches: Iterator[tuple[Any, Span]]) -> Iterator[Any]:
+        """Hand out batches, and move the run on with each."""
+        run, place, changes = self._steps, self.dataset.place, self._changes
+        while True:
+            newest = turn == run.turn
+            if not newest and self.persistent_workers:
+                raise PlanError(
+                    "A newer iteration of this DataLoader has taken its workers over. Finish one "
+                    "epoch before the next, or use persistent_workers=False."
+                )
+            if newest and changes != self._changes:
+                changes, batches = self._changes, self._batches()
+            try:
+                batch, span = next(batches)
+            except StopIteration:
+                run.finish(turn)
+                return
+            if newest:
+                place.position, run.last = span[2], span
+            yield batch
+
+
+def _checked(state: Any) -> dict[str, Any]:
+    """The state, if it is one and as it was written."""
+    kinds = {"epoch": int, "start": int, "position": int, "stages": list, "order": dict}
+    if not isinstance(state, Mapping) or "version" not in state:
+        raise ResumeError(f"{state!r:.80} is not the state of a multiplex DataLoader.")
+    if state["version"] != _VERSION:
+        raise ResumeError(
+            f"This state is of version {state['version']!r:.80}; this penstock reads version "
+            f"{_VERSION}. Resume with the penstock that wrote it, or a newer one."
+        )
+    told = {key: value for key, value in state.items() if key != "check"}
+    try:
+        intact = digest_json(told)[:16] == state.get("check")
+    except (TypeError, ValueError, RecursionError):
+        intact = False
+    if not intact or any(type(told.get(name)) is not kind for name, kind in kinds.items()):
+        raise ResumeError(
+            "This state was changed after it was written: its check does not match. Use the "
+            "checkpoint before it."
+        )
+    return told
+
+
+def _short(value: Any) -> str:
+    return f"{value!r:.200}"

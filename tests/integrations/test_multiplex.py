@@ -1,0 +1,431 @@
+"""The face: arguments, errors, statistics, what a batch holds."""
+
+import copy
+import inspect
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections import Counter, UserDict
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from penstock.errors import PlanError, SourceError
+from penstock.integrations.multiplex import (
+    MultiplexDataset,
+    create_multiplex_dataloader,
+    default_collate_fn,
+    get_dataset_stats,
+    print_dataloader_stats,
+)
+
+
+def examples(name, number, **more):
+    return [{"text": f"{name} {i}", "label": i, **more} for i in range(number)]
+
+
+@pytest.fixture
+def pairs():
+    return [("a", examples("a", 100)), ("b", examples("b", 50))]
+
+
+def same(batch):
+    return batch
+
+
+def test_the_signatures_are_those_of_the_code_they_replace():
+    told = {
+        "batch_size": 32,
+        "shuffle": True,
+        "num_workers": 0,
+        "pin_memory": False,
+        "prefetch_factor": None,
+        "persistent_workers": False,
+        "drop_last": False,
+        "sampling_strategy": "proportional",
+        "sampling_weights": None,
+        "collate_fn": None,
+        "shuffle_seed": 42,
+    }
+    parameters = inspect.signature(create_multiplex_dataloader).parameters
+    ordered = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    extras = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
+    dataset = list(inspect.signature(MultiplexDataset).parameters.values())[:4]
+
+    assert {p.name: p.default for p in ordered[1:]} == told
+    assert [p.name for p in ordered] == ["datasets", *told]
+    assert extras[:5] == [
+        "rank", "world_size", "timeout", "worker_init_fn", "multiprocessing_context",
+    ]  # fmt: skip
+    assert [(p.name, p.default) for p in dataset[1:]] == [
+        ("sampling_strategy", "proportional"),
+        ("sampling_weights", None),
+        ("shuffle_seed", 42),
+    ]
+
+
+def test_it_is_a_dataloader_with_the_attributes_people_ask_for(pairs):
+    loader = create_multiplex_dataloader(pairs, batch_size=8, drop_last=True)
+
+    assert isinstance(loader, DataLoader)
+    assert (loader.batch_size, loader.drop_last, loader.num_workers) == (8, True, 0)
+    assert isinstance(loader.dataset, MultiplexDataset)
+    assert loader.dataset.datasets == pairs
+    assert loader.dataset.datasets[0][1] is pairs[0][1]
+    assert len(loader) == 18
+    assert len(create_multiplex_dataloader(pairs, batch_size=8)) == 19
+
+
+def test_a_batch_says_where_each_example_came_from(pairs):
+    loader = create_multiplex_dataloader(pairs, batch_size=8)
+    batches = list(loader)
+
+    assert [len(batch["text"]) for batch in batches] == [8] * 18 + [6]
+    for batch in batches:
+        assert list(batch) == ["text", "label", "dataset_name", "dataset_idx"]
+        for text, name, number in zip(
+            batch["text"], batch["dataset_name"], batch["dataset_idx"], strict=True
+        ):
+            assert text.startswith(name + " ")
+            assert pairs[number][0] == name
+
+
+@pytest.mark.parametrize("strategy", ["proportional", "uniform", "weighted"])
+def test_the_length_is_the_number_of_examples_and_the_index_map_says_which(pairs, strategy):
+    weights = [3, 1] if strategy == "weighted" else None
+    dataset = MultiplexDataset(pairs, strategy, weights)
+
+    assert len(dataset) == len(dataset.index_map) == 150
+    assert (
+        list(dataset.index_map)
+        == dataset.index_map[:]
+        == [dataset.index_map[i] for i in range(150)]
+    )
+    for number in (0, 7, 149, -1, -150):
+        source, sample = dataset.index_map[number]
+        expected = {**pairs[source][1][sample], "dataset_name": "ab"[source], "dataset_idx": source}
+        assert dataset[number] == expected
+    for number in (150, -151):
+        with pytest.raises(IndexError, match="there are 150"):
+            dataset[number]
+
+
+def test_the_index_map_is_computed_and_not_stored():
+    class Endless:
+        def __len__(self):
+            return 10**12
+
+        def __getitem__(self, number):
+            return {"number": number}
+
+    dataset = MultiplexDataset([("huge", Endless()), ("small", [{"number": -1}])])
+    source, sample = dataset.index_map[5 * 10**11]
+
+    assert dataset[5 * 10**11] == {"number": sample, "dataset_name": "huge", "dataset_idx": source}
+    assert len(pickle.dumps(dataset.index_map)) < 5_000
+
+
+def test_a_plain_dataloader_can_use_the_dataset(pairs):
+    loader = DataLoader(
+        MultiplexDataset(pairs), batch_size=50, shuffle=True, collate_fn=default_collate_fn
+    )
+
+    seen = Counter(text for batch in loader for text in batch["text"])
+
+    assert seen == Counter(each["text"] for _, rows in pairs for each in rows)
+
+
+def test_the_users_examples_are_never_changed(pairs):
+    before = copy.deepcopy(pairs)
+
+    for batch in create_multiplex_dataloader(pairs, collate_fn=same):
+        for example in batch:
+            example["text"] = "mine"
+            example["new"] = 1
+    list(create_multiplex_dataloader(pairs))
+
+    assert pairs == before
+
+
+@pytest.mark.parametrize("key", ["dataset_name", "dataset_idx"])
+@pytest.mark.parametrize("collate", [None, len])
+def test_an_example_that_already_says_where_it_is_from_is_refused(key, collate):
+    rows = [*examples("a", 3), {"text": "x", "label": 1, key: "mine"}]
+    loader = create_multiplex_dataloader([("a", rows)], collate_fn=collate)
+
+    with pytest.raises(SourceError, match=f"Example 3 of \"a\" already has '{key}'"):
+        list(loader)
+
+
+@pytest.mark.parametrize("item", ["text", 7, None, ["a"]])
+def test_an_example_that_is_no_dict_is_refused(item):
+    for collate in (None, len):
+        loader = create_multiplex_dataloader([("a", [item])], collate_fn=collate)
+        with pytest.raises(SourceError, match=f'Example 0 of "a" is a {type(item).__name__}'):
+            list(loader)
+
+
+def test_other_mappings_and_sequences_that_read_many_at_once_will_do():
+    class Table:
+        def __init__(self):
+            self.asked = []
+
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, number):
+            raise AssertionError("one at a time")
+
+        def __getitems__(self, numbers):
+            self.asked.append(numbers)
+            return [{"n": number} for number in numbers]
+
+    table = Table()
+    pairs = [("table", table), ("dicts", [UserDict(n=-i) for i in range(10)])]
+    batches = list(create_multiplex_dataloader(pairs, batch_size=10))
+
+    assert sorted(n for batch in batches for n in batch["n"]) == sorted([*range(10), *range(-9, 1)])
+    assert len(table.asked) == 2
+
+
+def test_the_statistics_have_this_layout(capsys):
+    pairs = [("arc", range(2_300)), ("gsm8k", range(8_000)), ("mmlu", range(50))]
+    print_dataloader_stats(create_multiplex_dataloader(pairs))
+
+    assert capsys.readouterr().out == (
+        "======================================================================\n"
+        "Multiplex DataLoader Statistics\n"
+        "======================================================================\n"
+        "Number of datasets: 3\n"
+        "Total examples: 10,350\n"
+        "Sampling strategy: proportional\n"
+        "\n"
+        "Dataset Breakdown:\n"
+        "----------------------------------------------------------------------\n"
+        "Dataset                        Examples        Sampling %     \n"
+        "----------------------------------------------------------------------\n"
+        "arc                            2,300           22.22%\n"
+        "gsm8k                          8,000           77.29%\n"
+        "mmlu                           50              0.48%\n"
+        "======================================================================\n"
+    )
+
+
+def test_the_statistics_tell_the_weights_in_force(pairs):
+    def told(loader):
+        stats = get_dataset_stats(loader)
+        return stats["sampling_strategy"], [d["sampling_percentage"] for d in stats["datasets"]]
+
+    loader = create_multiplex_dataloader(pairs, sampling_weights=[7, 3], schedule={32: [1, 4]})
+
+    assert list(get_dataset_stats(loader)) == [
+        "num_datasets", "total_examples", "sampling_strategy", "datasets",
+    ]  # fmt: skip
+    assert get_dataset_stats(loader)["datasets"][1] == {
+        "name": "b", "size": 50, "sampling_percentage": 30.0,
+    }  # fmt: skip
+    assert told(create_multiplex_dataloader(pairs, sampling_strategy="uniform")) == (
+        "uniform", [50.0, 50.0],
+    )  # fmt: skip
+    assert told(loader) == ("weighted", [70.0, 30.0])
+    next(iter(loader))
+    assert told(loader) == told(loader.dataset) == ("weighted", [20.0, 80.0])
+    loader.set_weights({"a": 1, "b": 3})
+    assert told(loader) == ("weighted", [25.0, 75.0])
+
+
+@pytest.mark.parametrize("other", [[1, 2], DataLoader([1, 2]), None])
+def test_the_statistics_of_anything_else_are_a_type_error(other):
+    for function in (print_dataloader_stats, get_dataset_stats):
+        with pytest.raises(TypeError, match="create_multiplex_dataloader returned"):
+            function(other)
+
+
+REFUSED = {
+    "prefetch_factor is not valid with num_workers=0": {"prefetch_factor": 2},
+    "persistent_workers=True is not valid with num_workers=0": {"persistent_workers": True},
+    "timeout=5 is not valid with num_workers=0": {"timeout": 5},
+    "multiprocessing_context='spawn' is not valid": {"multiprocessing_context": "spawn"},
+    "prefetch_factor=0 must be 1 or more": {"prefetch_factor": 0, "num_workers": 1},
+    "num_workers=-1 and timeout=0 must be 0 or more": {"num_workers": -1},
+    "batch_size=0 must be 1 or more": {"batch_size": 0},
+    'is none of "proportional", "uniform", "weighted"': {"sampling_strategy": "random"},
+    "needs sampling_weights": {"sampling_strategy": "weighted"},
+    "Leave the weights out": {"sampling_strategy": "uniform", "sampling_weights": [1, 2]},
+    "has 3 numbers for 2 datasets": {"sampling_weights": [1, 2, 3]},
+    'weight of source "b" is -1': {"sampling_weights": [1, -1]},
+    'weight of source "a" is nan': {"sampling_weights": [float("nan"), 1]},
+    'weight of source "a" is inf': {"sampling_weights": [float("inf"), 1]},
+    "All 2 weights are 0": {"sampling_weights": [0, 0.0]},
+    'none for "b" and one for "c", which there is not': {"sampling_weights": {"a": 1, "c": 2}},
+    "sampler= is refused": {"sampler": [1, 2]},
+    "rank=1 and world_size=None go together": {"rank": 1},
+    "Rank 2 of 2 cannot be": {"rank": 2, "world_size": 2},
+    "are fewer than the 200 of one step": {"batch_size": 200, "drop_last": True},
+    "leave 1 for the last step": {"batch_size": 1, "rank": 0, "world_size": 149},
+    "schedule= needs shuffle=True": {
+        "schedule": {9: [1, 1]}, "sampling_weights": [1, 2], "shuffle": False,
+    },
+    "schedule has weights from example 0 on": {"schedule": {0: [1, 1]}, "sampling_weights": [1, 2]},
+    "Weights cannot change in a proportional loader": {"schedule": {9: [1, 1]}},
+    "lengths= makes weights shares of tokens": {"lengths": len},
+    'lengths has none for "b"': {"lengths": {"a": [1] * 100}, "sampling_weights": [1, 2]},
+    "lengths are for 1 datasets; there are 2": {
+        "lengths": [[1] * 100], "sampling_weights": [1, 2],
+    },
+    'lengths of "a": 2 numbers for 100 examples': {
+        "lengths": [[1, 2], [1] * 50], "sampling_weights": [1, 2],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("told", REFUSED)
+def test_what_cannot_be_is_a_value_error_that_says_so(pairs, told):
+    with pytest.raises(ValueError, match=r".") as caught:
+        create_multiplex_dataloader(pairs, **REFUSED[told])
+
+    assert told in str(caught.value)
+    assert isinstance(caught.value, PlanError)
+
+
+@pytest.mark.parametrize(
+    ("datasets", "told"),
+    [
+        ([], "datasets is empty"),
+        ([("a", [])], 'Dataset "a" is empty'),
+        ([("a", [1]), ("a", [2])], 'Two datasets are called "a"'),
+        ([("a", (i for i in "xy"))], "is a generator; a list of dicts"),
+        ([("a", "text")], "is a str; a list of dicts"),
+        ([("a", {"train": [1]})], "is a dict with the keys train"),
+        ([("", [1])], "is called ''"),
+        ([[1, 2, 3]], "datasets is a list of pairs"),
+        (7, "datasets is a list of pairs"),
+    ],
+)
+def test_datasets_that_cannot_be_mixed_are_refused(datasets, told):
+    with pytest.raises(ValueError, match=r".") as caught:
+        create_multiplex_dataloader(datasets)
+
+    assert told in str(caught.value)
+
+
+def test_on_windows_workers_are_taken_as_none_with_one_warning(pairs, monkeypatch):
+    from penstock.integrations import workers
+
+    monkeypatch.setattr(workers.os, "name", "nt")
+    with pytest.warns(UserWarning, match="num_workers=2 is taken as 0") as caught:
+        loader = create_multiplex_dataloader(
+            pairs, num_workers=2, prefetch_factor=2, persistent_workers=True
+        )
+    monkeypatch.undo()
+
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert loader.num_workers == 0
+    assert len(list(loader)) == 5
+
+
+def test_tensors_of_equal_shape_are_stacked_and_the_rest_are_lists():
+    pairs = [
+        (
+            "a",
+            [{"x": torch.ones(2), "y": torch.ones(i + 1), "z": torch.tensor(i)} for i in range(4)],
+        ),
+        ("b", [{"x": torch.zeros(2), "w": None} for _ in range(4)]),
+    ]
+    (batch,) = create_multiplex_dataloader(pairs, batch_size=8)
+    plain = default_collate_fn(MultiplexDataset(pairs).read([0, 0, 1], [0, 1, 2]))
+
+    assert set(batch) == {"x", "y", "z", "w", "dataset_name", "dataset_idx"}
+    assert batch["x"].shape == (8, 2)
+    assert sum(value is None for value in batch["z"]) == 4
+    assert plain["x"].tolist() == [[1, 1], [1, 1], [0, 0]]
+    assert [None if y is None else len(y) for y in plain["y"]] == [1, 2, None]
+    assert default_collate_fn(pairs[0][1])["z"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"a": 1, "b": 2}, {"b": 3, "a": 4}],
+        [{"a": 1, "b": 2}, {"a": 3, "c": 4}],
+        [{"a": 1}, {"a": 2}],
+        [{}, {"a": 1}],
+        [{"a": torch.ones(2), "b": 1}, {"a": torch.ones(2), "b": 2}],
+    ],
+)
+def test_the_quick_way_to_a_batch_gives_what_the_collate_function_gives(rows):
+    dataset = MultiplexDataset([("x", rows)])
+    quick, plain = dataset.columns([0, 0], [0, 1]), default_collate_fn(dataset.read([0, 0], [0, 1]))
+
+    assert list(quick) == list(plain)
+    assert str(quick) == str(plain)
+
+
+USES = {
+    "iteration": lambda batch: [*batch],
+    "an item": lambda batch: (batch[0], batch[-1], batch[1:3]),
+    "length": len,
+    "truth": bool,
+    "comparison": lambda batch: (batch == [], batch != [], list.__eq__([], [*batch])),
+    "comparison from the left": lambda batch: [{"text": "a 1"}] == batch,  # noqa: SIM300
+    "addition": lambda batch: (batch + [1], [1] + batch, batch * 2),  # noqa: RUF005
+    "appending": lambda batch: (batch.append(1), batch.extend([2]), batch.pop(0), len(batch)),
+    "sorting": lambda batch: (batch.sort(key=str), batch.reverse(), batch.index(batch[2])),
+    "repr": repr,
+    "json": json.dumps,
+    "pickle": lambda batch: pickle.loads(pickle.dumps(batch)),
+    "copies": lambda batch: (copy.copy(batch), copy.deepcopy(batch), batch.copy(), list(batch)),
+    "unpacking": lambda batch: (lambda *each: each)(*batch),
+    "tuple": tuple,
+    "membership": lambda batch: ({} in batch, batch.count({})),
+    "extending another": lambda batch: [*[1], *batch][:3],
+    "deletion": lambda batch: (batch.__delitem__(0), batch.__setitem__(0, 1), len(batch)),
+    "torch": lambda batch: torch.utils.data.default_collate([each["label"] for each in batch]),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_the_list_that_a_collate_function_gets_is_a_list_in_every_way(pairs, name):
+    loader = create_multiplex_dataloader(pairs, batch_size=5, collate_fn=same)
+    batch, use = next(iter(loader)), USES[name]
+    plain = [loader.dataset[number] for number in range(5)]
+
+    assert isinstance(batch, list)
+    assert str(use(batch)) == str(use(plain))
+    assert batch == plain
+
+
+def test_importing_it_needs_torch_and_numpy_only(python):
+    code = """
+import sys, penstock.integrations.multiplex
+print([name for name in sys.argv[1:] if name in sys.modules])
+"""
+    others = ["pyarrow", "gigatoken", "tokenizers", "tiktoken", "fsspec", "datasets", "lightning"]
+
+    assert python(code, *others).stdout == "[]\n"
+
+
+def test_the_demo_shows_all_strategies():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "penstock.integrations.multiplex"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+    )
+
+    assert done.returncode == 0, done.stderr
+    for line in (
+        "Sampling strategy: proportional",
+        "One epoch, 19 batches: 100 of dataset1, 50 of dataset2",
+        "One epoch, 19 batches: 75 of dataset1, 75 of dataset2",
+        "One epoch, 19 batches: 105 of dataset1, 45 of dataset2",
+        "Batch size: 8",
+        "Keys: ['text', 'label', 'dataset_name', 'dataset_idx']",
+    ):
+        assert line in done.stdout

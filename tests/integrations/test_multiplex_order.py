@@ -1,0 +1,529 @@
+"""The order: shares, epochs, ranks, workers, resuming, and weights that change."""
+
+import json
+import multiprocessing
+import os
+import time
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import PlanError, ResumeError
+from penstock.integrations.multiplex import create_multiplex_dataloader
+from penstock.testing import assert_resumable
+
+SIZES = {"a": 60, "b": 25, "c": 7}
+STRATEGIES = {
+    "proportional": {},
+    "uniform": {"sampling_strategy": "uniform"},
+    "weighted": {"sampling_weights": [0.5, 0.3, 0.2]},
+    "by name": {"sampling_weights": {"c": 1, "b": 2, "a": 3}},
+    "scheduled": {"sampling_weights": [8, 1, 1], "schedule": {40: [1, 1, 8], 130: [1, 0, 1]}},
+    "by tokens": {"sampling_weights": [1, 1, 1], "lengths": lambda example: 1 + example["n"] % 5},
+}
+
+
+def datasets(sizes=SIZES):
+    return [(name, [{"n": n} for n in range(size)]) for name, size in sizes.items()]
+
+
+def tensors(batch):
+    """A collate function for comparing: where from, and which."""
+    return {key: torch.tensor([each[key] for each in batch]) for key in ("dataset_idx", "n")}
+
+
+def make(**options):
+    return create_multiplex_dataloader(
+        datasets(), **{"batch_size": 4, "collate_fn": tensors, **options}
+    )
+
+
+def rows(batches):
+    return [
+        row
+        for batch in batches
+        for row in zip(batch["dataset_idx"].tolist(), batch["n"].tolist(), strict=True)
+    ]
+
+
+def worst(sources, weights):
+    """How far any prefix is from the weights, in examples, for any source."""
+    share = np.array(weights, dtype=float) / sum(weights)
+    drawn = np.cumsum(np.eye(len(weights))[sources], axis=0)
+    return np.abs(drawn - np.arange(1, len(sources) + 1)[:, None] * share).max()
+
+
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [
+        ({"sampling_strategy": "uniform"}, [1, 1, 1]),
+        ({"sampling_weights": [0.5, 0.3, 0.2]}, [0.5, 0.3, 0.2]),
+        ({"sampling_weights": [7, 3, 0]}, [7, 3, 0]),
+        ({"sampling_weights": [1, 1e-3, Fraction(1, 3)]}, [1, 1e-3, 1 / 3]),
+    ],
+)
+def test_every_prefix_of_100_000_draws_is_within_two_examples_of_the_shares(options, weights):
+    loader = make(batch_size=92, **options)
+    drawn = []
+    while len(drawn) < 100_000:
+        drawn += [source for batch in loader for source in batch["dataset_idx"].tolist()]
+
+    assert worst(drawn, weights) <= 2
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("name", ["uniform", "weighted"])
+def test_a_source_goes_on_in_the_next_epoch_and_repeats_only_when_exhausted(name, drop_last):
+    loader = make(drop_last=drop_last, batch_size=10, **STRATEGIES[name])
+    drawn = rows(batch for _ in range(12) for batch in loader)
+
+    for source, size in enumerate(SIZES.values()):
+        numbers = [n for each, n in drawn if each == source]
+        for start in range(0, len(numbers), size):
+            whole = numbers[start : start + size]
+            assert len(set(whole)) == len(whole)
+
+
+def test_proportional_reads_each_example_once_an_epoch_in_a_new_order():
+    loader = make()
+    epochs = [rows(loader) for _ in range(4)]
+
+    everything = [(s, n) for s, size in enumerate(SIZES.values()) for n in range(size)]
+    assert all(sorted(epoch) == everything for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    assert epochs[0] == list(loader.dataset.index_map)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_without_shuffle_every_epoch_is_the_first(name):
+    if name == "scheduled":
+        return
+    loader, shuffled = make(shuffle=False, **STRATEGIES[name]), make(**STRATEGIES[name])
+    first = rows(loader)
+
+    assert first == rows(loader) == rows(shuffled)
+    assert first != rows(shuffled)
+    assert first == list(loader.dataset.index_map)
+    assert first != rows(make(shuffle=False, shuffle_seed=43, **STRATEGIES[name]))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_run_is_resumed_exactly_on_any_number_of_ranks(name):
+    def loader(rank, world_size):
+        return make(
+            batch_size=12 // world_size, rank=rank, world_size=world_size, **STRATEGIES[name]
+        )
+
+    assert_resumable(loader, world_sizes=(1, 2, 3, 4))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker")
+@pytest.mark.parametrize("name", ["proportional", "scheduled"])
+def test_a_run_is_resumed_exactly_on_any_number_of_workers(name):
+    def loader(prefetch):
+        return make(batch_size=8, num_workers=prefetch, **STRATEGIES[name])
+
+    assert_resumable(loader, prefetch=(0, 1, 3), stops=(3, 12))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_give_the_same_batches_however_they_are_started(method):
+    loader = make(
+        num_workers=2,
+        multiprocessing_context=method,
+        persistent_workers=True,
+        sampling_strategy="uniform",
+        batch_size=16,
+    )
+    plain = make(sampling_strategy="uniform", batch_size=16)
+
+    for _ in range(3):
+        assert rows(loader) == rows(plain)
+        assert loader.state_dict() == plain.state_dict()
+
+
+def test_state_counts_batches_handed_out_and_not_those_made_ahead():
+    loader = make(num_workers=2, prefetch_factor=4)
+    batches = iter(loader)
+    for step in range(1, 4):
+        next(batches)
+        assert loader.state_dict()["position"] == loader.position == 4 * step
+
+
+def test_a_state_crosses_epochs_and_is_small_json():
+    loader, steps, states = make(sampling_weights=[3, 2, 1]), [], []
+    for _ in range(3):
+        for batch in loader:
+            steps.append(rows([batch]))
+            states.append(json.dumps(loader.state_dict()))
+    for stop in (0, 11, 22, 23, 40, 68):
+        resumed = make(sampling_weights=[3, 2, 1], batch_size=4)
+        resumed.load_state_dict(json.loads(states[stop]))
+        rest = [rows([batch]) for _ in range(3) for batch in resumed]
+        assert rest[: len(steps) - stop - 1] == steps[stop + 1 :]
+    assert max(map(len, states)) < 1_000
+
+
+def test_the_state_of_the_last_batch_ends_its_epoch_as_the_run_would_have():
+    loader = make()
+    list(zip(range(len(loader)), loader, strict=False))  # never asked for one batch more
+    state, resumed = loader.state_dict(), make()
+    resumed.load_state_dict(state)
+
+    assert (state["epoch"], state["position"]) == (0, 92)
+    assert list(resumed) == []
+    assert resumed.epoch == 1
+    assert len(list(resumed)) == len(loader)
+
+
+def test_a_batch_size_may_change_on_resume_and_the_sequence_stays():
+    whole = rows(make(batch_size=92, **STRATEGIES["weighted"]))
+    loader = make(batch_size=5, **STRATEGIES["weighted"])
+    batches = iter(loader)
+    head = rows([next(batches) for _ in range(7)])
+    other = make(batch_size=16, **STRATEGIES["weighted"])
+    other.load_state_dict(loader.state_dict())
+
+    assert head + rows(other) == whole
+
+
+def test_an_epoch_that_was_left_is_not_gone_back_to():
+    loader, whole = make(), make()
+    next(iter(loader))
+    first, second = rows(whole), rows(whole)
+
+    assert rows(loader) == second != first
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_ranks_together_read_what_one_process_reads(world_size, drop_last):
+    options = {"drop_last": drop_last, "batch_size": 4}
+    ranks = [make(rank=r, world_size=world_size, **options) for r in range(world_size)]
+    one = make(**{**options, "batch_size": 4 * world_size})
+    for _ in range(2):
+        steps = [rows(step) for step in zip(*ranks, strict=True)]
+        assert steps == [rows([batch]) for batch in one]
+    assert len({len(each) for each in ranks}) == 1
+    assert len({json.dumps(each.state_dict()) for each in [*ranks, one]}) == 1
+
+
+def in_group(rank, world_size, path, results):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{path}", rank=rank, world_size=world_size
+    )
+    results.put((rank, rows(make())))
+    torch.distributed.destroy_process_group()
+
+
+def test_rank_and_world_size_come_from_torch_distributed(tmp_path):
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    processes = [
+        context.Process(target=in_group, args=(rank, 2, tmp_path / "group", results))
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    found = dict(results.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join(60)
+
+    assert sorted(found[0] + found[1]) == sorted(rows(make()))
+    assert found[0] == rows(make(rank=0, world_size=2))
+
+
+def test_a_tool_that_deals_examples_to_ranks_sees_that_it_is_done():
+    loader = make(rank=1, world_size=2)
+
+    assert isinstance(loader.sampler, torch.utils.data.distributed.DistributedSampler)
+    epochs = [rows(loader) for _ in range(3)]
+    loader.sampler.set_epoch(1)
+    assert rows(loader) == epochs[1]
+    loader.sampler.set_epoch(2)  # which is next anyhow
+    assert rows(loader) == epochs[2]
+    with pytest.raises(PlanError, match="epoch=-1 cannot be"):
+        loader.sampler.set_epoch(-1)
+
+
+@pytest.mark.parametrize("options", [{"shuffle": False}, {"sampling_strategy": "uniform"}])
+def test_set_epoch_goes_forward_and_back(options):
+    loader = make(drop_last=True, batch_size=10, **options)
+    epochs = [rows(loader) for _ in range(4)]
+    for epoch in (2, 0, 3):
+        loader.sampler.set_epoch(epoch)
+        assert loader.epoch == epoch
+        assert rows(loader) == epochs[epoch]
+    next(iter(loader))
+    loader.sampler.set_epoch(loader.epoch)  # the one that was left, once more
+    assert len(rows(loader)) == len(epochs[0])
+    plain = make(**options)
+    plain.sampler.set_epoch(1)
+    assert plain.position == (0 if "shuffle" in options else 92)
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "persistent_workers": True}])
+def test_a_curriculum_by_set_weights_repeats_and_loses_nothing(workers):
+    sizes = {"easy": 400, "hard": 400}
+    loader = create_multiplex_dataloader(
+        datasets(sizes), batch_size=8, sampling_weights=[0.8, 0.2], collate_fn=tensors, **workers
+    )
+    early, late, batches = [], [], iter(loader)
+    for _ in range(20):
+        early += rows([next(batches)])
+    loader.set_weights([0.2, 0.8])
+    for _ in range(40):
+        late += rows([next(batches)])
+
+    assert worst([source for source, _ in early], [8, 2]) <= 2
+    assert worst([source for source, _ in late], [2, 8]) <= 2
+    assert len(set(early + late)) == len(early + late) == 480
+    scheduled = create_multiplex_dataloader(
+        datasets(sizes),
+        batch_size=8,
+        sampling_weights=[0.8, 0.2],
+        schedule={160: [0.2, 0.8]},
+        collate_fn=tensors,
+    )
+    assert rows(scheduled)[:480] == early + late
+
+
+def test_a_curriculum_of_two_loaders_needs_no_strategy():
+    sizes = {"easy": 100, "hard": 100}
+    for weights in ([0.8, 0.2], [0.2, 0.8]):
+        loader = create_multiplex_dataloader(
+            datasets(sizes), sampling_weights=weights, collate_fn=tensors
+        )
+        counts = Counter(source for source, _ in rows(loader))
+        assert [counts[0] / 200, counts[1] / 200] == weights
+
+
+def test_state_covers_weights_that_were_set():
+    def run(loader, steps):
+        batches = (batch for _ in range(9) for batch in loader)
+        return [rows([next(batches)]) for _ in range(steps)]
+
+    loader = make(sampling_strategy="uniform", batch_size=8)
+    batches = iter(loader)
+    for weights in ([5, 1, 1], {"a": 1, "b": 0, "c": Fraction(1, 3)}):
+        next(batches)
+        loader.set_weights(weights)
+    next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    resumed = make(sampling_strategy="uniform", batch_size=8)
+    resumed.load_state_dict(state)
+
+    assert resumed.state_dict() == state
+    assert resumed.dataset.sampling_strategy == "weighted"
+    rest = [rows([batch]) for batch in batches] + [rows([batch]) for batch in loader]
+    assert run(resumed, len(rest)) == rest
+
+
+def test_weights_set_without_shuffle_hold_in_every_epoch_to_come():
+    loader = make(shuffle=False, sampling_weights=[1, 1, 1], batch_size=46)
+    next(iter(loader))
+    loader.set_weights([1, 0, 0])
+
+    assert {source for source, _ in rows(loader)} == {0}
+    assert rows(loader) == rows(make(shuffle=False, sampling_weights=[1, 0, 0], batch_size=46))
+
+
+def test_weights_of_a_proportional_loader_cannot_be_set():
+    with pytest.raises(PlanError, match=r"the numbers of examples, \[60, 25, 7\], give the same"):
+        make().set_weights([1, 1, 1])
+
+
+def test_weights_by_tokens_are_exact_over_whole_epochs():
+    rng = np.random.default_rng(5)
+    lengths = {"short": rng.integers(1, 50, 300), "long": rng.integers(500, 2_000, 200)}
+    sizes = {name: len(each) for name, each in lengths.items()}
+    totals = [int(each.sum()) for each in lengths.values()]
+    loader = create_multiplex_dataloader(
+        datasets(sizes), sampling_weights=[0.25, 0.75], lengths=lengths, collate_fn=tensors
+    )
+    by_function = create_multiplex_dataloader(
+        datasets(sizes), sampling_weights=[0.25, 0.75], lengths=[*lengths.values()]
+    )
+    # As often as the tokens asked come to whole epochs of both: 30 of the long ones.
+    short_epochs = 30 * totals[1] / 3 / totals[0]
+    draws = round(30 * sizes["long"] + short_epochs * sizes["short"])
+    drawn = rows(batch for _ in range(draws // 500 + 1) for batch in loader)[:draws]
+    tokens = [0, 0]
+    for source, number in drawn:
+        tokens[source] += int([*lengths.values()][source][number])
+
+    assert abs(tokens[0] / sum(tokens) - 0.25) < 0.002
+    assert loader.state_dict()["order"] == by_function.state_dict()["order"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"shuffle_seed": 7}, "shuffle_seed 42 -> 7"),
+        ({"shuffle": False}, "shuffle True -> False"),
+        ({"sampling_weights": [1, 1, 2]}, r"weights \[\[0, \[1, 1, 1\]\]\] -> "),
+        ({"sampling_strategy": "proportional"}, "-> 'each example once'"),
+        ({"lengths": lambda example: 1 + example["n"]}, "tokens None -> "),
+    ],
+)
+def test_a_state_of_another_order_is_refused_with_what_changed(change, told):
+    state = make(sampling_strategy="uniform").state_dict()
+    options = {"sampling_strategy": "uniform", **change}
+    if "sampling_weights" in change:
+        del options["sampling_strategy"]
+
+    with pytest.raises(ResumeError, match=told):
+        make(**options).load_state_dict(state)
+
+
+def test_examples_are_told_apart_by_what_json_can_hold():
+    def digest(value):
+        pair = ("a", [{"x": value}])
+        return create_multiplex_dataloader([pair]).state_dict()["order"]["datasets"][0][2]
+
+    values = [1, "1", 1.5, float("nan"), None, [1], {"y": (1, 2)}, torch.ones(1)]
+    assert len({digest(value) for value in values}) == len(values)
+    assert digest(torch.ones(1)) == digest(torch.zeros(2))
+    assert digest(float("nan")) == digest(float("nan"))
+
+
+def test_other_examples_are_another_order():
+    state = make().state_dict()
+    changed = create_multiplex_dataloader(datasets({"a": 60, "b": 25, "c": 8}))
+    edited = datasets()
+    edited[0][1][0]["n"] = -1
+
+    for loader in (changed, create_multiplex_dataloader(edited)):
+        with pytest.raises(ResumeError, match="datasets "):
+            loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("key", ["epoch", "start", "position", "stages", "order", "check"])
+def test_a_state_that_was_edited_is_refused(key):
+    state = make().state_dict()
+
+    for wrong in ({**state, key: 5}, {k: v for k, v in state.items() if k != key}):
+        with pytest.raises(ResumeError, match="changed after it was written"):
+            make().load_state_dict(wrong)
+
+
+def test_what_is_no_state_or_of_another_version_is_refused():
+    for wrong in (None, [], {}, {"position": 3}):
+        with pytest.raises(ResumeError, match="is not the state of a multiplex DataLoader"):
+            make().load_state_dict(wrong)
+    with pytest.raises(ResumeError, match="is of version 2"):
+        make().load_state_dict({**make().state_dict(), "version": 2})
+
+
+def test_loading_data_leaves_the_global_generator_alone():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    list(make(num_workers=1))
+    list(make())
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_iterations_beside_each_other_are_the_next_epochs_and_the_newest_is_the_state():
+    loader, plain = make(batch_size=23), make(batch_size=23)
+    first, second = iter(loader), iter(loader)
+    together = [rows([next(each)]) for _ in range(4) for each in (first, second)]
+    expected = [rows([batch]) for _ in range(2) for batch in plain]
+
+    assert together[::2] + together[1::2] == expected
+    assert list(first) == list(second) == []
+    assert loader.position == 2 * 92
+
+
+def test_workers_that_a_newer_iteration_has_taken_over_are_not_asked_by_the_older():
+    loader = make(num_workers=1, persistent_workers=True)
+    older = iter(loader)
+    next(older)
+    newer = iter(loader)
+
+    with pytest.raises(PlanError, match="A newer iteration of this DataLoader"):
+        next(older)
+    assert len(list(newer)) == len(loader)
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    weights=st.lists(st.integers(0, 9), min_size=5, max_size=5),
+    batch_size=st.integers(1, 9),
+    stop=st.integers(0, 60),
+)
+def test_any_mixture_is_within_two_examples_and_goes_on_where_it_stopped(
+    sizes, weights, batch_size, stop
+):
+    chosen = weights[: len(sizes)]
+    if not any(chosen):
+        chosen[0] = 1
+    pairs = datasets({f"s{number}": size for number, size in enumerate(sizes)})
+
+    def loader():
+        return create_multiplex_dataloader(
+            pairs, batch_size=batch_size, sampling_weights=chosen, collate_fn=tensors
+        )
+
+    whole, part = loader(), loader()
+    steps = [batch for _ in range(3) for batch in whole]
+    stop = min(stop, len(part) - 1)
+    list(zip(range(stop), part, strict=False))
+    rest = loader()
+    rest.load_state_dict(part.state_dict())
+
+    assert worst([source for source, _ in rows(steps)], chosen) <= 2
+    assert rows(batch for _ in range(3) for batch in rest)[: len(rows(steps[stop:]))] == rows(
+        steps[stop:]
+    )
+
+
+def test_the_first_batch_of_a_huge_dataset_is_there_at_once():
+    class Numbers:
+        def __len__(self):
+            return 10**12
+
+        def __getitem__(self, number):
+            return {"n": number}
+
+    pairs = [("huge", Numbers()), ("small", [{"n": -1}] * 7)]
+    for strategy in ("proportional", "uniform"):
+        loader = create_multiplex_dataloader(pairs, sampling_strategy=strategy)
+        begun = time.process_time()
+        batch = next(iter(loader))
+        assert time.process_time() - begun < 1
+        assert len(batch["n"]) == 32
+    assert batch["dataset_name"].count("small") == 16
+    state = loader.state_dict()
+    assert state["position"] == 32
+
+
+def test_a_worker_that_dies_is_told_and_the_state_is_still_good():
+    loader = make(num_workers=1, prefetch_factor=1, collate_fn=Fatal(), batch_size=23)
+    batches = iter(loader)
+    rows([next(batches)])
+    state = loader.state_dict()
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(batches)
+    resumed = make(batch_size=23)
+    resumed.load_state_dict(state)
+
+    assert rows(resumed) == rows(make())[23:]
+
+
+class Fatal:
+    """A collate function whose process ends at its second batch."""
+
+    calls = 0
+
+    def __call__(self, batch):
+        self.calls += 1
+        if self.calls > 1:
+            os._exit(1)
+        return tensors(batch)
