@@ -44,16 +44,14 @@ def test_batches_are_the_rows_that_the_plan_has_at_their_positions(windows, naiv
 def test_inputs_and_targets_are_views_of_one_buffer(windows):
     batch = Loader(windows, 8)[3]
 
-    assert (
-        batch["inputs"].untyped_storage().data_ptr()
-        == batch["targets"].untyped_storage().data_ptr()
-    )
+    assert batch["targets"].data_ptr() - batch["inputs"].data_ptr() == 8
+    assert torch.equal(batch["inputs"][:, 1:], batch["targets"][:, :-1])
 
 
 def test_a_batch_does_not_hold_the_memory_of_its_neighbours(windows):
     batch = next(iter(Loader(windows, 8)))
 
-    assert batch["inputs"].untyped_storage().nbytes() == 8 * (LENGTH + 1) * 8
+    assert batch["inputs"].untyped_storage().nbytes() <= 8 * (LENGTH + 1) * 8
 
 
 def test_a_tuple_holds_inputs_and_targets(windows):

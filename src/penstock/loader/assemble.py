@@ -5,6 +5,8 @@ than reading 32, and with many parts or sources far less: each is asked once a b
 ids stay as narrow as they are stored until the very end.
 """
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -17,21 +19,24 @@ from penstock.loader.fingerprint import combine, of_samples, of_tokens, source_k
 from penstock.loader.readahead import ReadAhead
 from penstock.order.plan import Plan
 from penstock.order.shard import PADDING, Shard
+from penstock.rows.gather import JoinedWindows
+from penstock.rows.loss import supervised
+from penstock.rows.pieces import Side
+from penstock.rows.windows import Windows
 
 __all__ = ["IDS", "IGNORED", "MOST_STEPS", "Assembler", "Block", "ReadableRows"]
 
 IGNORED = -100
 """The target that losses leave out."""
-IDS = ("tokens", "labels", "targets")
-"""The fields that hold ids, which are narrow until the very end; see `penstock.transform`."""
+IDS = ("tokens", "labels", "targets", "attention_mask")
+"""The fields that are narrow until the very end: ids (see `penstock.transform`), and a mask."""
 
-# So many rows are located at once: the arithmetic is vectorised, and cheap only in bulk.
-_LOCATED_ROWS = 8_192
 MOST_STEPS = 64
 """Steps of a block, at most."""
 # A block holds at most so many bytes of narrow ids; more does not fit the cache.
 _BLOCK_BYTES = 2 << 20
-_NOTHING: tuple[int, int, NDArray[np.int64]] = (0, 0, np.zeros((4, 0), np.int64))
+# So many blocks are located at once: the arithmetic is vectorised, and cheap only in bulk.
+_LOT_BLOCKS = 8
 
 
 class ReadableRows(Protocol):
@@ -64,6 +69,23 @@ class Block:
     extras: dict[str, NDArray[Any]]  # (rows, length) each
     located: NDArray[np.int64]  # (4, rows): source, epoch, sample, position
     fingerprints: list[int]
+    widths: list[int] | None  # of each step, where rows are padded to the widest of it
+
+
+@dataclass(frozen=True, slots=True)
+class _Lot:
+    """The rows of some steps, found and not yet read."""
+
+    first: int
+    stop: int  # the step after the last
+    edges: list[int]  # as in a block
+    spans: list[tuple[int, int]]
+    located: NDArray[np.int64]
+    values: NDArray[np.uint64] | None
+    """What each row adds to a fingerprint, where that is known before it is read."""
+
+
+_NOTHING = _Lot(0, 0, [0], [], np.zeros((4, 0), np.int64), None)
 
 
 class Assembler:
@@ -83,18 +105,24 @@ class Assembler:
         self.end = end
         self._by_tokens = by_tokens
         self._rows: list[ReadableRows] = _readable(plan)
+        self._joined = _join(self._rows)
         self._ahead = ReadAhead(self._rows, read_ahead)
         self.length = self._rows[0].length
+        self.whole_documents = any(hasattr(each, "whole_documents") for each in self._rows)
+        """Whether some rows begin a document, so that their first token is no target."""
+        self.side: Side | None = _padded_side(self._rows)
+        """Where rows are padded, if they are padded to the widest of a step."""
         self._keys = source_keys(plan.names)
-        self._cache = _NOTHING
+        self._lot = _NOTHING
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": _NOTHING}  # a quarter of a megabyte, quickly made
+        return {**self.__dict__, "_lot": _NOTHING}  # a quarter of a megabyte, quickly made
 
     def sharing(self, shard: Shard) -> Self:
         """One that reads the same plan in other steps; the sources are not looked at again."""
         other = copy(self)
         other.shard = shard
+        other._lot = _NOTHING
         return other
 
     def block(self, first_step: int, last_step: int, most: int = MOST_STEPS) -> Block:
@@ -105,45 +133,74 @@ class Assembler:
             last_step: The step before which the run ends.
             most: No more steps than these; fewer are ready sooner.
         """
-        num_steps, rows = self._num_steps(first_step, min(last_step, first_step + most))
-        upto = last_step if most >= MOST_STEPS else first_step + num_steps
-        located = self._located(first_step, first_step + num_steps, upto)
-        if self._ahead.begin() and first_step + num_steps < last_step:
-            following = first_step + num_steps
-            stop = following + self._num_steps(following, last_step)[0]
-            self._ahead.name(self._located(following, stop, last_step))
-        edges = np.concatenate(([0], np.cumsum(rows[:num_steps]))).tolist()
-        starts, sizes = self.shard.steps.spans(first_step, first_step + num_steps)
-        spans = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
+        lot, stop = self._steps(first_step, last_step, most)
+        rows = slice(lot.edges[first_step - lot.first], lot.edges[stop - lot.first])
+        located = lot.located[:, rows]
+        if self._ahead.begin() and stop < last_step:
+            # As many as the next block will have: of a run's first batch, nothing is waited for.
+            self._name(stop, last_step, 4 * most)
         tokens, targets, extras = self.read(located)
         self._ahead.end()
-        values = (
-            of_tokens(tokens, targets, located[3])
-            if self._by_tokens
-            else of_samples(self._keys[located[0]], located[1], located[2], located[3])
+        values = of_tokens(tokens, targets, located[3]) if lot.values is None else lot.values[rows]
+        if lot.values is None:
+            values[located[3] == PADDING] = 0
+        edges = [edge - rows.start for edge in lot.edges[first_step - lot.first : stop - lot.first]]
+        return Block(
+            first_step,
+            [*edges, rows.stop - rows.start],
+            lot.spans[first_step - lot.first : stop - lot.first],
+            tokens,
+            targets,
+            extras,
+            located,
+            combine(values, edges),
+            self._widths(first_step, stop) if self.side else None,
         )
-        values[located[3] == PADDING] = 0
-        fingerprints = combine(values, edges[:-1])
-        return Block(first_step, edges, spans, tokens, targets, extras, located, fingerprints)
 
-    def _num_steps(self, first: int, last: int) -> tuple[int, NDArray[np.int64]]:
-        """How many steps from `first` on make a block, and the rows of each of some steps."""
-        rows = self.shard.rows(first, min(last, first + MOST_STEPS))
+    def _name(self, first: int, last: int, most: int) -> None:
+        """Tell the disk which rows the block after this one will want."""
+        lot, stop = self._steps(first, last, most)
+        rows = slice(lot.edges[first - lot.first], lot.edges[stop - lot.first])
+        self._ahead.name(lot.located[:, rows])
+
+    def _widths(self, first: int, stop: int) -> list[int]:
+        """The width of the widest row of each step, on all ranks: so that their shapes agree."""
+        everyone = type(self.shard)(self.shard.steps)
+        rows = everyone.rows(first, stop)
+        located = self._locate(everyone.positions(first, stop, end=self.end))
+        widths = np.zeros(located.shape[1], np.int64)
+        for number in np.unique(located[0]).tolist():
+            chosen = (located[0] == number) & (located[3] != PADDING)
+            source: Any = self._rows[number]
+            widths[chosen] = source.widths(located[2, chosen])
+        widest: list[int] = np.maximum.reduceat(widths, np.cumsum(rows) - rows).tolist()
+        return widest
+
+    def _steps(self, first: int, last: int, most: int) -> tuple[_Lot, int]:
+        """A lot that holds the steps of the block from `first` on, and the step after it."""
         size = max(1, _BLOCK_BYTES // (2 * (self.length + 1)))
-        return max(1, int(np.searchsorted(np.cumsum(rows), size, side="right"))), rows
+        lot = self._lot
+        if not lot.first <= first < lot.stop:
+            rows = max(1, int(self.shard.rows(first, first + 1)[0]))
+            blocks = _LOT_BLOCKS if most >= MOST_STEPS else 1  # the first of a run is wanted soon
+            ahead = blocks * max(1, min(most, size // rows))
+            lot = self._locate_steps(first, min(last, first + ahead))
+            if lot.stop - first > 1:  # otherwise asked for in passing
+                self._lot = lot
+        begin = first - lot.first
+        full = bisect_right(lot.edges, lot.edges[begin] + size) - 1
+        return lot, min(last, lot.stop, first + most, lot.first + max(begin + 1, full))
 
-    def _located(self, first: int, stop: int, last: int) -> NDArray[np.int64]:
-        """Source, epoch, sample and position of this rank's rows in some steps."""
-        begin, end, kept = self._cache
-        if not begin <= first < stop <= end:
-            ahead = max(1, _LOCATED_ROWS // max(1, int(self.shard.rows(first, first + 1)[0])))
-            begin, end = first, max(stop, min(last, first + ahead))
-            kept = self._locate(self.shard.positions(begin, end, end=self.end))
-            if last > stop:  # otherwise asked for in passing, or at the beginning of a run
-                self._cache = (begin, end, kept)
-        offsets = np.cumsum(self.shard.rows(begin, stop))
-        low = int(offsets[first - begin - 1]) if first > begin else 0
-        return kept[:, low : int(offsets[-1])]
+    def _locate_steps(self, first: int, stop: int) -> _Lot:
+        located = self._locate(self.shard.positions(first, stop, end=self.end))
+        values = None
+        if not self._by_tokens:
+            values = of_samples(self._keys[located[0]], located[1], located[2], located[3])
+            values[located[3] == PADDING] = 0
+        starts, sizes = self.shard.steps.spans(first, stop)
+        edges = np.concatenate(([0], np.cumsum(self.shard.rows(first, stop)))).tolist()
+        spans = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
+        return _Lot(first, stop, edges, spans, located, values)
 
     def _locate(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         located = np.zeros((4, len(positions)), np.int64)
@@ -164,6 +221,8 @@ class Assembler:
         if (numbers == first).all():
             parts: list[tuple[Any, dict[str, NDArray[Any]]]]
             parts = [(slice(None), _read(self._rows[first], located))]
+        elif self._joined is not None:
+            parts = [(slice(None), {"tokens": self._joined.read(numbers, located[2])})]
         else:
             order = np.argsort(numbers, kind="stable")
             cuts = np.flatnonzero(np.diff(numbers[order])) + 1
@@ -171,12 +230,15 @@ class Assembler:
                 (rows, _read(self._rows[int(numbers[rows[0]])], located[:, rows]))
                 for rows in np.split(order, cuts)
             ]
-        fields = _scattered(parts, len(numbers))
+        fields = _scattered(parts, len(numbers), whole_documents=self.whole_documents)
         tokens = fields.pop("tokens")
         targets = self._targets(fields.pop("num_targets", None), positions, tokens)
-        mask = fields.pop("target_mask", None)
-        if mask is not None:
-            targets = mask.astype(bool) if targets is None else targets & mask.astype(bool)
+        masks = [fields.pop("target_mask", None), fields.pop("same_document", None)]
+        if "labels" in fields:  # what a place predicts of itself crosses no border
+            masks.pop()
+        for mask in masks:
+            if mask is not None:
+                targets = mask.astype(bool) if targets is None else targets & mask.astype(bool)
         return tokens, targets, fields
 
     def _targets(
@@ -206,6 +268,20 @@ def _read(rows: Any, located: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
     return fields
 
 
+def _join(rows: Sequence[Any]) -> JoinedWindows | None:
+    """All sources in one, if each is nothing but full windows over ids of one tokenizer."""
+    plain = all(
+        type(each) is Windows
+        and not each.borders
+        and not each.stream.has_loss
+        and each.num_tokens == len(each) * each.length
+        for each in rows
+    )
+    if len(rows) < 2 or not plain or len({each.tokenizer_digest for each in rows}) > 1:
+        return None
+    return JoinedWindows(rows)
+
+
 def _readable(plan: Plan) -> list[ReadableRows]:
     """The rows of a plan, if they can share a batch."""
     found: list[Any] = [plan.sources[name] for name in plan.names]
@@ -230,11 +306,19 @@ def _readable(plan: Plan) -> list[ReadableRows]:
             "id would mean different text, so they cannot share a batch. Build them with one "
             "tokenizer."
         )
-    return found
+    return [supervised(name, rows) for name, rows in zip(plan.names, found, strict=True)]
+
+
+def _padded_side(found: list[Any]) -> Side | None:
+    """Where rows are padded that are as wide as they must be; None where some are not so."""
+    sides = {rows.side if hasattr(rows, "widths") else None for rows in found}
+    if len(sides - {None}) > 1:
+        raise PlanError("Some sources of this plan are padded on the left and others on the right.")
+    return sides.pop() if len(sides) == 1 else None
 
 
 def _scattered(
-    parts: list[tuple[Any, dict[str, NDArray[Any]]]], num_rows: int
+    parts: list[tuple[Any, dict[str, NDArray[Any]]]], num_rows: int, *, whole_documents: bool
 ) -> dict[str, NDArray[Any]]:
     """The fields of several sources' rows, each row at its own place."""
     if len(parts) == 1:
@@ -243,7 +327,7 @@ def _scattered(
     gathered = {}
     for name in sorted(names):
         found = [
-            (rows, fields[name] if name in fields else _unsaid(name, fields))
+            (rows, fields[name] if name in fields else _unsaid(name, fields, whole_documents))
             for rows, fields in parts
         ]
         arrays = [values for _, values in found if values is not None]
@@ -256,11 +340,19 @@ def _scattered(
     return gathered
 
 
-def _unsaid(name: str, fields: dict[str, NDArray[Any]]) -> NDArray[Any] | None:
-    """What holds for rows that do not give a field, where that is known: all targets count."""
+def _unsaid(
+    name: str, fields: dict[str, NDArray[Any]], whole_documents: bool
+) -> NDArray[Any] | None:
+    """What holds for rows that do not give a field, where that is known: all targets count.
+
+    Beside rows of whole documents, a row without borders is one piece, as it is by itself.
+    """
     following = fields["tokens"][:, 1:]
     if name == "num_targets":
         return np.full(len(following), following.shape[1])
-    if name == "target_mask":
+    if name in ("target_mask", "same_document"):
         return np.ones(following.shape, bool)
+    if whole_documents and name in ("document_ids", "position_ids"):
+        columns = np.arange(following.shape[1], dtype=np.int32) * (name == "position_ids")
+        return np.broadcast_to(columns, following.shape)
     return following if name == "targets" else None

@@ -39,20 +39,20 @@ class Shape:
             raise PlanError('ids=True needs names for what it adds; use format="dict".')
         self.format = format
         self.ids = ids
-        self._length = length
-        self._lengths = sorted((lengths or {}).items())
-        for position, each in self._lengths:
+        self.length = length
+        self.lengths = sorted((lengths or {}).items())
+        for position, each in self.lengths:
             if each < 1 or length % each:
                 raise PlanError(
-                    f"lengths={dict(self._lengths)} asks for rows of {each:,} tokens from position "
+                    f"lengths={dict(self.lengths)} asks for rows of {each:,} tokens from position "
                     f"{position:,} on; rows of {length:,} are cut into equal ones, so it must "
                     "divide that."
                 )
 
     def length_at(self, position: int) -> int:
         """The length of rows in a batch that begins at `position`."""
-        found = self._length
-        for start, length in self._lengths:
+        found = self.length
+        for start, length in self.lengths:
             if start > position:
                 break
             found = length
@@ -84,7 +84,7 @@ class Shape:
         elif not shifted:
             # Code for these models writes -100 into labels; the inputs must not change with them.
             targets = targets.clone()
-        if length != self._length:
+        if length != self.length:
             inputs, targets = inputs.reshape(-1, length), targets.reshape(-1, length)
         if self.format == "tuple":
             if tensors:

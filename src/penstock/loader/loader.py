@@ -5,20 +5,22 @@ out is a function of that number, so there is nothing else to save, to restore o
 out of step: no worker processes, no shuffle buffer, no random state.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from itertools import count
 from operator import index
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal
 
 import torch
 
 from penstock.errors import PlanError, ResumeError
-from penstock.loader.assemble import IDS, MOST_STEPS, Assembler, Block
-from penstock.loader.batch import Format, Shape, host_tensors
+from penstock.loader.arguments import batch_sizes, budgeted, plan_of, run_end, steps_of, topology
+from penstock.loader.assemble import MOST_STEPS, Assembler, Block
+from penstock.loader.batch import Format, Shape
 from penstock.loader.device import DeviceCopy
 from penstock.loader.log import FingerprintLog
+from penstock.loader.make import Made, Maker
 from penstock.loader.prefetch import Ahead
 from penstock.loader.state import check_state, identify, position_in, write_state
 from penstock.order.integers import END
@@ -27,18 +29,9 @@ from penstock.order.shard import Shard
 from penstock.order.shuffle import Block as ShuffleBlock
 from penstock.order.shuffle import Mode
 from penstock.order.steps import Steps
+from penstock.rows.budget import Budget, BudgetShard, BudgetSteps
 
 __all__ = ["Loader", "Made"]
-
-
-class Made(NamedTuple):
-    """A batch that is ready to be handed out."""
-
-    step: int
-    stop: int  # the position after it
-    batch: Any
-    fingerprint: int
-    finish: Callable[[], None] | None  # what is left to do, on the reader's thread
 
 
 class Loader:
@@ -50,7 +43,7 @@ class Loader:
 
     def __init__(  # noqa: PLR0913  (the object every user makes: flat keywords read best)
         self,
-        rows: Plan | Rows,
+        rows: Plan | Budget | Rows,
         batch_size: int | None = None,
         *,
         global_batch_size: int | Mapping[int, int] | None = None,
@@ -74,7 +67,8 @@ class Loader:
         """A loader over a plan, or over rows alone.
 
         Args:
-            rows: A `Plan`, or rows to make one of with `seed` and `shuffle`.
+            rows: A `Plan`, or rows to make one of with `seed` and `shuffle`; or a plan with a
+                `Budget`, which then takes the place of a batch size.
             batch_size: Rows a step on this rank.
             global_batch_size: Rows a step on all ranks together, instead; or sizes by the
                 position from which each is in force. Must divide by `world_size`.
@@ -100,16 +94,16 @@ class Loader:
             fingerprint: Of which rows they are, or of their tokens.
             fingerprint_log: A file to which each step's fingerprint is added.
         """
-        self.plan = _plan(rows, seed, shuffle)
-        self.rank, self.world_size = _topology(rank, world_size)
-        self._sizes = _batch_sizes(batch_size, global_batch_size, self.world_size)
+        self.plan = plan_of(rows, seed, shuffle)
+        self.rank, self.world_size = topology(rank, world_size)
+        sizes = budgeted if isinstance(rows, Budget) else batch_sizes
+        self._sizes = sizes(batch_size, global_batch_size, self.world_size)
         self._drop_last = drop_last
-        self._end = _run_end(self.plan, self._sizes, epochs, steps)
+        self._end = run_end(self.plan, self._sizes, epochs, steps)
         self._position = 0
         self._taken_over = 0
-        self._reader: Ahead[list[Made]] | None = None
+        self._reader: Ahead[Iterable[Made]] | None = None
         self._prefetch = prefetch
-        self._narrow = narrow
         self.device = torch.device(device) if device is not None else torch.device("cpu")
         if fingerprint not in ("samples", "tokens"):
             raise PlanError(f'fingerprint={fingerprint!r} is not "samples" or "tokens".')
@@ -120,7 +114,7 @@ class Loader:
                 "narrow=True gives rows as they are stored, and nothing is made of them: it does "
                 f"not go with format={format!r} and lengths={lengths}."
             )
-        self._steps = Steps(self._sizes)
+        self._steps = steps_of(self.plan, self._sizes)
         self._assembler = Assembler(
             self.plan,
             self._shard(),
@@ -129,17 +123,32 @@ class Loader:
             read_ahead=read_ahead,
         )
         self._layout()
+        if lengths and self._assembler.side:
+            raise PlanError(
+                f"lengths={lengths} cuts rows of one length; these are as long as their documents."
+            )
         self.shape = Shape(format, self._assembler.length, lengths, ids=ids)
+        self._maker = Maker(
+            self.shape,
+            self.device,
+            narrow=narrow,
+            end=self._end,
+            side=self._assembler.side,
+            whole_documents=self._assembler.whole_documents,
+        )
         self._log = FingerprintLog(fingerprint_log) if fingerprint_log is not None else None
         self.fingerprint: int | None = None
         """Of the batch handed out last, on this rank; the sum over ranks is the same for any."""
 
     def _shard(self) -> Shard:
-        return Shard(self._steps, rank=self.rank, world_size=self.world_size)
+        steps: Any = self._steps
+        kind: Any = BudgetShard if isinstance(steps, BudgetSteps) else Shard
+        shard: Shard = kind(steps, rank=self.rank, world_size=self.world_size)
+        return shard
 
     def _layout(self) -> None:
         """Lay out the steps: from 0, or where no step begins at the position, from there."""
-        steps = Steps(self._sizes)
+        steps = steps_of(self.plan, self._sizes, self._position)
         ended = self._end is not None and self._position >= self._end
         aligned = ended or (
             self._position < END and steps.span(steps.at(self._position))[0] == self._position
@@ -195,7 +204,7 @@ class Loader:
     def make(self, step: int) -> "Made":
         """The batch of a step with its fingerprint and the position after it."""
         copy = DeviceCopy(self.device) if self.device.type == "cuda" else None
-        made = next(self._batches(self._block(step, step + 1), copy))
+        made = next(self._maker.batches(self._block(step, step + 1), copy))
         if made.finish is not None:
             made.finish()
         return made
@@ -262,7 +271,7 @@ class Loader:
         if self._log:
             self._log.add(made.step, made.stop, made.fingerprint)
 
-    def _made(self, first: int, copy: DeviceCopy | None) -> Iterator[list[Made]]:
+    def _made(self, first: int, copy: DeviceCopy | None) -> Iterator[Iterable[Made]]:
         """Finished batches, a block at a time."""
         last = self._num_steps if self._num_steps is not None else 2**62
         step = first
@@ -270,11 +279,12 @@ class Loader:
         while step < last:
             block = self._block(step, last, most)
             most = min(4 * most, MOST_STEPS)
+            batches = self._maker.batches(block, copy)
             if copy is not None:
                 # One by one: what is on its way to the device is what was asked to be ahead.
-                yield from ([made] for made in self._batches(block, copy))
+                yield from ([made] for made in batches)
             else:
-                yield list(self._batches(block))
+                yield batches
             step += len(block.spans)
 
     def _block(self, first: int, last: int, most: int = MOST_STEPS) -> Block:
@@ -287,33 +297,6 @@ class Loader:
                 f"rank {self.rank} of {self.world_size}."
             )
             raise
-
-    def _batches(self, block: Block, copy: DeviceCopy | None = None) -> Iterator[Made]:
-        """The batches of a block, one a step."""
-        finish = None
-        on_host = self.device.type == "cpu"
-        for number, (start, stop) in enumerate(block.spans):
-            length = self.shape.length_at(start)
-            dress = _as_they_are if self._narrow else partial(self.shape.dress, length=length)
-            arrays = host_tensors(block, number, ids=self.shape.ids, length=length)
-            if copy is not None:
-                batch, finish = copy.put(arrays, dress, narrow=self._narrow)
-            else:
-                if not self._narrow:
-                    # Batch by batch: memory of this size is used again by the next one, where
-                    # a whole block would be new pages every time, at several times the cost.
-                    arrays |= {name: arrays[name].astype("int64") for name in IDS if name in arrays}
-                tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-                if not on_host:
-                    tensors = {name: each.to(self.device) for name, each in tensors.items()}
-                batch = dress(tensors)
-            yield Made(
-                block.first_step + number,
-                stop if self._end is None else min(stop, self._end),
-                batch,
-                block.fingerprints[number],
-                finish,
-            )
 
     def seek(self, position: int) -> None:
         """Go to a position of the global order; the next batch begins there."""
@@ -368,74 +351,3 @@ class Loader:
         from penstock.loader.dataloader import as_dataloader
 
         return as_dataloader(self, num_workers=num_workers, **options)
-
-
-def _as_they_are(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return tensors
-
-
-def _plan(rows: Plan | Rows, seed: int | None, shuffle: Mode | ShuffleBlock | None) -> Plan:
-    if isinstance(rows, Plan):
-        given = [
-            name for name, value in (("seed", seed), ("shuffle", shuffle)) if value is not None
-        ]
-        if given:
-            raise PlanError(
-                f"{' and '.join(given)} belong to the plan, which was given. Pass them to Plan()."
-            )
-        return rows
-    return Plan(rows, seed=seed or 0, shuffle=shuffle or "full")
-
-
-def _topology(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Rank and number of ranks: as given, as torch.distributed says, or one alone."""
-    if (rank is None) != (world_size is None):
-        raise PlanError(
-            f"rank={rank} and world_size={world_size} are given together or not at all."
-        )
-    if rank is not None and world_size is not None:
-        return index(rank), index(world_size)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
-
-
-def _batch_sizes(
-    batch_size: int | None, global_batch_size: int | Mapping[int, int] | None, world_size: int
-) -> dict[int, int]:
-    if (batch_size is None) == (global_batch_size is None):
-        raise PlanError(
-            f"batch_size={batch_size} and global_batch_size={global_batch_size}: give one of them, "
-            "the rows a step on this rank or on all ranks together."
-        )
-    if batch_size is not None:
-        return {0: index(batch_size) * world_size}
-    if isinstance(global_batch_size, Mapping):
-        return {index(position): index(rows) for position, rows in global_batch_size.items()}
-    return {0: index(cast(int, global_batch_size))}
-
-
-def _run_end(
-    plan: Plan, sizes: dict[int, int], epochs: int | None, steps: int | None
-) -> int | None:
-    """The position after the last row of the run, or None for a run without end."""
-    if epochs is not None and steps is not None:
-        raise PlanError(f"epochs={epochs} and steps={steps} both end the run; give one.")
-    for name, value in (("epochs", epochs), ("steps", steps)):
-        if value is not None and value < 1:
-            raise PlanError(f"{name}={value} is not a run; use at least 1.")
-    if epochs is not None:
-        if plan.epoch_rows is None:
-            raise PlanError(
-                f"epochs={epochs} has no meaning in a mixture: each source has epochs of its own. "
-                "Give steps= instead."
-            )
-        return index(epochs) * plan.epoch_rows
-    if steps is not None:
-        end = Steps(sizes).span(index(steps) - 1)[1]
-        if end > plan.end:
-            raise PlanError(
-                f"{steps:,} steps need {end:,} rows, and the plan ends after {plan.end:,}."
-            )
-        return end
-    return plan.end if plan.end < END else None

@@ -172,6 +172,20 @@ class Stream:
             raise StoreError(f"{source.path} does not record where documents end; a store does.")
         return source.part_array(part, "bounds")
 
+    @cached_property
+    def has_loss(self) -> bool:
+        """Whether some token of a store is marked as not to be trained on, or may be."""
+        stores = [member for member in self.members if isinstance(member, TokenStore)]
+        return any("loss" in part.files for each in stores for part in each.manifest.parts)
+
+    def loss(self, number: int) -> NDArray[Any] | None:
+        """1 where a token of one piece is trained on; None where all are."""
+        member, part = self._pieces[number]
+        source = self.members[member]
+        if isinstance(source, ArrayFile) or "loss" not in source.manifest.parts[part].files:
+            return None
+        return source.part_array(part, "loss")
+
     def tokens(self, start: int, stop: int) -> NDArray[Any]:
         """Ids `[start, stop)` of the stream; a view where they lie in one piece."""
         number = int(np.searchsorted(self.ends, start, side="right"))

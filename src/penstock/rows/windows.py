@@ -17,12 +17,12 @@ from operator import index
 from typing import Any, Literal
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from penstock.digest import digest_json
 from penstock.errors import PlanError
 from penstock.rows.documents import borders
+from penstock.rows.gather import gather
 from penstock.rows.stream import ArrayFile, StreamLike, open_stream
 
 __all__ = ["Windows"]
@@ -150,11 +150,7 @@ class Windows:
             )
         starts = samples * self.stride
         numbers = np.searchsorted(self.stream.ends, starts, side="right")
-        first = int(numbers[0]) if len(numbers) else 0
-        if len(numbers) and (numbers == first).all() and self._whole(first, starts):
-            tokens = self._gather(first, starts)
-        else:
-            tokens = self._gather_many(numbers, starts)
+        tokens = gather(self.stream, numbers, starts, self.length + 1)
         read = {"tokens": tokens}
         if self._num_rows > self._num_full:
             last = samples == self._num_full
@@ -166,34 +162,3 @@ class Windows:
     def read_ahead(self, samples: NDArray[np.int64]) -> None:
         """Ask the kernel to fetch these rows from disk, without waiting."""
         self.stream.read_ahead(np.asarray(samples, np.int64) * self.stride, self.length + 1)
-
-    def _whole(self, number: int, starts: NDArray[np.int64]) -> bool:
-        """Whether the rows at `starts` end in the piece where they begin."""
-        return int(starts.max()) + self.length + 1 <= int(self.stream.ends[number])
-
-    def _gather(self, number: int, starts: NDArray[np.int64]) -> NDArray[Any]:
-        """Rows of one piece, in one call: NumPy copies each row of an overlapping view."""
-        array = self.stream.piece(number)
-        step = array.strides[0]
-        windows = as_strided(
-            array, (len(array) - self.length, self.length + 1), (step, step), writeable=False
-        )
-        rows: NDArray[Any] = windows[starts - int(self.stream.starts[number])]
-        return rows if rows.dtype == self.stream.dtype else rows.astype(self.stream.dtype)
-
-    def _gather_many(self, numbers: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[Any]:
-        """Rows of several pieces; the few that reach into the next are put together."""
-        tokens = np.zeros((len(starts), self.length + 1), self.stream.dtype)
-        ends = starts + self.length + 1
-        crossing = ends > self.stream.ends[numbers]
-        for row in np.flatnonzero(crossing):
-            stop = min(int(ends[row]), self.stream.num_tokens)
-            piece = self.stream.tokens(int(starts[row]), stop)
-            tokens[row, : len(piece)] = piece
-        inside = np.flatnonzero(~crossing)
-        order = inside[np.argsort(numbers[inside], kind="stable")]
-        cuts = np.flatnonzero(np.diff(numbers[order])) + 1
-        for rows in np.split(order, cuts):
-            if len(rows):
-                tokens[rows] = self._gather(int(numbers[rows[0]]), starts[rows])
-        return tokens

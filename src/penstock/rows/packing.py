@@ -1,0 +1,204 @@
+"""Documents fitted into rows: which pieces go into which row, from their lengths alone.
+
+    length=8        a a a a a  b b  c c c c c c c c c c c c  d d d  e
+
+    row 0           a a a a a d d d        pieces in the order of their documents
+    row 1           b b c c c c c e        a long document fills rows, with one token
+    row 2           c c c c c c c c        of overlap: c has 12 tokens, here 8 and 5
+
+A document of at most `length` tokens stays whole. A longer one is cut every `length - 1`
+tokens, and each piece begins with the last token of the one before: so every token but a
+document's first has its predecessor in the same piece, and is a target exactly once.
+What does not fill a row is packed best-fit, longest first: each piece goes into the row
+that it leaves the least room in. Rows with equal room are alike, so the work is done on
+the histogram of lengths, whole stretches of rows at a time: a few thousand steps for any
+number of documents. Rows are numbered by their first document. 10 million documents of
+lognormal(6.2, 1.1) tokens take about 4 seconds, and leave 0.001 % of rows of 2,048 empty.
+
+Only whole numbers take part, so every machine packs alike. Golden values in the tests pin
+the result: a change here would change the rows of every run.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["PACKING_FORMAT", "Layout", "best_fit", "one_each", "pack"]
+
+PACKING_FORMAT = 1
+"""Bound into every digest. It grows when equal lengths come to be packed otherwise."""
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Rows as lists of pieces, within one part."""
+
+    edges: Integers
+    """The number of the first piece of each row, and the number of all pieces."""
+    starts: Integers
+    """Where each piece begins in the part; pieces of a row stand together."""
+    sizes: Integers
+    """The tokens of each piece."""
+    num_empty: int = 0
+    """Documents without a token, which are in no row."""
+    num_long: int = 0
+    """Documents longer than a row."""
+    num_cut: int = 0
+    """Tokens that are in no row, because their documents were cut off."""
+
+
+def pack(bounds: NDArray[Any], length: int) -> Layout:
+    """Fit the documents that end at `bounds` into rows of `length` tokens, 2 or more.
+
+    >>> layout = pack(np.array([5, 7, 19, 22, 23]), length=8)
+    >>> layout.edges.tolist(), layout.starts.tolist(), layout.sizes.tolist()
+    ([0, 2, 5, 6], [0, 19, 5, 14, 22, 7], [5, 3, 2, 5, 1, 8])
+    """
+    begins, sizes = _documents(bounds)
+    rest, num_full = _cut(sizes, length)
+    kept = np.flatnonzero(rest)
+    bins, num_bins = _binned(rest[kept], length)
+    # The first document of each bin: written last to first, so that the first one stays.
+    first = np.zeros(num_bins, np.int64)
+    first[bins[::-1]] = kept[::-1]
+    rows_of = num_full.astype(np.int64)
+    rows_of[first] += 1
+    upto = np.cumsum(rows_of)
+    num_rows = int(upto[-1]) if len(upto) else 0
+    # A bin comes after the full rows of its first document: it is the last of its rows.
+    keys = (upto[first] - 1)[bins]
+    del first, bins, rows_of
+    # Sorted by row, then by document: one number of 64 bits each, as both are below 2^32.
+    keys <<= 32
+    keys |= kept
+    keys.sort()
+    rows, documents = keys >> 32, keys & 0xFFFF_FFFF
+    del keys, kept
+    counts = np.bincount(rows, minlength=num_rows)
+    full_rows = np.flatnonzero(counts == 0)
+    counts[full_rows] = 1
+    edges = np.concatenate(([0], np.cumsum(counts)))
+    is_full = np.zeros(int(edges[-1]), bool)
+    is_full[edges[full_rows]] = True
+    starts, piece_sizes = (np.empty(len(is_full), np.int64) for _ in range(2))
+    starts[~is_full] = begins[documents] + num_full[documents] * np.int64(length - 1)
+    piece_sizes[~is_full] = rest[documents]
+    long = np.flatnonzero(num_full)
+    times = num_full[long]
+    turn = np.arange(int(times.sum())) - np.repeat(np.cumsum(times) - times, times)
+    starts[is_full] = np.repeat(begins[long], times) + turn * (length - 1)
+    piece_sizes[is_full] = length
+    return Layout(
+        edges,
+        starts,
+        piece_sizes,
+        num_empty=int((sizes == 0).sum()),
+        num_long=int((sizes > length).sum()),
+    )
+
+
+def one_each(bounds: NDArray[Any], length: int, *, split: bool) -> Layout:
+    """The documents that end at `bounds`, a row each; longer ones cut off, or split over rows.
+
+    >>> one_each(np.array([3, 9]), length=4, split=True).sizes.tolist()
+    [3, 4, 3]
+    >>> one_each(np.array([3, 9]), length=4, split=False).num_cut
+    2
+    """
+    begins, sizes = _documents(bounds)
+    num_long = int((sizes > length).sum())
+    if split:
+        rest, num_full = _cut(sizes, length)
+        times = num_full + (rest > 0)
+        turn = np.arange(int(times.sum())) - np.repeat(np.cumsum(times) - times, times)
+        starts = np.repeat(begins, times) + turn * (length - 1)
+        piece_sizes = np.minimum(np.repeat(begins + sizes, times) - starts, length)
+        num_cut = 0
+    else:
+        starts, piece_sizes = begins[sizes > 0], np.minimum(sizes[sizes > 0], length)
+        num_cut = int(sizes.sum() - piece_sizes.sum())
+    num_empty = int((sizes == 0).sum())
+    return Layout(np.arange(len(starts) + 1), starts, piece_sizes, num_empty, num_long, num_cut)
+
+
+def _documents(bounds: NDArray[Any]) -> tuple[Integers, Integers]:
+    """Where documents begin, and how long they are."""
+    ends = bounds.astype(np.int64)
+    begins = np.zeros_like(ends)
+    begins[1:] = ends[:-1]
+    return begins, ends - begins
+
+
+def _cut(sizes: Integers, length: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """What is left of each document after its full rows, 0 for nothing, and how many those are.
+
+    A document of 12 tokens in rows of 8: tokens 0-7 fill one, 7-11 are left.
+    """
+    num_full = np.maximum(sizes - 1, 0) // (length - 1)
+    rest = sizes - num_full * (length - 1)
+    rest[(rest == 1) & (num_full > 0)] = 0  # the overlap alone: it was a target already
+    return rest.astype(np.int32), num_full.astype(np.int32)
+
+
+def _binned(sizes: NDArray[np.int32], length: int) -> tuple[Integers, int]:
+    """The bin of each piece, and how many bins there are."""
+    firsts, runs, num_bins = best_fit(np.bincount(sizes, minlength=length), length)
+    # Longest first, and in the order of documents where equal; 16 bits are sorted by radix.
+    narrow = np.uint16 if length <= 0xFFFF else np.uint32
+    order = np.argsort((length - sizes).astype(narrow), kind="stable")
+    placed = np.arange(len(sizes)) + np.repeat(firsts - np.cumsum(runs) + runs, runs)
+    bins = np.empty(len(sizes), np.int64)
+    bins[order] = placed
+    return bins, num_bins
+
+
+def best_fit(histogram: Integers, length: int) -> tuple[Integers, Integers, int]:
+    """Where pieces go, longest first: runs of pieces of one size into bins one after the other.
+
+    Returns the first bin of each run, the pieces of each run, and the number of bins. New bins
+    get one piece each as long as there are fewer than the tokens need in any case, so that
+    what follows finds a choice of rooms; from then on as many as fit.
+
+    >>> firsts, runs, num_bins = best_fit(np.array([0, 0, 3, 0, 1, 1]), length=7)
+    >>> firsts.tolist(), runs.tolist(), num_bins
+    ([0, 1, 0, 1, 2], [1, 1, 1, 1, 1], 3)
+    """
+    sizes = np.flatnonzero(histogram)
+    fewest = -(-int((sizes * histogram[sizes]).sum()) // length)
+    ranges: dict[int, list[tuple[int, int]]] = {}  # bins by the room they have left
+    rooms = 0  # bit r is set where some bin has room for r
+    firsts: list[int] = []
+    runs: list[int] = []
+    num_bins = 0
+
+    def leave(room: int, first: int, stop: int) -> None:
+        nonlocal rooms
+        if room:
+            ranges.setdefault(room, []).append((first, stop))
+            rooms |= 1 << room
+
+    for size in sizes[sizes > 0][::-1].tolist():
+        left = int(histogram[size])
+        while left:
+            if fitting := rooms >> size:
+                room = size - 1 + (fitting & -fitting).bit_length()
+                first, stop = ranges[room].pop()
+                run, times = min(left, stop - first), 1
+                if first + run < stop:
+                    ranges[room].append((first + run, stop))
+                elif not ranges[room]:
+                    rooms ^= 1 << room
+            else:
+                room, first = length, num_bins
+                times = 1 if num_bins < fewest else min(left, length // size)
+                run = min(left, fewest - num_bins) if num_bins < fewest else left // times
+                num_bins += run
+            leave(room - times * size, first, first + run)
+            firsts += [first] * times
+            runs += [run] * times
+            left -= times * run
+    return np.array(firsts, np.int64), np.array(runs, np.int64), num_bins

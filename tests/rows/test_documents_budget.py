@@ -1,0 +1,233 @@
+"""Batches of documents of like length under a budget of tokens."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import Documents, Loader, Packs, Plan
+from penstock.errors import PlanError, ResumeError
+from penstock.order.shard import PADDING
+from penstock.rows.budget import NO_ROW, Budget, BudgetShard
+from penstock.testing import assert_resumable, global_rows
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def store(write_store, tmp_path_factory):
+    """240 documents of 1 to 60 tokens."""
+    lengths = [number * 37 % 60 + 1 for number in range(240)]
+    documents = [list(range(1, length + 1)) for length in lengths]
+    return write_store(
+        tmp_path_factory.mktemp("budget") / "store", [documents[:100], documents[100:]]
+    )
+
+
+def budget(store, *, tokens=480, window=96, rows=8, seed=3, **options):
+    plan = Plan(Documents(store, 60, **options), seed=seed)
+    return Budget(plan, tokens, window=window, rows_multiple_of=rows)
+
+
+def test_an_epoch_holds_every_document_once_and_no_batch_more_than_its_tokens(store):
+    loader = Loader(budget(store), epochs=3, ids=True)
+    seen = []
+    for batch in loader:
+        assert batch["inputs"].numel() <= 480
+        seen += batch["sample"].tolist()
+
+    for epoch in range(3):
+        assert sorted(seen[epoch * 240 : (epoch + 1) * 240]) == list(range(240))
+    assert seen[:240] != seen[240:480]
+    assert len(loader) == loader.step
+
+
+def test_wastes_little_and_does_not_grow_from_short_to_long(store):
+    batches = list(Loader(budget(store, window=240), epochs=1))
+    real = sum(int(batch["attention_mask"].sum()) for batch in batches)
+    widths = [batch["inputs"].shape[1] for batch in batches]
+    plain = list(Loader(Plan(Documents(store, 60), seed=3), 12, epochs=1))
+    plain_real = sum(int(batch["attention_mask"].sum()) for batch in plain)
+
+    assert real / sum(batch["inputs"].numel() for batch in batches) > 0.85
+    assert plain_real / sum(batch["inputs"].numel() for batch in plain) < 0.62
+    assert widths != sorted(widths)
+    assert widths != sorted(widths, reverse=True)
+
+
+@settings(max_examples=60)
+@given(
+    tokens=st.integers(480, 2_000),
+    window=st.integers(8, 300),
+    rows=st.integers(1, 8),
+    world_size=st.integers(1, 5),
+)
+def test_ranks_share_the_same_batches(store, tokens, window, rows, world_size):
+    made = budget(store, tokens=tokens, window=window, rows=rows)
+    whole = made.steps().spans(0, 8)
+    shards = [BudgetShard(made.steps(), rank=r, world_size=world_size) for r in range(world_size)]
+    for step, (start, size) in enumerate(zip(*whole, strict=True)):
+        dealt = np.concatenate([shard.positions(step, step + 1) for shard in shards])
+        assert len({int(shard.rows(step, step + 1)[0]) for shard in shards}) == 1
+        assert dealt[dealt != NO_ROW].tolist() == list(range(start, start + size))
+        filled = -(-size // rows) * rows
+        assert len(dealt) == -(-filled // world_size) * world_size
+    assert NO_ROW == PADDING
+
+
+def test_runs_resume_at_every_step_on_any_number_of_ranks(store):
+    def make(**where):
+        return Loader(budget(store), epochs=2, ids=True, **where)
+
+    assert_resumable(make, steps=14, prefetch=(0, 1))
+
+
+def test_mixtures_resume_too(store):
+    def make(**where):
+        sources = {"a": Documents(store, 60), "b": Documents(store, 60, overflow="split")}
+        plan = Plan(sources, weights={"a": 2, "b": 1}, seed=5)
+        return Loader(Budget(plan, 480, window=80), steps=10, ids=True, **where)
+
+    assert_resumable(make, prefetch=(0, 1), world_sizes=(1, 2))
+
+
+def test_ranks_that_do_not_divide_a_batch_get_rows_that_train_on_nothing(store):
+    ranks = [
+        Loader(budget(store), epochs=1, ids=True, rank=rank, world_size=3) for rank in range(3)
+    ]
+    steps = global_rows(ranks, 1_000)
+    seen = np.concatenate([step["sample"][step["position"] >= 0] for step in steps])
+    one = list(Loader(budget(store), epochs=1, ids=True))
+
+    assert sorted(seen.tolist()) == list(range(240))
+    assert len(steps) == len(one)
+    for step, right in zip(steps, one, strict=True):
+        real = step["position"] >= 0
+        assert (step["targets"][~real] == -100).all()
+        assert np.array_equal(step["inputs"][real], right["inputs"])
+
+
+def test_the_order_can_be_asked_for_both_ways(store):
+    made = budget(store)
+    seen = [sample.sample for sample in made.samples(0, 480)]
+
+    assert [sample.position for sample in made.samples(7, 9)] == [7, 8]
+    assert made.locate(np.arange(480))[2].tolist() == seen
+    for sample in (0, 17, 239):
+        places = [place for place, each in enumerate(seen) if each == sample]
+        assert made.positions_of("data", sample, before=480).tolist() == places
+        assert made.positions_of("data", sample, epoch=1).tolist() == places[1:]
+        assert made.positions_of("data", sample, before=places[1]).tolist() == places[:1]
+
+
+def test_seeking_into_a_batch_goes_on_with_the_rest_of_it(store):
+    loader = Loader(budget(store), epochs=1, ids=True)
+    right = [sample for batch in loader for sample in batch["sample"].tolist()]
+    loader.seek(5)
+    found = [batch["sample"][batch["position"] >= 0].tolist() for batch in loader]
+
+    assert [sample for batch in found for sample in batch] == right[5:]
+
+
+def test_a_pickled_loader_and_a_dataloader_go_on_alike(store):
+    loader = Loader(budget(store), epochs=1)
+    batches = list(loader)
+    loader.seek(0)
+    next(iter(loader))
+    restored = pickle.loads(pickle.dumps(loader))
+    found = list(restored.as_dataloader(num_workers=1, multiprocessing_context="fork"))
+
+    assert len(found) == len(batches) - 1
+    for right, each in zip(batches[1:], found, strict=True):
+        assert torch.equal(right["inputs"], each["inputs"])
+
+
+def test_a_state_belongs_to_its_budget_and_window(store):
+    loader = Loader(budget(store), epochs=1)
+    next(iter(loader))
+    state = json.loads(json.dumps(loader.state_dict()))
+
+    for other in ({"tokens": 960}, {"window": 48}, {"rows": 4}, {"seed": 4}):
+        with pytest.raises(ResumeError, match=r"budget|seed"):
+            Loader(budget(store, **other), epochs=1).load_state_dict(state)
+    with pytest.raises(ResumeError, match="budget"):
+        Loader(Plan(Documents(store, 60), seed=3), 8).load_state_dict(state)
+
+
+def test_the_order_is_golden(store):
+    """Another value needs an entry in the changelog under "Data order"."""
+    made = budget(store)
+
+    assert made.steps().spans(0, 12)[1].tolist() == [16, 8, 8, 24, 8, 8, 8, 8, 8, 8, 24, 8]
+    assert [sample.sample for sample in made.samples(0, 12)] == [
+        174,
+        187,
+        85,
+        200,
+        93,
+        179,
+        145,
+        72,
+        127,
+        208,
+        28,
+        54,
+    ]
+
+
+def test_what_cannot_be_is_refused(store):
+    with pytest.raises(
+        PlanError, match=r"8 rows of \"data\" may take 8 x 60 = 480 tokens, more th"
+    ):
+        budget(store, tokens=479)
+    with pytest.raises(PlanError, match="window=4 and rows_multiple_of=8: a window holds at least"):
+        budget(store, window=4)
+    with pytest.raises(PlanError, match="is a Packs, whose rows are all equally long"):
+        Budget(Plan(Packs(store, 60)), 480)
+    with pytest.raises(PlanError, match="a budget of tokens says how many rows a batch has"):
+        Loader(budget(store), 8)
+    with pytest.raises(PlanError, match="Pass them to Plan"):
+        Loader(budget(store), seed=3)
+    with pytest.raises(PlanError, match="Rank 2 of 2 cannot be"):
+        Loader(budget(store), rank=2, world_size=2)
+    with pytest.raises(PlanError, match="reads position 3"):
+        budget(store).steps(8).at(3)
+    with pytest.raises(PlanError, match="There are no steps from 2 to 1"):
+        budget(store).steps().spans(2, 1)
+
+
+def test_ends_where_the_plan_ends(store):
+    plan = Plan({"a": Documents(store, 60)}, weights={"a": 1}, max_epochs=1, seed=1)
+    made = Budget(plan, 480, window=96)
+    loader = Loader(made, ids=True)
+
+    assert sorted(s for batch in loader for s in batch["sample"].tolist()) == list(range(240))
+    with pytest.raises(PlanError, match="There are no steps after position 240, where the plan en"):
+        made.steps().span(10_000)
+
+
+def test_shows_itself_with_its_plan(store):
+    made = budget(store)
+
+    assert repr(made) == "Budget(480 tokens a batch, windows of 96 rows)"
+    assert str(made).endswith(repr(made))
+    assert len(made) == 240
+    assert made
+
+
+def test_the_end_of_an_epoch_is_filled_up_alike_on_any_number_of_ranks(write_store, tmp_path):
+    """237 rows leave 5 over in every epoch: 3 rows that train on nothing, for one rank too."""
+    documents = [list(range(1, number * 37 % 60 + 2)) for number in range(237)]
+    store = write_store(tmp_path / "odd", [documents])
+
+    def make(**where):
+        return Loader(budget(store, window=240), epochs=2, ids=True, **where)
+
+    assert_resumable(make, prefetch=(0,), steps=50)
+    filled = [int((batch["position"] < 0).sum()) for batch in make()]
+    assert sorted(filled)[-3:] == [0, 3, 3]
+    assert all(batch["inputs"].numel() <= 480 for batch in make())
