@@ -2,6 +2,7 @@
 
     PenstockError
     ├── SourceError       (ValueError)     an input that cannot be read as asked
+    │   └── FetchError    (OSError)        a file that cannot be had, or is not the right one
     ├── TokenizerError    (ValueError)     a tokenizer that cannot be loaded or trusted
     ├── StoreError        (ValueError)     a store that is unfinished, damaged or foreign
     │   └── StoreBusyError (RuntimeError)  another process is writing it
@@ -16,6 +17,7 @@ do. Each class also is the builtin that a caller would expect.
 
 __all__ = [
     "DiskFullError",
+    "FetchError",
     "MissingExtraError",
     "PenstockError",
     "PlanError",
@@ -33,6 +35,10 @@ class PenstockError(Exception):
 
 class SourceError(PenstockError, ValueError):
     """An input that cannot be read as asked."""
+
+
+class FetchError(SourceError, OSError):
+    """A file that could not be had, or that is not the one that is meant."""
 
 
 class TokenizerError(PenstockError, ValueError):

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.catalog.download import Patience, download
-from penstock.catalog.errors import FetchError
-from penstock.errors import DiskFullError, SourceError
+from penstock.errors import DiskFullError, FetchError, SourceError
 from penstock.store.files import digest_file
 
 DATA = np.random.default_rng(7).integers(0, 256, 300_000, np.uint8).tobytes()  # the server's

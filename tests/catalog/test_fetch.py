@@ -17,10 +17,9 @@ from penstock.catalog import entries
 from penstock.catalog import fetch as module
 from penstock.catalog.download import Patience
 from penstock.catalog.entries import ENTRIES, Entry, Remote, Text, find_entry
-from penstock.catalog.errors import FetchError
 from penstock.catalog.fetch import build_stores, fetch
 from penstock.digest import digest_bytes
-from penstock.errors import SourceError, StoreBusyError
+from penstock.errors import FetchError, SourceError, StoreBusyError
 
 QUICK = Patience(attempts=3, backoff_seconds=0.01, max_wait_seconds=1, stall_seconds=1)
 PLAY = "To bé, or not to be:\r\nthat is the question.\n" * 500

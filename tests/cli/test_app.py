@@ -17,7 +17,8 @@ from penstock.cli.app import app
 from penstock.cli.build import Engine, SpecialTokens, build_command
 from penstock.cli.options import Errors, Format
 
-COMMANDS = [(), ("build",), ("info",), ("verify",), ("decode",), ("demo",), ("tokenizer", "train")]
+NAMES = ("build", "info", "verify", "decode", "demo", "bench", "fetch", "check")
+COMMANDS = [(), *((name,) for name in NAMES), ("tokenizer", "train")]
 
 
 def test_the_version_is_that_of_the_package(invoke):

@@ -55,10 +55,15 @@ def test_the_demo_shows_all_steps_and_ends_with_what_to_do_next(invoke):
     shown = invoke("demo").stdout
     seconds = time.monotonic() - begun
 
-    assert re.findall(r"^\d+\. ", shown, re.M) == [f"{number}. " for number in range(1, 7)]
+    assert re.findall(r"^\d+\. ", shown, re.M) == [f"{number}. " for number in range(1, 11)]
     assert "antigravity.py, offset 0" in shown
     assert shown.count("is whole") == 2
     assert shown.count("found finished") == 2
+    rows = re.findall(r"^  (?:inputs|targets)  +(.+) …$", shown, re.M)
+    assert len(rows) == 4
+    for inputs, targets in (rows[:2], rows[2:]):  # a target is the input after it
+        assert targets.startswith(inputs.partition(" ")[2] if inputs[1] != " " else "")
+    assert "200 steps, every row as one process reads it" in shown
     assert shown.splitlines()[-4] == "What to do next"
     assert max(map(len, shown.splitlines())) <= 100
     assert seconds < 20

@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.catalog.errors import FetchError
 from penstock.catalog.request import Refused, Transient, open_url, shown_url, told
 from penstock.digest import derive_key
-from penstock.errors import DiskFullError
+from penstock.errors import DiskFullError, FetchError
 from penstock.store.files import digest_file, sync_directory, write_file
 
 __all__ = ["Patience", "Progress", "download"]

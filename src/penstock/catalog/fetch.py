@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.catalog.download import Patience, Wanted, download
 from penstock.catalog.entries import Entry, Remote, Text, find_entry
-from penstock.catalog.errors import FetchError
 from penstock.catalog.origin import Origin, find_origin
 from penstock.catalog.place import Receipt, copied, occupied, place
 from penstock.catalog.unpack import gunzipped, unzipped
-from penstock.errors import SourceError, StoreBusyError
+from penstock.errors import FetchError, SourceError, StoreBusyError
 from penstock.store.files import digest_file
 from penstock.store.lock import locked
 

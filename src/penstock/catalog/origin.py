@@ -6,8 +6,8 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from penstock.catalog.entries import Entry, Remote
-from penstock.catalog.errors import FetchError
 from penstock.catalog.request import shown_url
+from penstock.errors import FetchError
 
 __all__ = ["Origin", "find_origin"]
 

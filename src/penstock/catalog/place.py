@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from penstock.catalog.errors import FetchError
+from penstock.errors import FetchError
 from penstock.store.files import digest_file, sync_directory, write_file
 
 __all__ = ["Receipt", "copied", "occupied", "place"]

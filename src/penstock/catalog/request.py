@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from penstock import __version__
-from penstock.catalog.errors import FetchError
+from penstock.errors import FetchError
 
 __all__ = ["Refused", "Transient", "open_url", "shown_url"]
 

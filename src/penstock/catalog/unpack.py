@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from penstock.catalog.entries import Text
-from penstock.catalog.errors import FetchError
+from penstock.errors import FetchError
 from penstock.sources.expand import Expanded
 from penstock.sources.listing import list_files
 from penstock.sources.reading import Reading

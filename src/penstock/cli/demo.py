@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.decode import show_document
+from penstock.cli.demo_batches import mixture, show_batch, show_resume, show_speed
 from penstock.cli.info import show_summary
 from penstock.cli.outcome import Outcome, measured_build
 from penstock.cli.terminal import console, shell_word, write
 from penstock.cli.units import duration_text, size_text
 
 if TYPE_CHECKING:
+    from penstock.order.plan import Plan
     from penstock.store.reader import TokenStore
     from penstock.tokenize.tokenizer import Tokenizer
 
@@ -33,6 +35,7 @@ class Demo:
     pages: list[str] = field(default_factory=list)
     tokenizer: "Tokenizer | None" = None
     stores: dict[str, "TokenStore"] = field(default_factory=dict)
+    plan: "Plan | None" = None
 
 
 def demo_command(
@@ -42,8 +45,8 @@ def demo_command(
 ) -> None:
     """See it work, on Python's own standard library.
 
-    Builds two stores, of its sources ("code") and of its documentation ("prose"), and looks
-    at them. Needs no network and a few seconds.
+    Builds two stores, of its sources ("code") and of its documentation ("prose"), looks at
+    them, and reads batches of both. Needs no network and a few seconds.
     """
     demo = Demo(directory)
     for number, (title, step) in enumerate(STEPS, 1):
@@ -127,6 +130,30 @@ def build_again(demo: Demo) -> None:
         write(f"{name:<6} {_what_it_took(outcome)}")
 
 
+def mix_both(demo: Demo) -> None:
+    """A mixture of the two."""
+    demo.plan = mixture(demo.stores)
+
+
+def show_first_batch(demo: Demo) -> None:
+    """Tokens and what comes after each."""
+    assert demo.plan is not None
+    assert demo.tokenizer is not None
+    show_batch(demo.plan, demo.tokenizer)
+
+
+def measure(demo: Demo) -> None:
+    """Tokens a second."""
+    assert demo.plan is not None
+    show_speed(demo.plan)
+
+
+def resume(demo: Demo) -> None:
+    """Stop, and go on with other ranks."""
+    assert demo.plan is not None
+    show_resume(demo.plan)
+
+
 STEPS: list[tuple[str, Callable[[Demo], None]]] = [
     ("Text that is on every machine: Python's standard library", collect),
     ("Raw text to sealed stores: penstock build", build_both),
@@ -134,6 +161,10 @@ STEPS: list[tuple[str, Callable[[Demo], None]]] = [
     ("One document of each, and where it came from: penstock decode", decode_both),
     ("Every byte checked: penstock verify", verify_both),
     ("The same builds again: there is nothing left to do", build_again),
+    ("A mixture: penstock.Plan", mix_both),
+    ("The first batch: penstock.Loader", show_first_batch),
+    ("How fast", measure),
+    ("Stopped, and gone on with two ranks", resume),
 ]
 
 
