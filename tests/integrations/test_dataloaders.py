@@ -306,3 +306,40 @@ print(took, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert seconds < 0.5
     assert megabytes < 20
     assert np.isfinite(seconds)
+
+
+def test_ranks_share_out_what_one_process_reads(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"word {number} " for number in range(400)))
+
+    def rows(**options):
+        training, validation = create_text_dataloaders(
+            text, text, 4, 16, tokenizer="bytes", stride=8, cache_dir=tmp_path, **options
+        )
+        return [x for x, _ in training], torch.cat([x for x, _ in validation])
+
+    ranks = [rows(rank=rank, world_size=2) for rank in (0, 1)]
+    one = create_text_dataloaders(
+        text, text, 8, 16, tokenizer="bytes", stride=8, cache_dir=tmp_path
+    )[0]
+
+    together = [torch.cat(pair) for pair in zip(ranks[0][0], ranks[1][0], strict=True)]
+    assert torch.equal(torch.stack(together), torch.stack([x for x, _ in one]))
+    whole = rows()[1]
+    assert torch.equal(ranks[0][1], whole[::2])
+    assert torch.equal(ranks[1][1], whole[1::2])
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("size", [1, 7, 5_000])
+def test_no_window_is_read_by_two_ranks(size, world_size):
+    orders = [
+        EpochShuffle(size, seed=3, rank=rank, world_size=world_size, batch_size=2)
+        for rank in range(world_size)
+    ]
+    found = [list(order) for order in orders]
+
+    assert len({len(each) for each in found}) == 1
+    assert [len(order) for order in orders] == [len(each) for each in found]
+    everything = [number for each in found for number in each]
+    assert len(set(everything)) == len(everything) > size - 2 * world_size

@@ -61,6 +61,8 @@ def create_dataloaders(  # noqa: PLR0913  (a drop-in: the arguments of the code 
     prefetch_factor: int | None = None,
     multiprocessing_context: Any = None,
     cache_dir: PathLike | None = None,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> tuple[DataLoader[Any], DataLoader[Any]]:
     """DataLoaders over a training and a validation file, giving `{"input_ids", "labels"}`.
 
@@ -85,6 +87,9 @@ def create_dataloaders(  # noqa: PLR0913  (a drop-in: the arguments of the code 
         prefetch_factor: Batches that each worker makes ahead.
         multiprocessing_context: How workers are started: "fork", "spawn" or "forkserver".
         cache_dir: Where tokenized files are kept; see `penstock.integrations.cache`.
+        rank: Which of several processes that train together this is. Each reads its share of
+            the windows, and all take the same number of training steps.
+        world_size: How many there are.
 
     Raises:
         PlanError: a file has too little text for one window, or for one batch of training.
@@ -105,10 +110,16 @@ def create_dataloaders(  # noqa: PLR0913  (a drop-in: the arguments of the code 
 
     encoder = encoder_of(tokenizer)
     options = _Options(
-        batch_size, num_workers, pin_memory, prefetch_factor, multiprocessing_context
+        batch_size,
+        num_workers,
+        pin_memory,
+        prefetch_factor,
+        multiprocessing_context,
+        rank,
+        world_size,
     )
     training, validation = dataset(train_path), dataset(val_path)
-    _refuse_too_short(training, train_path, seq_length, batch_size)
+    _refuse_too_short(training, train_path, seq_length, batch_size * world_size)
     _refuse_too_short(validation, val_path, seq_length, 1)
     return options.training(training, seed), options.validation(validation)
 
@@ -129,6 +140,8 @@ def create_text_dataloaders(  # noqa: PLR0913  (as above)
     prefetch_factor: int | None = None,
     multiprocessing_context: Any = None,
     cache_dir: PathLike | None = None,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> tuple[DataLoader[Any], DataLoader[Any]]:
     """DataLoaders over two text files, each one document, giving `(x, y)`.
 
@@ -148,10 +161,16 @@ def create_text_dataloaders(  # noqa: PLR0913  (as above)
 
     encoder = encoder_of(tokenizer)
     options = _Options(
-        batch_size, num_workers, pin_memory, prefetch_factor, multiprocessing_context
+        batch_size,
+        num_workers,
+        pin_memory,
+        prefetch_factor,
+        multiprocessing_context,
+        rank,
+        world_size,
     )
     training, validation = dataset(train), dataset(val)
-    _refuse_too_short(training, train, sequence_length, batch_size)
+    _refuse_too_short(training, train, sequence_length, batch_size * world_size)
     _refuse_too_short(validation, val, sequence_length, 1)
     return options.training(training, seed), options.validation(validation)
 
@@ -164,15 +183,24 @@ class _Options(NamedTuple):
     pin_memory: bool | None
     prefetch_factor: int | None
     multiprocessing_context: Any
+    rank: int
+    world_size: int
 
     def training(self, dataset: Any, seed: int) -> DataLoader[Any]:
         """A shuffled loader of full batches."""
-        order = EpochShuffle(len(dataset), seed=seed)
+        order = EpochShuffle(
+            len(dataset),
+            seed=seed,
+            rank=self.rank,
+            world_size=self.world_size,
+            batch_size=self.batch_size,
+        )
         return self._loader(dataset, sampler=order, drop_last=True)
 
     def validation(self, dataset: Any) -> DataLoader[Any]:
         """A loader of everything, in order."""
-        return self._loader(dataset, sampler=None, drop_last=False)
+        share = range(self.rank, len(dataset), self.world_size) if self.world_size > 1 else None
+        return self._loader(dataset, sampler=share, drop_last=False)
 
     def _loader(self, dataset: Any, *, sampler: Any, drop_last: bool) -> DataLoader[Any]:
         workers = _usable_workers(self.num_workers)
