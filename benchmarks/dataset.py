@@ -1,6 +1,6 @@
 """A DataLoader over `TransformerDataset` against one over a list of ids, as people write it.
 
-    python benchmarks/dataset.py [--megabytes 20] [--json FILE]
+    python benchmarks/dataset.py [--megabytes 50] [--json FILE]
 
 Both read the same text with the same tokenizer, T=128, windows one apart, shuffled, no workers.
 Speed: tokens a second of wall-clock time, and of the thread's processor time, which a busy
@@ -31,7 +31,7 @@ BATCHES = (16, 128)
 
 
 class ListDataset(Dataset):
-    """Document 000's way: a list of Python integers, and two new tensors an item."""
+    """As it is usually written: a list of Python integers, and two new tensors an item."""
 
     def __init__(self, path, tokenizer):
         self.ids = []
@@ -116,7 +116,7 @@ def race(ours, plain, batch_size, repetitions):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--megabytes", type=int, default=20)
+    parser.add_argument("--megabytes", type=int, default=50)
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
