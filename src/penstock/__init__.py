@@ -11,8 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.chat.chat import Chat as Chat
+    from penstock.chat.chat import render as render
     from penstock.loader.loader import Loader as Loader
     from penstock.order.plan import Plan as Plan
+    from penstock.rows.packs import Packs as Packs
+    from penstock.rows.padded import Documents as Documents
     from penstock.rows.stream import ArrayFile as ArrayFile
     from penstock.rows.windows import Windows as Windows
     from penstock.sources.texts import Texts as Texts
@@ -27,25 +31,33 @@ __version__ = "0.1.0"
 # nor Arrow.
 _HOMES = {
     "ArrayFile": "penstock.rows.stream",
+    "Chat": "penstock.chat.chat",
+    "Documents": "penstock.rows.padded",
     "Loader": "penstock.loader.loader",
+    "Packs": "penstock.rows.packs",
     "Plan": "penstock.order.plan",
     "Texts": "penstock.sources.texts",
     "TokenStore": "penstock.store.reader",
     "build": "penstock.store.build",
     "Windows": "penstock.rows.windows",
     "load_tokenizer": "penstock.tokenize.tokenizer",
+    "render": "penstock.chat.chat",
     "verify": "penstock.store.verify",
 }
 
 __all__ = [
     "ArrayFile",
+    "Chat",
+    "Documents",
     "Loader",
+    "Packs",
     "Plan",
     "Texts",
     "TokenStore",
     "Windows",
     "build",
     "load_tokenizer",
+    "render",
     "verify",
 ]
 

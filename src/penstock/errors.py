@@ -2,7 +2,9 @@
 
     PenstockError
     ├── SourceError       (ValueError)     an input that cannot be read as asked
-    │   └── FetchError    (OSError)        a file that cannot be had, or is not the right one
+    │   ├── FetchError    (OSError)        a file that cannot be had, or is not the right one
+    │   └── ChatError                      a conversation that cannot be rendered as asked
+    │       └── TemplateError              a chat template that cannot be used at all
     ├── TokenizerError    (ValueError)     a tokenizer that cannot be loaded or trusted
     ├── StoreError        (ValueError)     a store that is unfinished, damaged or foreign
     │   └── StoreBusyError (RuntimeError)  another process is writing it
@@ -16,6 +18,7 @@ do. Each class also is the builtin that a caller would expect.
 """
 
 __all__ = [
+    "ChatError",
     "DiskFullError",
     "FetchError",
     "MissingExtraError",
@@ -25,6 +28,7 @@ __all__ = [
     "SourceError",
     "StoreBusyError",
     "StoreError",
+    "TemplateError",
     "TokenizerError",
 ]
 
@@ -39,6 +43,30 @@ class SourceError(PenstockError, ValueError):
 
 class FetchError(SourceError, OSError):
     """A file that could not be had, or that is not the one that is meant."""
+
+
+class ChatError(SourceError):
+    """A conversation that cannot be rendered as asked.
+
+    `reason` is one of a few fixed words, by which a build counts what it rejects.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type["ChatError"], tuple[str, str]]:
+        return type(self), (self.reason, str(self))
+
+
+class TemplateError(ChatError):
+    """A template that cannot be used at all."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("bad_template", detail)
+
+    def __reduce__(self) -> tuple[type["TemplateError"], tuple[str]]:  # type: ignore[override]
+        return type(self), (str(self),)
 
 
 class TokenizerError(PenstockError, ValueError):

@@ -58,6 +58,19 @@ def build_command(
     documents: DocumentsOption = "lines",
     field: FieldOption = "text",
     errors: ErrorsOption = Errors.STRICT,
+    chat: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEMPLATE",
+            help="The inputs are conversations; render them with this chat template (chatml, "
+            "nanochat, a .jinja file, a tokenizer_config.json or a directory with one) and store "
+            "which tokens are trained on.",
+        ),
+    ] = None,
+    chat_date: Annotated[
+        str | None,
+        typer.Option(metavar="DATE", help="The date that a chat template writes, as 2026-01-31."),
+    ] = None,
     split: Annotated[
         str | None,
         typer.Option(
@@ -122,6 +135,8 @@ def build_command(
     penstock build corpus.txt -o stores/corpus
 
     penstock build 'web/*.jsonl.zst' -o stores/web --split hash:0.01
+
+    penstock build chats.jsonl -o stores/chats --chat chatml
     """
     if eos_token is not None and not eos:
         raise typer.BadParameter("--no-eos and --eos-token exclude each other.")
@@ -135,6 +150,7 @@ def build_command(
         "documents": documents,
         "field": field,
         "errors": errors.value,
+        "chat": _chat(chat, chat_date, tokenizer),
         "split": split,
         "append": append,
         "max_bad": max_bad,
@@ -147,3 +163,14 @@ def build_command(
         print_json(outcome.spell())
     elif not quiet:
         outcome.show()
+
+
+def _chat(template: str | None, date: str | None, tokenizer: str) -> Any:
+    """What to give to `build` as chat=."""
+    if template is None and date is not None:
+        raise typer.BadParameter("--chat-date is the date of a template; give --chat too.")
+    if date is None:
+        return template
+    from penstock.chat.chat import Chat
+
+    return Chat(template, tokenizer, date=date)

@@ -53,6 +53,9 @@ def _contents(summary: "Summary") -> list[tuple[str, Any]]:
         ("tokens", f"{summary.num_tokens:,}"),
         ("bytes/token", "not recorded" if per_token is None else f"{per_token:.2f}"),
     ]
+    if summary.num_trained is not None:
+        share = summary.num_trained / max(1, summary.num_tokens)
+        rows[2] = ("trained", f"{summary.num_trained:,} tokens, {share:.1%}")
     if summary.lengths:
         rows.append(("lengths", _lengths(summary.lengths)))
     return rows

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.digest import canonical_json
-from penstock.errors import StoreError, TokenizerError
+from penstock.errors import StoreError
 from penstock.sources.document import Tally
-from penstock.sources.listing import InputFile, list_files
-from penstock.sources.reading import Format, Reading
+from penstock.sources.reading import Format
 from penstock.sources.slices import cut
 from penstock.sources.texts import Texts
 from penstock.store.earlier import (
@@ -22,18 +21,20 @@ from penstock.store.earlier import (
     committed,
     earlier_build,
     killed_at_the_end,
+    of_all_builds,
     remember_stamps,
 )
 from penstock.store.files import remove_temporary, sync_directory, write_file
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
 from penstock.store.manifest import FILE_NAME, read_manifest, rejects_file, spell
+from penstock.store.prepare import Prepared, prepare
 from penstock.store.reader import TokenStore
 from penstock.store.run import Job, Progress, run
 from penstock.store.split import SIDES, parse_split
-from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
+from penstock.tokenize.tokenizer import SpecialTokens
 
-__all__ = ["build"]
+__all__ = ["begin", "build", "commit", "execute", "intact", "refuse_lost_bytes"]
 
 
 def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read best)
@@ -48,6 +49,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     eos: bool | str = True,
     bos: bool | str = False,
     special_tokens: SpecialTokens = "text",
+    chat: Any = None,
     split: str | None = None,
     append: bool = False,
     max_bad: float = 0.001,
@@ -75,6 +77,9 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         eos: Whether a document ends with the tokenizer's end token, or which token it is.
         bos: Whether it begins with one; it is never put twice.
         special_tokens: "text" takes `<|endoftext|>` in a document as text, "parse" as a token.
+        chat: A chat template, or a `Chat`: the inputs are conversations (JSON Lines, JSON arrays,
+            Parquet), and each token is stored with whether it is trained on. The tokens at the
+            ends are the template's; `eos` is put, and trained on, only where it writes none.
         split: "tail:0.1" or "hash:0.1" to hold out a tenth.
         append: Add `inputs` to a finished store as new parts; old parts are not touched.
         max_bad: How many rejects to bear: a share of all records below 1 (ten are always
@@ -98,116 +103,95 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     ...     print(len(store), store.num_tokens, store.text(1))
     2 10 or not to be.
     """
-    if threads is not None and threads < 1:
-        raise StoreError(f"threads={threads} leaves nobody to do the work; use at least 1.")
-    if not (max_bad >= 0):
-        raise StoreError(f"max_bad={max_bad} is not a share or a number of records.")
-    reading = Reading(
+    prepared = prepare(
+        inputs,
+        store,
+        tokenizer=tokenizer,
         format=format,
         documents=documents,
         field=field,
         errors=errors,
+        eos=eos,
+        bos=bos,
+        special_tokens=special_tokens,
+        chat=chat,
+        split=split,
+        append=append,
+        max_bad=max_bad,
         max_document_bytes=max_document_bytes,
         max_expansion=max_expansion,
+        engine=engine,
+        threads=threads,
     )
-    files = list_files(inputs, reading)
-    loaded = load_tokenizer(tokenizer, special_tokens=special_tokens, engine=engine)
-    directory = Path(store)
-    directory.mkdir(parents=True, exist_ok=True)
-    settings: dict[str, Any] = {
-        "tokenizer": loaded.describe(),
-        "eos_id": _edge_id(loaded, eos, "eos"),
-        "bos_id": _edge_id(loaded, bos, "bos"),
-        "split": split,
-        "reading": reading.describe(),
-        "inputs": [_describe_input(file) for file in files],
-        "append": append,
-    }
-    stamped = {**settings, "stamps": [file.stamp for file in files]}
-    with locked(directory):
-        if killed_at_the_end(directory, stamped):
-            return TokenStore(directory / "train" if split else directory)
-        earlier = earlier_build(directory, settings, files, append)
-        if earlier is not None and not append:
-            return TokenStore(directory / "train" if split else directory)
-        job = Job(
-            directory=directory,
-            files=files,
-            first_file=sum(len(done["inputs"]) for done in builds(earlier)),
-            reading=reading,
-            tokenizer=loaded,
-            eos_id=settings["eos_id"],
-            bos_id=settings["bos_id"],
-            split=parse_split(split, files, reading),
-            first_part=sum(done["slices"] for done in builds(earlier)),
-            max_bad=max_bad,
-        )
-        _execute(job, settings, stamped, threads, progress)
-    return TokenStore(directory / "train" if split else directory)
+    with locked(prepared.directory):
+        begun = begin(prepared)
+        if begun is not None:
+            execute(begun, prepared, progress)
+    return TokenStore(prepared.directory / "train" if split else prepared.directory)
 
 
-def _execute(
-    job: Job,
-    settings: dict[str, Any],
-    stamped: dict[str, Any],
-    threads: int | None,
-    progress: Callable[[Progress], None] | None,
+def begin(
+    prepared: Prepared,
+    *,
+    live: bool = False,
+    on_seal: Callable[[SealedSlice], None] | None = None,
+) -> Job | None:
+    """What is to be done under the lock, for `execute`; None where the store is finished already.
+
+    Args:
+        prepared: The build.
+        live: Whether its parts are read while others are made; see `Job`.
+        on_seal: Called with each slice before its record is written.
+    """
+    directory, files, settings = prepared.directory, prepared.files, prepared.settings
+    if killed_at_the_end(directory, prepared.stamped):
+        return None
+    earlier = earlier_build(directory, settings, files, prepared.append)
+    if earlier is not None and not prepared.append:
+        return None
+    return Job(
+        directory=directory,
+        files=files,
+        first_file=sum(len(done["inputs"]) for done in builds(earlier)),
+        reading=prepared.reading,
+        tokenizer=prepared.tokenizer,
+        eos_id=settings["eos_id"],
+        bos_id=settings["bos_id"],
+        split=parse_split(prepared.split, files, prepared.reading),
+        first_part=sum(done["slices"] for done in builds(earlier)),
+        max_bad=prepared.max_bad,
+        chat=prepared.chat,
+        live=live,
+        on_seal=on_seal,
+    )
+
+
+def execute(
+    job: Job, prepared: Prepared, progress: Callable[[Progress], None] | None = None
 ) -> None:
     """Run a build under its lock, from the journal to the manifest."""
     directories = [job.side_directory(side) for side in (SIDES if job.split else ("",))]
     journal = Journal(job.directory)
-    begun = journal.begin(stamped)
+    begun = journal.begin(prepared.stamped)
     for each in {job.directory, *directories}:
         each.mkdir(exist_ok=True)
         remove_temporary(each)
-    sealed = [record for record in begun if _intact(job, record)]
+    sealed = [record for record in begun if intact(job, record)]
     done = run(
         job,
         cut(job.files, job.reading),
         sealed,
-        num_threads=threads or _default_threads(),
+        num_threads=prepared.threads,
         progress=progress,
     )
-    _refuse_lost_bytes(job, done)
+    refuse_lost_bytes(job, done)
     remember_stamps(job.directory, job.files)
     for side in SIDES[::-1] if job.split else ("",):
-        _commit(job, side, settings, done)
+        commit(job, side, prepared.settings, done, job.side_directory(side))
     journal.end()
 
 
-def _default_threads() -> int:
-    """One a core that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _edge_id(tokenizer: Tokenizer, wanted: bool | str, which: str) -> int | None:
-    """The id to put at one end of each document, or None."""
-    if wanted is False:
-        return None
-    if isinstance(wanted, str):
-        return tokenizer.token_id(wanted)
-    found = tokenizer.eos_id if which == "eos" else tokenizer.bos_id
-    if found is None:
-        raise TokenizerError(
-            f"{tokenizer.name} does not say which of its tokens "
-            f'{"ends" if which == "eos" else "begins"} a document. Name it with {which}="TOKEN", '
-            f"or leave it out with {which}=False."
-        )
-    return found
-
-
-def _describe_input(file: InputFile) -> dict[str, Any]:
-    return {
-        "name": file.name,
-        "bytes": file.size,
-        "format": file.format,
-        "compression": file.compression,
-    }
-
-
-def _intact(job: Job, record: SealedSlice) -> bool:
+def intact(job: Job, record: SealedSlice) -> bool:
     """Whether the files of a sealed slice are there, as long as they were."""
     for side, part in record.parts.items():
         for kind, (size, _) in part.files.items():
@@ -217,7 +201,7 @@ def _intact(job: Job, record: SealedSlice) -> bool:
     return True
 
 
-def _refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
+def refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
     """Raise if the bytes of plain text files do not all appear in the counts."""
     if any(file.compression or file.format not in ("text", "jsonl") for file in job.files):
         return
@@ -227,9 +211,10 @@ def _refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
         raise StoreError(f"{size:,} bytes were to be read, and {counted:,} were accounted for.")
 
 
-def _commit(job: Job, side: str, settings: dict[str, Any], done: list[SealedSlice]) -> None:
-    """Write the reject log and then the manifest of one side."""
-    directory = job.side_directory(side)
+def commit(
+    job: Job, side: str, settings: dict[str, Any], done: list[SealedSlice], directory: Path
+) -> None:
+    """Write the reject log and then the manifest of one side into its directory."""
     if settings["append"] and committed(directory, settings):
         return  # by a build that was killed before it came to the other side
     earlier = read_manifest(directory) if settings["append"] else None
@@ -241,7 +226,7 @@ def _commit(job: Job, side: str, settings: dict[str, Any], done: list[SealedSlic
         "format": "penstock-store",
         "version": 1,
         "dtype": job.tokenizer.dtype.name,
-        **{key: settings[key] for key in ("tokenizer", "eos_id", "bos_id", "split")},
+        **of_all_builds(settings),
         "side": side or None,
         "counts": {
             "documents": sum(part.num_documents for part in parts),

@@ -23,7 +23,14 @@ from penstock.store.journal import Journal, differences
 from penstock.store.manifest import FILE_NAME, Manifest, read_manifest
 from penstock.store.split import SIDES
 
-__all__ = ["builds", "committed", "earlier_build", "killed_at_the_end", "remember_stamps"]
+__all__ = [
+    "builds",
+    "committed",
+    "earlier_build",
+    "killed_at_the_end",
+    "of_all_builds",
+    "remember_stamps",
+]
 
 _STAMPS = ".stamps.json"
 
@@ -66,8 +73,7 @@ def earlier_build(
             'A store with split="tail" cannot grow: its validation side is the end of the data. '
             'Build with split="hash", which holds out the same documents when data is added.'
         )
-    told = {key: settings[key] for key in ("tokenizer", "eos_id", "bos_id", "split")}
-    kept = {key: manifest.contents[key] for key in told}
+    told, kept = of_all_builds(settings), of_all_builds(manifest.contents)
     if kept != told:
         raise StoreError(
             f"{directory} was built with other settings, and ids of two kinds cannot share a "
@@ -96,11 +102,17 @@ def builds(manifest: Manifest | None) -> list[dict[str, Any]]:
     return manifest.contents["builds"] if manifest else []
 
 
+def of_all_builds(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that every build of one store shares; only chat stores have "chat"."""
+    shared = ("tokenizer", "eos_id", "bos_id", "split", "chat")
+    return {key: settings[key] for key in shared if key in settings}
+
+
 def _refuse_foreign(directory: Path) -> None:
     """Raise where the directory holds something that no build put there."""
     if (directory / ".building.json").exists():
         return
-    ours = re.compile(r"\.lock|\.\.building\.json\.\d+\.\d+\.tmp")
+    ours = re.compile(r"\.lock|\.readers|\.\.building\.json\.\d+\.\d+\.tmp")
     found = sorted(entry.name for entry in directory.iterdir() if not ours.fullmatch(entry.name))
     if found:
         raise StoreError(
@@ -111,7 +123,7 @@ def _refuse_foreign(directory: Path) -> None:
 
 def _refuse_other(directory: Path, manifest: Manifest, settings: dict[str, Any]) -> None:
     """Raise where a finished store is not what this build would give."""
-    kept = {key: manifest.contents[key] for key in ("tokenizer", "eos_id", "bos_id", "split")}
+    kept = of_all_builds(manifest.contents)
     for done in builds(manifest):
         told = {**kept, "reading": done["reading"], "inputs": done["inputs"], "append": False}
         if canonical_json(told) == canonical_json(settings):

@@ -7,7 +7,8 @@ kernel may have dropped the pages and would report success the second time.
 
 Large files go to the disk directly (O_DIRECT), not through the page cache: what a build
 writes it does not read again, while filling the cache took a fifth of its time and drove
-out the input. Where the file system knows no such thing, the same bytes go the usual way.
+out the input. A stream does read it, and says so. Where the file system knows no such
+thing, the same bytes go the usual way.
 """
 
 import errno
@@ -34,10 +35,15 @@ _own = threading.local()
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def write_file(path: Path, pieces: Iterable[Any]) -> tuple[int, str]:
+def write_file(path: Path, pieces: Iterable[Any], *, cached: bool = False) -> tuple[int, str]:
     """Write `pieces` (bytes or contiguous arrays) to `path`; returns its size and SHA-256.
 
     The caller forces the directory to disk, once for all files it renamed into it.
+
+    Args:
+        path: The file.
+        pieces: Its contents.
+        cached: Leave also a large one in the page cache: it is read again at once.
 
     Raises:
         DiskFullError: there is no room; nothing is left behind.
@@ -51,7 +57,7 @@ def write_file(path: Path, pieces: Iterable[Any]) -> tuple[int, str]:
             file = stream.fileno()
             for block in _blocks(pieces):
                 digest.update(block)
-                if size == _CACHED_BYTES:
+                if size == _CACHED_BYTES and not cached:
                     direct = _set_direct(file, True)
                 if direct and len(block) < _BLOCK_BYTES:  # no whole number of the disk's blocks
                     direct = _set_direct(file, False)

@@ -96,8 +96,18 @@ class Journal:
 
     def seal(self, record: SealedSlice) -> None:
         """Write the record of a slice whose parts are on disk."""
-        write_file(self._directory / f".slice-{record.number:06d}.json", [record.spell()])
+        write_file(self._slice(record.number), [record.spell()])
         sync_directory(self._directory)
+
+    def sealed(self, number: int) -> SealedSlice | None:
+        """The record of a slice, or None where it is not sealed."""
+        try:
+            return SealedSlice.parse(self._slice(number).read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def _slice(self, number: int) -> Path:
+        return self._directory / f".slice-{number:06d}.json"
 
     def end(self) -> None:
         """Remove the journal of a build whose manifest is written."""

@@ -11,7 +11,35 @@ from pathlib import Path
 
 from penstock.errors import StoreBusyError
 
-__all__ = ["locked"]
+__all__ = ["close_held", "hold", "locked"]
+
+# A forked child has the same locks, and would keep them after the process that took them has
+# ended; so what is held is closed there, which lets go of nothing here.
+_held: set[int] = set()
+
+
+def hold(handle: int) -> bool:
+    """Lock an open file until it is closed with `close_held`; whether that could be done."""
+    if not _try_lock(handle):
+        return False
+    _held.add(handle)
+    return True
+
+
+def close_held(handle: int) -> None:
+    """Close a file that was locked, unless a fork has done so."""
+    if handle in _held:
+        _held.discard(handle)
+        os.close(handle)
+
+
+def _let_go() -> None:
+    for handle in list(_held):
+        close_held(handle)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 @contextmanager
@@ -23,20 +51,21 @@ def locked(directory: Path) -> Iterator[None]:
     """
     path = directory / ".lock"
     handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+    if not hold(handle):
+        holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(handle)
+        raise StoreBusyError(
+            f"{directory} is being written by another process (pid {holder}). Two writers "
+            "would spoil each other's parts. Wait for it, or stop it and run this again."
+        )
     try:
-        if not _try_lock(handle):
-            holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise StoreBusyError(
-                f"{directory} is being written by another process (pid {holder}). Two writers "
-                "would spoil each other's parts. Wait for it, or stop it and run this again."
-            )
         # The number is for people; a disk too full for it is told by what needs the room.
         with suppress(OSError):
             os.ftruncate(handle, 0)
             os.write(handle, f"{os.getpid()}\n".encode())
         yield
     finally:
-        os.close(handle)
+        close_held(handle)
 
 
 def _try_lock(handle: int) -> bool:

@@ -3,6 +3,7 @@
     tokens   the quick fox <eos> jumps <eos> …      uint16 or uint32, documents end to end
     bounds                    4             6       where each document ends
     origin       (file, offset)  (file, offset)     where each document came from
+    loss       0    1    1     1      0     0       only of chats: is the token trained on?
 
 The parts are put together in memory (a slice is 64 MB of text, its tokens 30), because
 the header of an array file says how long it is.
@@ -39,6 +40,7 @@ class PartBuilder:
     _tokens: list[NDArray[Any]] = field(default_factory=list)
     _bounds: list[NDArray[np.uint64]] = field(default_factory=list)
     _origins: list[NDArray[np.uint64]] = field(default_factory=list)
+    _losses: list[NDArray[np.uint8]] = field(default_factory=list)
 
     def add(self, batch: Batch) -> None:
         """Tokenize a batch and append it; documents without a single token are skipped."""
@@ -54,16 +56,29 @@ class PartBuilder:
         tokens, ends = join_documents(
             ids, offsets, self.tokenizer.dtype, eos_id=self.eos_id, bos_id=self.bos_id
         )
+        self.append(tokens, ends, np.stack((files, places), axis=1))
+
+    def append(
+        self,
+        tokens: NDArray[Any],
+        ends: NDArray[np.int64],
+        origins: NDArray[np.uint64],
+        loss: NDArray[np.uint8] | None = None,
+    ) -> None:
+        """Append documents that are tokens already; `loss` for all of a part or for none."""
         self._tokens.append(tokens)
         self._bounds.append(ends.astype(np.uint64) + np.uint64(self.num_tokens))
-        self._origins.append(np.stack((files, places), axis=1))
+        self._origins.append(origins)
+        if loss is not None:
+            self._losses.append(loss)
         self.num_tokens += len(tokens)
         self.num_documents += len(ends)
 
-    def seal(self, directory: Path, number: int) -> PartRecord:
-        """Write the three files; each is forced to disk, the directory is left to the caller.
+    def seal(self, directory: Path, number: int, *, cached: bool = False) -> PartRecord:
+        """Write the files; each is forced to disk, the directory is left to the caller.
 
-        A part without documents has no files: no manifest would list them.
+        A part without documents has no files: no manifest would list them. Those of one that
+        is read at once stay in the page cache, if `cached`.
         """
         if not self.num_documents:
             return PartRecord(number, 0, 0, {})
@@ -73,8 +88,12 @@ class PartBuilder:
             "bounds": (np.dtype("<u8"), (self.num_documents,), self._bounds),
             "origin": (np.dtype("<u8"), (self.num_documents, 2), self._origins),
         }
+        if self._losses:
+            contents["loss"] = (np.dtype("u1"), (self.num_tokens,), self._losses)
         files = {
-            kind: write_file(directory / part_file(number, kind), [header(kept, shape), *arrays])
+            kind: write_file(
+                directory / part_file(number, kind), [header(kept, shape), *arrays], cached=cached
+            )
             for kind, (kept, shape, arrays) in contents.items()
         }
         return PartRecord(number, self.num_documents, self.num_tokens, files)

@@ -51,6 +51,9 @@ class TokenStore:
     as long as you keep them.
     """
 
+    growing = False
+    """Whether parts may still be added; see `penstock.streaming`."""
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.manifest: Manifest = read_manifest(self.path)

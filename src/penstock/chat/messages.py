@@ -1,0 +1,245 @@
+"""Records of fine-tuning sets as conversations.
+
+Five shapes are known by their keys; a record of none of them is refused with the keys it
+has, because a guess here would train on the wrong text:
+
+    messages       {"messages": [{"role": "user", "content": "Hi"}, …], "tools": […]}
+    ShareGPT       {"conversations": [{"from": "human", "value": "Hi"}, …], "system": "…"}
+    Alpaca         {"instruction": "…", "input": "…", "output": "…"}
+    Dolly          {"instruction": "…", "context": "…", "response": "…"}
+    prompt         {"prompt": "…", "completion": "…"}
+
+A message with `"train": false` (or OpenAI's `"weight": 0`) is read and not trained on.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import ChatError
+
+__all__ = ["Conversation", "to_conversation"]
+
+_SPEAKERS = {
+    **dict.fromkeys(("human", "user", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model", "bot"), "assistant"),
+    "system": "system",
+    "developer": "developer",
+    "function_call": "assistant",
+    **dict.fromkeys(("observation", "tool", "function_response", "function", "ipython"), "tool"),
+}
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages as templates take them, and what goes with them."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    """More names for the template, such as `enable_thinking`."""
+
+    def is_trained(self, number: int) -> bool:
+        """Whether message `number` is the assistant's, and to be trained on."""
+        message = self.messages[number]
+        return message["role"] == "assistant" and message.get("train", True) is not False
+
+
+def to_conversation(record: Any) -> Conversation:
+    r"""The conversation that a record of any known shape holds.
+
+    >>> to_conversation({"instruction": "Add.", "input": "1 + 1", "output": "2"}).messages
+    [{'role': 'user', 'content': 'Add.\n\n1 + 1'}, {'role': 'assistant', 'content': '2'}]
+
+    Raises:
+        ChatError: it has no such shape, or something in it is not as the shape wants it.
+    """
+    if isinstance(record, Conversation):
+        return record
+    if isinstance(record, list | tuple):
+        record = {"messages": record}
+    if not isinstance(record, dict):
+        raise ChatError("bad_shape", f"A conversation is a list or a dict, not {_kind(record)}.")
+    messages = _turns(record)
+    if record.get("system") and messages and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": _text(record["system"], "system")})
+    if not messages:
+        raise ChatError("no_messages", "The conversation has no messages.")
+    settings = record.get("chat_template_kwargs") or {}
+    if not isinstance(settings, dict):
+        raise ChatError("bad_shape", f'"chat_template_kwargs" holds {_kind(settings)}.')
+    return Conversation(messages, _tools(record.get("tools")), settings)
+
+
+def _turns(record: dict[str, Any]) -> list[dict[str, Any]]:
+    for key in ("messages", "conversations", "conversation"):
+        if record.get(key) is not None:
+            turns = record[key]
+            if not isinstance(turns, list | tuple):
+                raise ChatError("bad_shape", f'"{key}" holds {_kind(turns)}, not a list.')
+            return [_message(turn, f"{key}[{number}]") for number, turn in enumerate(turns)]
+    if "instruction" in record:
+        return _instructed(record)
+    if "prompt" in record and "completion" in record:
+        return [*_side(record, "prompt", "user"), *_side(record, "completion", "assistant")]
+    shown = ", ".join(f'"{key}"' for key in list(record)[:8]) or "no keys"
+    raise ChatError(
+        "bad_shape",
+        f"The record has {shown}, which is no conversation that is known. Known are "
+        '"messages", "conversations" (ShareGPT), "instruction" with "output" (Alpaca) or '
+        '"response" (Dolly), and "prompt" with "completion".',
+    )
+
+
+def _side(record: dict[str, Any], key: str, role: str) -> list[dict[str, Any]]:
+    value = record[key]
+    if isinstance(value, list):
+        return [_message(turn, f"{key}[{number}]") for number, turn in enumerate(value)]
+    return [{"role": role, "content": _text(value, key)}]
+
+
+def _instructed(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Alpaca and Dolly; also Alpaca's seed tasks, which keep input and output in a list."""
+    if isinstance(record.get("instances"), list):
+        if len(record["instances"]) != 1:
+            raise ChatError(
+                "bad_shape",
+                f'"instances" holds {len(record["instances"])} examples; make each a record.',
+            )
+        record = {**record, **record["instances"][0]}
+    answer = "output" if "output" in record else "response"
+    context = "input" if answer == "output" else "context"
+    if answer not in record:
+        raise ChatError("bad_shape", '"instruction" comes without "output" or "response".')
+    question = _text(record["instruction"], "instruction")
+    if more := _text(record.get(context) or "", context):
+        question = f"{question}\n\n{more}" if question else more
+    turns: list[dict[str, Any]] = []
+    for number, pair in enumerate(record.get("history") or []):
+        asked, told = (_text(each, f"history[{number}]") for each in pair)
+        turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": told}]
+    return [
+        *turns,
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": _text(record[answer], answer)},
+    ]
+
+
+def _message(turn: Any, place: str) -> dict[str, Any]:
+    """One message of either spelling, checked."""
+    if not isinstance(turn, dict):
+        raise ChatError("bad_shape", f"{place} is {_kind(turn)}, not a message.")
+    if "role" in turn:
+        message = {key: item for key, item in turn.items() if key != "weight" and item is not None}
+        message["role"] = {"function": "tool", "model": "assistant"}.get(turn["role"], turn["role"])
+        message.setdefault("content", None)
+    elif "from" in turn:
+        message = _sharegpt(turn, place)
+    else:
+        raise ChatError("bad_shape", f'{place} has neither "role" nor "from": {turn!r:.60}')
+    if not isinstance(message["role"], str) or not message["role"]:
+        raise ChatError("bad_shape", f"{place} has the role {message['role']!r:.40}.")
+    if turn.get("weight") is not None and "train" not in turn:
+        message["train"] = bool(turn["weight"])
+    if not isinstance(message.get("train", True), bool):
+        raise ChatError(
+            "bad_shape", f'{place}: "train" is {turn["train"]!r:.20}, not true or false.'
+        )
+    _check_content(message, place)
+    thought = next((message[key] for key in _THOUGHTS if isinstance(message.get(key), str)), None)
+    if thought is not None:  # templates read it under either of two names
+        message = {"reasoning_content": thought, "thinking": thought, **message}
+    if message.get("tool_calls"):
+        calls = message["tool_calls"]
+        message["tool_calls"] = [_call(call, f"{place}.tool_calls") for call in calls]
+    return message
+
+
+def _sharegpt(turn: dict[str, Any], place: str) -> dict[str, Any]:
+    role = _SPEAKERS.get(turn["from"]) if isinstance(turn["from"], str) else None
+    if role is None:
+        known = ", ".join(sorted(_SPEAKERS))
+        raise ChatError("unknown_role", f"{place} is from {turn['from']!r:.40}; known are {known}.")
+    kept = {key: item for key, item in turn.items() if key not in ("from", "value", "weight")}
+    value = turn.get("value")
+    if turn["from"] != "function_call":
+        return {**kept, "role": role, "content": value}
+    try:
+        calls = json.loads(_text(value, f"{place}.value"))
+    except ValueError as error:
+        raise ChatError(
+            "bad_tool_call", f"{place} is a function call that is no JSON: {error}."
+        ) from None
+    calls = calls if isinstance(calls, list) else [calls]
+    return {**kept, "role": role, "content": None, "tool_calls": calls}
+
+
+def _call(call: Any, place: str) -> dict[str, Any]:
+    """A tool call in the form that templates take, its arguments as an object."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ChatError("bad_tool_call", f"{place} holds {call!r:.60}, which names no function.")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments)
+        except ValueError:
+            parsed = None
+        # What is no object stays as it was written.
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    outer = {
+        key: item for key, item in call.items() if key not in ("function", "name", "arguments")
+    }
+    return {
+        "type": "function",
+        **outer,
+        "function": {**function, "name": function["name"], "arguments": arguments},
+    }
+
+
+def _check_content(message: dict[str, Any], place: str) -> None:
+    content = message["content"]
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise ChatError("bad_content", f"{place}.content is {_kind(content)}, not text or parts.")
+    for number, part in enumerate(content):
+        if isinstance(part, str):
+            continue
+        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+            found = part.get("type") if isinstance(part, dict) else _kind(part)
+            raise ChatError(
+                "not_text",
+                f"{place}.content[{number}] is of type {found!r:.40} and has no text; penstock "
+                "renders text alone.",
+            )
+
+
+def _tools(tools: Any) -> list[Any] | None:
+    """Tool definitions; ShareGPT files keep them as JSON in a string."""
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools) if tools.strip() else None
+        except ValueError as error:
+            raise ChatError("bad_tools", f'"tools" is no JSON: {error}.') from None
+    if tools is None or tools == []:
+        return None
+    if not isinstance(tools, list):
+        raise ChatError("bad_tools", f'"tools" holds {_kind(tools)}, not a list.')
+    return [
+        {"type": "function", "function": tool}
+        if isinstance(tool, dict) and "function" not in tool
+        else tool
+        for tool in tools
+    ]
+
+
+def _text(value: Any, place: str) -> str:
+    if not isinstance(value, str):
+        raise ChatError("bad_content", f'"{place}" holds {_kind(value)}, not text.')
+    return value
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,147 @@
+"""The special tokens of a tokenizer, and where a template wrote them.
+
+Text is cut at special tokens before anything else, exactly as Hugging Face's tokenizers cut
+it, with one difference: only the template can write one. Where a user's message spells
+`<|im_end|>`, it is eleven characters of text, and cannot end the user's turn.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from penstock.chat.script import Script, Span
+from penstock.tokenize.tokenizer import Tokenizer
+
+__all__ = ["Found", "SpecialToken", "SpecialTokens", "special_tokens_of", "wrapped"]
+
+
+# White space as Rust has it; Python counts four control characters more.
+_BLANKS = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialToken:
+    """A token that is written, never spelled."""
+
+    text: str
+    id: int
+    lstrip: bool = False
+    """Whether it swallows the blanks before it."""
+    rstrip: bool = False
+    single_word: bool = False
+
+
+class Found(NamedTuple):
+    """A special token in a text."""
+
+    id: int
+    span: Span
+    """Its own characters."""
+    taken: Span
+    """The same with the blanks that it swallows."""
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """All special tokens of a tokenizer."""
+
+    tokens: dict[str, SpecialToken] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # The longest first, as tokenizers prefer them.
+        names = sorted(self.tokens, key=len, reverse=True)
+        pattern = re.compile("|".join(map(re.escape, names))) if names else None
+        object.__setattr__(self, "_pattern", pattern)
+
+    def find(self, script: Script, *, anywhere: bool) -> Iterator[Found]:
+        """Each special token that stands in the template's own words.
+
+        With `anywhere`, also those in the content.
+        """
+        pattern: re.Pattern[str] | None = self._pattern  # type: ignore[attr-defined]
+        if pattern is None:
+            return
+        text = script.text
+        done = 0
+        for begin, end in [(0, len(text))] if anywhere else _gaps(script):
+            for found in pattern.finditer(text, begin, end):
+                token = self.tokens[found.group()]
+                start, stop = span = found.span()
+                if token.single_word and _in_a_word(text, start, stop):
+                    continue
+                if token.lstrip:
+                    start = max(done, len(text[:start].rstrip(_BLANKS)))
+                if token.rstrip:
+                    stop = len(text) - len(text[stop:].lstrip(_BLANKS))
+                yield Found(token.id, span, (start, stop))
+                done = stop
+
+    def spelled_in(self, script: Script) -> bool:
+        """Whether the content of `script` spells a special token."""
+        pattern: re.Pattern[str] | None = self._pattern  # type: ignore[attr-defined]
+        if pattern is None:
+            return False
+        own = {
+            span
+            for begin, end in _gaps(script)
+            for span in _spans(pattern, script.text, begin, end)
+        }
+        return set(_spans(pattern, script.text, 0, len(script.text))) != own
+
+
+def _spans(pattern: re.Pattern[str], text: str, begin: int, end: int) -> Iterator[Span]:
+    return (found.span() for found in pattern.finditer(text, begin, end))
+
+
+def _gaps(script: Script) -> Iterator[Span]:
+    """The template's own words."""
+    place = 0
+    for start, stop in script.content:
+        if place < start:
+            yield place, start
+        place = stop
+    if place < len(script.text):
+        yield place, len(script.text)
+
+
+def _in_a_word(text: str, start: int, stop: int) -> bool:
+    before, after = text[start - 1 : start] if start else "", text[stop : stop + 1]
+    return any(each.isalnum() or each == "_" for each in (before, after) if each)
+
+
+def special_tokens_of(tokenizer: Tokenizer) -> SpecialTokens:
+    """The special tokens that `tokenizer` has.
+
+    Of an object without a definition, those of tiktoken's encodings are known, and of any that
+    has `get_special_tokens` and `encode_special`.
+    """
+    if tokenizer.definition is not None:
+        flags = ("lstrip", "rstrip", "single_word")
+        found = [
+            SpecialToken(each["content"], each["id"], *(bool(each.get(flag)) for flag in flags))
+            for each in tokenizer.definition.config.get("added_tokens") or []
+            if each["special"]
+        ]
+    else:
+        found = [
+            SpecialToken(text, number) for text, number in _known_to(wrapped(tokenizer)).items()
+        ]
+    return SpecialTokens({token.text: token for token in found})
+
+
+def wrapped(tokenizer: Tokenizer) -> Any:
+    """The object that the tokenizer was made of, where it is one with `encode` alone."""
+    return getattr(tokenizer.engine, "_tokenizer", None)
+
+
+def _known_to(source: Any) -> dict[str, int]:
+    if isinstance(getattr(source, "_special_tokens", None), dict):  # tiktoken
+        return dict(source._special_tokens)
+    names = getattr(source, "get_special_tokens", None)
+    encode = getattr(source, "encode_special", None)
+    if callable(names) and callable(encode):
+        return {str(name): int(encode(name)) for name in names()}
+    return {}

@@ -1,0 +1,285 @@
+r"""Strings that remember where their characters came from.
+
+A template glues messages together with text of its own, and may strip, split, slice and
+repeat them on the way. `Traced` strings go through all of that and still know, for every
+character of the result, which message it belongs to:
+
+    text   <|im_start|>assistant\nHello there<|im_end|>\n
+    runs                          └─ message 1, from its character 0 on
+
+No guess is made by searching the result for the content, which fails as soon as the
+content occurs twice. A character without a run is the template's own.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, SupportsIndex
+
+from penstock.errors import ChatError
+
+__all__ = ["Leaf", "Run", "Traced", "derived", "leaves_in", "to_json", "trace", "traced_join"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaf:
+    """One string of a conversation: the content of a message, an argument of a tool call."""
+
+    message: int
+    """The number of the message; -1 for what belongs to none, such as tool definitions."""
+    path: str
+    """Where it stands in the message: "content", "tool_calls[0].function.name"."""
+    text: str
+    train: bool = True
+    """Whether it may be trained on, where its message is."""
+
+
+Run = tuple[int, int, Leaf, int]
+"""Characters `[start, stop)` come from a leaf, from this character of it on; -1 where they
+were changed on the way (escaped in JSON, put in lower case)."""
+
+
+class Traced(str):
+    """A string with runs. Methods that keep characters keep their runs."""
+
+    __slots__ = ("_runs",)
+    _runs: list[Run]
+
+    def __new__(cls, text: str, runs: list[Run]) -> "Traced":
+        """`text` with the runs of its characters."""
+        self = str.__new__(cls, text)
+        self._runs = runs
+        return self
+
+    @property
+    def plain(self) -> str:
+        """The same characters, without runs."""
+        return str.__str__(self)
+
+    def __str__(self) -> str:
+        return self
+
+    def __getnewargs__(self) -> tuple[str, list[Run]]:  # type: ignore[override]
+        return self.plain, self._runs
+
+    def __add__(self, other: str) -> "Traced":
+        return traced_join((self, other)) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: str) -> "Traced":
+        return traced_join((other, self)) if isinstance(other, str) else NotImplemented
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._cut(place, place + 1) for place in range(len(self)))
+
+    def __getitem__(self, key: SupportsIndex | slice) -> str:
+        if not isinstance(key, slice):
+            place = range(len(self))[key]
+            return self._cut(place, place + 1)
+        start, stop, step = key.indices(len(self))
+        if step == 1:
+            return self._cut(start, max(start, stop))
+        return derived(self.plain[key], [self])
+
+    def _cut(self, start: int, stop: int) -> "Traced":
+        """Characters `[start, stop)`, with their runs."""
+        runs = []
+        for first, last, leaf, offset in self._runs:
+            low, high = max(first, start), min(last, stop)
+            if low < high:
+                moved = offset if offset < 0 else offset + low - first
+                runs.append((low - start, high - start, leaf, moved))
+        return Traced(self.plain[start:stop], runs)
+
+    def strip(self, chars: str | None = None, /) -> str:
+        """Without blanks (or `chars`) at both ends."""
+        return self.lstrip(chars).rstrip(chars)
+
+    def lstrip(self, chars: str | None = None, /) -> str:
+        """Without blanks (or `chars`) at the start."""
+        return self._cut(len(self) - len(self.plain.lstrip(chars)), len(self))
+
+    def rstrip(self, chars: str | None = None, /) -> str:
+        """Without blanks (or `chars`) at the end."""
+        return self._cut(0, len(self.plain.rstrip(chars)))
+
+    def removeprefix(self, prefix: str, /) -> str:
+        """Without `prefix`, where it begins so."""
+        return self._cut(len(self) - len(self.plain.removeprefix(prefix)), len(self))
+
+    def removesuffix(self, suffix: str, /) -> str:
+        """Without `suffix`, where it ends so."""
+        return self._cut(0, len(self.plain.removesuffix(suffix)))
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        """The pieces between separators."""
+        return self._pieces(self.plain.split(sep, maxsplit))
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        """The pieces between separators, counted from the end."""
+        return self._pieces(self.plain.rsplit(sep, maxsplit))
+
+    def splitlines(self, keepends: bool = False) -> list[str]:
+        """The lines."""
+        pieces, place = [], 0
+        for kept, whole in zip(
+            self.plain.splitlines(keepends), self.plain.splitlines(True), strict=True
+        ):
+            pieces.append(self._cut(place, place + len(kept)))
+            place += len(whole)
+        return list(pieces)
+
+    def partition(self, sep: str, /) -> tuple[str, str, str]:
+        """Before, at and after the first separator."""
+        before, found, _ = self.plain.partition(sep)
+        return self._three(len(before), len(found))
+
+    def rpartition(self, sep: str, /) -> tuple[str, str, str]:
+        """Before, at and after the last separator."""
+        before, found, _ = self.plain.rpartition(sep)
+        return self._three(len(before), len(found))
+
+    def _three(self, before: int, found: int) -> tuple[str, str, str]:
+        middle = before + found
+        return self._cut(0, before), self._cut(before, middle), self._cut(middle, len(self))
+
+    def _pieces(self, pieces: list[str]) -> list[str]:
+        """`pieces`, which lie in this order in the string, cut from it."""
+        found: list[str] = []
+        place = 0
+        for piece in pieces:
+            place = self.plain.index(piece, place)
+            found.append(self._cut(place, place + len(piece)))
+            place += len(piece)
+        return found
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
+        """With `new` in place of `old`."""
+        if not old:
+            return derived(self.plain.replace(old, new, count), [self, new])
+        pieces: list[str] = []
+        place, left = 0, int(count)
+        while left and (found := self.plain.find(old, place)) >= 0:
+            pieces += [self._cut(place, found), new]
+            place, left = found + len(old), left - 1
+        return traced_join([*pieces, self._cut(place, len(self))])
+
+    def join(self, pieces: Iterable[str], /) -> str:
+        """The pieces with this string between them."""
+        glued: list[str] = []
+        for piece in pieces:
+            glued += [self, piece] if glued else [piece]
+        return traced_join(glued)
+
+    def lower(self) -> str:
+        """In lower case."""
+        return derived(self.plain.lower(), [self])
+
+    def upper(self) -> str:
+        """In upper case."""
+        return derived(self.plain.upper(), [self])
+
+    def title(self) -> str:
+        """With a capital at each word."""
+        return derived(self.plain.title(), [self])
+
+    def capitalize(self) -> str:
+        """With a capital at the start."""
+        return derived(self.plain.capitalize(), [self])
+
+
+def trace(value: Any, leaf: Leaf) -> Any:
+    """A copy of `value` in which every string is traced, those inside lists and dicts too.
+
+    The strings under the key "role" stay plain: a template writes them as its own.
+    """
+    if isinstance(value, str):
+        kept = Leaf(leaf.message, leaf.path, value, leaf.train)
+        return Traced(value, [(0, len(value), kept, 0)]) if value else value
+    if isinstance(value, dict):
+        train = leaf.train and value.get("train", True) is not False
+        traced = {}
+        for key, item in value.items():
+            if key == "train" and leaf.message >= 0:
+                continue
+            path = f"{leaf.path}.{key}" if leaf.path else str(key)
+            inside = Leaf(leaf.message, path, "", train)
+            # Names of arguments are the model's words too.
+            spelled = trace(key, inside) if "arguments" in leaf.path else key
+            traced[spelled] = item if key == "role" else trace(item, inside)
+        return traced
+    if isinstance(value, list | tuple):
+        return [
+            trace(item, Leaf(leaf.message, f"{leaf.path}[{number}]", "", leaf.train))
+            for number, item in enumerate(value)
+        ]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    # A template could call any method of it.
+    raise ChatError(
+        "bad_content", f"{leaf.path or 'A message'} is a {type(value).__name__}, not JSON."
+    )
+
+
+def traced_join(pieces: Iterable[str]) -> Traced:
+    """All pieces end to end.
+
+    >>> leaf = Leaf(0, "content", "Hi")
+    >>> joined = traced_join(["<user>", Traced("Hi", [(0, 2, leaf, 0)])])
+    >>> joined.plain, [(start, stop) for start, stop, *_ in joined._runs]
+    ('<user>Hi', [(6, 8)])
+    """
+    held = list(pieces)
+    runs: list[Run] = []
+    place = 0
+    for piece in held:
+        if type(piece) is Traced:
+            for start, stop, leaf, offset in piece._runs:
+                runs.append((start + place, stop + place, leaf, offset))
+        place += len(piece)
+    return Traced("".join(held), runs)
+
+
+def derived(text: str, values: Iterable[Any]) -> str:
+    """`text`, which was made of `values`, as belonging to every leaf in them."""
+    leaves = leaves_in(list(values))
+    if not leaves or not text:
+        return text
+    return Traced(str.__str__(text), [(0, len(text), leaf, -1) for leaf in leaves])
+
+
+def leaves_in(value: Any) -> list[Leaf]:
+    """The leaves that the strings in `value` come from, each once."""
+    found: dict[int, Leaf] = {}
+    _collect(value, found)
+    return list(found.values())
+
+
+def _collect(value: Any, found: dict[int, Leaf]) -> None:
+    if type(value) is Traced:
+        for _, _, leaf, _ in value._runs:
+            found[id(leaf)] = leaf
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _collect(key, found)
+            _collect(item, found)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _collect(item, found)
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter `tojson` as chat templates know it: nothing is escaped for HTML."""
+    text = json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+    return derived(text, [value])

@@ -1,0 +1,48 @@
+"""A digest for the first parts of a store.
+
+    chain(0) = digest(build settings)       chain(n) = digest(chain(n - 1), record of part n - 1)
+
+The digest of a store is that of its manifest, which is written last. A state that was taken
+while the store grew binds to what was there: how it is built, and the parts up to its position.
+"""
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from penstock.digest import digest_json
+from penstock.store.earlier import builds, of_all_builds
+from penstock.store.reader import TokenStore
+
+__all__ = ["chain", "told_build"]
+
+_chains: "WeakKeyDictionary[TokenStore, list[str]]" = WeakKeyDictionary()
+
+
+def chain(store: TokenStore, num_parts: int) -> str:
+    """The digest of how `store` is built and of its first parts, which must be there."""
+    links = _chains.setdefault(store, [digest_json(_settings(store))])
+    while len(links) <= num_parts:
+        part = store.manifest.parts[len(links) - 1]
+        links.append(digest_json([links[-1], part.spell()]))
+    return links[num_parts]
+
+
+def told_build(store: TokenStore) -> dict[str, Any]:
+    """How a store is built, in words that are short enough for a state."""
+    settings = _settings(store)
+    tokenizer, inputs = settings["tokenizer"], settings["inputs"]
+    size = sum(each["bytes"] for each in inputs)
+    files = f"{len(inputs):,} file{'s' * (len(inputs) != 1)} of {size:,} bytes"
+    return {
+        "tokenizer": f"{tokenizer['name']} {(tokenizer['digest'] or tokenizer['canary'])[:8]}"[-60:],
+        "eos_id": settings["eos_id"],
+        "bos_id": settings["bos_id"],
+        "reading": settings["reading"],
+        "inputs": f"{files}, digest {digest_json(inputs)[:8]}",
+    }
+
+
+def _settings(store: TokenStore) -> dict[str, Any]:
+    contents = store.manifest.contents
+    first = builds(store.manifest)[0]
+    return {**of_all_builds(contents), "reading": first["reading"], "inputs": first["inputs"]}

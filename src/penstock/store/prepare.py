@@ -1,0 +1,142 @@
+"""What a build is asked to do: its inputs listed, its tokenizer loaded, its settings spelled.
+
+Everything that the bytes of a store depend on is in `settings`; two builds with equal ones
+give the same store, and one that was killed is gone on with only if they are.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.errors import StoreError, TokenizerError
+from penstock.sources.listing import InputFile, list_files
+from penstock.sources.reading import Format, Reading
+from penstock.sources.texts import Texts
+from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
+
+__all__ = ["Prepared", "prepare"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A build whose arguments were looked at and whose inputs were listed."""
+
+    directory: Path
+    files: list[InputFile]
+    reading: Reading
+    tokenizer: Tokenizer
+    settings: dict[str, Any]
+    """Everything that the bytes of the store depend on."""
+    split: str | None
+    append: bool
+    max_bad: float
+    chat: Any
+    threads: int
+
+    @property
+    def stamped(self) -> dict[str, Any]:
+        """The settings, and when each input was changed last."""
+        return {**self.settings, "stamps": [file.stamp for file in self.files]}
+
+
+def prepare(  # noqa: PLR0913  (the arguments of `build`)
+    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Texts,
+    store: str | os.PathLike[str],
+    *,
+    tokenizer: Any,
+    format: Format,
+    documents: str,
+    field: str,
+    errors: Literal["strict", "replace"],
+    eos: bool | str,
+    bos: bool | str,
+    special_tokens: SpecialTokens,
+    max_bad: float,
+    max_document_bytes: int,
+    max_expansion: int,
+    engine: Literal["auto", "gigatoken", "tokenizers"],
+    threads: int | None,
+    chat: Any = None,
+    split: str | None = None,
+    append: bool = False,
+) -> Prepared:
+    """List the inputs and load the tokenizer of a build; nothing but the directory is written."""
+    if threads is not None and threads < 1:
+        raise StoreError(f"threads={threads} leaves nobody to do the work; use at least 1.")
+    if not (max_bad >= 0):
+        raise StoreError(f"max_bad={max_bad} is not a share or a number of records.")
+    reading = Reading(
+        format=format,
+        documents=documents if chat is None else "lines",
+        field=field,
+        errors=errors,
+        max_document_bytes=max_document_bytes,
+        max_expansion=max_expansion,
+    )
+    files = list_files(inputs, reading)
+    stage = None
+    if chat is not None:
+        from penstock.store.chat import chat_files, chat_stage
+
+        stage = chat_stage(chat, tokenizer, engine, special_tokens, eos=eos, bos=bos)
+        tokenizer, special_tokens, files = stage.chat.tokenizer, "text", chat_files(files)
+        eos, bos = stage.eos, stage.bos
+    loaded = load_tokenizer(tokenizer, special_tokens=special_tokens, engine=engine)
+    directory = Path(store)
+    directory.mkdir(parents=True, exist_ok=True)
+    settings: dict[str, Any] = {
+        "tokenizer": loaded.describe(),
+        "eos_id": _edge_id(loaded, eos, "eos"),
+        "bos_id": _edge_id(loaded, bos, "bos"),
+        "split": split,
+        "reading": reading.describe(),
+        "inputs": [_describe_input(file) for file in files],
+        "append": append,
+        **({} if stage is None else {"chat": stage.chat.describe()}),
+    }
+    return Prepared(
+        directory=directory,
+        files=files,
+        reading=reading,
+        tokenizer=loaded,
+        settings=settings,
+        split=split,
+        append=append,
+        max_bad=max_bad,
+        chat=stage,
+        threads=threads or _default_threads(),
+    )
+
+
+def _default_threads() -> int:
+    """One a core that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _edge_id(tokenizer: Tokenizer, wanted: bool | str, which: str) -> int | None:
+    """The id to put at one end of each document, or None."""
+    if wanted is False:
+        return None
+    if isinstance(wanted, str):
+        return tokenizer.token_id(wanted)
+    found = tokenizer.eos_id if which == "eos" else tokenizer.bos_id
+    if found is None:
+        raise TokenizerError(
+            f"{tokenizer.name} does not say which of its tokens "
+            f'{"ends" if which == "eos" else "begins"} a document. Name it with {which}="TOKEN", '
+            f"or leave it out with {which}=False."
+        )
+    return found
+
+
+def _describe_input(file: InputFile) -> dict[str, Any]:
+    return {
+        "name": file.name,
+        "bytes": file.size,
+        "format": file.format,
+        "compression": file.compression,
+    }

@@ -1,0 +1,70 @@
+"""Templates run in a sandbox, with what they expect and nothing else."""
+
+import datetime
+
+import pytest
+
+from penstock.chat.jinja import Program
+from penstock.errors import ChatError, TemplateError
+
+
+def run(source, date=None, **variables):
+    return Program(source, "test").run(variables, date).plain
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ x._runs }}",
+        "{% set messages[0] = 1 %}",
+        "{{ range(1000000) | list | length }}",
+        "{{ cycler.__init__.__globals__.os }}",
+    ],
+)
+def test_a_template_cannot_leave_the_sandbox(source):
+    try:
+        text = run(source, messages=[1], x="x")
+    except (ChatError, TemplateError):
+        return
+
+    assert text == ""  # what it may not see is not defined, and prints nothing
+
+
+def test_break_and_continue_are_known():
+    source = "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}"
+
+    assert run(source + "{% if i == 3 %}{% break %}{% endif %}{% endfor %}") == "023"
+
+
+def test_json_is_not_escaped_for_html():
+    assert run("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
+
+
+def test_a_template_may_refuse():
+    with pytest.raises(ChatError, match="refused the conversation: no tools") as error:
+        run("{{ raise_exception('no tools') }}")
+
+    assert error.value.reason == "template_refused"
+
+
+def test_a_template_that_fails_says_so():
+    with pytest.raises(ChatError, match="failed on the conversation: TypeError"):
+        run("{{ 'a' + 1 }}")
+
+
+def test_a_date_is_the_one_that_was_given():
+    source = "{{ strftime_now('%Y-%m-%d') if strftime_now is defined else 'never' }}"
+
+    assert run(source) == "never"
+    assert run(source, datetime.date(2026, 1, 31)) == "2026-01-31"
+    with pytest.raises(ChatError, match="give one with date="):
+        run("{{ strftime_now('%Y') }}")
+
+
+def test_what_is_no_jinja_is_refused_with_its_line():
+    with pytest.raises(TemplateError, match="test, line 2 is not valid Jinja"):
+        Program("{% if x %}\n{% endfor %}", "test")

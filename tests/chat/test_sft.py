@@ -1,0 +1,193 @@
+"""The endless generator of padded batches."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.chat.chat import Chat
+from penstock.errors import ChatError, PlanError, ResumeError
+from penstock.integrations.sft import SFTCollate, sft_data_generator
+
+
+def row(number):
+    return {
+        "messages": [
+            {"role": "user", "content": f"What is {number}?" + " Really?" * (number % 5)},
+            {"role": "assistant", "content": f"It is {number}."},
+        ]
+    }
+
+
+ROWS = [row(number) for number in range(10)]
+
+
+@pytest.fixture(scope="module")
+def chat(gpt2):
+    return Chat("nanochat", gpt2)
+
+
+def by_hand(rows, chat, pad, ignore):
+    """The straightforward way: a row at a time, token by token."""
+    rendered = [chat.render(each) for each in rows]
+    width = max(map(len, rendered)) - 1
+    inputs, targets = [], []
+    for tokens, loss in rendered:
+        tokens, loss = tokens.tolist(), loss.tolist()
+        fill = width - len(tokens) + 1
+        inputs.append(tokens[:-1] + [pad] * fill)
+        kept = [t if m else ignore for t, m in zip(tokens[1:], loss[1:], strict=True)]
+        targets.append(kept + [ignore] * fill)
+    return torch.tensor(inputs), torch.tensor(targets)
+
+
+@pytest.mark.parametrize("ignore", [-1, -100])
+def test_batches_are_those_of_the_straightforward_way(chat, ignore):
+    batches = sft_data_generator(ROWS, 4, chat, pad_token_id=7, ignore_index=ignore)
+    order = itertools.cycle(range(10))
+    for inputs, targets in itertools.islice(batches, 12):
+        rows = [ROWS[next(order)] for _ in range(4)]
+        expected = by_hand(rows, chat, 7, ignore)
+        assert torch.equal(inputs, expected[0])
+        assert torch.equal(targets, expected[1])
+
+
+def test_supervised_targets_decode_to_the_answers(chat, gpt2):
+    for number, (_, targets) in enumerate(itertools.islice(sft_data_generator(ROWS, 1, chat), 10)):
+        said = gpt2.decode(targets[targets != -1].numpy()).decode()
+        assert said == f"It is {number}.<|assistant_end|>"
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_ranks_together_read_each_row_once_a_pass(chat, world_size):
+    seen = []
+    ranks = [
+        sft_data_generator(ROWS, 2, chat, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    for _ in range(30):
+        parts = [next(each)[1] for each in ranks]
+        for line in range(2):  # rank r has rows r, r + w, …
+            seen += [answered(part[line]) for part in parts]
+
+    assert seen == [number % 10 for number in range(len(seen))]
+    assert len({each.position for each in ranks}) == 1
+
+
+def answered(targets):
+    """The number that an answer of `ROWS` tells."""
+    kept = targets[targets != -1].tolist()
+    return _NUMBERS[tuple(kept)]
+
+
+@pytest.fixture(autouse=True)
+def _numbers(chat):
+    for number, each in enumerate(ROWS):
+        tokens, loss = chat.render(each)
+        _NUMBERS[tuple(tokens[loss == 1].tolist())] = number
+
+
+_NUMBERS: dict[tuple[int, ...], int] = {}
+
+
+def test_a_run_goes_on_from_its_state_on_other_ranks(chat):
+    whole = sft_data_generator(ROWS, 3, chat)
+    expected = [answered(line) for _, targets in itertools.islice(whole, 20) for line in targets]
+    first = sft_data_generator(ROWS, 3, chat)
+    begun = [answered(line) for _, targets in itertools.islice(first, 4) for line in targets]
+    state = first.state_dict()
+    ranks = [sft_data_generator(ROWS, 1, chat, rank=rank, world_size=3) for rank in range(3)]
+    for each in ranks:
+        each.load_state_dict(state)
+    for _ in range(16):
+        begun += [answered(next(each)[1][0]) for each in ranks]
+
+    assert begun == expected
+    with pytest.raises(ResumeError, match="of 10 rows, and this one has 9"):
+        sft_data_generator(ROWS[:9], 1, chat).load_state_dict(state)
+
+
+def test_a_function_of_ones_own_may_render(chat):
+    own = sft_data_generator(ROWS, 4, lambda each: tuple(chat.render(each)), pad_token_id=7)
+    ours = sft_data_generator(ROWS, 4, chat, pad_token_id=7)
+    lists = sft_data_generator(
+        ROWS, 4, lambda each: tuple(a.tolist() for a in chat.render(each)), pad_token_id=7
+    )
+    for one, two, three in itertools.islice(zip(own, ours, lists, strict=False), 5):
+        assert all(map(torch.equal, one, two))
+        assert all(map(torch.equal, three, two))
+
+
+def test_long_rows_are_cut_where_that_was_asked_for(chat):
+    inputs, targets = next(sft_data_generator(ROWS, 10, chat, max_length=12))
+    whole, _ = next(sft_data_generator(ROWS, 10, chat))
+
+    assert inputs.shape == targets.shape == (10, 11)
+    assert torch.equal(inputs, whole[:, :11])
+
+
+def test_rows_without_anything_to_train_on_are_counted(chat):
+    silent = {"messages": [ROWS[0]["messages"][0], {**ROWS[0]["messages"][1], "train": False}]}
+    batches = sft_data_generator([ROWS[0], silent], 2, chat)
+    _, targets = next(batches)
+
+    assert (targets[1] == -1).all()
+    assert batches.num_untrained == 1
+
+
+def test_a_batch_is_never_written_again(chat):
+    batches = sft_data_generator(ROWS, 2, chat)
+    first = next(batches)
+    kept = [each.clone() for each in first]
+    for _ in range(20):
+        next(batches)
+
+    assert all(map(torch.equal, first, kept))
+
+
+def test_collate_works_in_a_dataloader_with_workers(gpt2):
+    """Sent to processes that are spawned, where each makes a chat of its own."""
+    collate = SFTCollate(Chat("nanochat", "gpt2"), pad_token_id=7)
+    loader = torch.utils.data.DataLoader(
+        ROWS, batch_size=5, collate_fn=collate, num_workers=1, multiprocessing_context="spawn"
+    )
+    for (inputs, targets), start in zip(loader, (0, 5), strict=True):
+        expected = by_hand(ROWS[start : start + 5], collate.chat, 7, -1)
+        assert torch.equal(inputs, expected[0])
+        assert torch.equal(targets, expected[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"rank": 2, "world_size": 2}, "rank=2"),
+        ({"max_length": 1}, "max_length=1"),
+        ({"ignore_index": 0}, "may be a token"),
+        ({"pad_token_id": -1}, "pad_token_id=-1"),
+        ({"dataset": []}, "empty"),
+        ({"chat": lambda each: ([], [])}, "pad_token_id=None"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(chat, options, told):
+    given = {"dataset": ROWS, "batch_size": 2, "chat": chat, **options}
+
+    with pytest.raises(PlanError, match=told):
+        sft_data_generator(
+            given.pop("dataset"), given.pop("batch_size"), given.pop("chat"), **given
+        )
+
+
+def test_a_row_that_is_no_conversation_is_named(chat):
+    with pytest.raises(ChatError, match="no conversation that is known") as error:
+        next(sft_data_generator([{"text": "no"}], 1, chat))
+
+    assert "rows 0" in error.value.__notes__[0]
+
+
+def test_tensors_are_of_type_long(chat):
+    inputs, targets = next(sft_data_generator(ROWS, 2, chat, device="cpu"))
+
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert np.shares_memory(inputs.numpy(), inputs.numpy())

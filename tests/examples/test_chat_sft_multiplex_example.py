@@ -1,0 +1,44 @@
+"""The example runs as its first lines say, with the real sets and without."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "chat_sft_multiplex_example.py"
+
+
+def run(folder, *options):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(SCRIPT), *options],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_it_trains_on_answers_alone_and_learns(tmp_path):
+    shown = run(tmp_path, "--steps", "12")
+
+    assert "Going on with made-up questions." in shown
+    assert "<|assistant_start|>[[It is 1.<|assistant_end|>]]" in shown
+    assert "Total examples: 500\n" in shown
+    first, last = re.search(r"Loss over 12 steps: ([\d.]+) to ([\d.]+)\n", shown).groups()
+    assert float(last) < float(first)
+    assert re.search(r"The generator gave [\d,]+ conversations a second\n$", shown)
+
+
+def test_it_trains_on_the_real_sets(tmp_path, data):
+    (tmp_path / "data" / "arc").mkdir(parents=True)
+    (tmp_path / "data" / "gsm8k").symlink_to(data / "gsm8k")
+    (tmp_path / "data" / "arc" / "ARC-Easy-Train.jsonl").symlink_to(
+        data / "arc" / "genmc_arc_easy_train.jsonl"
+    )
+
+    shown = run(tmp_path, "--steps", "2", "--batch-size", "2")
+
+    assert "Total examples: 9,724\n" in shown
+    assert "Loss over 2 steps" in shown
