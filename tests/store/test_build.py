@@ -324,3 +324,18 @@ def test_a_finished_store_whose_input_was_changed_since_is_not_taken_for_the_new
         penstock.build(text, tmp_path / "store", tokenizer="bytes")
     os.utime(text, ns=(before, before))
     assert len(penstock.build(text, tmp_path / "store", tokenizer="bytes")) == 1
+
+
+@pytest.mark.parametrize("contents", [None, b"", b"[1]", b"{"])
+def test_lost_stamps_are_written_anew(tmp_path, contents):
+    text = tmp_path / "a.txt"
+    text.write_bytes(b"first words\n")
+    penstock.build(text, tmp_path / "store", tokenizer="bytes")
+    stamps = tmp_path / "store" / ".stamps.json"
+    stamps.unlink() if contents is None else stamps.write_bytes(contents)
+
+    penstock.build(text, tmp_path / "store", tokenizer="bytes")
+    os.utime(text, ns=(0, 1))
+
+    with pytest.raises(StoreError, match="was changed or replaced"):
+        penstock.build(text, tmp_path / "store", tokenizer="bytes")

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import multiprocessing
 import os
 
 import numpy as np
@@ -125,3 +126,32 @@ def test_where_direct_writing_is_not_possible_the_bytes_are_the_same(tmp_path, m
 
     assert (tmp_path / "file").read_bytes() == data
     assert len(refused) == 1
+
+
+def _write_own(folder, number):
+    data = np.full(3_000_000, number, np.uint16)
+    _, digest = write_file(folder / f"{number}.bin", [data])
+    found = np.fromfile(folder / f"{number}.bin", np.uint16)
+    return bool((found == number).all()) and digest == hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_processes_that_were_forked_do_not_write_through_one_buffer(tmp_path):
+    write_file(tmp_path / "before", [b"the parent has written"])
+
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        jobs = [(tmp_path, number) for number in range(1, 9)]
+        assert pool.starmap(_write_own, jobs, chunksize=1) == [True] * 8
+
+
+def test_a_piece_may_write_a_file_of_its_own(tmp_path):
+    def pieces():
+        yield b"a" * 1_000
+        write_file(tmp_path / "inner", [b"b" * 2_000])
+        yield b"c" * 1_000
+
+    write_file(tmp_path / "outer", pieces())
+
+    assert (tmp_path / "outer").read_bytes() == b"a" * 1_000 + b"c" * 1_000
+    assert (tmp_path / "inner").read_bytes() == b"b" * 2_000

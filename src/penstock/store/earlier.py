@@ -66,6 +66,8 @@ def earlier_build(
         manifest = read_manifest(place)
         _refuse_other(directory, manifest, settings)
         _refuse_changed(directory, files)
+        if not _stamps(directory):
+            remember_stamps(directory, files)
         return manifest
     manifest = read_manifest(place)
     if settings["split"] and settings["split"].startswith("tail"):
@@ -144,10 +146,10 @@ def remember_stamps(directory: Path, files: Sequence[InputFile]) -> None:
 
 def _stamps(directory: Path) -> dict[str, str]:
     try:
-        kept: dict[str, str] = json.loads((directory / _STAMPS).read_bytes())
-    except FileNotFoundError:  # copied without it
+        kept = json.loads((directory / _STAMPS).read_bytes())
+    except (FileNotFoundError, ValueError):  # copied without it, or damaged
         return {}
-    return kept
+    return kept if isinstance(kept, dict) else {}
 
 
 def _refuse_changed(directory: Path, files: Sequence[InputFile]) -> None:

@@ -13,7 +13,6 @@ thing, the same bytes go the usual way.
 
 import errno
 import hashlib
-import itertools
 import mmap
 import os
 import shutil
@@ -24,18 +23,17 @@ from typing import Any
 
 from penstock.errors import DiskFullError
 
-__all__ = ["digest_file", "remove_temporary", "sync_directory", "write_file"]
+__all__ = ["digest_file", "remove_temporary", "sync_directory", "sync_file", "write_file"]
 
 # Up to here a file is left in the page cache: small ones cost little, and are read again soon.
 _CACHED_BYTES = 4 << 20
 _BLOCK_BYTES = 1 << 20
 
-_serial = itertools.count()
 _own = threading.local()
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def write_file(path: Path, pieces: Iterable[Any], *, cached: bool = False) -> tuple[int, str]:
+def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tuple[int, str]:
     """Write `pieces` (bytes or contiguous arrays) to `path`; returns its size and SHA-256.
 
     The caller forces the directory to disk, once for all files it renamed into it.
@@ -43,27 +41,30 @@ def write_file(path: Path, pieces: Iterable[Any], *, cached: bool = False) -> tu
     Args:
         path: The file.
         pieces: Its contents.
-        cached: Leave also a large one in the page cache: it is read again at once.
+        live: It is read again at once: also a large one stays in the page cache, and it is left
+            to the caller to force it to disk, with `sync_file`.
 
     Raises:
         DiskFullError: there is no room; nothing is left behind.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_serial)}.tmp")
+    temporary = _temporary(path)
     digest = hashlib.sha256()
     size = 0
     direct = False
+    stream = temporary.open("xb", buffering=0)  # one that is there already is not ours to remove
     try:
-        with temporary.open("xb", buffering=0) as stream:
+        with stream:
             file = stream.fileno()
             for block in _blocks(pieces):
                 digest.update(block)
-                if size == _CACHED_BYTES and not cached:
+                if size == _CACHED_BYTES and not live:
                     direct = _set_direct(file, True)
                 if direct and len(block) < _BLOCK_BYTES:  # no whole number of the disk's blocks
                     direct = _set_direct(file, False)
                 size += len(block)
                 direct = _write(file, block, direct)
-            os.fsync(file)
+            if not live:
+                os.fsync(file)
         temporary.rename(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -82,9 +83,7 @@ def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
     In one buffer that begins where the disk wants it; what is hashed and written from there
     is still in the processor's cache.
     """
-    if not hasattr(_own, "buffer"):
-        _own.buffer = memoryview(mmap.mmap(-1, _BLOCK_BYTES))
-    buffer: memoryview = _own.buffer
+    buffer: memoryview = _own.__dict__.pop("buffer", None) or _new_buffer()
     filled = 0
     for piece in pieces:
         view = memoryview(piece).cast("B") if len(piece) else memoryview(b"")
@@ -98,6 +97,21 @@ def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
                 filled = 0
     if filled:
         yield buffer[:filled]
+    _own.buffer = buffer
+
+
+def _new_buffer() -> memoryview:
+    """A block of whole pages, of this process alone: by default a fork would share it."""
+    if hasattr(mmap, "MAP_PRIVATE"):
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        return memoryview(mmap.mmap(-1, _BLOCK_BYTES, flags=private))
+    return memoryview(mmap.mmap(-1, _BLOCK_BYTES))  # Windows, which has no fork
+
+
+def _temporary(path: Path) -> Path:
+    """A name that no other writer has, also not on another machine with the same numbers."""
+    drawn = int.from_bytes(os.urandom(6), "little")
+    return path.with_name(f".{path.name}.{os.getpid()}.{drawn}.tmp")
 
 
 def _write(file: int, view: memoryview, direct: bool) -> bool:
@@ -137,6 +151,20 @@ def _no_room(path: Path, size: int, error: OSError) -> DiskFullError:
         f"({error.strerror}). All parts sealed so far are kept; make room and run the same "
         "command again to go on",
     )
+
+
+def sync_file(path: Path) -> None:
+    """Force a file to disk that was written without; where that fails, it is removed."""
+    handle = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        if error.errno in _NO_ROOM:
+            raise _no_room(path, os.fstat(handle).st_size, error) from error
+        raise
+    finally:
+        os.close(handle)
 
 
 def sync_directory(path: Path) -> None:
