@@ -1,21 +1,36 @@
 """The loader on a GPU: are batches exact while the GPU is busy, and does the GPU wait?
 
-    python benchmarks/gpu.py STORE [--batches 10000] [--steps 60]
+    PYTHONPATH=src python benchmarks/gpu.py STORE --parts exact feeds modes [--json FILE]
 
-Needs a CUDA device, torch and numpy, nothing else. The first part keeps the compute stream
-occupied with a kernel that outlasts the refilling of the pinned slots, and compares every
-batch with the CPU path. The second part trains a GPT-2-sized model and measures the share
-of a step that the host spends waiting for its batch.
+Needs a CUDA device, torch and numpy, nothing else; FP8 also torchao.
+
+exact    keeps the compute stream occupied with a kernel that outlasts the refilling of the
+         pinned slots, and compares every batch with the CPU path.
+feeds    trains GPT-2 124M on each feed of `feeds.py`, a few steps in turn, beside the same kind
+         of batch that is on the device already; then the same with one CPU core left.
+modes    50 steps each of eager, compiled, recomputing, document masks, FP8 and all together:
+         speed against its own ceiling, equal fingerprints, compilations after warming up.
 """
 
 import argparse
+import contextlib
+import gc
+import json
+import os
 import statistics
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import torch
-from torch import nn
+from feeds import COPIED, Feeds, count_copies
 
 import penstock as ps
+from penstock.train.job import Job, Training
+from penstock.train.learner import Learner
+from penstock.train.model import SIZES
+from penstock.train.optimize import Optimization
+from penstock.train.world import World
 
 
 def busy_and_equal(store, num_batches, length=1024, batch_size=32):
@@ -71,93 +86,253 @@ def free_running(store, num_batches, length=1024, batch_size=32):
     return different
 
 
-class Layer(nn.Module):
-    """One block of GPT-2."""
+FEEDS = ("store", "mixture", "packed", "stream", "DataLoader", "get_batch")
+MODES = {
+    "eager": {},
+    "compile": {"compile": True},
+    "recompute": {"recompute": True},
+    "compile, recompute": {"compile": True, "recompute": True},
+    "masks (eager)": {"feed": "packed"},
+    "masks": {"compile": True, "feed": "packed"},
+    "fp8": {"compile": True, "precision": "fp8"},
+    "all": {"compile": True, "recompute": True, "precision": "fp8", "feed": "packed"},
+}
 
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-        self.attend = nn.Linear(width, 3 * width)
-        self.project = nn.Linear(width, width)
-        self.grow = nn.Linear(width, 4 * width)
-        self.shrink = nn.Linear(4 * width, width)
 
-    def forward(self, x):
-        rows, length, width = x.shape
-        q, k, v = (
-            part.view(rows, length, self.heads, -1).transpose(1, 2)
-            for part in self.attend(self.norms[0](x)).chunk(3, dim=-1)
+class Trainer:
+    """GPT-2 124M in one mode, by the trainer's own step."""
+
+    def __init__(self, options, **mode):
+        size, length = options.size, options.length
+        shape = replace(SIZES[size], length=length)
+        training = Training(**{"steps": 1, "batch_size": 1, "precision": "bfloat16", **mode})
+        job = Job(
+            plan=None,
+            val=None,
+            shape=shape,
+            training=training,
+            optimization=Optimization(),
+            output=Path("unused"),
         )
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.project(y.transpose(1, 2).reshape(rows, length, width))
-        return x + self.shrink(nn.functional.gelu(self.grow(self.norms[1](x))))
+        self.learner = Learner(job, World(0, 1, torch.device(options.device)))
+        self.learner.begin()
+        self.flops = shape.flops_per_token(length)
+
+    def step(self, batch):
+        """Queue one step; returns its loss and the gradient's length, on the device."""
+        names = ("inputs", "targets", "position_ids", "document_ids")
+        part = [batch[name].contiguous() if name in batch else None for name in names]
+        numbers = self.learner.gradients([part], (batch["targets"] != -100).sum())
+        self.learner.optimizers.step(0.1)
+        self.learner.optimizers.clear()
+        return numbers
 
 
-class Model(nn.Module):
-    """GPT-2 124M."""
-
-    def __init__(self, vocabulary=50304, length=1024, width=768, heads=12, layers=12):
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.places = nn.Embedding(length, width)
-        self.layers = nn.ModuleList([Layer(width, heads) for _ in range(layers)])
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, inputs, targets):
-        x = self.tokens(inputs) + self.places.weight[: inputs.shape[1]]
-        for layer in self.layers:
-            x = layer(x)
-        logits = self.head(self.norm(x))
-        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-
-
-def waiting(store, num_steps, length=1024, batch_size=32):
-    """The share of a GPT-2-sized step that the host spends waiting for data."""
-    torch.set_float32_matmul_precision("high")
-    model = Model(length=length).cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    compiled = torch.compile(model)
-    batches = iter(ps.Loader(ps.Windows(store, length), batch_size, seed=5, device="cuda"))
-    waits, steps = [], []
-    for step in range(num_steps + 10):
+def idle():
+    """Wait until the device has done all that was queued."""
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
-        start = time.perf_counter()
+
+
+def timed(trainer, batches, steps, fingerprints=None):
+    """Seconds of some steps, and of waiting for their batches, from idle to idle."""
+    idle()
+    waited, begun = 0.0, time.perf_counter()
+    for _ in range(steps):
+        asked = time.perf_counter()
         batch = next(batches)
-        got = time.perf_counter()
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = compiled(batch["inputs"], batch["targets"])
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
-        end = time.perf_counter()
-        if step >= 10:
-            waits.append(got - start)
-            steps.append(end - start)
-    share = sum(waits) / sum(steps)
+        waited += time.perf_counter() - asked
+        if fingerprints is not None:
+            fingerprints.append(fingerprints.loader.fingerprint)
+        numbers = trainer.step(batch)
+    idle()
+    seconds = time.perf_counter() - begun
+    assert bool(numbers.isfinite().all()), "the loss is no number"
+    return seconds, waited
+
+
+class Fingerprints(list):
+    """Those of the batches that a loader handed out."""
+
+    loader = None
+
+
+def opened(feeds, names):
+    """The feeds that can be made here, and why the others cannot."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = feeds.make(name)
+            next(found[name])
+        except Exception as error:  # noqa: BLE001  (a peer or an extra that is not here)
+            found.pop(name, None)
+            print(f"{name}: not measured: {type(error).__name__}: {str(error)[:200]}", flush=True)
+    return found
+
+
+def compare(trainer, feeds, options, cores):
+    """Tokens a second of each feed, its share of the ceiling, waiting, and bytes copied."""
+    begun = opened(feeds, options.feeds)
+    ceilings = {kind: feeds.ceiling(kind) for kind in ("store", "packed") if kind in begun}
+    ceilings.setdefault("store", feeds.ceiling("store"))
+    for batches in [*ceilings.values(), *begun.values()]:
+        timed(trainer, batches, options.warm_up)
+    tokens = options.rows * options.length * options.steps
+    told = {name: {"speed": [], "ratio": [], "waiting": [], "bytes": []} for name in begun}
+    tops = {kind: [] for kind in ceilings}
+    for _ in range(options.repetitions):
+        for name, batches in begun.items():
+            kind = "packed" if name == "packed" else "store"
+            before = timed(trainer, ceilings[kind], options.steps)[0]
+            COPIED["bytes"] = 0
+            seconds, waited = timed(trainer, batches, options.steps)
+            copied = COPIED["bytes"] / tokens
+            after = timed(trainer, ceilings[kind], options.steps)[0]
+            tops[kind] += [tokens / before, tokens / after]
+            told[name]["speed"].append(tokens / seconds)
+            told[name]["ratio"].append((before + after) / 2 / seconds)
+            told[name]["waiting"].append(waited / seconds)
+            told[name]["bytes"].append(copied)
     print(
-        f"GPT-2 124M, batch {batch_size} x {length}: step {statistics.median(steps) * 1e3:.1f} ms, "
-        f"waiting for data {statistics.median(waits) * 1e6:.0f} us median, "
-        f"{max(waits) * 1e6:.0f} us at most: {share:.4%} of the step "
-        f"({batch_size * length / statistics.median(steps):,.0f} tokens/s, loss {loss.item():.3f})"
+        f"\n{cores}: {options.steps} steps of {options.rows} x {options.length} in turn, "
+        f"medians of {options.repetitions}"
     )
-    return share
+    for kind, speeds in tops.items():
+        speed = statistics.median(speeds)
+        mfu = trainer.flops * speed / 989e12
+        spread = f"{min(speeds):,.0f} to {max(speeds):,.0f}"
+        print(f"  ceiling, {kind:<10} {speed:>11,.0f} tokens/s ({spread}), {mfu:.1%} of 989 TFLOPS")
+    for name, each in told.items():
+        ratios = each["ratio"]
+        print(
+            f"  {name:<19} {statistics.median(each['speed']):>11,.0f} tokens/s, "
+            f"{statistics.median(ratios):.4f} of the ceiling ({min(ratios):.4f} to "
+            f"{max(ratios):.4f}), waiting {statistics.median(each['waiting']):.3%}, "
+            f"{statistics.median(each['bytes']):.1f} bytes copied a token",
+            flush=True,
+        )
+    return {"ceilings": tops, "feeds": told}
+
+
+def measure_feeds(options):
+    """All feeds with all cores, then with one."""
+    count_copies()
+    feeds = Feeds(
+        options.store,
+        length=options.length,
+        rows=options.rows,
+        text=options.text,
+        workers=options.workers,
+        device=options.device,
+    )
+    trainer = Trainer(options, compile=options.device == "cuda")
+    every = os.sched_getaffinity(0)
+    figures = {"all cores": compare(trainer, feeds, options, f"{len(every)} cores")}
+    gc.collect()
+    pin({min(every)})
+    try:
+        figures["one core"] = compare(trainer, feeds, options, "one core")
+    finally:
+        pin(every)
+    return figures
+
+
+def pin(cores):
+    """Let every thread of this process run on these cores alone; new ones inherit it."""
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cores)
+
+
+def measure_modes(options):
+    """Each mode for 50 steps, beside its own ceiling."""
+    from torch._dynamo.utils import counters
+
+    figures, seen = {}, {}
+    print(f"\nmodes: {options.mode_steps} steps of {options.rows} x {options.length}")
+    for name in options.modes:
+        mode = dict(MODES[name])
+        kind = mode.pop("feed", "store")
+        torch._dynamo.reset()
+        try:
+            feeds = Feeds(
+                options.store, length=options.length, rows=options.rows, device=options.device
+            )
+            begun = time.perf_counter()
+            trainer = Trainer(options, **mode)
+            loader = feeds.loader(kind)
+            batches, ceiling = iter(loader), feeds.ceiling(kind)
+            timed(trainer, batches, options.warm_up)
+            warm = time.perf_counter() - begun
+            graphs = counters["stats"]["unique_graphs"]
+            fingerprints = Fingerprints()
+            fingerprints.loader = loader
+            before = timed(trainer, ceiling, options.mode_steps)[0]
+            seconds, waited = timed(trainer, batches, options.mode_steps, fingerprints)
+            after = timed(trainer, ceiling, options.mode_steps)[0]
+            compiled = counters["stats"]["unique_graphs"] - graphs
+        except Exception as error:  # noqa: BLE001  (torchao that is not here, or too little memory)
+            print(
+                f"  {name:<20} not measured: {type(error).__name__}: {str(error)[:300]}", flush=True
+            )
+            continue
+        finally:
+            trainer = batches = ceiling = loader = None
+            gc.collect()
+            torch.cuda.empty_cache()
+        speed = options.rows * options.length * options.mode_steps / seconds
+        same = seen.setdefault(kind, list(fingerprints)) == list(fingerprints)
+        figures[name] = {
+            "speed": speed,
+            "ratio": (before + after) / 2 / seconds,
+            "waiting": waited / seconds,
+            "same_fingerprints": same,
+            "compiled_after_warm_up": compiled,
+            "warm_up_seconds": warm,
+        }
+        print(
+            f"  {name:<20} {speed:>11,.0f} tokens/s, {figures[name]['ratio']:.4f} of its ceiling, "
+            f"waiting {waited / seconds:.3%}, fingerprints {'equal' if same else 'DIFFER'}, "
+            f"{compiled} compilations after warming up ({warm:.0f} s)",
+            flush=True,
+        )
+    return figures
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("store")
-    parser.add_argument("--batches", type=int, default=10_000)
-    parser.add_argument("--steps", type=int, default=60)
+    parts = ("exact", "feeds", "modes")
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--batches", type=int, default=10_000, help="of the exact part")
+    parser.add_argument("--steps", type=int, default=20, help="of a feed in its turn")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--warm-up", type=int, default=10, help="steps before any is measured")
+    parser.add_argument("--mode-steps", type=int, default=50)
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--size", choices=list(SIZES), default="124M")
+    parser.add_argument("--workers", type=int, default=8, help="of the DataLoader")
+    parser.add_argument("--text", help="a text file, for the stream")
+    parser.add_argument("--feeds", nargs="+", choices=FEEDS, default=FEEDS)
+    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--device", default="cuda", help="cpu tries the commands, and no more")
     options = parser.parse_args()
-    print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    wrong = busy_and_equal(options.store, options.batches)
-    wrong += free_running(options.store, options.batches)
-    share = waiting(options.store, options.steps)
-    raise SystemExit(1 if wrong or share >= 0.005 else 0)
+    torch.set_float32_matmul_precision("high")
+    device = torch.cuda.get_device_name() if options.device == "cuda" else options.device
+    print(device, "torch", torch.__version__)
+    wrong, figures = 0, {"device": device, "torch": torch.__version__}
+    if "exact" in options.parts:
+        wrong += busy_and_equal(options.store, options.batches)
+        wrong += free_running(options.store, options.batches)
+    for name, measure in (("feeds", measure_feeds), ("modes", measure_modes)):
+        if name in options.parts:
+            figures[name] = measure(options)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1))
+    wrong += sum(not each["same_fingerprints"] for each in figures.get("modes", {}).values())
+    raise SystemExit(1 if wrong else 0)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Imports point one way, and nothing in the package can run code that came as data.
 
-errors, digest ← sources ← tokenize ← chat ← store ← rows ← loader ← everything around
+errors, digest, places ← sources ← tokenize ← chat ← store ← rows ← loader ← everything around
 errors, digest ← order ← loader
+store ← streaming ← loader
 """
 
 import ast
@@ -14,11 +15,12 @@ import penstock
 
 PACKAGE = Path(penstock.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-BASE = {"errors", "digest"}
+BASE = {"errors", "digest", "places"}
 # What each part may import, besides itself. Parts that are not listed stand around these.
 MAY_IMPORT = {
     "errors": set(),
     "digest": {"errors"},
+    "places": set(),
     "sources": BASE,
     "tokenize": BASE | {"sources"},
     "chat": BASE | {"sources", "tokenize"},
@@ -26,10 +28,16 @@ MAY_IMPORT = {
     "order": BASE,
     "transform": BASE,
     "rows": BASE | {"sources", "tokenize", "chat", "store"},
-    "loader": BASE | {"sources", "tokenize", "chat", "store", "order", "rows"},
-    "integrations": BASE | {"sources", "tokenize", "chat", "store", "order", "rows", "loader"},
+    "streaming": BASE | {"sources", "tokenize", "chat", "store"},
+    "loader": BASE | {"sources", "tokenize", "chat", "store", "order", "rows", "streaming"},
+    "integrations": BASE
+    | {"sources", "tokenize", "chat", "store", "order", "rows", "streaming", "loader", "catalog"},
+    # A recipe is made of the trainer's objects, and the trainer's command reads recipes.
+    "train": BASE | {"store", "order", "rows", "streaming", "loader", "recipe"},
+    "recipe": BASE | {"train"},
 }
 WITHOUT_TORCH = ["errors", "digest", "sources", "tokenize", "chat", "store", "order", "transform"]
+WITHOUT_TORCH += ["streaming"]
 
 
 def name_of(path):

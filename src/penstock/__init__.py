@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.chat.chat import render as render
     from penstock.loader.loader import Loader as Loader
     from penstock.order.plan import Plan as Plan
+    from penstock.rows.budget import Budget as Budget
     from penstock.rows.packs import Packs as Packs
     from penstock.rows.padded import Documents as Documents
     from penstock.rows.stream import ArrayFile as ArrayFile
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.store.build import build as build
     from penstock.store.reader import TokenStore as TokenStore
     from penstock.store.verify import verify as verify
+    from penstock.streaming.stream import stream as stream
     from penstock.tokenize.tokenizer import load_tokenizer as load_tokenizer
 
 __version__ = "0.1.0"
@@ -31,6 +33,7 @@ __version__ = "0.1.0"
 # nor Arrow.
 _HOMES = {
     "ArrayFile": "penstock.rows.stream",
+    "Budget": "penstock.rows.budget",
     "Chat": "penstock.chat.chat",
     "Documents": "penstock.rows.padded",
     "Loader": "penstock.loader.loader",
@@ -42,11 +45,13 @@ _HOMES = {
     "Windows": "penstock.rows.windows",
     "load_tokenizer": "penstock.tokenize.tokenizer",
     "render": "penstock.chat.chat",
+    "stream": "penstock.streaming.stream",
     "verify": "penstock.store.verify",
 }
 
 __all__ = [
     "ArrayFile",
+    "Budget",
     "Chat",
     "Documents",
     "Loader",
@@ -58,6 +63,7 @@ __all__ = [
     "build",
     "load_tokenizer",
     "render",
+    "stream",
     "verify",
 ]
 

@@ -3,14 +3,17 @@
     PenstockError
     ├── SourceError       (ValueError)     an input that cannot be read as asked
     │   ├── FetchError    (OSError)        a file that cannot be had, or is not the right one
-    │   └── ChatError                      a conversation that cannot be rendered as asked
-    │       └── TemplateError              a chat template that cannot be used at all
+    │   └── ChatError     (ValueError)     a conversation that cannot be rendered as asked
+    │       └── TemplateError (ValueError) a chat template that cannot be used at all
     ├── TokenizerError    (ValueError)     a tokenizer that cannot be loaded or trusted
     ├── StoreError        (ValueError)     a store that is unfinished, damaged or foreign
     │   └── StoreBusyError (RuntimeError)  another process is writing it
     ├── DiskFullError     (OSError)        no room to write; what was sealed is kept
     ├── PlanError         (ValueError)     an order of the data that cannot exist
+    │   └── UnknownLengthError (TypeError) a length that is not known yet
     ├── ResumeError       (ValueError)     a state that belongs to other data
+    ├── RecipeError       (ValueError)     a recipe that cannot be understood
+    ├── TrainError        (RuntimeError)   a training run that cannot go on
     └── MissingExtraError (ImportError)    an optional package that is not installed
 
 Each message says what happened with its values, why it cannot go on, and what to
@@ -24,12 +27,15 @@ __all__ = [
     "MissingExtraError",
     "PenstockError",
     "PlanError",
+    "RecipeError",
     "ResumeError",
     "SourceError",
     "StoreBusyError",
     "StoreError",
     "TemplateError",
     "TokenizerError",
+    "TrainError",
+    "UnknownLengthError",
 ]
 
 
@@ -89,8 +95,20 @@ class PlanError(PenstockError, ValueError):
     """An order of the data that cannot exist."""
 
 
+class UnknownLengthError(PlanError, TypeError):
+    """A length that is not known yet; a TypeError, so that `list()` and others do without it."""
+
+
 class ResumeError(PenstockError, ValueError):
     """A saved state that belongs to other data or another order."""
+
+
+class RecipeError(PenstockError, ValueError):
+    """A recipe that cannot be understood."""
+
+
+class TrainError(PenstockError, RuntimeError):
+    """A training run that cannot go on."""
 
 
 class MissingExtraError(PenstockError, ImportError):

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock import catalog
 from penstock.catalog import ARCDataLoader, GSM8KDataLoader, MMLUDataLoader
 from penstock.catalog.entries import find_entry
 from penstock.catalog.fetch import build_stores, fetch
@@ -321,3 +322,18 @@ def test_importing_the_readers_loads_nothing_heavy(python):
     code = "import sys, penstock.catalog; print([n for n in sys.argv[1:] if n in sys.modules])"
 
     assert python(code, "torch", "pyarrow", "numpy", "gigatoken").stdout == "[]\n"
+
+
+def test_readers_are_loaded_on_first_use(python):
+    code = """
+import sys
+import penstock.catalog as catalog
+readers = [f"penstock.catalog.{name}" for name in ("arc", "gsm8k", "mmlu", "tasks")]
+assert not [name for name in readers if name in sys.modules]
+assert set(catalog.__all__) <= set(dir(catalog))
+assert [getattr(catalog, name).__name__ for name in catalog.__all__] == catalog.__all__
+assert all(name in sys.modules for name in readers)
+"""
+    python(code)
+    with pytest.raises(AttributeError, match=r"'penstock\.catalog' has no attribute 'nope'"):
+        catalog.nope  # noqa: B018

@@ -1,12 +1,14 @@
 """The endless generator of padded batches."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
 import torch
 
 from penstock.chat.chat import Chat
+from penstock.digest import digest_json
 from penstock.errors import ChatError, PlanError, ResumeError
 from penstock.integrations.sft import SFTCollate, sft_data_generator
 
@@ -191,3 +193,69 @@ def test_tensors_are_of_type_long(chat):
 
     assert inputs.dtype == targets.dtype == torch.int64
     assert np.shares_memory(inputs.numpy(), inputs.numpy())
+
+
+@pytest.mark.parametrize(
+    ("rendered", "told"),
+    [
+        (([1, 2, 3], [0, 1]), r"Row 3.*3 tokens and a mask of 2"),
+        (([1, 2], [0, 1, 1]), r"Row 3.*2 tokens and a mask of 3"),
+        (([], []), r"Row 3.*no tokens"),
+        (([[1, 2]], [[0, 1]]), r"Row 3.*\(1, 2\)"),
+        (([1.5, 2.5], [0, 1]), r"Row 3.*float64"),
+        ("no pair of two", r"Row 3.*pair of tokens and mask"),
+    ],
+)
+def test_what_a_function_of_ones_own_gets_wrong_is_told_with_its_row(rendered, told):
+    def render(row):
+        return rendered if row == 3 else ([1, 2, 3, 4], [0, 0, 1, 1])
+
+    with pytest.raises(ChatError, match=told):
+        next(sft_data_generator(list(range(6)), 2, render, pad_token_id=7))
+    with pytest.raises(ChatError, match=told.replace("Row 3", "Row 1")):
+        SFTCollate(render, pad_token_id=7)([2, 3])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"position": -7},
+        {"position": 3},
+        {"num_rows": 2},
+        {"position": True},
+        {"check": "0"},
+        {"check": None},
+        {"more": 1},
+    ],
+)
+def test_a_state_that_was_changed_is_refused(chat, change):
+    batches = sft_data_generator(ROWS, 2, chat)
+    next(batches)
+    state = batches.state_dict() | change
+
+    with pytest.raises(ResumeError, match="was changed after it was written"):
+        batches.load_state_dict(state)
+    assert batches.position == 2
+
+
+@pytest.mark.parametrize("state", [{}, None, 7, [], {"position": 2, "num_rows": 10}])
+def test_what_is_no_state_is_refused(chat, state):
+    with pytest.raises(ResumeError, match="is not the state of SFT batches"):
+        sft_data_generator(ROWS, 2, chat).load_state_dict(state)
+
+
+def test_a_state_of_another_version_is_refused_and_one_with_a_made_up_check_too(chat):
+    batches = sft_data_generator(ROWS, 2, chat)
+    with pytest.raises(ResumeError, match="of version 99; this penstock reads version 1"):
+        batches.load_state_dict(batches.state_dict() | {"version": 99})
+
+    told = {"version": 1, "position": -7, "num_rows": 10}
+    with pytest.raises(ResumeError, match="was changed after it was written"):
+        batches.load_state_dict({**told, "check": digest_json(told)[:16]})
+    assert json.loads(json.dumps(batches.state_dict())) == batches.state_dict()
+
+
+def test_rank_and_world_size_are_given_together(chat):
+    for options in ({"rank": 1}, {"world_size": 2}):
+        with pytest.raises(PlanError, match="are given together or not at all"):
+            sft_data_generator(ROWS, 2, chat, **options)

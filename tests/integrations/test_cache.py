@@ -115,7 +115,9 @@ FILE = {
         path.with_suffix(".new").rename(path),
     ),
     "emptied": lambda path: path.write_bytes(b""),
-    "bytes changed, size and times kept": lambda path: same_size_and_times(path, OLD.replace(b"w", b"x")),
+    "bytes changed, size and times kept": lambda path: same_size_and_times(
+        path, OLD.replace(b"w", b"x")
+    ),
 }
 
 

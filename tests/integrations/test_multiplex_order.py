@@ -429,26 +429,35 @@ def test_loading_data_leaves_the_global_generator_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_iterations_beside_each_other_are_the_next_epochs_and_the_newest_is_the_state():
-    loader, plain = make(batch_size=23), make(batch_size=23)
-    first, second = iter(loader), iter(loader)
-    together = [rows([next(each)]) for _ in range(4) for each in (first, second)]
-    expected = [rows([batch]) for _ in range(2) for batch in plain]
-
-    assert together[::2] + together[1::2] == expected
-    assert list(first) == list(second) == []
-    assert loader.position == 2 * 92
-
-
-def test_workers_that_a_newer_iteration_has_taken_over_are_not_asked_by_the_older():
-    loader = make(num_workers=1, persistent_workers=True)
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}]
+)
+def test_an_iterator_that_was_overtaken_says_so(options):
+    """A newer one goes on from the state; batches of both would not be one run."""
+    loader, plain = make(**options), make()
     older = iter(loader)
     next(older)
     newer = iter(loader)
 
-    with pytest.raises(PlanError, match="A newer iteration of this DataLoader"):
+    with pytest.raises(ResumeError, match=r"This iterator was overtaken: .* the newest iterator"):
         next(older)
-    assert len(list(newer)) == len(loader)
+    list(plain)
+    assert rows(list(newer)) == rows(list(plain))
+    assert loader.position == 2 * 92
+
+
+@pytest.mark.parametrize("move", ["load", "epoch"])
+def test_an_iterator_of_a_loader_that_was_moved_says_so(move):
+    loader = make()
+    batches = iter(loader)
+    next(batches)
+    if move == "load":
+        loader.load_state_dict(loader.state_dict())
+    else:
+        loader.sampler.set_epoch(5)
+
+    with pytest.raises(ResumeError, match="This iterator was overtaken"):
+        next(batches)
 
 
 @settings(max_examples=60)

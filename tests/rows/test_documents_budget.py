@@ -1,7 +1,11 @@
 """Batches of documents of like length under a budget of tokens."""
 
 import json
+import os
 import pickle
+import time
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,7 +16,7 @@ from hypothesis import strategies as st
 from penstock import Documents, Loader, Packs, Plan
 from penstock.errors import PlanError, ResumeError
 from penstock.order.shard import PADDING
-from penstock.rows.budget import NO_ROW, Budget, BudgetShard
+from penstock.rows.budget import NO_ROW, Budget, BudgetShard, BudgetSteps
 from penstock.testing import assert_resumable, global_rows
 
 torch.set_num_threads(1)
@@ -231,3 +235,102 @@ def test_the_end_of_an_epoch_is_filled_up_alike_on_any_number_of_ranks(write_sto
     filled = [int((batch["position"] < 0).sum()) for batch in make()]
     assert sorted(filled)[-3:] == [0, 3, 3]
     assert all(batch["inputs"].numel() <= 480 for batch in make())
+
+
+def test_a_state_belongs_to_what_rows_are_padded_to(store):
+    """Batches are cut by padded widths, so other padding is another order."""
+    loader = Loader(budget(store, pad_to_multiple_of=4), epochs=1)
+    next(iter(loader))
+    state = loader.state_dict()
+
+    for other in ({}, {"pad_to_multiple_of": 20}):
+        with pytest.raises(ResumeError, match=r"budget .*'multiples': \[4\]"):
+            Loader(budget(store, **other), epochs=1).load_state_dict(state)
+    assert budget(store, pad_to_multiple_of=4).digest == loader.plan.digest
+
+
+def naive_edges(made, start, stop):
+    """Where batches begin from `start` to `stop`, window after window."""
+    edges = [start]
+    while edges[-1] < stop:
+        edges += made.edges_after(edges[-1]).tolist()
+    return edges
+
+
+@settings(max_examples=20)
+@given(
+    start=st.integers(0, 500),
+    asked=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 9)), max_size=12),
+)
+def test_steps_can_be_asked_for_in_any_order(store, start, asked):
+    made = budget(store, window=16)
+    edges = naive_edges(made, start, start + 4_500)
+    steps = made.steps(start)
+    for first, number in asked:
+        starts, rows = steps.spans(first, first + number)
+        assert starts.tolist() == edges[first : first + number]
+        assert (starts + rows).tolist() == edges[first + 1 : first + number + 1]
+        position = edges[first] + number % (edges[first + 1] - edges[first])
+        assert steps.at(position) == first
+        assert steps.count(edges[first] + 1, drop_last=False) == first + 1
+        assert steps.count(edges[first], drop_last=False) == first
+
+
+def test_an_endless_run_keeps_a_bounded_number_of_steps(write_store, tmp_path):
+    """Counting 5,000 steps of 8 rows takes no more memory than counting 1,000 of them."""
+    store = write_store(tmp_path / "short", [[[1, 2]] * 8])
+    steps = budget(store, tokens=480, window=8).steps()
+    here = tracemalloc.Filter(inclusive=True, filename_pattern=f"*{os.sep}budget*.py")
+    sizes = []
+    tracemalloc.start()
+    for step in (1_000, 5_000):
+        assert steps.span(step) == (8 * step, 8 * step + 8)
+        taken = tracemalloc.take_snapshot().filter_traces([here])
+        sizes.append(sum(trace.size for trace in taken.traces))
+    tracemalloc.stop()
+
+    assert sizes[1] - sizes[0] < 100_000
+    assert steps.span(1_234) == (9_872, 9_880)
+
+
+class Slow:
+    """A budget that takes its time with every window."""
+
+    def __init__(self, made):
+        self.made, self.plan = made, made.plan
+
+    def edges_after(self, position):
+        time.sleep(0.02)
+        return self.made.edges_after(position)
+
+
+def test_threads_that_meet_at_the_end_of_a_plan_both_get_their_steps(store):
+    plan = Plan({"a": Documents(store, 60)}, weights={"a": 1}, max_epochs=1, seed=1)
+    made = Budget(plan, 480, window=96)
+    last = made.steps().count(240, drop_last=False)
+    steps = BudgetSteps(Slow(made), 0)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: steps.spans(0, last)[1].sum(), range(4)))
+
+    assert found == [240] * 4
+
+
+@pytest.mark.parametrize(("rows", "world_size"), [(8, 3), (8, 5), (4, 8), (8, 4), (1, 2)])
+def test_ranks_that_do_not_divide_the_rows_add_less_than_a_row_each(store, rows, world_size):
+    """As the docstring says: without dividing, up to world_size - 1 rows on top of the tokens."""
+    made = budget(store, rows=rows)
+    ranks = [
+        Loader(made, epochs=1, ids=True, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    steps = global_rows(ranks, 1_000)
+    over = [step["inputs"].size - 480 for step in steps]
+    widths = [step["inputs"].shape[1] for step in steps]
+
+    if rows % world_size == 0:
+        assert max(over) <= 0
+    else:
+        assert all(
+            more <= (world_size - 1) * width for more, width in zip(over, widths, strict=True)
+        )
+        assert max(over) > 0

@@ -13,6 +13,7 @@ import penstock
 from penstock.errors import PlanError
 from penstock.rows.documents import cu_seqlens
 from penstock.rows.packs import Packs
+from penstock.rows.stream import Stream
 
 part_lengths = st.lists(
     st.lists(st.integers(0, 12) | st.integers(0, 90), max_size=20), min_size=1, max_size=4
@@ -65,7 +66,7 @@ def test_every_token_but_the_first_of_a_document_is_a_target_exactly_once(
     assert packs.num_tokens == len(expected)
     assert packs.num_empty == sum(lengths.count(0) for lengths in parts)
     assert packs.num_split == sum(size > length for lengths in parts for size in lengths)
-    real = np.arange(length) < fields["num_targets"][:, None]
+    real = np.arange(length) <= fields["num_targets"][:, None]
     assert set(fields["tokens"][:, :-1][real].tolist()) == {
         t for p in documents for d in p for t in d
     }
@@ -189,9 +190,29 @@ def test_says_what_it_is(packs):
     assert packs.num_split == sum(n * 37 % 61 > 32 for n in range(80)) + 1
 
 
-def test_rows_can_be_asked_for_ahead(packs):
-    packs.read_ahead(np.arange(len(packs)))
-    packs.read_ahead(np.zeros(0, np.int64))
+class Told(Stream):
+    """A stream that notes what is asked for ahead."""
+
+    def read_ahead(self, starts, length):
+        self.named = [(start, start + length) for start in starts.tolist()]
+        super().read_ahead(starts, length)
+
+
+def test_rows_are_asked_for_ahead_where_their_tokens_lie(packs):
+    """Tokens are numbered from 1 on, so each says where in the stream it stands."""
+    stream = Told(packs.stream.members)
+    told = Packs(stream, 32)
+    for sample in range(len(told)):
+        tokens = told.read(np.array([sample]))["tokens"][0].astype(int)
+        told.read_ahead(np.array([sample]))
+        for token in tokens[tokens > 0].tolist():
+            assert any(start < token <= stop for start, stop in stream.named)
+        assert all(stop - start <= 32 for start, stop in stream.named)
+    with pytest.raises(IndexError, match="are not all among"):
+        told.read_ahead(np.array([len(told)]))
+    stream.named = None
+    told.read_ahead(np.zeros(0, np.int64))
+    assert not stream.named
 
 
 @pytest.mark.parametrize("length", [1, 0, -3, 1 << 24])

@@ -217,8 +217,53 @@ def _table(path, records):
 def test_an_array_that_is_damaged_is_refused(tmp_path, build):
     path = _written(tmp_path / "a.json", b'[{"messages": ')
 
-    with pytest.raises(SourceError, match="begins as a JSON array and is none"):
+    with pytest.raises(
+        SourceError, match=r"begins as a JSON array and is none.*one conversation a"
+    ):
         build(path, tmp_path / "store", chat="chatml")
+
+
+@pytest.mark.parametrize("number", [1, 2, 20])
+@pytest.mark.parametrize("spelled", ["lines", "blank", "array", "one line", "indented"])
+def test_conversations_may_be_bare_lists_of_messages(number, spelled, tmp_path, build, gpt2):
+    """As lines, or as one array of them; a single list of messages is one conversation."""
+    records = [record(each)["messages"] for each in range(number)]
+    lines = [json.dumps(each, ensure_ascii=False) for each in records]
+    data = {
+        "lines": "\n".join(lines),
+        "blank": "\ufeff\n \n" + "\r\n\n".join(lines) + "\n\n",
+        "array": json.dumps(records, indent=1),
+        "one line": json.dumps(records),
+        "indented": json.dumps(records[0], indent=1),
+    }[spelled]
+    path = _written(tmp_path / "a.json", data.encode())
+    store = build(path, tmp_path / "store", chat="chatml")
+    chat = Chat("chatml", gpt2)
+    expected = records[:1] if spelled == "indented" else records
+
+    assert [tokens.tolist() for tokens, _ in documents(store)] == [
+        chat.render(each).tokens.tolist() for each in expected
+    ]
+
+
+def test_a_line_of_lists_that_is_damaged_is_one_reject(tmp_path, build):
+    good = json.dumps(record(1)["messages"])
+    path = _written(tmp_path / "a.jsonl", f"{good}\n[1, \n{good}\n".encode())
+    store = build(path, tmp_path / "store", chat="chatml")
+
+    assert len(documents(store)) == 2
+    assert store.manifest.contents["builds"][0]["rejects"]["reasons"] == {"bad_json": 1}
+
+
+def test_lists_that_are_lines_are_not_read_whole(tmp_path, build, monkeypatch):
+    monkeypatch.setattr("penstock.store.chat._MAX_WHOLE", 2_000)
+    lines = [json.dumps(record(each)["messages"]) for each in range(40)]
+    path = _written(tmp_path / "a.jsonl", "\n".join(lines).encode())
+
+    assert len(documents(build(path, tmp_path / "store", chat="chatml"))) == 40
+    array = _written(tmp_path / "b.json", json.dumps([record(n) for n in range(40)]).encode())
+    with pytest.raises(SourceError, match="are read whole"):
+        build(array, tmp_path / "other", chat="chatml")
 
 
 def test_an_end_token_is_put_and_trained_on_where_the_template_has_none(tmp_path, gpt2, build):

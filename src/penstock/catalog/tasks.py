@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import SourceError
+from penstock.places import cache_directory
 
 __all__ = ["Row", "choice_example", "find_files", "known", "rows_of"]
 
@@ -113,9 +114,7 @@ def choice_example(
 
 
 def _places(entry: str) -> list[Path]:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    cache = os.environ.get("PENSTOCK_CACHE") or Path(home) / "penstock"
-    return [Path("data") / entry, Path(cache) / entry]
+    return [Path("data") / entry, cache_directory() / entry]
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:

@@ -18,7 +18,19 @@ import typer
 from typer.core import TyperGroup
 
 from penstock import __version__
-from penstock.cli import bench, build, check, decode, demo, fetch, info, tokenizer, verify
+from penstock.cli import (
+    bench,
+    build,
+    check,
+    decode,
+    demo,
+    fetch,
+    info,
+    plan,
+    tokenizer,
+    train,
+    verify,
+)
 from penstock.cli.terminal import fail, print_json
 from penstock.errors import PenstockError
 
@@ -84,6 +96,8 @@ app.command("decode")(decode.decode_command)
 app.command("bench")(bench.bench_command)
 app.command("fetch")(fetch.fetch_command)
 app.command("check")(check.check_command)
+app.command("plan")(plan.plan_command)
+app.command("train")(train.train_command)
 app.command("demo")(demo.demo_command)
 app.add_typer(tokenizer.app, name="tokenizer")
 

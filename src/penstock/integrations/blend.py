@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from operator import index
 from typing import Any, Literal, get_args
 
 from penstock.digest import canonical_json, digest_bytes
@@ -26,7 +27,7 @@ from penstock.order.plan import Plan
 from penstock.order.terms import quoted
 from penstock.order.weights import Weight, as_fraction, exact_weights
 
-__all__ = ["Blend", "Lengths", "Strategy", "Weights", "blend_of"]
+__all__ = ["Blend", "Lengths", "Strategy", "Weights", "blend_of", "whole_number"]
 
 Strategy = Literal["proportional", "uniform", "weighted"]
 Weights = Sequence[Weight] | Mapping[str, Weight]
@@ -154,7 +155,7 @@ def blend_of(
                 'reads every example once. Give sampling_weights, or sampling_strategy="uniform".'
             )
         blend = replace(blend, num_tokens=tuple(_token_counts(lengths, names, rows)))
-    for position, later in sorted((schedule or {}).items()):
+    for position, later in _scheduled(schedule):
         if position < 1:
             raise PlanError(
                 f"schedule has weights from example {position:,} on; those of the start are "
@@ -163,6 +164,34 @@ def blend_of(
         blend = blend.changed(position, later)
     blend.plan  # noqa: B018  (refuses now what it cannot do, not at the first batch)
     return blend
+
+
+def whole_number(name: str, value: Any) -> int:
+    """The value of an argument that counts something.
+
+    Raises:
+        PlanError: it is no whole number; the message names the argument.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise PlanError(f"{name}={value!r:.80} is not a whole number.")
+    return index(value)
+
+
+def _scheduled(schedule: Any) -> list[tuple[int, Weights]]:
+    """The weights of a schedule by position, in order."""
+    if schedule is not None and not isinstance(schedule, Mapping):
+        raise PlanError(
+            f"schedule={schedule!r:.80} is not weights by the example from which on they are in "
+            "force, such as {10_000: [0.2, 0.8]}."
+        )
+    stages = {}
+    for position, weights in (schedule or {}).items():
+        if not isinstance(weights, Sequence | Mapping) and not hasattr(weights, "tolist"):
+            raise PlanError(
+                f"schedule={schedule!r:.80} has no list of weights from {position!r:.20} on."
+            )
+        stages[whole_number("position in schedule", position)] = weights
+    return sorted(stages.items())
 
 
 def read_weights(weights: Weights, names: Sequence[str]) -> tuple[Weight, ...]:
@@ -182,7 +211,12 @@ def read_weights(weights: Weights, names: Sequence[str]) -> tuple[Weight, ...]:
             )
         listed = [weights[name] for name in names]
     else:
-        listed = weights.tolist() if hasattr(weights, "tolist") else list(weights)
+        listed = weights.tolist() if hasattr(weights, "tolist") else weights
+        if isinstance(listed, str) or not isinstance(listed, Sequence):
+            raise PlanError(
+                f"sampling_weights={weights!r:.80} is not a list of numbers, one for each dataset "
+                "such as [0.7, 0.3], nor numbers by name."
+            )
     if len(listed) != len(names):
         raise PlanError(
             f"sampling_weights has {len(listed):,} numbers for {len(names):,} datasets "
@@ -250,13 +284,18 @@ def _token_counts(lengths: Lengths, names: Sequence[str], rows: Sequence[Any]) -
         if missing:
             raise PlanError(f"lengths has none for {quoted(missing)}.")
         listed = [lengths[name] for name in names]  # type: ignore[misc]
-    else:
+    elif isinstance(lengths, Sequence):
         listed = list(lengths)  # type: ignore[arg-type]
+    else:
+        raise PlanError(
+            f"lengths={lengths!r:.80} is neither a function of an example nor the token counts of "
+            "all examples, by dataset."
+        )
     if len(listed) != len(names):
         raise PlanError(f"lengths are for {len(listed):,} datasets; there are {len(names):,}.")
     counts = []
     for name, examples, each in zip(names, rows, listed, strict=True):
-        numbers = [int(number) for number in each]
+        numbers = _counts(name, each)
         if len(numbers) != len(examples) or min(numbers) < 0 or not any(numbers):
             raise PlanError(
                 f'lengths of "{name}": {len(numbers):,} numbers for {len(examples):,} examples, '
@@ -265,6 +304,18 @@ def _token_counts(lengths: Lengths, names: Sequence[str], rows: Sequence[Any]) -
             )
         counts.append(sum(numbers))
     return counts
+
+
+def _counts(name: str, listed: Any) -> list[int]:
+    """The token counts of a dataset as integers."""
+    try:
+        return list(map(index, listed))
+    except TypeError:
+        pass
+    if not hasattr(listed, "__iter__"):
+        raise PlanError(f'lengths of "{name}" is {listed!r:.40}; give a number for each example.')
+    wrong = next(each for each in listed if not hasattr(each, "__index__"))
+    raise PlanError(f'lengths of "{name}": {wrong!r:.40} is not a whole number of tokens.')
 
 
 def _spelled(weight: Weight) -> int | float | str:

@@ -31,6 +31,7 @@ from penstock.digest import digest_json
 from penstock.errors import SourceError, StoreBusyError, StoreError, TokenizerError
 from penstock.integrations.encode import Encoder
 from penstock.integrations.samples import Layout, TextFile
+from penstock.places import cache_directory
 from penstock.sources.document import Tally
 from penstock.store.files import digest_file, sync_directory, write_file
 from penstock.store.lock import locked
@@ -46,14 +47,6 @@ _VERSION = 1  # of what is below; another way to read or join samples needs anot
 # The tokenizer is called with so many characters at once.
 _BATCH_CHARACTERS = 1 << 20
 _COPY_BYTES = 1 << 22
-
-
-def cache_directory() -> Path:
-    """Where stores are kept for this user, unless a call says otherwise."""
-    if chosen := os.environ.get("PENSTOCK_CACHE"):
-        return Path(chosen)
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "penstock"
 
 
 def cached_store(

@@ -17,7 +17,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from penstock.errors import PlanError, SourceError
-from penstock.integrations.blend import Blend, Lengths, Weights, blend_of
+from penstock.integrations.blend import Blend, Lengths, Weights, blend_of, whole_number
 from penstock.integrations.collate import default_collate_fn, stacked
 from penstock.order.terms import quoted
 
@@ -82,7 +82,7 @@ class MultiplexDataset(Dataset[dict[str, Any]]):
             self._rows,
             strategy=sampling_strategy,
             weights=sampling_weights,
-            seed=index(shuffle_seed),
+            seed=whole_number("shuffle_seed", shuffle_seed),
             schedule=schedule,
             lengths=lengths,
         )

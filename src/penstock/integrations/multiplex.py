@@ -20,15 +20,14 @@ its own, and a state of a few hundred bytes goes on in the middle of one. The or
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch.distributed
-
 from penstock.errors import PlanError
-from penstock.integrations.blend import Lengths, Weights
+from penstock.integrations.blend import Lengths, Weights, whole_number
 from penstock.integrations.collate import default_collate_fn
 from penstock.integrations.epochs import Share
 from penstock.integrations.mixed import MultiplexDataset
 from penstock.integrations.multiplexed import MultiplexDataLoader
 from penstock.integrations.workers import Workers
+from penstock.loader.arguments import topology
 
 __all__ = [
     "MultiplexDataLoader",
@@ -106,16 +105,19 @@ def create_multiplex_dataloader(  # noqa: PLR0913  (a drop-in: the arguments of 
             "that this loader computes. Choose sampling_strategy and sampling_weights, or give a "
             "MultiplexDataset and your sampler to torch.utils.data.DataLoader."
         )
-    if batch_size is None or batch_size < 1:
+    batch_size = whole_number("batch_size", batch_size)
+    if batch_size < 1:
         raise PlanError(f"batch_size={batch_size} must be 1 or more.")
     if schedule and not shuffle:
         raise PlanError(
             "schedule= needs shuffle=True: with shuffle=False every epoch is the first one again, "
             "and so is the number of examples that a schedule counts."
         )
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise PlanError(f"timeout={timeout!r} is not a number of seconds.")
     workers = Workers(
-        num_workers,
-        prefetch_factor,
+        whole_number("num_workers", num_workers),
+        None if prefetch_factor is None else whole_number("prefetch_factor", prefetch_factor),
         persistent_workers,
         timeout,
         worker_init_fn,
@@ -187,15 +189,10 @@ def print_dataloader_stats(dataloader: Any) -> None:
 
 def _rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """The rank and the number of ranks, of torch.distributed where they are not given."""
-    if (rank is None) != (world_size is None):
-        raise PlanError(
-            f"rank={rank} and world_size={world_size} go together. Give both, or none to take "
-            "them from torch.distributed."
-        )
-    if rank is None or world_size is None:
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return 0, 1
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    for name, value in (("rank", rank), ("world_size", world_size)):
+        if value is not None:
+            whole_number(name, value)
+    rank, world_size = topology(rank, world_size)
     if world_size < 1 or not 0 <= rank < world_size:
         raise PlanError(f"Rank {rank} of {world_size} cannot be; ranks are 0 to world_size - 1.")
     return rank, world_size

@@ -9,7 +9,6 @@ workers, batches are made by a loop of our own: PyTorch's costs 20 µs a batch, 
 than reading a batch of 32 examples from memory takes.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,19 +17,20 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from penstock.digest import digest_json
-from penstock.errors import PlanError, ResumeError
+from penstock.errors import ResumeError
 from penstock.integrations.blend import Blend, Weights, digest_examples, parse_stage
 from penstock.integrations.collate import default_collate_fn
 from penstock.integrations.epochs import EpochSteps, Share, Span
 from penstock.integrations.mixed import MultiplexDataset
 from penstock.integrations.workers import Workers
 from penstock.loader.fingerprint import combine, of_samples, source_keys
+from penstock.loader.state import sealed, unsealed
 from penstock.order.integers import Integers
 
 __all__ = ["MultiplexDataLoader"]
 
 _VERSION = 1
+_FIELDS = {"epoch": int, "start": int, "position": int, "stages": list, "order": dict}
 
 
 class MultiplexDataLoader(DataLoader[Any]):
@@ -113,16 +113,14 @@ class MultiplexDataLoader(DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Where the run is, as JSON: the same on every rank, for any number of workers."""
         place = self.dataset.place
-        state = {
-            "version": _VERSION,
+        told = {
             "epoch": place.epoch,
             "start": place.start,
             "position": place.position,
             "stages": [stage.spelled() for stage in self.dataset.blend.stages],
             "order": self._order(),
         }
-        state = json.loads(json.dumps(state))
-        return {**state, "check": digest_json(state)[:16]}
+        return sealed(told, _VERSION)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken, with the weights that were in force there.
@@ -133,7 +131,7 @@ class MultiplexDataLoader(DataLoader[Any]):
         Raises:
             ResumeError: it was changed after it was written, or belongs to another order.
         """
-        told = _checked(state_dict)
+        told = unsealed(state_dict, _VERSION, _FIELDS, of="a multiplex DataLoader")
         differences = [
             f"{name} {_short(told['order'].get(name))} -> {_short(now)}"
             for name, now in self._order().items()
@@ -196,45 +194,20 @@ class MultiplexDataLoader(DataLoader[Any]):
         """Hand out batches, and move the run on with each."""
         run, place, changes = self._steps, self.dataset.place, self._changes
         while True:
-            newest = turn == run.turn
-            if not newest and self.persistent_workers:
-                raise PlanError(
-                    "A newer iteration of this DataLoader has taken its workers over. Finish one "
-                    "epoch before the next, or use persistent_workers=False."
+            if turn != run.turn:
+                raise ResumeError(
+                    "This iterator was overtaken: the DataLoader was moved by load_state_dict(), "
+                    "set_epoch() or another iter(). Use the newest iterator."
                 )
-            if newest and changes != self._changes:
+            if changes != self._changes:
                 changes, batches = self._changes, self._batches()
             try:
                 batch, span = next(batches)
             except StopIteration:
                 run.finish(turn)
                 return
-            if newest:
-                place.position, run.last = span[2], span
+            place.position, run.last = span[2], span
             yield batch
-
-
-def _checked(state: Any) -> dict[str, Any]:
-    """The state, if it is one and as it was written."""
-    kinds = {"epoch": int, "start": int, "position": int, "stages": list, "order": dict}
-    if not isinstance(state, Mapping) or "version" not in state:
-        raise ResumeError(f"{state!r:.80} is not the state of a multiplex DataLoader.")
-    if state["version"] != _VERSION:
-        raise ResumeError(
-            f"This state is of version {state['version']!r:.80}; this penstock reads version "
-            f"{_VERSION}. Resume with the penstock that wrote it, or a newer one."
-        )
-    told = {key: value for key, value in state.items() if key != "check"}
-    try:
-        intact = digest_json(told)[:16] == state.get("check")
-    except (TypeError, ValueError, RecursionError):
-        intact = False
-    if not intact or any(type(told.get(name)) is not kind for name, kind in kinds.items()):
-        raise ResumeError(
-            "This state was changed after it was written: its check does not match. Use the "
-            "checkpoint before it."
-        )
-    return told
 
 
 def _short(value: Any) -> str:

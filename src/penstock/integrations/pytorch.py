@@ -13,6 +13,7 @@ arguments and shapes.
 
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -118,10 +119,7 @@ def create_dataloaders(  # noqa: PLR0913  (a drop-in: the arguments of the code 
         rank,
         world_size,
     )
-    training, validation = dataset(train_path), dataset(val_path)
-    _refuse_too_short(training, train_path, seq_length, batch_size * world_size)
-    _refuse_too_short(validation, val_path, seq_length, 1)
-    return options.training(training, seed), options.validation(validation)
+    return options.pair(dataset, train_path, val_path, seq_length, seed)
 
 
 def create_text_dataloaders(  # noqa: PLR0913  (as above)
@@ -169,10 +167,7 @@ def create_text_dataloaders(  # noqa: PLR0913  (as above)
         rank,
         world_size,
     )
-    training, validation = dataset(train), dataset(val)
-    _refuse_too_short(training, train, sequence_length, batch_size * world_size)
-    _refuse_too_short(validation, val, sequence_length, 1)
-    return options.training(training, seed), options.validation(validation)
+    return options.pair(dataset, train, val, sequence_length, seed)
 
 
 class _Options(NamedTuple):
@@ -185,6 +180,20 @@ class _Options(NamedTuple):
     multiprocessing_context: Any
     rank: int
     world_size: int
+
+    def pair(
+        self,
+        dataset: Callable[[PathLike], Any],
+        train: PathLike,
+        val: PathLike,
+        length: int,
+        seed: int,
+    ) -> tuple[DataLoader[Any], DataLoader[Any]]:
+        """The loaders over two files, if each has enough text for one."""
+        training, validation = dataset(train), dataset(val)
+        _refuse_too_short(training, train, length, self.batch_size * self.world_size)
+        _refuse_too_short(validation, val, length, 1)
+        return self.training(training, seed), self.validation(validation)
 
     def training(self, dataset: Any, seed: int) -> DataLoader[Any]:
         """A shuffled loader of full batches."""

@@ -16,22 +16,26 @@ ranks, a rank begins its next pass elsewhere, each row is still read once a pass
 is ahead of another.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed
 from numpy.typing import NDArray
 
 from penstock.chat.chat import Chat
 from penstock.errors import ChatError, PlanError, ResumeError
+from penstock.loader.arguments import topology
+from penstock.loader.state import sealed, unsealed
 
 __all__ = ["SFTBatches", "SFTCollate", "sft_data_generator"]
 
 Render = Callable[[Any], tuple[Any, Any]]
 Pair = tuple[torch.Tensor, torch.Tensor]
+Rendered = tuple[NDArray[Any], NDArray[Any]]
 
+_VERSION = 1
+_FIELDS = {"position": int, "num_rows": int}
 # Rendered in one call; more than this is no faster.
 _AT_ONCE = 512
 
@@ -76,19 +80,29 @@ class SFTCollate:
         """`(inputs, targets)` of some conversations."""
         return self.pad(self.render(conversations))
 
-    def render(self, conversations: Sequence[Any]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-        """Tokens and mask of each conversation, cut to `max_length`."""
+    def render(
+        self, conversations: Sequence[Any], numbers: Sequence[int] | None = None
+    ) -> list[Rendered]:
+        """Tokens and mask of each conversation, cut to `max_length`.
+
+        Args:
+            conversations: What to render.
+            numbers: What to call each of them in messages; their places, where not given.
+
+        Raises:
+            ChatError: one cannot be rendered, or what a function made of it is not a mark for
+                each of its tokens.
+        """
         if isinstance(self.chat, Chat):
             rows = self.chat.render_many(conversations)
         else:
-            rows = [
-                (np.asarray(tokens), np.asarray(mask))
-                for tokens, mask in map(self.chat, conversations)
-            ]
+            rows = list(map(self.chat, conversations))
+        numbers = range(len(rows)) if numbers is None else numbers
+        rows = [_checked(row, number) for row, number in zip(rows, numbers, strict=True)]
         stop = self.max_length
         return rows if stop is None else [(tokens[:stop], mask[:stop]) for tokens, mask in rows]
 
-    def pad(self, rows: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> Pair:
+    def pad(self, rows: Sequence[Rendered]) -> Pair:
         """`(inputs, targets)` of rendered conversations, shifted by one."""
         width = max(len(tokens) for tokens, _ in rows) - 1
         inputs = np.full((len(rows), width), self.pad_token_id, np.int64)
@@ -99,6 +113,34 @@ class SFTCollate:
             said = np.flatnonzero(mask[1:])
             targets[number, said] = tokens[1:][said]
         return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def _checked(row: Any, number: int) -> Rendered:
+    """The tokens and mask of a row as arrays, if there are some, and as many of both."""
+    try:
+        tokens, mask = row
+        tokens, mask = np.asarray(tokens), np.asarray(mask)
+    except (TypeError, ValueError):
+        raise ChatError(
+            "bad_rendering",
+            f"Row {number:,} was rendered as {row!r:.60}, which is no pair of tokens and mask.",
+        ) from None
+    if not tokens.size:
+        raise ChatError("bad_rendering", f"Row {number:,} was rendered to no tokens at all.")
+    if tokens.shape != mask.shape or tokens.ndim != 1:
+        told = f"{len(tokens):,} tokens and a mask of {mask.size:,}"
+        if tokens.ndim != 1 or mask.ndim != 1:
+            told = f"tokens of the shape {tokens.shape} and a mask of {mask.shape}"
+        raise ChatError(
+            "bad_rendering",
+            f"Row {number:,} was rendered to {told}; each token needs one mark: 1 where it is "
+            "trained on, else 0.",
+        )
+    if tokens.dtype.kind not in "iu":
+        raise ChatError(
+            "bad_rendering", f"Row {number:,} was rendered to {tokens.dtype} numbers, not to ids."
+        )
+    return tokens, mask
 
 
 class SFTBatches:
@@ -131,7 +173,7 @@ class SFTBatches:
         self._rank = rank
         self._world_size = world_size
         self._device = device
-        self._ready: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        self._ready: list[Rendered] = []
         self.position = 0
         self.num_untrained = 0
 
@@ -150,25 +192,27 @@ class SFTBatches:
             return inputs, targets
         return inputs.to(self._device), targets.to(self._device)
 
-    def state_dict(self) -> dict[str, int]:
-        """Where the run is; the same on every rank, and good for any number of them."""
-        return {"position": self.position, "num_rows": len(self._dataset)}
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is, as JSON; the same on every rank, and good for any number of them."""
+        return sealed({"position": self.position, "num_rows": len(self._dataset)}, _VERSION)
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a run stopped.
 
         Raises:
-            ResumeError: the state belongs to a dataset of another length.
+            ResumeError: the state was changed after it was written, or belongs to a dataset of
+                another length.
         """
-        if state["num_rows"] != len(self._dataset):
+        told = unsealed(state, _VERSION, _FIELDS, of="SFT batches")
+        if told["num_rows"] != len(self._dataset):
             raise ResumeError(
-                f"The state is of a dataset of {state['num_rows']:,} rows, and this one has "
+                f"The state is of a dataset of {told['num_rows']:,} rows, and this one has "
                 f"{len(self._dataset):,}; rows would be repeated or left out."
             )
-        self.position = state["position"]
+        self.position = told["position"]
         self._ready = []
 
-    def _render_ahead(self) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    def _render_ahead(self) -> list[Rendered]:
         batches = max(1, _AT_ONCE // self._batch_size)
         first = self.position + self._rank
         wanted = [
@@ -177,7 +221,7 @@ class SFTBatches:
         ]
         records = [self._dataset[number] for number in wanted]
         try:
-            return self._collate.render(records)
+            return self._collate.render(records, wanted)
         except ChatError as error:
             error.add_note(f"One of the rows {wanted[0]:,} to {wanted[-1]:,} of the dataset.")
             raise
@@ -204,8 +248,8 @@ def sft_data_generator(  # noqa: PLR0913  (a drop-in: what the generators it rep
         pad_token_id: Fills up rows; where not given, the tokenizer's end token.
         ignore_index: The target of what is not trained on: -1, or PyTorch's -100.
         max_length: Cut longer conversations to this many tokens.
-        rank: This process's number; where not given, that of torch.distributed.
-        world_size: How many processes there are; the same.
+        rank: This process's number; from torch.distributed where that runs, else 0.
+        world_size: How many processes there are; likewise, else 1. Given with `rank`.
         device: Where to put the tensors.
 
     >>> from penstock.chat.chat import Chat
@@ -217,9 +261,5 @@ def sft_data_generator(  # noqa: PLR0913  (a drop-in: what the generators it rep
     collate = SFTCollate(
         chat, pad_token_id=pad_token_id, ignore_index=ignore_index, max_length=max_length
     )
-    if rank is None or world_size is None:
-        there = torch.distributed.is_available() and torch.distributed.is_initialized()
-        rank = (torch.distributed.get_rank() if there else 0) if rank is None else rank
-        size = torch.distributed.get_world_size() if there else 1
-        world_size = size if world_size is None else world_size
+    rank, world_size = topology(rank, world_size)
     return SFTBatches(dataset, batch_size, collate, rank=rank, world_size=world_size, device=device)

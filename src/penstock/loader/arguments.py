@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 
 from penstock.errors import PlanError
+from penstock.order.growing import GrowingPlan, GrowingRows
 from penstock.order.integers import END
 from penstock.order.plan import Plan, Rows
 from penstock.order.shuffle import Block as ShuffleBlock
@@ -30,6 +31,13 @@ def plan_of(
                 f"{' and '.join(given)} belong to the plan, which was given. Pass them to Plan()."
             )
         return cast(Plan, rows)
+    if getattr(getattr(rows, "stream", None), "growing", False):
+        if shuffle not in (None, "part"):
+            raise PlanError(
+                f"shuffle={shuffle!r} needs all rows, and these are of a store that is still being "
+                'written. Leave it out, or say shuffle="part"; or build the store first.'
+            )
+        return cast(Plan, GrowingPlan(cast(GrowingRows, rows), seed=seed or 0))
     return Plan(rows, seed=seed or 0, shuffle=shuffle or "full")
 
 
@@ -79,7 +87,7 @@ def batch_sizes(
     return {0: index(cast(int, global_batch_size))}
 
 
-def run_end(plan: Plan, sizes: dict[int, int], epochs: int | None, steps: int | None) -> int | None:
+def run_end(plan: Any, sizes: dict[int, int], epochs: int | None, steps: int | None) -> int | None:
     """The position after the last row of the run, or None for a run without end."""
     if epochs is not None and steps is not None:
         raise PlanError(f"epochs={epochs} and steps={steps} both end the run; give one.")
@@ -87,12 +95,14 @@ def run_end(plan: Plan, sizes: dict[int, int], epochs: int | None, steps: int | 
         if value is not None and value < 1:
             raise PlanError(f"{name}={value} is not a run; use at least 1.")
     if epochs is not None:
+        if plan.epoch_rows is None and isinstance(plan, GrowingPlan):
+            return None  # there is one, but nobody knows yet where
         if plan.epoch_rows is None:
             raise PlanError(
                 f"epochs={epochs} has no meaning in a mixture: each source has epochs of its own. "
                 "Give steps= instead."
             )
-        return index(epochs) * plan.epoch_rows
+        return index(epochs) * int(plan.epoch_rows)
     if steps is not None:
         end = steps_of(plan, sizes).span(index(steps) - 1)[1]
         if end > plan.end:

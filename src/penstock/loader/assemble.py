@@ -270,6 +270,8 @@ def _read(rows: Any, located: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
 
 def _join(rows: Sequence[Any]) -> JoinedWindows | None:
     """All sources in one, if each is nothing but full windows over ids of one tokenizer."""
+    if len(rows) < 2:
+        return None
     plain = all(
         type(each) is Windows
         and not each.borders
@@ -277,7 +279,7 @@ def _join(rows: Sequence[Any]) -> JoinedWindows | None:
         and each.num_tokens == len(each) * each.length
         for each in rows
     )
-    if len(rows) < 2 or not plain or len({each.tokenizer_digest for each in rows}) > 1:
+    if not plain or len({each.tokenizer_digest for each in rows}) > 1:
         return None
     return JoinedWindows(rows)
 

@@ -71,8 +71,9 @@ class _Rest(data.Sampler[list[_Asked]]):
 
     def __iter__(self) -> Iterator[list[_Asked]]:
         first, counted_from = self._loader.step, self._loader.counted_from
-        steps = range(first, len(self._loader)) if self._loader.ends else count(first)
-        for step in steps:
+        for step in count(first):
+            if not self._loader.has_step(step):
+                return
             yield [_Asked(step, counted_from)]
 
 
@@ -96,6 +97,12 @@ def as_dataloader(loader: "Loader", *, num_workers: int, **options: Any) -> Batc
             f"num_workers={num_workers} would each make batches on {loader.device}. Make the "
             "loader without device=, and move batches to it in the training loop; or use no "
             "workers."
+        )
+    if num_workers and loader.drops_parts:
+        raise PlanError(
+            f"num_workers={num_workers} would read a stream with keep=False in other processes, "
+            "whose parts are dropped as this one moves on. Use no workers (the Loader reads ahead "
+            "on a thread), or keep=True."
         )
     return Batches(loader, num_workers=num_workers, **options)
 

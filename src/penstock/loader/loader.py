@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from penstock.errors import PlanError, ResumeError
+from penstock.errors import PlanError, ResumeError, UnknownLengthError
 from penstock.loader.arguments import batch_sizes, budgeted, plan_of, run_end, steps_of, topology
 from penstock.loader.assemble import MOST_STEPS, Assembler, Block
 from penstock.loader.batch import Format, Shape
@@ -22,7 +22,9 @@ from penstock.loader.device import DeviceCopy
 from penstock.loader.log import FingerprintLog
 from penstock.loader.make import Made, Maker
 from penstock.loader.prefetch import Ahead
-from penstock.loader.state import check_state, identify, position_in, write_state
+from penstock.loader.prefix import identity_at, place_of
+from penstock.loader.state import check_state, identify, write_state
+from penstock.order.growing import GrowingPlan
 from penstock.order.integers import END
 from penstock.order.plan import Plan, Rows
 from penstock.order.shard import Shard
@@ -99,6 +101,9 @@ class Loader:
         sizes = budgeted if isinstance(rows, Budget) else batch_sizes
         self._sizes = sizes(batch_size, global_batch_size, self.world_size)
         self._drop_last = drop_last
+        plan: Any = self.plan
+        self._growing: GrowingPlan | None = plan if isinstance(plan, GrowingPlan) else None
+        self._asked_end = (epochs, steps)
         self._end = run_end(self.plan, self._sizes, epochs, steps)
         self._position = 0
         self._taken_over = 0
@@ -187,6 +192,13 @@ class Loader:
 
     def __len__(self) -> int:
         """Steps of the whole run, counted as `step` is, the same on every rank."""
+        if self._num_steps is None and self._growing is not None and self._asked_end[0]:
+            self._find_end()
+            if self._num_steps is None:
+                raise UnknownLengthError(
+                    "How many steps this run has is not known before the store is sealed: "
+                    f"{self._growing.num_rows:,} rows are so far. Give steps= for a length."
+                )
         if self._num_steps is None:
             raise PlanError("This run has no end, so no length; give the loader epochs= or steps=.")
         return self._num_steps
@@ -203,6 +215,8 @@ class Loader:
 
     def make(self, step: int) -> "Made":
         """The batch of a step with its fingerprint and the position after it."""
+        if self._growing is not None and not self.has_step(step):
+            raise IndexError(f"step {step:,} is not in a run of {len(self):,} steps")
         copy = DeviceCopy(self.device) if self.device.type == "cuda" else None
         made = next(self._maker.batches(self._block(step, step + 1), copy))
         if made.finish is not None:
@@ -264,6 +278,8 @@ class Loader:
         return stop if self._end is None else min(stop, self._end)
 
     def _hand_out(self, made: Made) -> None:
+        if self._growing is not None:
+            self._growing.handed_out(made.stop)
         if made.finish is not None:
             made.finish()
         self._position = made.stop
@@ -273,10 +289,9 @@ class Loader:
 
     def _made(self, first: int, copy: DeviceCopy | None) -> Iterator[Iterable[Made]]:
         """Finished batches, a block at a time."""
-        last = self._num_steps if self._num_steps is not None else 2**62
         step = first
         most = 1  # the first batch is wanted at once; then blocks grow
-        while step < last:
+        while step < (last := self._steps_before(step)):
             block = self._block(step, last, most)
             most = min(4 * most, MOST_STEPS)
             batches = self._maker.batches(block, copy)
@@ -286,6 +301,37 @@ class Loader:
             else:
                 yield batches
             step += len(block.spans)
+
+    def _steps_before(self, step: int) -> int:
+        """The step before which a block may end that begins with this one, or `step` at the end.
+
+        That is the end of the run; or as far as a store has grown by now, which is waited for.
+        """
+        if self._growing is not None and (self._num_steps is None or step < self._num_steps):
+            self._growing.reach(self._steps.span(step)[1])
+            if not self._growing.complete:
+                known = self._steps.count(self._growing.num_rows, drop_last=True)
+                return known if self._num_steps is None else min(known, self._num_steps)
+            self._find_end()
+        return self._num_steps if self._num_steps is not None else 2**62
+
+    @property
+    def drops_parts(self) -> bool:
+        """Whether what was read goes away, as in a stream with `keep=False`."""
+        return self._growing is not None and self._growing.drops_parts
+
+    def has_step(self, step: int) -> bool:
+        """Whether the run has a step; where a store is still growing, that is waited for."""
+        return step < self._steps_before(step)
+
+    def _find_end(self) -> None:
+        """Lay out the end of a run over a store that has become complete, if it has one."""
+        if self._end is None:
+            self._end = run_end(self.plan, self._sizes, *self._asked_end)
+        if self._end is not None and self._num_steps is None:
+            self._assembler.end = self._end
+            self._maker = self._maker.ending(self._end)
+            self._num_steps = self._steps.count(self._end, drop_last=self._drop_last)
 
     def _block(self, first: int, last: int, most: int = MOST_STEPS) -> Block:
         try:
@@ -307,14 +353,17 @@ class Loader:
         self._take_over()
         self._position = position
         self._layout()
+        if self._growing is not None:
+            self._growing.handed_out(position)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this run is: small, JSON, and the same on every rank."""
-        return write_state(self._identity, self._position)
+        told = identity_at(self.plan, self._position, self._identity)
+        return write_state(told, self._position)
 
     @cached_property
-    def _identity(self) -> dict[str, Any]:
-        return identify(self.plan)
+    def _identity(self) -> dict[str, Any] | None:
+        return identify(self.plan) if self._growing is None else None
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, on_change: Literal["error", "restart"] = "error"
@@ -331,7 +380,7 @@ class Loader:
         checked = check_state(state)
         position = 0
         try:
-            position = position_in(self._identity, checked)
+            position = place_of(self.plan, self._identity, checked)
         except ResumeError:
             if on_change == "error":
                 raise

@@ -7,8 +7,9 @@ cache. Made a block at a time, batches of 64-bit ids took twice as long.
 """
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -66,6 +67,12 @@ class Maker:
         self._end = end
         self._side = side
         self._for_hf = shape.format == "hf" and whole_documents
+
+    def ending(self, end: int | None) -> Self:
+        """The same for a run of which it is known by now where it ends."""
+        other = copy(self)
+        other._end = end
+        return other
 
     def batches(self, block: Block, copy: DeviceCopy | None = None) -> Iterator[Made]:
         """The batches of a block, one a step, each made when it is asked for."""

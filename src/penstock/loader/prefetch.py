@@ -17,6 +17,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
+from penstock.streaming.waiting import work_for
+
 __all__ = ["Ahead"]
 
 Item = TypeVar("Item")
@@ -122,6 +124,7 @@ def _fill(
     at_work: Any,
 ) -> None:
     try:
+        work_for(stop, at_work)
         iterator = items()
         while permits.acquire() and not stop.is_set():
             with at_work:

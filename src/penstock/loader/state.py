@@ -13,7 +13,16 @@ from penstock.digest import digest_json
 from penstock.errors import ResumeError
 from penstock.order.plan import Plan
 
-__all__ = ["check_state", "identify", "position_in", "write_state"]
+__all__ = [
+    "check_state",
+    "explained",
+    "identify",
+    "identify_order",
+    "position_in",
+    "sealed",
+    "unsealed",
+    "write_state",
+]
 
 _VERSION = 1
 _SHORT = 16
@@ -26,12 +35,9 @@ def identify(plan: Plan) -> dict[str, Any]:
     """What a position of `plan` is a position in, short: digests, and words for messages."""
     described = plan.describe()
     sources = described.pop("sources")
-    told = [_told(plan.sources[each["name"]]) for each in sources]
-    settings = sorted({name for each in told for name in each})
     return {
         "plan": plan.digest[:_SHORT],
-        "order": {name: _shortened(value) for name, value in described.items()},
-        "rows": {name: _shared(told, name) for name in settings},
+        **identify_order(described, [plan.sources[each["name"]] for each in sources]),
         "sources": {
             _short_name(each["name"]): [each["rows"], each["digest"][:_SHORT], _store(plan, each)]
             for each in sources
@@ -39,11 +45,19 @@ def identify(plan: Plan) -> dict[str, Any]:
     }
 
 
+def identify_order(described: dict[str, Any], rows: list[Any]) -> dict[str, Any]:
+    """How rows are ordered and how they are cut, but not from which stores."""
+    told = [_told(each) for each in rows]
+    settings = sorted({name for each in told for name in each})
+    return {
+        "order": {name: _shortened(value) for name, value in described.items()},
+        "rows": {name: _shared(told, name) for name in settings},
+    }
+
+
 def write_state(identity: dict[str, Any], position: int) -> dict[str, Any]:
     """The state of a run whose next row is the one at `position`."""
-    own: dict[str, Any] = json.loads(json.dumps(identity))  # the caller may write to it
-    state = {"version": _VERSION, "position": position, **own}
-    return {**state, "check": digest_json(state)[:_SHORT]}
+    return sealed({"position": position, **identity}, _VERSION)
 
 
 def check_state(state: Any) -> dict[str, Any]:
@@ -52,24 +66,50 @@ def check_state(state: Any) -> dict[str, Any]:
     Raises:
         ResumeError: it is damaged, edited, of another version, or no state.
     """
+    otherwise = ", or loader.seek(position) if you know the position"
+    return unsealed(state, _VERSION, _FIELDS, of="a loader", otherwise=otherwise)
+
+
+def sealed(told: Mapping[str, Any], version: int) -> dict[str, Any]:
+    """What a state tells, with its version and a digest of itself."""
+    own: dict[str, Any] = json.loads(json.dumps(told))  # the caller may write to it
+    state = {"version": version, **own}
+    return {**state, "check": digest_json(state)[:_SHORT]}
+
+
+def unsealed(
+    state: Any, version: int, fields: Mapping[str, type], *, of: str, otherwise: str = ""
+) -> dict[str, Any]:
+    """What a state tells, if it is as `sealed` gave it.
+
+    Args:
+        state: What may be one.
+        version: The one that can be read.
+        fields: What it has, and of which types; whole numbers are 0 or more.
+        of: What it is the state of, for messages.
+        otherwise: What else to do about one that was changed.
+
+    Raises:
+        ResumeError: it is damaged, edited, of another version, or no state.
+    """
     if not isinstance(state, Mapping) or "version" not in state:
-        raise ResumeError(f"{state!r:.80} is not the state of a loader.")
-    if state["version"] != _VERSION:
+        raise ResumeError(f"{state!r:.80} is not the state of {of}.")
+    if state["version"] != version:
         raise ResumeError(
             f"This state is of version {state['version']!r:.80}; this penstock reads version "
-            f"{_VERSION}. Resume with the penstock that wrote it, or a newer one."
+            f"{version}. Resume with the penstock that wrote it, or a newer one."
         )
     told = {key: value for key, value in state.items() if key != "check"}
     try:
         intact = digest_json(told)[:_SHORT] == state.get("check")
     except (TypeError, ValueError, RecursionError):
         intact = False
-    # A check can be made to match; the position must be one all the same.
-    typed = all(type(told.get(name)) is kind for name, kind in _FIELDS.items())
-    if not intact or not typed or told["position"] < 0:
+    # A check can be made to match; a position must be one all the same.
+    typed = all(type(told.get(name)) is kind for name, kind in fields.items())
+    if not intact or not typed or any(told[name] < 0 for name in fields if fields[name] is int):
         raise ResumeError(
             "This state was changed after it was written: its check does not match. Use the "
-            "checkpoint before it, or loader.seek(position) if you know the position."
+            f"checkpoint before it{otherwise}."
         )
     return told
 
@@ -85,7 +125,7 @@ def position_in(identity: dict[str, Any], state: dict[str, Any]) -> int:
         raise ResumeError(
             "This checkpoint belongs to another order of the data, so position "
             f"{position:,} would not be the row it was. Changed since: "
-            f"{_explained(state, identity)}. Restore that to resume exactly, or pass "
+            f"{explained(state, identity)}. Restore that to resume exactly, or pass "
             'on_change="restart" to begin the new order at 0.'
         )
     return position
@@ -125,7 +165,8 @@ def _short_name(name: str) -> str:
     return f"{begin}… {digest_json(name)[:8]}"
 
 
-def _explained(then: dict[str, Any], now: dict[str, Any]) -> str:
+def explained(then: dict[str, Any], now: dict[str, Any]) -> str:
+    """What differs between two runs, in words."""
     try:
         return _changes(then, now)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):

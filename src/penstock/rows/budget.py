@@ -18,10 +18,8 @@ so steps are counted from where a loader began or was resumed; and a run with an
 its steps when it is opened, at about a third of a microsecond a row.
 """
 
-from bisect import bisect_left, bisect_right
 from functools import cached_property
 from operator import index
-from threading import Lock
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -29,11 +27,10 @@ from numpy.typing import NDArray
 
 from penstock.digest import derive_key, digest_json
 from penstock.errors import PlanError
+from penstock.rows.budget_steps import NO_ROW, BudgetShard, BudgetSteps
 
 __all__ = ["NO_ROW", "Budget", "BudgetShard", "BudgetSteps"]
 
-NO_ROW = -1
-"""Stands for a row that fills up a rank's share; `penstock.order.shard.PADDING`."""
 _MOST_KEPT = 16  # windows, of 40 KB each
 
 Integers = NDArray[np.int64]
@@ -54,8 +51,9 @@ class Budget:
 
     For a `Loader`, in place of the plan and without a batch size. Each rank gets an equal share
     of the rows of a batch. The last batch of a window may not divide: it is filled up to
-    `rows_multiple_of`, on any number of ranks, with rows whose targets are all -100; so is every
-    batch on ranks that do not divide that.
+    `rows_multiple_of`, on any number of ranks, with rows whose targets are all -100. On a number
+    of ranks that does not divide `rows_multiple_of`, every batch is filled up to equal shares
+    as well, and that comes on top of `tokens`: up to `world_size - 1` rows of it.
 
     Args:
         plan: A `Plan` over `Documents`.
@@ -115,14 +113,21 @@ class Budget:
 
     @cached_property
     def digest(self) -> str:
-        """A name for this order: of the plan, the budget and the window."""
+        """A name for this order: of the plan, the budget, the window and the padding."""
         return digest_json(self.describe())
 
     def describe(self) -> dict[str, Any]:
         """Everything the order depends on, as JSON."""
-        budget = {"tokens": self.tokens, "window": self.window, "rows": self.multiple}
-        widths = [rows.length for rows in self.plan.sources.values()]
-        return {**self.plan.describe(), "budget": {**budget, "lengths": widths}}
+        # Batches are cut by padded widths, so what rows are padded to is part of the order.
+        sources = list(self.plan.sources.values())
+        budget = {
+            "tokens": self.tokens,
+            "window": self.window,
+            "rows": self.multiple,
+            "multiples": [getattr(rows, "multiple", 1) for rows in sources],
+            "lengths": [rows.length for rows in sources],
+        }
+        return {**self.plan.describe(), "budget": budget}
 
     def locate(self, positions: Any) -> tuple[Integers, Integers, Integers]:
         """The source, epoch and sample at each of `positions`; see `Plan.locate`."""
@@ -158,7 +163,7 @@ class Budget:
             )
         return np.array([each for each in found if before is None or each < before], np.int64)
 
-    def steps(self, start: int = 0) -> "BudgetSteps":
+    def steps(self, start: int = 0) -> BudgetSteps:
         """The batches from a position on."""
         return BudgetSteps(self, start)
 
@@ -226,89 +231,3 @@ def _cut(widths: Integers, tokens: int, multiple: int) -> list[int]:
         begin += max(1, int(np.searchsorted(sizes, tokens, side="right")))
         cuts.append(int(stops[begin - 1]))
     return cuts[:-1]
-
-
-@final
-class BudgetSteps:
-    """Step ↔ positions, as `penstock.order.steps.Steps`, found window by window."""
-
-    def __init__(self, budget: Budget, start: int) -> None:
-        self.budget = budget
-        self.start = start
-        self._edges = [start]
-        self._lock = Lock()  # the thread that reads ahead finds steps, and so may the user
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"budget": self.budget, "start": self.start}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)
-
-    def span(self, step: int) -> tuple[int, int]:
-        """The positions of a step: the first, and the one after the last."""
-        starts, rows = self.spans(step, step + 1)
-        return int(starts[0]), int(starts[0] + rows[0])
-
-    def spans(self, first: int, stop: int) -> tuple[Integers, Integers]:
-        """Where each of the steps from `first` to before `stop` begins, and its rows."""
-        if not 0 <= first <= stop:
-            raise PlanError(f"There are no steps from {first:,} to {stop:,}; steps begin at 0.")
-        while len(self._edges) <= stop:
-            self._go_on()
-        edges = np.array(self._edges[first : stop + 1], np.int64)
-        return edges[:-1], np.diff(edges)
-
-    def at(self, position: int) -> int:
-        """The step that reads a position."""
-        if position < self.start:
-            raise PlanError(f"No step of a run from {self.start:,} reads position {position:,}.")
-        while self._edges[-1] <= position:
-            self._go_on()
-        return bisect_right(self._edges, position) - 1
-
-    def count(self, end: int, *, drop_last: bool) -> int:
-        """How many steps a run takes that ends before position `end`; none is left out."""
-        while self._edges[-1] < end:
-            self._go_on()
-        return bisect_left(self._edges, end)
-
-    def _go_on(self) -> None:
-        with self._lock:
-            last = self._edges[-1]
-            if last >= self.budget.plan.end:
-                raise PlanError(f"There are no steps after position {last:,}, where the plan ends.")
-            self._edges += self.budget.edges_after(last).tolist()
-
-
-@final
-class BudgetShard:
-    """The positions that one rank reads, as `penstock.order.shard.Shard`, of any batch."""
-
-    def __init__(self, steps: BudgetSteps, *, rank: int = 0, world_size: int = 1) -> None:
-        if world_size < 1 or not 0 <= rank < world_size:
-            raise PlanError(
-                f"Rank {rank:,} of {world_size:,} cannot be; ranks are 0 to world_size - 1."
-            )
-        self.steps = steps
-        self.rank = rank
-        self.world_size = world_size
-
-    def rows(self, first: int, stop: int) -> Integers:
-        """How many rows this rank reads in each of the steps from `first` to before `stop`."""
-        return self._shares(self.steps.spans(first, stop)[1])
-
-    def _shares(self, rows: Integers) -> Integers:
-        multiple = self.steps.budget.multiple
-        return -(-(-(-rows // multiple) * multiple) // self.world_size)
-
-    def positions(self, first: int, stop: int, *, end: int | None = None) -> Integers:
-        """The positions this rank reads in those steps; `NO_ROW` fills up its share."""
-        starts, rows = self.steps.spans(first, stop)
-        shares = self._shares(rows)
-        begins = starts + self.rank * shares
-        positions = np.arange(int(shares.sum())) + np.repeat(
-            begins - np.cumsum(shares) + shares, shares
-        )
-        limits = starts + rows if end is None else np.minimum(starts + rows, end)
-        positions[positions >= np.repeat(limits, shares)] = NO_ROW
-        return positions

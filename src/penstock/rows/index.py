@@ -17,7 +17,6 @@ under another name and renamed, so that several processes may make it at once.
 """
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +27,13 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_json
 from penstock.errors import DiskFullError, PlanError
+from penstock.places import cache_directory
 from penstock.rows.packing import PACKING_FORMAT, Layout
 from penstock.store.files import sync_directory, write_file
 from penstock.store.npy import HEADER_BYTES, header
 from penstock.store.reader import TokenStore
 
-__all__ = ["LONGEST", "RowIndex", "index_of", "joined"]
+__all__ = ["LONGEST", "RowIndex", "index_of", "joined", "of_layout"]
 
 LONGEST = (1 << 24) - 1
 """The longest row that an index can describe."""
@@ -62,6 +62,11 @@ class RowIndex:
     def num_rows(self) -> int:
         """Rows of all parts."""
         return len(self.edges) - 1
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces of all rows."""
+        return len(self.pieces)
 
     def spans(
         self, samples: NDArray[np.int64]
@@ -105,7 +110,7 @@ def index_of(
     """
     key = digest_json(["rows", PACKING_FORMAT, kind, length, store.digest])
     name = f"{kind}-{length}-{key[:16]}.npy"
-    places = [store.path / ".rows" / name, _cache_directory() / "rows" / name]
+    places = [store.path / ".rows" / name, cache_directory() / "rows" / name]
     parts = [part.num_tokens for part in store.manifest.parts]
     for place in places:
         if (found := _read(place, key, parts, length)) is not None:
@@ -143,11 +148,25 @@ def _made(store: TokenStore, lay_out: Callable[[NDArray[Any]], Layout]) -> RowIn
         layout = lay_out(store.part_array(number, "bounds"))
         part_rows.append(len(layout.edges) - 1)
         edges.append((layout.edges[1:] + num_pieces).astype(_WORD))
-        pieces.append((layout.starts << 24 | layout.sizes).astype(_WORD))
+        pieces.append(_packed(layout))
         num_pieces += len(layout.starts)
         counts = {name: told + getattr(layout, name) for name, told in counts.items()}
     joined_pieces = pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
     return RowIndex(np.array(part_rows, _WORD), np.concatenate(edges), joined_pieces, **counts)
+
+
+def of_layout(layout: Layout) -> RowIndex:
+    """The index of one part."""
+    return RowIndex(
+        np.array([len(layout.edges) - 1], _WORD),
+        layout.edges.astype(_WORD),
+        _packed(layout),
+        *(getattr(layout, name) for name in _COUNTS),
+    )
+
+
+def _packed(layout: Layout) -> Words:
+    return (layout.starts << 24 | layout.sizes).astype(_WORD)
 
 
 def _written(place: Path, key: str, made: RowIndex) -> bool:
@@ -210,10 +229,3 @@ def _sound(index: RowIndex, part_tokens: list[int], length: int) -> bool:
         if len(words) and int(np.add.reduceat(sizes, rows[:-1] - rows[0]).max()) > length:
             return False
     return True
-
-
-def _cache_directory() -> Path:
-    """Where things are kept for this user."""
-    if chosen := os.environ.get("PENSTOCK_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"

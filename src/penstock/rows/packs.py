@@ -21,25 +21,20 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_json
 from penstock.rows.packing import PACKING_FORMAT, pack
-from penstock.rows.pieces import PieceRows
-from penstock.rows.stream import Stream, StreamLike
+from penstock.rows.pieces import OfPieces, PieceRows
+from penstock.rows.stream import StreamLike
 
 __all__ = ["Packs"]
 
 
 @final
-class Packs:
+class Packs(OfPieces):
     """Rows of `length` tokens, fitted together from whole documents.
 
     Opening packs the documents once, at half a microsecond each, and keeps the result as a
-    file; after that it takes as long as reading that file, 16 bytes a document. Safe to read
-    from several threads.
+    file; after that it takes as long as reading that file, 8 bytes a piece and 8 a row. Safe to
+    read from several threads.
     """
-
-    gives_loss = True
-    """Rows of stores with loss masks say which targets count."""
-    whole_documents = True
-    """A row begins a document, or a piece of one: its first token is no target."""
 
     def __init__(
         self, store: StreamLike | Sequence[StreamLike], length: int, *, borders: bool = True
@@ -56,12 +51,11 @@ class Packs:
         self.length = index(length)
         self.borders = borders
         self._rows = PieceRows(store, "packs", self.length, partial(pack, length=self.length))
-        self.stream: Stream = self._rows.stream
-
-    def __len__(self) -> int:
-        return len(self._rows)
+        self.stream = self._rows.stream
 
     def __repr__(self) -> str:
+        if not self._rows.complete:
+            return f"Packs({self.stream.members[0]!r}, {self.length:,})"
         split = f"; {self.num_split:,} documents split" if self.num_split else ""
         return (
             f"Packs({len(self):,} rows of {self.length:,} tokens, "
@@ -84,16 +78,6 @@ class Packs:
         return digest_json(["packs", PACKING_FORMAT, self.stream.digest, self.length])
 
     @property
-    def tokenizer_digest(self) -> str | None:
-        """The digest of the tokenizer the stores were built with, where they say."""
-        return self.stream.tokenizer_digest
-
-    @property
-    def num_tokens(self) -> int:
-        """Targets in all rows: all tokens but the first of each document."""
-        return self._rows.num_targets
-
-    @property
     def num_padding(self) -> int:
         """Places in all rows that hold no token."""
         return len(self) * self.length - self._rows.num_placed
@@ -108,21 +92,11 @@ class Packs:
         """Documents that are longer than a row."""
         return self._rows.index.num_long
 
-    @property
-    def num_empty(self) -> int:
-        """Documents without tokens, which are in no row."""
-        return self._rows.index.num_empty
-
-    @property
-    def part_rows(self) -> NDArray[np.int64]:
-        """How many rows each part of the store has."""
-        return self._rows.part_rows
-
     def describe(self) -> dict[str, Any]:
         """What decides the rows, for telling apart two that differ."""
         return {
             "kind": "packs",
-            "store": self.stream.digest[:16],
+            "store": self.stream.digest[:16] if self._rows.complete else "",
             "length": self.length,
             "packing": PACKING_FORMAT,
         }
@@ -133,13 +107,9 @@ class Packs:
         The last column is never a target, and holds 0 as padding does. `same_document`
         (rows, length) is False where the target is of another document or padding; where the
         store has loss masks, `target_mask` is False where it is not trained on. `num_targets`
-        is the tokens of each row. With `borders`, also `position_ids` and `document_ids`,
-        (rows, length) int32. The arrays are new, and the caller's to keep.
+        is one less than the tokens of each row. With `borders`, also `position_ids` and
+        `document_ids`, (rows, length) int32. The arrays are new, and the caller's to keep.
         """
         fields, spans = self._rows.read(self._rows.checked(samples), self.length)
-        fields["num_targets"] = spans.filled
+        fields["num_targets"] = spans.filled - 1
         return {**fields, **spans.borders()} if self.borders else fields
-
-    def read_ahead(self, samples: NDArray[np.int64]) -> None:
-        """Ask the kernel to fetch these rows from disk, without waiting."""
-        self._rows.read_ahead(self._rows.checked(samples))

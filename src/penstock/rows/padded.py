@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from penstock.digest import digest_json
 from penstock.errors import PlanError
 from penstock.rows.packing import PACKING_FORMAT, one_each
-from penstock.rows.pieces import PieceRows, Side
+from penstock.rows.pieces import OfPieces, PieceRows, Side
 from penstock.rows.stream import Stream, StreamLike
 from penstock.store.reader import TokenStore
 
@@ -29,11 +29,8 @@ Overflow = Literal["cut", "split"]
 
 
 @final
-class Documents:
+class Documents(OfPieces):
     """One document a row, of at most `max_length` tokens. Safe to read from several threads."""
-
-    gives_loss = True
-    whole_documents = True
 
     def __init__(
         self,
@@ -70,15 +67,14 @@ class Documents:
         """The width of the widest batch."""
         lay_out = partial(one_each, length=self.max_length, split=overflow == "split")
         self._rows = PieceRows(store, f"documents-{overflow}", self.max_length, lay_out)
-        self.stream: Stream = self._rows.stream
+        self.stream = self._rows.stream
         self.pad_id = _end_id(self.stream) if pad_id is None else index(pad_id)
         if not 0 <= self.pad_id <= np.iinfo(self.stream.dtype).max:
             raise PlanError(f"pad_id={self.pad_id:,} does not fit ids of {self.stream.dtype}.")
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def __repr__(self) -> str:
+        if not self._rows.complete:
+            return f"Documents({self.stream.members[0]!r}, {self.max_length:,})"
         lost = f"; {self.cut_tokens:,} tokens cut off" if self.cut_tokens else ""
         return f"Documents({len(self):,} rows of at most {self.max_length:,} tokens{lost})"
 
@@ -103,16 +99,6 @@ class Documents:
         )
 
     @property
-    def tokenizer_digest(self) -> str | None:
-        """The digest of the tokenizer the stores were built with, where they say."""
-        return self.stream.tokenizer_digest
-
-    @property
-    def num_tokens(self) -> int:
-        """Targets in all rows."""
-        return self._rows.num_targets
-
-    @property
     def cut_documents(self) -> int:
         """Documents that lost their end."""
         return self._rows.index.num_long if self.overflow == "cut" else 0
@@ -127,21 +113,11 @@ class Documents:
         """Documents that take several rows."""
         return self._rows.index.num_long if self.overflow == "split" else 0
 
-    @property
-    def num_empty(self) -> int:
-        """Documents without tokens, which are no row."""
-        return self._rows.index.num_empty
-
-    @property
-    def part_rows(self) -> NDArray[np.int64]:
-        """How many rows each part of the store has."""
-        return self._rows.part_rows
-
     def describe(self) -> dict[str, Any]:
         """What decides the rows, for telling apart two that differ."""
         return {
             "kind": "documents",
-            "store": self.stream.digest[:16],
+            "store": self.stream.digest[:16] if self._rows.complete else "",
             "length": self.max_length,
             "overflow": self.overflow,
         }
@@ -160,12 +136,8 @@ class Documents:
         numbers = self._rows.checked(samples)
         fields, spans = self._rows.read(numbers, self.length, pad_id=self.pad_id, side=self.side)
         if self.side == "right":
-            fields["num_targets"] = spans.filled
+            fields["num_targets"] = spans.filled - 1
         return {**fields, "attention_mask": spans.real().view(np.uint8)}
-
-    def read_ahead(self, samples: NDArray[np.int64]) -> None:
-        """Ask the kernel to fetch these rows from disk, without waiting."""
-        self._rows.read_ahead(self._rows.checked(samples))
 
     def _padded(self, sizes: Any) -> Any:
         return -(-sizes // self.multiple) * self.multiple

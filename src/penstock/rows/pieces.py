@@ -19,13 +19,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import PlanError
+from penstock.errors import PlanError, UnknownLengthError
+from penstock.rows.growing import GrowingIndex
 from penstock.rows.index import LONGEST, RowIndex, index_of, joined
 from penstock.rows.packing import Layout
-from penstock.rows.stream import ArrayFile, Stream, StreamLike, open_stream
+from penstock.rows.stream import GROWING, ArrayFile, Stream, StreamLike, open_stream
 from penstock.store.reader import TokenStore
 
-__all__ = ["PieceRows", "Side"]
+__all__ = ["OfPieces", "PieceRows", "Side"]
 
 Side = Literal["right", "left"]
 Integers = NDArray[np.int64]
@@ -60,13 +61,44 @@ class PieceRows:
             raise PlanError(
                 "Rows of documents need stores; bare token files do not record where documents end."
             )
-        self.index: RowIndex = joined([index_of(each, kind, length, lay_out) for each in stores])
+        self.complete = self.stream.grow()
+        """Whether all rows are known: those of a store that is still being written are not."""
+        self.index: RowIndex | GrowingIndex = (
+            GrowingIndex(self.stream, kind, length, lay_out)
+            if self.stream.growing
+            else joined([index_of(each, kind, length, lay_out) for each in stores])
+        )
+        self._take_up()
+        self._refuse_none()
+
+    def _take_up(self) -> None:
+        """Take up what the index knows."""
         self.part_rows = self.index.part_rows.astype(np.int64)
         self._row_ends = np.cumsum(self.part_rows)
-        if not self.index.num_rows:
-            raise PlanError(f"{stores[0].path} holds no documents with tokens, so it has no rows.")
+
+    def settled(self) -> tuple[Integers, bool]:
+        """How many rows each part has, as far as that is known; whether it is all."""
+        if isinstance(self.index, GrowingIndex) and not self.complete:
+            complete = self.stream.grow()
+            self.index.grow()
+            with GROWING:
+                self._take_up()
+                self.complete = self.complete or complete
+            self._refuse_none()
+        return self.part_rows, self.complete
+
+    def _refuse_none(self) -> None:
+        if self.complete and not self.index.num_rows:
+            path = self.stream.members[0].path
+            raise PlanError(f"{path} holds no documents with tokens, so it has no rows.")
 
     def __len__(self) -> int:
+        if not self.complete:
+            raise UnknownLengthError(
+                "How many rows there are is not known while the store is still being written. Give "
+                'them to a Loader, alone and with shuffle="part" or none: it reads rows as they '
+                "come. For a mixture, another order or a length, build the store first."
+            )
         return self.index.num_rows
 
     @cached_property
@@ -77,15 +109,16 @@ class PieceRows:
     @property
     def num_targets(self) -> int:
         """Places in all rows that are followed by a token of the same document."""
-        return self.num_placed - len(self.index.pieces)
+        return self.num_placed - self.index.num_pieces
 
     def checked(self, samples: Any) -> Integers:
         """The sample numbers as an array, if they are all among the rows."""
         numbers = np.asarray(samples, np.int64)
         # As unsigned numbers, those below 0 are the largest.
-        if len(numbers) and numbers.view(np.uint64).max() >= len(self):
+        if len(numbers) and numbers.view(np.uint64).max() >= self.index.num_rows:
             raise IndexError(
-                f"rows {numbers.min():,} to {numbers.max():,} are not all among {len(self):,} rows"
+                f"rows {numbers.min():,} to {numbers.max():,} are not all among "
+                f"{self.index.num_rows:,} rows"
             )
         return numbers
 
@@ -145,6 +178,49 @@ class PieceRows:
         numbers = np.searchsorted(self._row_ends, np.repeat(samples, counts), side="right")
         if len(sizes):
             self.stream.read_ahead(starts + self.stream.starts[numbers], int(sizes.max()))
+
+
+class OfPieces:
+    """What rows of whole documents have in common: all that `PieceRows` knows of them."""
+
+    gives_loss = True
+    """Rows of stores with loss masks say which targets count."""
+    whole_documents = True
+    """A row begins a document, or a piece of one: its first token is no target."""
+
+    stream: Stream
+    _rows: PieceRows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def tokenizer_digest(self) -> str | None:
+        """The digest of the tokenizer the stores were built with, where they say."""
+        return self.stream.tokenizer_digest
+
+    @property
+    def num_tokens(self) -> int:
+        """Targets in all rows: every token in them but the first of each document."""
+        return self._rows.num_targets
+
+    @property
+    def num_empty(self) -> int:
+        """Documents without tokens, which are in no row."""
+        return self._rows.index.num_empty
+
+    @property
+    def part_rows(self) -> Integers:
+        """How many rows each part of the store has."""
+        return self._rows.part_rows
+
+    def settled(self) -> tuple[Integers, bool]:
+        """How many rows each part has, as far as that is known; whether it is all."""
+        return self._rows.settled()
+
+    def read_ahead(self, samples: Integers) -> None:
+        """Ask the kernel to fetch these rows from disk, without waiting."""
+        self._rows.read_ahead(self._rows.checked(samples))
 
 
 class Spans:

@@ -2,11 +2,13 @@
 
 A stream is a list of pieces, each an array of ids that is mapped into memory when it is
 touched: the parts of a store, a bare `.npy` or `.bin` file, or several of these one after
-the other. Rows are cut from it without knowing which.
+the other. Rows are cut from it without knowing which. Of a store that is still being written
+(`penstock.streaming`) it holds the parts that are sealed; `grow` adds those that were since.
 """
 
 import mmap
 import os
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +21,12 @@ from penstock.digest import digest_bytes, digest_json
 from penstock.errors import StoreError
 from penstock.store.reader import TokenStore
 
-__all__ = ["ArrayFile", "Stream", "StreamLike", "open_stream"]
+__all__ = ["GROWING", "ArrayFile", "Stream", "StreamLike", "open_stream"]
 
 StreamLike = str | os.PathLike[str] | TokenStore
+
+GROWING = threading.Lock()
+"""Held while rows take up new parts: two threads at once could go back behind each other."""
 
 _DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 _SAMPLED_BLOCK = 1 << 16
@@ -119,18 +124,57 @@ class Stream:
             raise StoreError("No store was given to read rows from.")
         self.members = tuple(members)
         _refuse_mixed(self.members)
-        self._pieces: list[tuple[int, int]] = []
+        self.growing = any(isinstance(each, TokenStore) and each.growing for each in self.members)
+        """Whether it is a store that may still be written."""
+        if self.growing and len(self.members) > 1:
+            raise StoreError(
+                "A store that is still being written is read alone: where the next one would begin "
+                "is not known yet. Give ps.stream all inputs, or build this store first."
+            )
+        self.dtype: np.dtype[Any] = np.result_type(*(member.dtype for member in self.members))
+        self._lay()
+
+    def _lay(self) -> None:
+        """Lay the pieces end to end."""
+        pieces: list[tuple[int, int]] = []
         lengths: list[int] = []
         for number, member in enumerate(self.members):
             if isinstance(member, ArrayFile):
-                self._pieces.append((number, -1))
+                pieces.append((number, -1))
                 lengths.append(member.num_tokens)
             else:
-                self._pieces += [(number, part) for part in range(len(member.manifest.parts))]
-                lengths += [part.num_tokens for part in member.manifest.parts]
-        self.ends: NDArray[np.int64] = np.cumsum(lengths, dtype=np.int64)
-        self.starts: NDArray[np.int64] = self.ends - np.array(lengths, np.int64)
-        self.dtype: np.dtype[Any] = np.result_type(*(member.dtype for member in self.members))
+                parts = member.manifest.parts
+                pieces += [(number, part) for part in range(len(parts))]
+                lengths += [part.num_tokens for part in parts]
+        ends: NDArray[np.int64] = np.cumsum(lengths, dtype=np.int64)
+        # The ends last: whoever reads meanwhile finds all that they lead to.
+        self._pieces = pieces
+        self.starts: NDArray[np.int64] = ends - np.array(lengths, np.int64)
+        self.ends = ends
+
+    def grow(self) -> bool:
+        """Take up the parts that were sealed since; whether these are all there will be."""
+        if not self.growing:
+            return True
+        store: Any = self.members[0]
+        sealed: bool = store.poll()
+        with GROWING:
+            if len(store.manifest.parts) > len(self._pieces):
+                self._lay()
+        return sealed
+
+    @property
+    def least_tokens(self) -> int:
+        """Ids in all pieces, and in the one that is being written as many as are known of."""
+        store: Any = self.members[0]
+        return max(self.num_tokens, store.least_tokens if self.growing else 0)
+
+    def await_tokens(self, number: int) -> None:
+        """Wait until there are so many ids, or it is known that there will not be."""
+        store: Any = self.members[0]
+        while self.num_tokens < number and not self.grow():
+            if self.num_tokens < number:
+                store.await_parts(len(self._pieces) + 1)
 
     @property
     def num_tokens(self) -> int:

@@ -20,12 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.digest import digest_json
-from penstock.errors import PlanError
+from penstock.errors import PlanError, UnknownLengthError
 from penstock.rows.documents import borders
 from penstock.rows.gather import gather
 from penstock.rows.stream import ArrayFile, StreamLike, open_stream
 
 __all__ = ["Windows"]
+
+_UNKNOWN = 2**62  # rows, of a store that is still being written
 
 
 class Windows:
@@ -68,26 +70,56 @@ class Windows:
         self.stride = stride
         self.tail = tail
         self.borders = borders
-        num_tokens = self.stream.num_tokens
-        full = max(0, (num_tokens - length - 1) // stride + 1) if num_tokens > length else 0
-        self._num_full = full
-        # The target after the last full row's is the first that no row holds.
-        seen = (full - 1) * stride + length if full else 0
-        self.tail_targets = max(0, num_tokens - 1 - seen)
-        """Tokens after the last target of the last full row."""
-        self._num_rows = full + (tail == "pad" and self.tail_targets > 0)
         if borders and not self.stream.has_documents:
             raise PlanError("borders=True needs stores; bare token files do not record documents.")
-        if self._num_rows == 0:
+        self.tail_targets = 0
+        """Tokens after the last target of the last full row."""
+        self._num_full = self._num_rows = _UNKNOWN
+        if self.stream.grow():
+            self._count()
+
+    def _count(self) -> None:
+        """Count the rows, once all tokens are there."""
+        length, num_tokens = self.length, self.stream.num_tokens
+        full = max(0, (num_tokens - length - 1) // self.stride + 1) if num_tokens > length else 0
+        # The target after the last full row's is the first that no row holds.
+        seen = (full - 1) * self.stride + length if full else 0
+        self.tail_targets = max(0, num_tokens - 1 - seen)
+        num_rows = full + (self.tail == "pad" and self.tail_targets > 0)
+        if num_rows == 0:
             raise PlanError(
                 f"{num_tokens:,} tokens do not make one row of {length:,} inputs and their targets "
                 f"({length + 1:,} tokens). Use a shorter length, or more text."
             )
+        self._num_full, self._num_rows = full, num_rows
+
+    def settled(self) -> tuple[NDArray[np.int64], bool]:
+        """How many rows begin in each part, as far as that is known; whether it is all.
+
+        The rows of a part are known when the last of them is known to be full, which may take
+        tokens of parts after it, or when there are no more tokens.
+        """
+        if self.stream.grow():
+            if self._num_rows == _UNKNOWN:
+                self._count()
+            return self.part_rows, True
+        ends, least = self.stream.ends, self.stream.least_tokens
+        begins = -(-ends // self.stride)
+        known = (begins - 1) * self.stride + self.length + 1 <= least
+        return np.diff(begins[: int(known.sum())], prepend=0), False
 
     def __len__(self) -> int:
+        if self._num_rows == _UNKNOWN:
+            raise UnknownLengthError(
+                "How many rows there are is not known while the store is still being written. Give "
+                'them to a Loader, alone and with shuffle="part" or none: it reads rows as they '
+                "come. For a mixture, another order or a length, build the store first."
+            )
         return self._num_rows
 
     def __repr__(self) -> str:
+        if self._num_rows == _UNKNOWN:
+            return f"Windows({self.stream.members[0]!r}, {self.length:,}, stride={self.stride:,})"
         left = f"; {self.unread_targets:,} targets in none" if self.unread_targets else ""
         return f"Windows({len(self):,} rows of {self.length:,} tokens, {self.stride:,} apart{left})"
 
@@ -107,7 +139,8 @@ class Windows:
     @property
     def num_tokens(self) -> int:
         """Targets in all rows; with overlapping rows a token counts more than once."""
-        return self._num_full * self.length + (self.tail_targets if self.tail == "pad" else 0)
+        padded = len(self) - self._num_full  # the length first: it may not be known yet
+        return self._num_full * self.length + (self.tail_targets if padded else 0)
 
     @property
     def unread_targets(self) -> int:
@@ -129,7 +162,7 @@ class Windows:
         """What decides the rows, for telling apart two that differ."""
         return {
             "kind": "windows",
-            "store": self.stream.digest[:16],
+            "store": self.stream.digest[:16] if self._num_rows < _UNKNOWN else "",
             "length": self.length,
             "stride": self.stride,
             "tail": self.tail,
@@ -149,6 +182,8 @@ class Windows:
                 f"rows {samples.min():,} to {samples.max():,} are not all among {len(self):,} rows"
             )
         starts = samples * self.stride
+        if self.stream.growing and len(starts):
+            self.stream.await_tokens(int(starts.max()) + self.length + 1)
         numbers = np.searchsorted(self.stream.ends, starts, side="right")
         tokens = gather(self.stream, numbers, starts, self.length + 1)
         read = {"tokens": tokens}

@@ -16,18 +16,18 @@ from penstock.sources.document import Tally
 from penstock.sources.reading import Format
 from penstock.sources.slices import cut
 from penstock.sources.texts import Texts
-from penstock.store.earlier import (
-    builds,
-    committed,
-    earlier_build,
-    killed_at_the_end,
-    of_all_builds,
-    remember_stamps,
-)
+from penstock.store.earlier import committed, earlier_build, killed_at_the_end, remember_stamps
 from penstock.store.files import remove_temporary, sync_directory, write_file
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
-from penstock.store.manifest import FILE_NAME, read_manifest, rejects_file, spell
+from penstock.store.manifest import (
+    FILE_NAME,
+    builds,
+    of_all_builds,
+    read_manifest,
+    rejects_file,
+    spell,
+)
 from penstock.store.prepare import Prepared, prepare
 from penstock.store.reader import TokenStore
 from penstock.store.run import Job, Progress, run
@@ -130,18 +130,12 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     return TokenStore(prepared.directory / "train" if split else prepared.directory)
 
 
-def begin(
-    prepared: Prepared,
-    *,
-    live: bool = False,
-    on_seal: Callable[[SealedSlice], None] | None = None,
-) -> Job | None:
+def begin(prepared: Prepared, *, live: bool = False) -> Job | None:
     """What is to be done under the lock, for `execute`; None where the store is finished already.
 
     Args:
         prepared: The build.
         live: Whether its parts are read while others are made; see `Job`.
-        on_seal: Called with each slice before its record is written.
     """
     directory, files, settings = prepared.directory, prepared.files, prepared.settings
     if killed_at_the_end(directory, prepared.stamped):
@@ -162,7 +156,6 @@ def begin(
         max_bad=prepared.max_bad,
         chat=prepared.chat,
         live=live,
-        on_seal=on_seal,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from penstock.digest import digest_json
-from penstock.store.earlier import builds, of_all_builds
+from penstock.store.manifest import builds, of_all_builds
 from penstock.store.reader import TokenStore
 
 __all__ = ["chain", "told_build"]
@@ -34,7 +34,9 @@ def told_build(store: TokenStore) -> dict[str, Any]:
     size = sum(each["bytes"] for each in inputs)
     files = f"{len(inputs):,} file{'s' * (len(inputs) != 1)} of {size:,} bytes"
     return {
-        "tokenizer": f"{tokenizer['name']} {(tokenizer['digest'] or tokenizer['canary'])[:8]}"[-60:],
+        "tokenizer": f"{tokenizer['name']} {(tokenizer['digest'] or tokenizer['canary'])[:8]}"[
+            -60:
+        ],
         "eos_id": settings["eos_id"],
         "bos_id": settings["bos_id"],
         "reading": settings["reading"],

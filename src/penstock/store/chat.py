@@ -9,7 +9,9 @@ on, go to the reject log with their reason, like any other record that is no doc
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn
+from functools import partial
+from io import BufferedReader, RawIOBase
+from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,8 @@ __all__ = ["ChatStage", "chat_files", "chat_stage"]
 
 # An array or a table is read whole; lines are not.
 _MAX_WHOLE = 1 << 30
+_BLOCK_BYTES = 1 << 20
+_BLANK = b"\xef\xbb\xbf \t\r\n"
 _COMPARED = 200
 
 
@@ -101,7 +105,9 @@ def chat_stage(
 def chat_files(files: list[InputFile]) -> list[InputFile]:
     """The inputs as files of which each line is a record.
 
-    JSON arrays and tables are read whole, and their elements become texts.
+    JSON arrays and tables are read whole, and their elements become texts. A line may be an
+    array too, of messages: so a file is one array only where its first line is not all of one,
+    or nothing comes after it.
     """
     return [_as_lines(file) for file in files]
 
@@ -111,7 +117,7 @@ def _as_lines(file: InputFile) -> InputFile:
         return file
     if file.format in ("parquet", "arrow"):
         return _held(file, _table_rows(file))
-    if file.compression is None and _begins_array(file):
+    if file.compression is None and not _is_lines(file):
         return _held(file, _array_items(file))
     return replace(file, format="text")
 
@@ -126,9 +132,25 @@ def _held(file: InputFile, records: Iterator[Any]) -> InputFile:
     return replace(file, format="texts", texts=texts)
 
 
-def _begins_array(file: InputFile) -> bool:
-    with open_file(file) as stream:
-        return stream.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
+def _is_lines(file: InputFile) -> bool:
+    """Whether each line is a record, and the file not one array of them."""
+    with BufferedReader(cast(RawIOBase, open_file(file)), _BLOCK_BYTES) as stream:
+        line, more = _first_line(stream)
+    if line[:1] != b"[":
+        return True
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return more
+
+
+def _first_line(stream: BufferedReader) -> tuple[bytes, bool]:
+    """The first line that holds something, and whether anything comes after it."""
+    line = b""
+    while not line and (found := stream.readline(_MAX_WHOLE)):
+        line = found.strip(_BLANK)
+    return line, any(block.strip() for block in iter(partial(stream.read, _BLOCK_BYTES), b""))
 
 
 def _array_items(file: InputFile) -> Iterator[Any]:
@@ -137,7 +159,13 @@ def _array_items(file: InputFile) -> Iterator[Any]:
     try:
         items = json.loads(data)
     except ValueError as error:
-        raise SourceError(f"{file.name} begins as a JSON array and is none: {error}.") from None
+        raise SourceError(
+            f"{file.name} begins as a JSON array and is none: {error}. Give an array of "
+            "conversations, or JSON Lines with one conversation a line."
+        ) from None
+    told = [isinstance(item, dict) and ("role" in item or "from" in item) for item in items]
+    if told and all(told):  # the messages of one conversation
+        items = [items]
     yield from items
 
 

@@ -18,19 +18,19 @@ from typing import Any
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.sources.listing import InputFile
+from penstock.store.differences import differences
 from penstock.store.files import write_file
-from penstock.store.journal import Journal, differences
-from penstock.store.manifest import FILE_NAME, Manifest, read_manifest
+from penstock.store.journal import Journal
+from penstock.store.manifest import (
+    FILE_NAME,
+    Manifest,
+    builds,
+    of_all_builds,
+    read_manifest,
+)
 from penstock.store.split import SIDES
 
-__all__ = [
-    "builds",
-    "committed",
-    "earlier_build",
-    "killed_at_the_end",
-    "of_all_builds",
-    "remember_stamps",
-]
+__all__ = ["committed", "earlier_build", "killed_at_the_end", "remember_stamps"]
 
 _STAMPS = ".stamps.json"
 
@@ -97,17 +97,6 @@ def committed(directory: Path, settings: dict[str, Any]) -> bool:
         return False
     last = builds(read_manifest(directory))[-1]
     return all(last[key] == settings[key] for key in ("inputs", "reading"))
-
-
-def builds(manifest: Manifest | None) -> list[dict[str, Any]]:
-    """The builds that made a store, the first one and all that were appended."""
-    return manifest.contents["builds"] if manifest else []
-
-
-def of_all_builds(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that every build of one store shares; only chat stores have "chat"."""
-    shared = ("tokenizer", "eos_id", "bos_id", "split", "chat")
-    return {key: settings[key] for key in shared if key in settings}
 
 
 def _refuse_foreign(directory: Path) -> None:

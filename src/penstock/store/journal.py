@@ -1,24 +1,37 @@
 """What a build writes down while it runs, so that a kill costs at most the slices in work.
 
     .building.json          settings and inputs, written first: a build with others refuses to go on
-    .slice-00007.json       one slice is sealed: its parts' records, its counts, its rejects
+    .slice-000007.json      one slice is sealed: its parts' records, its counts, its rejects
+    .ready-000008.json      the same of one that can be read, but may not outlive a power cut
+    .many-000009            one that is being made has more than 65,536 tokens already
 
 A slice's record is renamed into place after its parts are on disk, so a record that can
 be read means parts that are whole. When the manifest is written, the journal is removed.
+
+Readers of a store that grows need not wait for the disk: what was written is in the page cache,
+and whoever reads a part before it is forced to disk reads the same bytes. That holds until the
+machine is started anew, so an announcement names the start it was made in and is void in any
+other.
 """
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.sources.document import Reject, Tally
+from penstock.store.differences import differences
 from penstock.store.files import sync_directory, write_file
 from penstock.store.manifest import PartRecord
 
-__all__ = ["Journal", "SealedSlice"]
+__all__ = ["MANY_TOKENS", "Journal", "SealedSlice"]
+
+MANY_TOKENS = 65_536
+"""More of them than a usual row has."""
 
 
 @dataclass(slots=True)
@@ -98,13 +111,45 @@ class Journal:
         """Write the record of a slice whose parts are on disk."""
         write_file(self._slice(record.number), [record.spell()])
         sync_directory(self._directory)
+        self._ready(record.number).unlink(missing_ok=True)
+        self._many(record.number).unlink(missing_ok=True)
 
-    def sealed(self, number: int) -> SealedSlice | None:
-        """The record of a slice, or None where it is not sealed."""
+    def announce(self, record: SealedSlice) -> None:
+        """Write the record of a slice whose parts can be read, but may not be on disk yet."""
+        started = _machine_start()
+        if started is not None:
+            path = self._ready(record.number)
+            temporary = path.with_suffix(".tmp")
+            with suppress(OSError):  # a full disk is told by what needs the room
+                temporary.write_bytes(started + b"\n" + record.spell())
+                temporary.rename(path)
+
+    def readable(self, number: int) -> SealedSlice | None:
+        """The record of a slice that is sealed, or was announced since the machine started."""
         try:
             return SealedSlice.parse(self._slice(number).read_bytes())
         except FileNotFoundError:
+            pass
+        try:
+            started, _, record = self._ready(number).read_bytes().partition(b"\n")
+        except FileNotFoundError:
             return None
+        return SealedSlice.parse(record) if started == _machine_start() else None
+
+    def tell_many(self, number: int) -> None:
+        """Say that a slice will have more than `MANY_TOKENS` tokens, before it has all of them."""
+        with suppress(OSError):
+            self._many(number).touch()
+
+    def has_many(self, number: int) -> bool:
+        """Whether that was said of a slice."""
+        return self._many(number).exists()
+
+    def _many(self, number: int) -> Path:
+        return self._directory / f".many-{number:06d}"
+
+    def _ready(self, number: int) -> Path:
+        return self._directory / f".ready-{number:06d}.json"
 
     def _slice(self, number: int) -> Path:
         return self._directory / f".slice-{number:06d}.json"
@@ -115,18 +160,15 @@ class Journal:
         self._settings.unlink(missing_ok=True)
 
     def _forget_slices(self) -> None:
-        for path in self._directory.glob(".slice-*.json"):
-            path.unlink()
+        for pattern in (".slice-*.json", ".ready-*.json", ".many-*"):
+            for path in self._directory.glob(pattern):
+                path.unlink()
 
 
-def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> str:
-    """The fields that differ, as `name: old -> new`, five at most."""
-    found = []
-    for key in sorted({*old, *new}):
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(after, dict):
-            if inner := differences(before, after, f"{prefix}{key}."):
-                found.append(inner)
-        elif before != after:
-            found.append(f"{prefix}{key}: {before!r:.60} -> {after!r:.60}")
-    return ", ".join(found[:5])
+@cache
+def _machine_start() -> bytes | None:
+    """A name for the time since the machine was started, where the system gives one."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    except OSError:
+        return None

@@ -22,6 +22,8 @@ __all__ = [
     "KINDS",
     "Manifest",
     "PartRecord",
+    "builds",
+    "of_all_builds",
     "part_file",
     "read_manifest",
     "rejects_file",
@@ -180,3 +182,14 @@ def _part(entry: dict[str, Any], dtype: str) -> PartRecord:
     check_part(entry, dtype)
     files = {kind: (size, digest) for kind, (size, digest) in entry["files"].items()}
     return PartRecord(entry["part"], entry["documents"], entry["tokens"], files)
+
+
+def builds(manifest: Manifest | None) -> list[dict[str, Any]]:
+    """The builds that made a store, the first one and all that were appended."""
+    return manifest.contents["builds"] if manifest else []
+
+
+def of_all_builds(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that every build of one store shares; only chat stores have "chat"."""
+    shared = ("tokenizer", "eos_id", "bos_id", "split", "chat")
+    return {key: settings[key] for key in shared if key in settings}

@@ -44,6 +44,10 @@ class PartBuilder:
 
     def add(self, batch: Batch) -> None:
         """Tokenize a batch and append it; documents without a single token are skipped."""
+        self.append(*self.encode(batch))
+
+    def encode(self, batch: Batch) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.uint64]]:
+        """What `append` takes, of a batch; several may be encoded at a time."""
         ids, offsets = self.tokenizer.encode_batch(batch)
         files, places = batch.files, batch.offsets
         lengths = np.diff(offsets)
@@ -56,7 +60,7 @@ class PartBuilder:
         tokens, ends = join_documents(
             ids, offsets, self.tokenizer.dtype, eos_id=self.eos_id, bos_id=self.bos_id
         )
-        self.append(tokens, ends, np.stack((files, places), axis=1))
+        return tokens, ends, np.stack((files, places), axis=1)
 
     def append(
         self,
@@ -74,11 +78,11 @@ class PartBuilder:
         self.num_tokens += len(tokens)
         self.num_documents += len(ends)
 
-    def seal(self, directory: Path, number: int, *, cached: bool = False) -> PartRecord:
+    def seal(self, directory: Path, number: int, *, live: bool = False) -> PartRecord:
         """Write the files; each is forced to disk, the directory is left to the caller.
 
         A part without documents has no files: no manifest would list them. Those of one that
-        is read at once stay in the page cache, if `cached`.
+        is read at once are not forced to disk yet, if `live`.
         """
         if not self.num_documents:
             return PartRecord(number, 0, 0, {})
@@ -92,7 +96,7 @@ class PartBuilder:
             contents["loss"] = (np.dtype("u1"), (self.num_tokens,), self._losses)
         files = {
             kind: write_file(
-                directory / part_file(number, kind), [header(kept, shape), *arrays], cached=cached
+                directory / part_file(number, kind), [header(kept, shape), *arrays], live=live
             )
             for kind, (kept, shape, arrays) in contents.items()
         }

@@ -8,20 +8,27 @@ of parts is that of slices, not of time.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from penstock.errors import SourceError
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.sources.document import Batch, Reject, Tally
 from penstock.sources.listing import InputFile
 from penstock.sources.read import read_slice
 from penstock.sources.reading import Reading
 from penstock.sources.slices import Slice
-from penstock.store.files import sync_directory
-from penstock.store.journal import Journal, SealedSlice
+from penstock.store.files import sync_directory, sync_file
+from penstock.store.journal import MANY_TOKENS, Journal, SealedSlice
+from penstock.store.manifest import part_file
 from penstock.store.part import PartBuilder
+from penstock.store.rejects import refuse_bad
 from penstock.store.split import SIDES, Split
 from penstock.tokenize.oracle import compare
 from penstock.tokenize.tokenizer import Tokenizer
@@ -65,10 +72,11 @@ class Job:
     chat: "ChatStage | None" = None
     """Renders documents that are conversations."""
     live: bool = False
-    """Whether parts are read while others are made. They then stay in the page cache, and the
-    comparison with the reference waits until the first of them is sealed."""
-    on_seal: Callable[[SealedSlice], None] | None = None
-    """Called with each slice before its record is written; an error from here ends the build."""
+    """Whether parts are read while others are made. The first slice is then made by all threads
+    together, parts are announced before they are on disk, and the comparison with the reference
+    waits until the first of them is sealed."""
+    sealing: Callable[[SealedSlice], AbstractContextManager[None]] = lambda _: nullcontext()
+    """Entered with each slice before anybody hears of it, and left when its record is written."""
 
     def side_directory(self, side: str) -> Path:
         """Where the parts of one side of the split go."""
@@ -85,6 +93,8 @@ class _Shared:
     reading_lock: threading.Lock = field(default_factory=threading.Lock)
     stop: threading.Event = field(default_factory=threading.Event)
     wake: threading.Event = field(default_factory=threading.Event)
+    begun: threading.Event = field(default_factory=threading.Event)
+    """Set when all workers may take slices."""
     sealed: dict[int, SealedSlice] = field(default_factory=dict)
     num_slices: int = 0
     """Cut so far; only touched under `reading_lock`."""
@@ -130,9 +140,16 @@ def run(
     shared.num_tokens = sum(p.num_tokens for r in sealed for p in r.parts.values())
     shared.num_documents = sum(record.tally.documents for record in sealed)
     shared.text_bytes = sum(record.tally.total_bytes for record in sealed)
-    _refuse_bad(job, shared.sealed)
+    refuse_bad(job.files, job.max_bad, shared.sealed)
+    if not job.live:
+        shared.begun.set()
     workers = [
-        threading.Thread(target=_work, args=(job, shared, journal), daemon=True, name=f"build-{i}")
+        threading.Thread(
+            target=_work,
+            args=(job, shared, journal, num_threads if i == 0 and job.live else 0),
+            daemon=True,
+            name=f"build-{i}",
+        )
         for i in range(num_threads + 1 + num_threads // 4)
     ]
     for worker in workers:
@@ -176,22 +193,32 @@ def _progress(shared: _Shared, total_bytes: int) -> Progress:
         )
 
 
-def _work(job: Job, shared: _Shared, journal: Journal) -> None:
+def _work(job: Job, shared: _Shared, journal: Journal, num_helpers: int) -> None:
+    """Take slice after slice; the first one with helpers, where there are, and before all others.
+
+    So the first part is there as soon as all cores together can make it.
+    """
     try:
+        if not num_helpers:
+            shared.begun.wait()
         while not shared.stop.is_set():
             with shared.tokenizing:
                 piece = _next_slice(shared)
                 if piece is None:
                     return
-                filled = _tokenize(job, shared, piece)
+                filled = _tokenize(job, shared, piece, num_helpers)
+            shared.begun.set()
+            num_helpers = 0
             record = _seal(job, piece, filled)
             del filled  # half a slice, not to be held while the next one is read
-            if job.on_seal is not None:
-                job.on_seal(record)
-            journal.seal(record)
+            with job.sealing(record):
+                if job.live:
+                    journal.announce(record)
+                    _force(job, record)
+                journal.seal(record)
             with shared.lock:
                 shared.sealed[piece.index] = record
-                _refuse_bad(job, shared.sealed)
+                refuse_bad(job.files, job.max_bad, shared.sealed)
             _compare_later(job, shared)
     except _Stopped:
         return
@@ -201,6 +228,7 @@ def _work(job: Job, shared: _Shared, journal: Journal) -> None:
                 shared.error = error
         shared.stop.set()
     finally:
+        shared.begun.set()
         shared.wake.set()
 
 
@@ -222,21 +250,27 @@ def _next_slice(shared: _Shared) -> Slice | None:
 _Filled = tuple[dict[str, PartBuilder], Tally, list[Reject]]
 
 
-def _tokenize(job: Job, shared: _Shared, piece: Slice) -> _Filled:
+def _tokenize(job: Job, shared: _Shared, piece: Slice, num_helpers: int) -> _Filled:
     """One slice from text to the tokens of its parts."""
     sides = SIDES if job.split else ("",)
     builders = {side: PartBuilder(job.tokenizer, job.eos_id, job.bos_id) for side in sides}
     tally = Tally()
     rejects: list[Reject] = []
     left = piece.disk_bytes
-    for batch in read_slice(job.files, piece, job.reading):
+    told = not job.live
+    for batch, encoded in _encoded(job, piece, builders, num_helpers):
         if shared.stop.is_set():
             raise _Stopped
         tokens_before = sum(builder.num_tokens for builder in builders.values())
-        batch.files += job.first_file
         _compare_once(job, shared, batch)
-        for side, share in _sides(job, batch):
-            rejects += _fill(job, builders[side], share)
+        if encoded is not None:
+            builders[""].append(*encoded)
+        else:
+            for side, share in _sides(job, batch):
+                rejects += _fill(job, builders[side], share)
+        if not told and builders[""].num_tokens > MANY_TOKENS:
+            Journal(job.directory).tell_many(piece.index)
+            told = True
         tally.add(batch.tally)
         rejects += batch.rejects
         tokens = sum(builder.num_tokens for builder in builders.values()) - tokens_before
@@ -251,6 +285,31 @@ def _tokenize(job: Job, shared: _Shared, piece: Slice) -> _Filled:
     return builders, tally, rejects
 
 
+_Encoded = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.uint64]]
+
+
+def _encoded(
+    job: Job, piece: Slice, builders: dict[str, PartBuilder], num_helpers: int
+) -> Iterator[tuple[Batch, _Encoded | None]]:
+    """The batches of a slice, in order; with helpers, as tokens already."""
+    batches = read_slice(job.files, piece, job.reading)
+    if num_helpers < 2 or job.split is not None or job.chat is not None:
+        for batch in batches:
+            batch.files += job.first_file
+            yield batch, None
+        return
+    with ThreadPoolExecutor(num_helpers, thread_name_prefix="build-help") as helpers:
+        pending: deque[tuple[Batch, Future[_Encoded]]] = deque()
+        for batch in batches:
+            batch.files += job.first_file
+            pending.append((batch, helpers.submit(builders[""].encode, batch)))
+            if len(pending) > 2 * num_helpers:
+                done, encoded = pending.popleft()
+                yield done, encoded.result()
+        for done, encoded in pending:
+            yield done, encoded.result()
+
+
 def _fill(job: Job, builder: PartBuilder, batch: Batch) -> list[Reject]:
     """Add a batch to a part; gives what is no conversation to train on, where they should be."""
     if job.chat is None:
@@ -260,14 +319,23 @@ def _fill(job: Job, builder: PartBuilder, batch: Batch) -> list[Reject]:
 
 
 def _seal(job: Job, piece: Slice, filled: _Filled) -> SealedSlice:
-    """Write the parts of one slice to disk."""
+    """Write the parts of one slice; to disk, unless they are read first."""
     builders, tally, rejects = filled
     parts = {}
     for side, builder in builders.items():
         directory = job.side_directory(side)
-        parts[side] = builder.seal(directory, job.first_part + piece.index, cached=job.live)
-        sync_directory(directory)
+        parts[side] = builder.seal(directory, job.first_part + piece.index, live=job.live)
+        if not job.live:
+            sync_directory(directory)
     return SealedSlice(piece.index, tally, parts, rejects)
+
+
+def _force(job: Job, record: SealedSlice) -> None:
+    """Force to disk what was written without."""
+    for side, part in record.parts.items():
+        for kind in part.files:
+            sync_file(job.side_directory(side) / part_file(part.number, kind))
+        sync_directory(job.side_directory(side))
 
 
 def _sides(job: Job, batch: Batch) -> list[tuple[str, Batch]]:
@@ -300,42 +368,3 @@ def _compare(job: Job, batch: Batch) -> None:
     compare(job.tokenizer, batch.texts)
     if job.chat is not None:
         job.chat.compare(batch)
-
-
-def _refuse_bad(job: Job, sealed: dict[int, SealedSlice]) -> None:
-    """Raise once the rejects of the leading sealed slices are past the limit.
-
-    Judged on prefixes in the order of slices, so that the verdict does not depend on which
-    worker was faster.
-    """
-    rejected = records = 0
-    for number in range(len(sealed)):
-        if number not in sealed:
-            return
-        tally = sealed[number].tally
-        rejected += tally.rejected
-        records += tally.documents + tally.rejected
-        limit = max(10.0, job.max_bad * records) if job.max_bad < 1 else job.max_bad
-        if rejected > limit:
-            raise SourceError(_too_many(job, sealed, number, rejected, records, limit))
-
-
-def _too_many(
-    job: Job,
-    sealed: dict[int, SealedSlice],
-    last: int,
-    rejected: int,
-    records: int,
-    limit: float,
-) -> str:
-    found = [reject for number in range(last + 1) for reject in sealed[number].rejects]
-    shown = "\n".join(
-        f"  {job.files[each.file].name}, offset {each.offset:,}: {each.reason}, {each.detail}"
-        for each in found[:5]
-    )
-    return (
-        f"{rejected:,} of {records:,} records were rejected, more than the {limit:,.0f} that "
-        f"max_bad={job.max_bad:g} allows. The first:\n{shown}\n"
-        "Mend the input, name the right field or format, or raise max_bad; the build then goes on "
-        "where it stopped."
-    )

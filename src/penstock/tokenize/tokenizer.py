@@ -67,7 +67,9 @@ class Tokenizer:
         [15496, 995]
         """
         data = text.encode() if isinstance(text, str) else text
-        return self.encode_documents(pa.array([data], pa.large_binary()))[0]
+        # From buffers: pa.array would import pandas where it is installed, which takes 0.2 s.
+        buffers = [None, pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data)]
+        return self.encode_documents(pa.Array.from_buffers(pa.large_binary(), 1, buffers))[0]
 
     def encode_documents(self, texts: Any) -> Encoded:
         """Ids of many texts (a large_binary array): all of them end to end, and the offsets."""

@@ -2,7 +2,15 @@
 
     fields              given by rows                       added by transforms
     tokens              (rows, length + 1) narrow ids
-    num_targets         (rows,) where rows can be short
+    num_targets         (rows,) where rows are padded on
+                        the right: the places, from the
+                        first on, that a token follows;
+                        one less than the row has tokens
+    attention_mask      (rows, length) where they are
+                        padded on either side: 1 = token
+    same_document       (rows, length) where rows hold
+                        whole documents: whether the next
+                        token is of the same one
     document_ids        (rows, length) where borders are known
     labels                                                  (rows, length): what a place predicts
                                                             of itself; no format shifts it
@@ -19,9 +27,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
-from penstock.transform.draw import Unsigned, subkeys
+from penstock.transform.draw import Integers, Unsigned, subkeys
 
-__all__ = ["Chain", "Fields", "Transform", "holding", "refuse_after"]
+__all__ = [
+    "Chain",
+    "Fields",
+    "Transform",
+    "from_first",
+    "holding",
+    "refuse_after",
+    "token_spans",
+    "without_padding",
+]
 
 Fields = dict[str, NDArray[Any]]
 
@@ -77,6 +94,49 @@ def holding(tokens: NDArray[Any], largest_id: int) -> NDArray[Any]:
     fits = largest_id <= np.iinfo(tokens.dtype).max
     wide = tokens.dtype if fits else np.promote_types(tokens.dtype, np.uint32)
     return tokens.astype(wide, order="C")
+
+
+def token_spans(fields: Fields) -> tuple[Integers, Integers]:
+    """Where the tokens of each row begin, and where they end: what is outside is padding.
+
+    >>> token_spans({"tokens": np.zeros((2, 6)), "num_targets": np.array([5, 2])})
+    (array([0, 0]), array([6, 3]))
+    >>> token_spans({"tokens": np.zeros((1, 6)), "attention_mask": np.array([[0, 0, 1, 1, 1]])})
+    (array([2]), array([5]))
+    """
+    num_rows, width = fields["tokens"].shape
+    if "attention_mask" in fields:
+        real = fields["attention_mask"].astype(np.bool_)
+        starts = real.argmax(axis=1)
+        return starts, starts + real.sum(axis=1)
+    starts = np.zeros(num_rows, np.int64)
+    if "num_targets" in fields:
+        return starts, np.minimum(fields["num_targets"].astype(np.int64) + 1, width)
+    return starts, np.full(num_rows, width, np.int64)
+
+
+def without_padding(mask: NDArray[np.bool_], fields: Fields) -> NDArray[np.bool_]:
+    """`mask`, (rows, length), and False where a row holds no token."""
+    starts, stops = token_spans(fields)
+    if not starts.any() and (stops >= mask.shape[1]).all():
+        return mask
+    places = np.arange(mask.shape[1])
+    real: NDArray[np.bool_] = (places >= starts[:, np.newaxis]) & (places < stops[:, np.newaxis])
+    return mask & real
+
+
+def from_first(values: NDArray[Any], starts: Integers) -> NDArray[Any]:
+    """What was drawn place by place, (rows, length), counted from each row's first token.
+
+    So a document is changed alike on whichever side it is padded, and to whatever width.
+
+    >>> from_first(np.array([[7, 8, 9], [7, 8, 9]]), np.array([0, 1])).tolist()
+    [[7, 8, 9], [7, 7, 8]]
+    """
+    if not starts.any():
+        return values
+    places = np.arange(values.shape[1]) - starts[:, np.newaxis]
+    return np.take_along_axis(values, np.maximum(places, 0), axis=1)
 
 
 def refuse_after(fields: Fields, name: str, *fitted: str) -> None:

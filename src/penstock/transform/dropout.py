@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
-from penstock.transform.chain import Fields, holding
+from penstock.transform.chain import Fields, from_first, holding, token_spans, without_padding
 from penstock.transform.draw import Unsigned, chosen
 
 __all__ = ["TokenDropout"]
@@ -59,16 +59,17 @@ class TokenDropout:
     def apply(self, fields: Fields, keys: Unsigned, length: int | None = None) -> Fields:
         """`tokens` with some replaced and the `targets` they had; or a `target_mask`.
 
-        Labels of a transform before it stay what they are. Rows without a token after the
-        last input, (rows, length), have no target at the last place.
+        Labels of a transform before it stay what they are, and so does padding. Rows without
+        a token after the last input, (rows, length), have no target at the last place.
         """
         tokens = fields["tokens"]
         length = tokens.shape[1] if length is None else length
-        dropped = chosen(keys, length, self.rate)
+        dropped = from_first(chosen(keys, length, self.rate), token_spans(fields)[0])
         told = fields if "labels" in fields else _told_targets(fields, length)
         if self.replace_with is not None:
             changed = holding(tokens, self.replace_with)
-            changed[:, :length][dropped & ~self._special(tokens[:, :length])] = self.replace_with
+            dropped = without_padding(dropped, fields) & ~self._special(tokens[:, :length])
+            changed[:, :length][dropped] = self.replace_with
             return {**told, "tokens": changed}
         predicted = told["labels"] if "labels" in told else told["targets"]
         kept = ~dropped | self._special(predicted)

@@ -7,8 +7,8 @@
 Each token is chosen by itself with probability `rate` (Bernoulli), as Hugging Face's
 `DataCollatorForLanguageModeling` does; BERT's own script took exactly 15 % of a row. Random
 tokens come from the whole vocabulary, special ones included, as in both. Nothing is kept
-from one epoch to the next: the choice is made when a row is read, at 8 ns a token (whole
-words 22), and no two epochs are alike.
+from one epoch to the next: the choice is made when a row is read, in nanoseconds a token
+(docs/transforms.md), and no two epochs are alike.
 """
 
 from collections.abc import Iterable
@@ -19,8 +19,15 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_bytes
 from penstock.errors import PlanError
-from penstock.transform.chain import Fields, holding, refuse_after
-from penstock.transform.draw import Unsigned, below, chosen, draws, subkeys
+from penstock.transform.chain import (
+    Fields,
+    from_first,
+    holding,
+    refuse_after,
+    token_spans,
+    without_padding,
+)
+from penstock.transform.draw import Integers, Unsigned, below, chosen, draws, subkeys
 
 __all__ = ["IGNORED", "MaskedTokens", "collated", "table_of"]
 
@@ -101,8 +108,8 @@ class MaskedTokens:
     def apply(self, fields: Fields, keys: Unsigned, length: int | None = None) -> Fields:
         """Masked `tokens`, with `labels` and a `target_mask` of the chosen places.
 
-        Padding of short rows is never chosen. With whole words, a special token is the end of
-        a word, so documents are kept apart by an end token that is special.
+        Padding is never chosen. With whole words, a special token is the end of a word, so
+        documents are kept apart by an end token that is special.
         """
         refuse_after(fields, "MaskedTokens", "labels", "targets", "target_mask")
         tokens = fields["tokens"]
@@ -113,17 +120,20 @@ class MaskedTokens:
                 f"These rows hold the ids {int(labels.min()):,} to {int(labels.max()):,}; "
                 f"vocab_size={self.vocab_size:,} must be more than all of them."
             )
-        selected = chosen(subkeys(keys, _SELECT), length, self.rate)
+        first, _ = token_spans(fields)
+        selected = from_first(chosen(subkeys(keys, _SELECT), length, self.rate), first)
         if self._begins is not None:
-            selected = self._spread(selected, labels, self._begins)
-        if "num_targets" in fields:
-            selected &= np.arange(length) < fields["num_targets"][:, np.newaxis]
+            selected = self._spread(selected, labels, self._begins, first)
+        selected = without_padding(selected, fields)
         flat = np.flatnonzero(selected)
         special = self._special[labels.reshape(-1)[flat]]
         selected.reshape(-1)[flat[special]] = False
         changed = holding(tokens, self.vocab_size - 1)
-        self._change(changed, keys, *np.divmod(flat[~special], max(1, length)))
-        return {**fields, "tokens": changed, "labels": labels, "target_mask": selected}
+        self._change(changed, keys, *np.divmod(flat[~special], max(1, length)), first)
+        made = {**fields, "tokens": changed, "labels": labels, "target_mask": selected}
+        # The last token of a row predicts nothing of the next, and all the same itself.
+        made.pop("num_targets", None)
+        return made
 
     def _change(
         self,
@@ -131,24 +141,34 @@ class MaskedTokens:
         keys: Unsigned,
         rows: NDArray[np.intp],
         places: NDArray[np.intp],
+        first: Integers,
     ) -> None:
-        """Hide or replace the chosen tokens, in place."""
+        """Hide or replace the chosen tokens, in place; `first` is where those of a row begin."""
         # 53 bits, as a fraction: exact in a double.
-        kinds = (draws(subkeys(keys, _KIND)[rows], places) >> np.uint64(11)) * 2.0**-53
+        kinds = (
+            draws(subkeys(keys, _KIND)[rows], places - first[rows]) >> np.uint64(11)
+        ) * 2.0**-53
         hidden = kinds < self.masked
         tokens[rows[hidden], places[hidden]] = self.mask_id
         other = (kinds >= self.masked) & (kinds < self.masked + self.random)
         rows, places = rows[other], places[other]
-        tokens[rows, places] = below(subkeys(keys, _RANDOM)[rows], places, self.vocab_size)
+        drawn = below(subkeys(keys, _RANDOM)[rows], places - first[rows], self.vocab_size)
+        tokens[rows, places] = drawn
 
     def _spread(
-        self, selected: NDArray[np.bool_], labels: NDArray[Any], begins: NDArray[np.bool_]
+        self,
+        selected: NDArray[np.bool_],
+        labels: NDArray[Any],
+        begins: NDArray[np.bool_],
+        first_token: Integers,
     ) -> NDArray[np.bool_]:
         """The choice of each word's first token, for all tokens of the word."""
         special = self._special[labels]
         starts = begins[labels] | special
         starts[:, 1:] |= special[:, :-1]
         starts[:, :1] = True
+        if starts.size:
+            starts[np.arange(len(starts)), first_token] = True
         first = np.flatnonzero(starts)
         sizes = np.diff(first, append=starts.size)
         return np.repeat(selected.reshape(-1)[first], sizes).reshape(selected.shape)

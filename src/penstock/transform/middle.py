@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
-from penstock.transform.chain import Fields, holding, refuse_after
+from penstock.transform.chain import Fields, holding, refuse_after, token_spans
 from penstock.transform.draw import Unsigned, below, happens, subkeys
 
 __all__ = ["FillInTheMiddle"]
@@ -109,7 +109,9 @@ class FillInTheMiddle:
         tokens = holding(fields["tokens"], max(self.prefix_id, self.middle_id, self.suffix_id))
         length = tokens.shape[1] if length is None else length
         pieces = self._pieces(fields, length)
-        piece_keys = subkeys(keys[pieces.rows], pieces.starts)
+        # A row has one piece, which is cut alike wherever padding puts it.
+        numbers = 0 if self.within == "row" else pieces.starts
+        piece_keys = subkeys(keys[pieces.rows], numbers)
         whole = pieces.stops
         pieces = pieces._replace(stops=whole - self._ended(tokens, pieces))
         room = pieces.stops - pieces.starts > _SENTINELS
@@ -124,13 +126,11 @@ class FillInTheMiddle:
         return made
 
     def _pieces(self, fields: Fields, length: int) -> _Pieces:
-        num_rows, width = fields["tokens"].shape
+        num_rows = len(fields["tokens"])
+        row_starts, row_stops = token_spans(fields)
         if self.within == "row":
-            refuse_after(fields, 'FillInTheMiddle with within="row"', "document_ids")
-            stops = np.full(num_rows, width)
-            if "num_targets" in fields:
-                stops = np.minimum(stops, fields["num_targets"] + 1)
-            return _Pieces(np.arange(num_rows), np.zeros(num_rows, np.intp), stops)
+            _refuse_several(fields, row_starts, row_stops)
+            return _Pieces(np.arange(num_rows), row_starts, row_stops)
         if "document_ids" not in fields:
             raise PlanError(
                 "FillInTheMiddle rearranges documents, and these rows do not say where documents "
@@ -141,9 +141,7 @@ class FillInTheMiddle:
         rows, starts = np.nonzero(begins)
         stops = np.roll(starts, -1)
         stops[stops == 0] = length  # the next piece begins another row
-        if "num_targets" in fields:
-            stops = np.minimum(stops, fields["num_targets"][rows] + 1)
-        return _Pieces(rows, starts, stops)
+        return _Pieces(rows, starts, np.minimum(stops, row_stops[rows]))
 
     def _ended(self, tokens: NDArray[Any], pieces: _Pieces) -> NDArray[np.bool_]:
         """Whether each piece ends with the end token."""
@@ -177,3 +175,20 @@ class FillInTheMiddle:
         flat[begins] = self.prefix_id
         flat[begins + second] = self.suffix_id
         flat[begins + third] = self.middle_id
+
+
+def _refuse_several(fields: Fields, starts: NDArray[Any], stops: NDArray[Any]) -> None:
+    """Raise where a row may hold more than one document: it cannot be rearranged as one."""
+    name = 'FillInTheMiddle with within="row"'
+    refuse_after(fields, name, "document_ids")
+    if "same_document" not in fields:
+        return
+    same = fields["same_document"].astype(np.bool_)
+    places = np.arange(same.shape[1])
+    inside = (places >= starts[:, np.newaxis]) & (places < stops[:, np.newaxis] - 1)
+    # Rows of one document each say where it lies; those that do not are fitted from several.
+    if "attention_mask" not in fields or (inside & ~same).any():
+        raise PlanError(
+            f"{name} would carry tokens from one document into another: these rows are fitted "
+            'together from several. Use Documents, or borders=True and within="documents".'
+        )

@@ -22,7 +22,7 @@ from penstock.transform.draw import Integers, row_keys
 
 __all__ = ["TRANSFORM_FORMAT", "Transformed"]
 
-TRANSFORM_FORMAT = 1
+TRANSFORM_FORMAT = 2
 """Bound into every digest. It grows when equal arguments come to mean other rows."""
 
 

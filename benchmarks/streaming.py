@@ -1,0 +1,272 @@
+"""From a text file to batches at once: `ps.stream` beside a finished store and two usual ways.
+
+    python benchmarks/streaming.py [--bytes 1100000000] [--repetitions 3] [--file FILE]
+
+All read one file, a document per line, in rows of 1,024 tokens and batches of 32 int64 tensors.
+
+    penstock, streaming        ps.stream: tokenized while it is read, the whole file
+    penstock, not kept         the same with keep=False: parts are dropped behind the reader
+    penstock, preprocessed     a finished store, shuffled, from the page cache
+    datasets, streaming        load_dataset("text", streaming=True), tokenized by batches of
+                               1,000, joined and cut (`group_texts`), through a DataLoader
+    line reader, 2 workers     a torch IterableDataset that reads lines, each worker its share,
+                               and tokenizes them with GPT2TokenizerFast
+
+*first batch* is the time from the call to the first batch in a process that has imported all it
+needs; *tokens/s* counts from the call, too. The last two run on a prefix of the file, which
+flatters them if anything. Each case runs in a fresh process, in turns; figures are medians with
+the lowest and highest. Memory is peak anonymous memory, workers included; mapped files do not
+count. At the end the rows of streams with 0, 1, 2 and 8 threads and workers are compared.
+"""
+
+import argparse
+import hashlib
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+
+import awkward  # noqa: F401  (what penstock imports when it is used, off the clock)
+import corpus
+import gigatoken  # noqa: F401
+import numpy as np
+import pyarrow.compute  # noqa: F401
+import tokenizers
+import torch
+from measure import AnonymousMemory, forked, machine
+
+import penstock as ps
+from penstock.loader.loader import Loader
+from penstock.rows.windows import Windows
+from penstock.tokenize.definition import find_definition
+
+LENGTH, BATCH = 1024, 32
+PEER_SECONDS = 8
+WORKERS = (0, 1, 2, 8)
+
+
+def prefix(path, num_bytes, folder):
+    """The first lines of a file, so many bytes of them, as a file."""
+    if path.stat().st_size <= num_bytes:
+        return path
+    place = folder / f"prefix-{num_bytes}.txt"
+    with path.open("rb") as source, place.open("wb") as target:
+        left = num_bytes
+        while left > 0:
+            left -= target.write(source.read(min(left, 1 << 24)))
+        target.write(source.readline())
+    return place
+
+
+def timed(batches, seconds=None):
+    """Seconds to the first batch, seconds in all and tokens."""
+    begun = time.perf_counter()
+    iterator = iter(batches())
+    next(iterator)["inputs"].sum()
+    first = time.perf_counter() - begun
+    count, deadline = 1, None if seconds is None else begun + first + seconds
+    for _ in iterator:
+        count += 1
+        if deadline is not None and time.perf_counter() > deadline:
+            break
+    return {
+        "first": first,
+        "speed": count * BATCH * LENGTH / (time.perf_counter() - begun),
+        "tokens": count * BATCH * LENGTH,
+    }
+
+
+def streamed(path, folder, **options):
+    """The whole file through a stream."""
+    store = Path(tempfile.mkdtemp(dir=folder))
+
+    def batches():
+        growing = ps.stream(path, store, **options)
+        yield from Loader(Windows(growing, LENGTH), BATCH, epochs=1)
+        growing.close()
+
+    try:
+        return timed(batches)
+    finally:
+        shutil.rmtree(store)
+
+
+def preprocessed(store):
+    """A finished store, for some seconds."""
+    return timed(lambda: Loader(Windows(store, LENGTH), BATCH), seconds=5)
+
+
+def fast_tokenizer():
+    """GPT-2's tokenizer as transformers has it, without a network."""
+    import transformers
+
+    made = tokenizers.Tokenizer.from_str(json.dumps(find_definition("gpt2").config))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|endoftext|>")
+
+
+def hub_streamed(path):
+    """The usual recipe with datasets."""
+    import datasets
+    from torch.utils.data import DataLoader
+
+    tokenizer = fast_tokenizer()
+    datasets.disable_progress_bars()
+
+    def tokenize(examples):
+        texts = [text for text in examples["text"] if text.strip()]
+        ids = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+        return {"ids": [[*each, tokenizer.eos_token_id] for each in ids]}
+
+    def group_texts(examples):
+        joined = [token for ids in examples["ids"] for token in ids]
+        rows = range(0, len(joined) - LENGTH, LENGTH)
+        return {
+            "inputs": [joined[start : start + LENGTH] for start in rows],
+            "targets": [joined[start + 1 : start + LENGTH + 1] for start in rows],
+        }
+
+    def stacked(rows):
+        # Not by with_format("torch"): that would also hand tensors to the functions above, which
+        # then take ten times as long.
+        return {name: torch.tensor([row[name] for row in rows]) for name in ("inputs", "targets")}
+
+    def batches():
+        lines = datasets.load_dataset("text", data_files=str(path), split="train", streaming=True)
+        tokens = lines.map(tokenize, batched=True, batch_size=1_000, remove_columns=["text"])
+        rows = tokens.map(group_texts, batched=True, batch_size=1_000, remove_columns=["ids"])
+        return DataLoader(rows, batch_size=BATCH, collate_fn=stacked)
+
+    return timed(batches, PEER_SECONDS)
+
+
+class Lines(torch.utils.data.IterableDataset):
+    """Rows from the lines of a file, each worker its share of them."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __iter__(self):
+        tokenizer = fast_tokenizer()
+        worker = torch.utils.data.get_worker_info()
+        number, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        held = []
+        with self._path.open(encoding="utf-8", errors="replace") as stream:
+            for line in islice(stream, number, None, step):
+                if line.strip():
+                    held += tokenizer(line, add_special_tokens=False)["input_ids"]
+                    held.append(tokenizer.eos_token_id)
+                while len(held) > LENGTH:
+                    row = torch.tensor(held[: LENGTH + 1])
+                    yield {"inputs": row[:-1], "targets": row[1:]}
+                    held = held[LENGTH:]
+
+
+def line_reader(path):
+    from torch.utils.data import DataLoader
+
+    return timed(lambda: DataLoader(Lines(path), batch_size=BATCH, num_workers=2), PEER_SECONDS)
+
+
+def same_rows(path, folder, workers):
+    """A digest of all rows of a stream, in order, and how many there are."""
+    store, digest, count = Path(tempfile.mkdtemp(dir=folder)), hashlib.sha256(), 0
+    with ps.stream(path, store, threads=max(1, workers)) as growing:
+        loader = Loader(Windows(growing, LENGTH), BATCH, epochs=1, ids=True)
+        seen = []
+        for batch in loader.as_dataloader(num_workers=workers):
+            digest.update(batch["inputs"].numpy().tobytes())
+            seen.append(batch["sample"].numpy())
+            count += 1
+    shutil.rmtree(store)
+    samples = np.concatenate(seen)
+    return [digest.hexdigest()[:16], count, bool(len(np.unique(samples)) == len(samples))]
+
+
+def measured(work):
+    """What `work` says in a process of its own, with its memory."""
+
+    def watched():
+        with AnonymousMemory(workers=True) as memory:
+            told = work()
+        return {**told, "memory": memory.peak}
+
+    return forked(watched)
+
+
+def show(name, told):
+    firsts, speeds = ([each[key] for each in told] for key in ("first", "speed"))
+    print(
+        f"{name:26} {statistics.median(firsts):7.2f} s ({min(firsts):.2f} to {max(firsts):.2f})"
+        f" {statistics.median(speeds):14,.0f} ({min(speeds):,.0f} to {max(speeds):,.0f})"
+        f" {max(each['memory'] for each in told) / 1e6:8,.0f} MB",
+        flush=True,
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--file", type=Path, default=corpus.DATA / "corpus.txt")
+    parser.add_argument("--bytes", type=int, default=1_100_000_000)
+    parser.add_argument("--compared-bytes", type=int, default=200_000_000)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=corpus.DATA)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(dir=options.folder))
+    try:
+        figures = run(options, folder)
+    finally:
+        shutil.rmtree(folder)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1))
+
+
+def run(options, folder):
+    path = prefix(options.file, options.bytes, folder)
+    print(f"{path.stat().st_size:,} bytes; {machine()}")
+    print(f"{'':26} {'first batch':>28} {'tokens/s':>30} {'memory':>12}")
+    built = forked(lambda: str(ps.build(path, folder / "built").path))
+    cases = {
+        "penstock, streaming": lambda: streamed(path, folder),
+        "penstock, not kept": lambda: streamed(path, folder, keep=False),
+        "penstock, preprocessed": lambda: preprocessed(built),
+    }
+    if find_spec("datasets") and find_spec("transformers"):
+        import datasets  # noqa: F401  (not on the clock)
+        import transformers  # noqa: F401
+
+        cases["datasets, streaming"] = lambda: hub_streamed(path)
+        cases["line reader, 2 workers"] = lambda: line_reader(path)
+    else:
+        print("not measured: datasets and transformers are not installed")
+    figures = {name: [] for name in cases}
+    for _ in range(options.repetitions):
+        for name, case in cases.items():
+            figures[name].append(measured(case))
+    for name, told in figures.items():
+        show(name, told)
+    for peer in ("datasets, streaming", "line reader, 2 workers"):
+        if peer in figures:
+            speeds = [
+                statistics.median(each["speed"] for each in figures[name])
+                for name in ("penstock, streaming", peer)
+            ]
+            print(f"penstock, streaming ÷ {peer}: {speeds[0] / speeds[1]:,.0f}")
+    compared = prefix(path, options.compared_bytes, folder)
+    rows = {n: forked(lambda n=n: same_rows(compared, folder, n)) for n in WORKERS}
+    alike = len({json.dumps(each) for each in rows.values()}) == 1 and rows[0][2]
+    print(
+        f"rows with 0, 1, 2 and 8 threads and workers, {compared.stat().st_size:,} bytes, "
+        f"{rows[0][1]:,} batches: {'the same, each once' if alike else rows}"
+    )
+    if not alike:
+        raise SystemExit("The rows differ.")
+    return figures
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The loader's batches in the words of Hugging Face: `input_ids`, `attention_mask`, `labels`.
+
+tokens           a b c .        a row of three tokens, padded
+                 d e . .
+attention_mask   1 1 1 0
+labels           a b c -        "same": a label wherever there is a token; - is -100
+labels           b c - -        "shifted": of what follows, so the last has none
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from penstock.rows.packs import Packs
+
+__all__ = ["MaskedPacks", "PaddedDress", "named_pair"]
+
+
+def named_pair(batch: Any) -> Any:
+    """A dict of `input_ids` and `labels`, tensors of their own, as `.view(-1)` wants them."""
+    inputs, labels = batch.values()
+    return {"input_ids": inputs.contiguous(), "labels": labels.contiguous()}
+
+
+@dataclass(frozen=True)
+class PaddedDress:
+    """Narrow rows with a mask to `input_ids`, `attention_mask` and `labels`."""
+
+    pad_id: int
+    shifted: bool
+    exact: bool
+    """Whether every token has a label; otherwise those that are no target have none."""
+
+    def __call__(self, arrays: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The batch that a user sees."""
+        tokens = arrays["tokens"].long()
+        counted = arrays.get("target_mask")
+        if counted is None:
+            counted = torch.ones_like(tokens[:, 1:], dtype=torch.bool)
+        if "attention_mask" in arrays:
+            real = arrays["attention_mask"] != 0
+        else:  # of a window, the first token and every target hold text
+            real = torch.cat((torch.ones_like(counted[:, :1]), counted[:, :-1]), dim=1)
+        mask = real.long()
+        input_ids = tokens[:, :-1].masked_fill(~real, self.pad_id)
+        if self.shifted:
+            labels = tokens[:, 1:].masked_fill(~counted, -100)
+        else:
+            if not self.exact:
+                begins = torch.zeros_like(real[:, :1])
+                real = real & torch.cat((begins, counted[:, :-1]), dim=1)
+            labels = input_ids.masked_fill(~real, -100)
+        batch = {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
+        if "position_ids" in arrays:
+            batch["position_ids"] = arrays["position_ids"].long()
+        return batch
+
+
+class MaskedPacks:
+    """Packs that also say, as `attention_mask`, which places hold a token; also rows."""
+
+    gives_loss = True
+    whole_documents = True
+
+    def __init__(self, packs: Packs) -> None:
+        self.packs = packs
+        self.length = packs.length
+
+    def __len__(self) -> int:
+        return len(self.packs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "packs" or name.startswith("_"):  # not there yet, while being unpickled
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.packs, name)
+
+    @property
+    def digest(self) -> str:
+        """That of the packs: the mask adds nothing to them."""
+        return self.packs.digest
+
+    def read(self, samples: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """The rows `samples`, as packs give them, and the mask (rows, length)."""
+        fields = self.packs.read(samples)
+        # A row has one token more than targets.
+        real = np.arange(self.length) <= fields["num_targets"][:, None]
+        return {**fields, "attention_mask": real.view(np.uint8)}

@@ -1,0 +1,119 @@
+"""`stream`: train on text while it is being tokenized."""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+from penstock.errors import StoreBusyError, StoreError
+from penstock.sources.reading import Format
+from penstock.sources.texts import Texts
+from penstock.store.build import begin
+from penstock.store.lock import locked
+from penstock.store.manifest import FILE_NAME
+from penstock.store.prepare import prepare
+from penstock.streaming.builder import Builder
+from penstock.streaming.growing import GrowingStore
+from penstock.tokenize.tokenizer import SpecialTokens
+
+__all__ = ["stream"]
+
+
+def stream(  # noqa: PLR0913  (the arguments of `build`, and three of its own)
+    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Texts,
+    store: str | os.PathLike[str],
+    *,
+    tokenizer: Any = "gpt2",
+    format: Format = "auto",
+    documents: str = "lines",
+    field: str = "text",
+    errors: Literal["strict", "replace"] = "strict",
+    eos: bool | str = True,
+    bos: bool | str = False,
+    special_tokens: SpecialTokens = "text",
+    max_bad: float = 0.001,
+    max_document_bytes: int = 1 << 30,
+    max_expansion: int = 200,
+    engine: Literal["auto", "gigatoken", "tokenizers"] = "auto",
+    threads: int | None = None,
+    keep: bool = True,
+    ahead: int = 4,
+    timeout: float = 600.0,
+) -> GrowingStore:
+    """Begin to build a store in the background, and read it as it grows.
+
+    The build is that of `build`, with the same arguments and the same bytes. `Windows` and
+    `Packs` take what is returned, and a `Loader` over them gives the rows of the finished store
+    in the order of `shuffle="part"`, the first of them after about a second.
+
+    Called by several processes for one directory, one of them builds and all read; should it
+    die, another goes on. On machines without a common disk each builds the same store.
+
+    Args:
+        inputs: As in `build`, and so are all arguments up to `threads`.
+        store: The directory to write.
+        tokenizer: A name, a path or an object.
+        format: Of the inputs; "auto" goes by the suffix.
+        documents: In text: "lines", "paragraphs", "file", or a separator.
+        field: The JSON field or table column that holds the text.
+        errors: Documents that are not UTF-8: "strict" rejects them, "replace" mends them.
+        eos: Whether a document ends with the tokenizer's end token, or which token it is.
+        bos: Whether it begins with one.
+        special_tokens: "text" takes `<|endoftext|>` in a document as text, "parse" as a token.
+        max_bad: How many rejects to bear.
+        max_document_bytes: Longer documents are rejected.
+        max_expansion: Compressed files that grow more than this many times are refused.
+        engine: Which program tokenizes; the ids are the same.
+        threads: How many slices are tokenized at once; changes speed and memory only.
+        keep: Whether the store stays on disk. Otherwise parts are removed behind the readers,
+            and made again in the next epoch or when a run resumes.
+        ahead: Without `keep`, how many slices (of 64 MB of text) may be made before they are
+            read.
+        timeout: Seconds that may pass between two sealed slices before a reader gives up.
+
+    Raises:
+        SourceError: an input cannot be read as asked.
+        TokenizerError: the tokenizer cannot be loaded.
+        StoreError: the directory holds something else.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with stream(Texts(["To be,", "or not to be."]), f"{folder.name}/store") as growing:
+    ...     [tokens.tolist() for tokens in growing]
+    [[2514, 307, 11, 50256], [273, 407, 284, 307, 13, 50256]]
+    >>> folder.cleanup()
+    """
+    if ahead < 1:
+        raise StoreError(f"ahead={ahead} lets nothing be made before it is read; use 1 or more.")
+    if not timeout > 0:
+        raise StoreError(f"timeout={timeout} leaves no time to wait; give seconds above 0.")
+    prepared = prepare(
+        inputs,
+        store,
+        tokenizer=tokenizer,
+        format=format,
+        documents=documents,
+        field=field,
+        errors=errors,
+        eos=eos,
+        bos=bos,
+        special_tokens=special_tokens,
+        max_bad=max_bad,
+        max_document_bytes=max_document_bytes,
+        max_expansion=max_expansion,
+        engine=engine,
+        threads=threads,
+    )
+    if (prepared.directory / FILE_NAME).exists():
+        # Finished: whether it is the one that is meant, is told here and not in the first batch.
+        with suppress(StoreBusyError), locked(prepared.directory):
+            begin(prepared)
+    kept = None if keep else ahead
+    return GrowingStore(
+        prepared.directory,
+        prepared.stamped,
+        prepared.tokenizer.dtype.name,
+        timeout=timeout,
+        ahead=kept,
+        builder=Builder(prepared, ahead=kept),
+    )

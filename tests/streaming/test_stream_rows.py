@@ -1,0 +1,193 @@
+"""The rows of a store that grows are those of the finished one, in the order of its parts."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.errors import PlanError, StoreError, UnknownLengthError
+from penstock.loader.loader import Loader
+from penstock.rows.packs import Packs
+from penstock.rows.padded import Documents
+from penstock.rows.windows import Windows
+from penstock.testing import global_rows
+
+KINDS = {
+    "windows": partial(Windows, length=32),
+    "padded tail": partial(Windows, length=32, tail="pad"),
+    "overlapping": partial(Windows, length=32, stride=5),
+    "longer than parts": partial(Windows, length=7_000),
+    "borders": partial(Windows, length=32, borders=True),
+    "packs": partial(Packs, length=48),
+    "documents": partial(Documents, max_length=40, overflow="split"),
+}
+
+
+@pytest.mark.parametrize(("keep", "prefetch"), [(True, 2), (False, 1)], ids=["kept", "dropped"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_epochs_are_those_of_the_finished_store(stream, finished, same, kind, keep, prefetch):
+    make, options = KINDS[kind], {"epochs": 2, "seed": 7, "ids": True, "drop_last": False}
+    loader = Loader(make(stream(keep=keep)), 6, prefetch=prefetch, **options)
+
+    found = list(loader)
+
+    alone = Loader(make(finished), 6, shuffle="part", **options)
+    assert same(found, list(alone))
+    assert loader.position == alone.position
+    assert loader.state_dict() == alone.state_dict()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_any_number_of_threads_gives_the_same_rows_each_once(stream, finished, threads):
+    loader = Loader(Windows(stream(threads=threads), 32), 1, epochs=1, ids=True)
+    rows = [(batch["sample"].item(), batch["inputs"].tolist()) for batch in loader]
+
+    expected = Windows(finished, 32).read(np.arange(len(rows)))["tokens"]
+    assert len(rows) == len(Windows(finished, 32))
+    assert sorted(rows) == [(row, [tokens[:-1].tolist()]) for row, tokens in enumerate(expected)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 6])
+def test_any_number_of_ranks_reads_the_same_steps(stream, finished, same, world_size):
+    """Ranks as processes have them: each with a stream of its own, of which one builds."""
+    options = {"global_batch_size": 12, "world_size": world_size, "epochs": 1, "seed": 3}
+    ranks = [
+        Loader(Windows(stream(), 32), rank=rank, prefetch=1, **options)
+        for rank in range(world_size)
+    ]
+
+    found = global_rows(ranks, 10_000)
+
+    alone = Loader(Windows(finished, 32), 12, epochs=1, seed=3, shuffle="part")
+    assert same(found, global_rows([alone], 10_000))
+
+
+def test_any_step_can_be_asked_for_also_before_it_is_there(stream, finished, same):
+    loader = Loader(Windows(stream(), 32), 8, seed=2, epochs=1)
+    alone = Loader(Windows(finished, 32), 8, seed=2, epochs=1, shuffle="part")
+    steps = [len(alone) - 1, 0, len(alone) // 2]
+
+    assert same([loader[step] for step in steps], [alone[step] for step in steps])
+    with pytest.raises(IndexError, match="is not in a run of"):
+        loader[len(alone)]
+
+
+def test_the_first_batch_comes_while_the_rest_is_not_even_read(stream, held, tmp_path, conftest):
+    path = tmp_path / "in.txt"
+    path.write_text(conftest.lines(held_at=range(600, 1_200)))
+    growing = stream(path, tokenizer=held)
+    iterator = iter(Loader(Windows(growing, 32), 8, epochs=1))
+
+    first = [next(iterator) for _ in range(10)]
+
+    assert len(first) == 10
+    assert not growing.sealed
+    held.let_on()
+    assert len(list(iterator)) > 100
+    assert growing.sealed
+
+
+def test_lengths_are_not_known_before_the_end(stream, held, tmp_path, conftest):
+    path = tmp_path / "in.txt"
+    path.write_text(conftest.lines(held_at=[600]))
+    growing = stream(path, tokenizer=held)
+    windows, packs = Windows(growing, 32), Packs(growing, 32)
+    loader = Loader(windows, 8, epochs=1)
+
+    for unknown in (growing, windows, packs, loader, loader.plan):
+        with pytest.raises(UnknownLengthError, match=r"not known|is not"):
+            len(unknown)
+    with pytest.raises(UnknownLengthError, match="its digest is not known"):
+        _ = windows.digest
+    assert not loader.ends
+    assert "so far" in repr(growing)
+    assert "GrowingStore" in repr(windows)
+    assert "GrowingStore" in repr(packs)
+
+    held.let_on()
+    num_steps = sum(1 for _ in loader)
+    assert len(loader) == num_steps
+    assert len(windows) >= 8 * num_steps
+    assert len(growing) == 1_200
+
+
+def test_orders_that_need_all_rows_are_refused(stream):
+    windows = Windows(stream(), 32)
+
+    with pytest.raises(PlanError, match="shuffle='full' needs all rows"):
+        Loader(windows, 8, shuffle="full")
+    with pytest.raises(StoreError, match="is read alone"):
+        Windows([stream(), stream()], 32)
+
+
+def test_a_plan_over_a_store_that_grows_says_what_to_do(stream, held, tmp_path, conftest):
+    path = tmp_path / "in.txt"
+    path.write_text(conftest.lines(held_at=[0]))
+    windows = Windows(stream(path, tokenizer=held), 32)
+
+    with pytest.raises(PlanError, match="to a Loader, which reads parts as they come"):
+        penstock.Plan({"a": windows}, shuffle="part")
+
+
+def test_too_little_text_for_one_row_is_told_when_that_is_known(stream, tmp_path):
+    (tmp_path / "in.txt").write_text("short\n")
+
+    with pytest.raises(PlanError, match="6 tokens do not make one row"):
+        list(Loader(Windows(stream(tmp_path / "in.txt"), 32), 1, epochs=1))
+
+
+def test_inputs_without_a_document_end_in_an_error(stream, tmp_path):
+    (tmp_path / "in.txt").write_text("\n\n\n")
+
+    with pytest.raises(PlanError, match="holds no documents with tokens"):
+        list(Loader(Packs(stream(tmp_path / "in.txt"), 32), 1, epochs=1))
+
+
+def test_a_stream_of_a_finished_store_reads_it(finished, text, same):
+    with penstock.stream(text, finished.path, tokenizer="bytes") as again:
+        assert again.sealed
+        assert again.digest == finished.digest
+        found = list(Loader(Windows(again, 32), 8, epochs=1))
+
+    assert same(found, list(Loader(Windows(finished, 32), 8, epochs=1, shuffle="part")))
+
+
+@pytest.mark.parametrize("options", [{}, {"multiprocessing_context": "fork"}])
+def test_a_dataloader_without_and_with_forked_workers(stream, finished, same, options):
+    loader = Loader(Windows(stream(), 32), 8, epochs=1, drop_last=False)
+    workers = 2 if options else 0
+
+    found = list(loader.as_dataloader(num_workers=workers, **options))
+
+    alone = Loader(Windows(finished, 32), 8, epochs=1, drop_last=False, shuffle="part")
+    assert same(found, list(alone))
+    assert loader.position == alone.position
+
+
+@pytest.mark.slow
+def test_a_dataloader_with_spawned_workers(stream, finished, same):
+    loader = Loader(Windows(stream(), 32), 8, epochs=1)
+
+    found = list(loader.as_dataloader(num_workers=1, multiprocessing_context="spawn"))
+
+    assert same(found, list(Loader(Windows(finished, 32), 8, epochs=1, shuffle="part")))
+
+
+def test_workers_are_refused_where_parts_go_away(stream):
+    loader = Loader(Windows(stream(keep=False), 32), 8)
+
+    with pytest.raises(PlanError, match="keep=False"):
+        loader.as_dataloader(num_workers=1)
+
+
+def test_a_stream_can_be_read_document_by_document(stream, finished):
+    assert [each.tolist() for each in stream()] == [each.tolist() for each in finished]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"), [({"ahead": 0}, "ahead=0"), ({"timeout": 0}, "timeout=0")]
+)
+def test_arguments_that_cannot_be_meant(stream, options, told):
+    with pytest.raises(StoreError, match=told):
+        stream(**options)

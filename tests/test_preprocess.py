@@ -1,0 +1,89 @@
+"""Text files to flat arrays, and the command that makes them."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from penstock import load_tokenizer
+from penstock.errors import SourceError
+from penstock.preprocess import main, preprocess
+
+LINES = ["This is the first document.", "This is the second.", "", "And one after a blank line."]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working directory with the files where they usually are."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "training_data"
+    folder.mkdir()
+    (folder / "owt_train.txt").write_text("\n".join(LINES) + "\n")
+    (folder / "owt_valid.txt").write_text(LINES[0] + "\n")
+    return tmp_path
+
+
+def expected(lines):
+    tokenizer = load_tokenizer("gpt2")
+    return [token for line in lines if line for token in (*tokenizer.encode(line), 50256)]
+
+
+def test_the_array_is_flat_and_read_without_penstock(here):
+    count = preprocess("training_data/owt_train.txt", "out/tokens.npy")
+    array = np.load("out/tokens.npy", mmap_mode="r")
+
+    assert array.ndim == 1
+    assert array.dtype == np.uint16
+    assert array.tolist() == expected(LINES)
+    assert count == len(array)
+    assert [path.name for path in (here / "out").iterdir()] == ["tokens.npy"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--preprocess"]])
+def test_the_command_writes_both_files_under_their_names(here, capsys, arguments):
+    assert main(arguments) == 0
+
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith(
+        "training_data/owt_train.txt -> training_data/owt_train_preprocessed.npy: "
+    )
+    val = np.load(here / "training_data" / "owt_val_preprocessed.npy", mmap_mode="r")
+    assert val.tolist() == expected(LINES[:1])
+
+
+def test_it_runs_as_a_module_with_files_of_ones_own(here):
+    (here / "mine.txt").write_text("mine\n")
+    command = [sys.executable, "-m", "penstock.preprocess", "--preprocess"]
+    command += ["--train_file", "mine.txt", "--val_file", "mine.txt"]
+    command += ["--output_dir", "tokens", "--tokenizer", "bytes"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 0, done.stderr
+    assert np.load("tokens/owt_train_preprocessed.npy").tolist() == [*b"mine", 256]
+    assert np.load("tokens/owt_val_preprocessed.npy").tolist() == [*b"mine", 256]
+
+
+def test_a_missing_file_is_told_without_a_traceback(here, capsys):
+    (here / "training_data" / "owt_valid.txt").unlink()
+
+    assert main([]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("SourceError: training_data/owt_valid.txt does not exist")
+    assert f"working directory: {here}" in told
+    assert "penstock fetch openwebtext" in told
+
+
+def test_a_file_without_text_is_refused_and_leaves_nothing(here):
+    (here / "blank.txt").write_text("\n\n  \n")
+
+    with pytest.raises(SourceError, match="holds no document"):
+        preprocess("blank.txt", "out/tokens.npy")
+    assert list((here / "out").iterdir()) == []
+
+
+def test_an_array_that_is_there_is_replaced(here):
+    preprocess("training_data/owt_train.txt", "tokens.npy")
+    preprocess("training_data/owt_valid.txt", "tokens.npy")
+
+    assert np.load("tokens.npy").tolist() == expected(LINES[:1])

@@ -1,0 +1,122 @@
+"""The trainer on a GPU; `pytest -m gpu --noconftest tests/train/test_device.py` needs NumPy and
+torch alone.
+"""
+
+from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import penstock as ps
+from penstock.train.job import Job, Report, Training
+from penstock.train.metrics import read_metrics
+from penstock.train.model import Shape
+from penstock.train.optimize import Optimization
+from penstock.train.run import train
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+TESTS = Path(__file__).parents[1]
+
+
+def neighbour(path):
+    """Another file of tests, for its tools."""
+    spec = spec_from_file_location(path.stem, path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """200 documents of 2 to 64 tokens, whose ids go up in even steps: they can be learned."""
+    generator = np.random.default_rng(3)
+    documents = [
+        (np.arange(size) * step + begin) % 211
+        for size, step, begin in zip(
+            generator.integers(2, 65, 200),
+            generator.integers(1, 4, 200),
+            generator.integers(0, 211, 200),
+            strict=True,
+        )
+    ]
+    write = neighbour(TESTS / "rows" / "test_packs_attention.py").write_store
+    return ps.TokenStore(write(tmp_path_factory.mktemp("device") / "store", documents))
+
+
+@pytest.mark.parametrize("options", [{}, {"positions": "rotary", "qk_norm": True}], ids=str)
+def test_packed_documents_lose_what_they_lose_alone(store, options):
+    """To 2e-3 nats: the kernel of FlexAttention rounds products to ten bits."""
+    models = neighbour(TESTS / "train" / "test_model.py")
+
+    assert models.largest_difference(store, options, "cuda") < 2e-3
+
+
+def job_of(store, output, kind=ps.Windows, **training):
+    shape = {"layers": 2, "heads": 2, "width": 128, "length": 128, "vocab_size": 211}
+    settings = {"steps": 30, "batch_size": 4, "val_every": 10, "save_every": 10}
+    return Job(
+        plan=ps.Plan(kind(store, 128), seed=1),
+        val=kind(store, 128),
+        shape=Shape(**shape, positions="rotary"),
+        training=Training(**{**settings, "precision": "bfloat16", **training}),
+        optimization=Optimization(learning_rate=3e-3, warmup_steps=5),
+        output=output,
+    )
+
+
+def losses(job):
+    lines = read_metrics(job.output / "metrics.jsonl")
+    return {each["step"]: each["loss"] for each in lines if each["kind"] == "step"}
+
+
+def test_an_interrupted_run_goes_on_within_rounding(store, tmp_path):
+    """To 2e-2 nats in bfloat16: sums of gradients are taken in no fixed order on a GPU."""
+    straight, broken = (job_of(store, tmp_path / name) for name in ("straight", "broken"))
+    train(straight)
+
+    def stop(told):
+        if isinstance(told, Report) and told.now.step == 15:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(broken, tell=stop)
+    train(broken)
+
+    found, right = losses(broken), losses(straight)
+    assert sorted(found) == sorted(right)
+    assert max(abs(found[step] - right[step]) for step in right) < 2e-2
+
+
+@pytest.mark.parametrize("kind", [ps.Windows, ps.Packs], ids=lambda kind: kind.__name__)
+def test_all_modes_see_the_same_rows_and_compile_once(store, tmp_path, kind):
+    from torch._dynamo.utils import counters
+
+    fingerprints = []
+    for number, mode in enumerate(
+        [{}, {"recompute": True}, {"compile": True}, {"compile": True, "recompute": True}]
+    ):
+        torch._dynamo.reset()
+        counters.clear()
+        job = job_of(store, tmp_path / f"{number}", kind, **mode)
+        outcome = train(job)
+        assert outcome.now.val_loss < 4.5
+        if mode.get("compile"):
+            assert counters["stats"]["unique_graphs"] == 2  # to train and to validate
+        lines = read_metrics(job.output / "metrics.jsonl")
+        fingerprints.append([each["fingerprint"] for each in lines if each["kind"] == "step"])
+
+    assert all(each == fingerprints[0] for each in fingerprints)
+
+
+def test_the_batch_size_that_fits_is_found(store, tmp_path):
+    told = []
+    made = job_of(store, tmp_path / "auto", batch_size="auto", global_batch_size=64, steps=2)
+    train(replace(made, val=None), tell=told.append)
+
+    assert "batch_size: 64 rows of 128 tokens at once" in told

@@ -1,0 +1,146 @@
+"""Real processes: killed at any moment, or two of them where there was one.
+
+The torture run does twenty kills; here are two.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+CODE = """
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+import penstock as ps
+from penstock.train.job import Job, Training
+from penstock.train.model import Shape
+from penstock.train.optimize import Optimization
+from penstock.train.run import train
+
+store, output, steps, rank, size, rendezvous = sys.argv[1:]
+if int(size) > 1:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=int(size)
+    )
+job = Job(
+    plan=ps.Plan(ps.Windows(store, 32), seed=1),
+    val=ps.Windows(store, 32),
+    shape=Shape(layers=2, heads=2, width=32, length=32, vocab_size=257, dropout=float(DROPOUT)),
+    training=Training(
+        steps=int(steps), batch_size=4, global_batch_size=8, val_every=10, save_every=5
+    ),
+    optimization=Optimization(learning_rate=3e-3, warmup_steps=5, floor=float(FLOOR)),
+    output=Path(output),
+)
+train(job, device="cpu")
+"""
+
+
+def code_of(*, plain=False):
+    """Plain: without dropout, and at one rate, so that runs of other lengths compare."""
+    dropout, floor = ("0.0", "1.0") if plain else ("0.1", "0.1")
+    return CODE.replace("DROPOUT", dropout).replace("FLOOR", floor)
+
+
+def words_of(store, output, steps, rank=0, size=1, rendezvous="none"):
+    return [str(each) for each in (store.path, output, steps, rank, size, rendezvous)]
+
+
+def start(store, output, steps, *, rank=0, size=1, rendezvous="none", plain=False):
+    words = words_of(store, output, steps, rank, size, rendezvous)
+    return subprocess.Popen(
+        [sys.executable, "-c", code_of(plain=plain), *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def here(store, output, steps, **how):
+    """The same in this process, which need not import torch first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["-c", *words_of(store, output, steps)])
+        exec(compile(code_of(**how), "run", "exec"), {})
+
+
+def finish(*processes):
+    for process in processes:
+        errors = process.communicate(timeout=120)[1]
+        assert process.returncode == 0, errors
+
+
+def written(output):
+    """Every whole line of metrics.jsonl."""
+    path = output / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+def told(output):
+    """What a run computed, without what its clock said."""
+    clocked = ("seconds", "waited", "tokens_per_second")
+    return [
+        {name: value for name, value in line.items() if name not in clocked}
+        for line in written(output)
+    ]
+
+
+def killed_run(store, output, steps, moments, generator):
+    """Run to the end through kills; returns all that was ever written, and how many were real."""
+    ever, real = [], 0
+    for moment in moments:
+        process = start(store, output, steps)
+        while process.poll() is None:
+            done = [line["step"] for line in written(output) if line["kind"] == "step"]
+            if done and done[-1] >= moment:
+                time.sleep(generator.random() * 0.02)
+                break
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+        real += process.returncode == -signal.SIGKILL
+        ever += told(output)
+    here(store, output, steps)
+    return ever, real
+
+
+@pytest.fixture(scope="module")
+def straight(store, tmp_path_factory):
+    """The run that nothing happens to."""
+    output = tmp_path_factory.mktemp("straight") / "run"
+    here(store, output, 60)
+    return told(output)
+
+
+def test_a_killed_run_has_bitwise_the_losses_of_one_that_was_not(store, straight, tmp_path):
+    generator = np.random.default_rng(7)
+    ever, real = killed_run(store, tmp_path / "run", 60, [13, 38], generator)
+
+    assert real == 2
+    assert told(tmp_path / "run") == straight
+    assert all(line in straight for line in ever)
+
+
+def test_two_processes_and_one_agree(store, tmp_path):
+    """Two take 20 steps, one goes on; the rows are the same, losses to 1e-4 of 5 nats.
+
+    The sums over rows are taken in another order, and every step builds on the one before.
+    """
+    both, alone = tmp_path / "both", tmp_path / "alone"
+    shared = {"size": 2, "rendezvous": tmp_path / "meet", "plain": True}
+    finish(*(start(store, both, 20, rank=rank, **shared) for rank in range(2)))
+    here(store, both, 40, plain=True)
+    here(store, alone, 40, plain=True)
+
+    steps = [[line for line in told(output) if line["kind"] == "step"] for output in (both, alone)]
+    pairs = list(zip(*steps, strict=True))
+    assert [one["fingerprint"] for one, _ in pairs] == [two["fingerprint"] for _, two in pairs]
+    assert len({one["fingerprint"] for one, _ in pairs}) == len(pairs) == 40
+    assert max(abs(one["loss"] - two["loss"]) for one, two in pairs) < 1e-4

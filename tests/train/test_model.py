@@ -1,0 +1,154 @@
+"""The model computes what its options say, and packed documents as if they were alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import penstock as ps
+from penstock.errors import PlanError
+from penstock.train.model import GPT, SIZES, Shape, shape_of
+
+PLAIN = Shape(layers=2, heads=2, width=32, length=64, vocab_size=257)
+OPTIONS = [{}, {"positions": "rotary"}, {"qk_norm": True}, {"activation": "relu2"}]
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return torch.randint(257, (3, 40), generator=torch.Generator().manual_seed(1))
+
+
+def made(**options):
+    torch.manual_seed(0)
+    return GPT(replace(PLAIN, **options))
+
+
+def test_the_sizes_have_as_many_weights_as_their_names_say():
+    with torch.device("meta"):
+        counts = {
+            name: sum(weight.numel() for weight in GPT(shape).parameters())
+            for name, shape in SIZES.items()
+        }
+
+    padding = SIZES["124M"].padded_vocab - SIZES["124M"].vocab_size
+    assert counts["124M"] == 124_439_808 + padding * 768  # GPT-2's own number, and tiles
+    assert 350e6 < counts["350M"] < 360e6
+    assert counts["nano"] < 8e6
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_no_token_sees_those_after_it(tokens, options):
+    model = made(**options)
+    changed = tokens.clone()
+    changed[:, 25:] = (changed[:, 25:] + 1) % 257
+
+    with torch.no_grad():
+        before, after = model(tokens), model(changed)
+
+    assert torch.allclose(before[:, :25], after[:, :25], atol=1e-6)
+    assert not torch.allclose(before[:, 25:], after[:, 25:], atol=1e-3)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_the_loss_is_the_sum_over_targets_that_count(tokens, options):
+    model = made(**options)
+    targets = tokens.clone()
+    targets[0, :7] = -100
+
+    with torch.no_grad():
+        loss = model(tokens, targets)
+        # The padding rows of the embedding take part in the softmax; logits leave them out.
+        hidden = {}
+        model.norm.register_forward_hook(lambda *each: hidden.update(out=each[2]))
+        model(tokens)
+        chances = (hidden["out"] @ model.tokens.weight.T).log_softmax(-1)
+
+    picked = [
+        -chances[row, place, targets[row, place]]
+        for row in range(3)
+        for place in range(40)
+        if targets[row, place] != -100
+    ]
+    assert len(picked) == 113
+    assert loss.item() == pytest.approx(sum(picked).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_computing_activations_again_gives_the_same_gradients(tokens, options):
+    grown = []
+    for recompute in (False, True):
+        model = made(**options)
+        model.recompute = recompute
+        model(tokens, tokens).backward()
+        grown.append([weight.grad for weight in model.parameters()])
+
+    assert all(torch.equal(one, two) for one, two in zip(*grown, strict=True))
+
+
+def document_losses(model, documents, device):
+    """The mean loss of each document alone, by its tokens."""
+    losses = {}
+    for document in documents:
+        ids = torch.tensor(document, device=device)[None]
+        losses[tuple(document)] = (model(ids[:, :-1], ids[:, 1:]) / (len(document) - 1)).item()
+    return losses
+
+
+def packed_losses(model, store, device, *, masked=True):
+    """The same from packed rows: each document's targets alone count, the others are there."""
+    losses = {}
+    for batch in ps.Loader(ps.Packs(store, 64), 4, epochs=1, drop_last=False, device=device):
+        ids = batch["document_ids"]
+        seen = ids if masked else None
+        for row in range(len(ids)):
+            for number in range(int(ids[row].max()) + 1):
+                own = torch.zeros_like(ids, dtype=torch.bool)
+                own[row] = ids[row] == number
+                targets = batch["targets"].masked_fill(~own, -100)
+                count = int((targets != -100).sum())
+                if count:
+                    loss = model(batch["inputs"], targets, batch["position_ids"], seen) / count
+                    losses[tuple(batch["inputs"][own].tolist())] = loss.item()
+    return losses
+
+
+def largest_difference(store, options, device, **how):
+    model = made(**options).to(device)
+    documents = [each.tolist() for each in store if 1 < len(each) <= 64]
+    with torch.no_grad():
+        alone = document_losses(model, documents, device)
+        packed = packed_losses(model, store, device, **how)
+    assert len(alone) > 20
+    return max(abs(alone[document] - packed[document]) for document in alone)
+
+
+@pytest.fixture(scope="module")
+def short_store(tmp_path_factory):
+    texts = [f"{number} " + "ab c" * (number % 14) for number in range(40)]
+    return ps.build(ps.Texts(texts), tmp_path_factory.mktemp("short") / "s", tokenizer="bytes")
+
+
+@pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
+def test_packed_documents_lose_what_they_lose_alone(short_store, options):
+    """To 2e-6 nats a token in float32: the same numbers, summed in another order."""
+    assert largest_difference(short_store, options, "cpu") < 2e-6
+
+
+def test_without_the_mask_they_do_not(short_store):
+    assert largest_difference(short_store, {}, "cpu", masked=False) > 1e-3
+
+
+def test_a_model_that_cannot_be_is_refused():
+    with pytest.raises(PlanError, match="A width of 768 does not divide into 7 heads"):
+        Shape(heads=7)
+    with pytest.raises(PlanError, match="dropout=1 is not a share"):
+        Shape(dropout=1)
+    with pytest.raises(PlanError, match="dimension below 1"):
+        Shape(layers=0)
+    with pytest.raises(PlanError, match="no model size '774M'; there are nano, 124M, 350M"):
+        shape_of("774M")
+
+
+def test_operations_are_counted_as_papers_do():
+    """6 N and 12 L H Q T: about 0.86 GFLOP a token at GPT-2's size and 1,024 tokens."""
+    assert SIZES["124M"].flops_per_token(1024) == pytest.approx(0.855e9, rel=0.01)

@@ -1,0 +1,92 @@
+"""The schedule, and which weights are moved by what."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+
+from penstock.errors import PlanError
+from penstock.train.model import GPT, Shape
+from penstock.train.optimize import Optimization, Optimizers
+
+
+def test_the_rate_rises_then_falls_to_its_floor():
+    settings = Optimization(warmup_steps=10, floor=0.2)
+    rates = [settings.rate(step, 100) for step in range(101)]
+
+    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[10] == 1.0
+    assert rates[55] == pytest.approx(0.6)  # halfway down
+    assert rates[100] == pytest.approx(0.2)
+
+
+def test_a_run_of_unknown_length_stays_at_the_top_after_warming_up():
+    settings = Optimization(warmup_steps=2)
+
+    assert [settings.rate(step, None) for step in (0, 1, 2, 500)] == [0.5, 1.0, 1.0, 1.0]
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return GPT(Shape(layers=2, heads=2, width=32, length=16, vocab_size=64))
+
+
+def test_muon_moves_the_matrices_of_layers_and_adamw_the_rest(model):
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no Muon")
+    adamw, muon = Optimizers(model, Optimization(optimizer="muon")).all
+    names = {id(weight): name for name, weight in model.named_parameters()}
+
+    moved = {names[id(each)] for group in muon.param_groups for each in group["params"]}
+    assert moved == {
+        f"layers.{number}.{name}.weight"
+        for number in range(2)
+        for name in ("attend.mix", "attend.project", "grow", "shrink")
+    }
+    rest = {names[id(each)] for group in adamw.param_groups for each in group["params"]}
+    assert rest == set(names.values()) - moved
+
+
+def test_norms_and_biases_do_not_decay(model):
+    (adamw,) = Optimizers(model, Optimization(weight_decay=0.3)).all
+
+    decays = {
+        each.dim(): group["weight_decay"]
+        for group in adamw.param_groups
+        for each in group["params"]
+    }
+    assert decays == {2: 0.3, 1: 0.0}
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_optimizers_go_on_exactly_from_their_state(model, kind):
+    if kind == "muon" and not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no Muon")
+    settings = Optimization(optimizer=kind)
+    tokens = torch.randint(64, (2, 16))
+
+    def step(model, optimizers):
+        model(tokens, tokens).backward()
+        optimizers.step(0.5)
+        optimizers.clear()
+
+    optimizers = Optimizers(model, settings)
+    step(model, optimizers)
+    twin = GPT(model.shape)
+    twin.load_state_dict(model.state_dict())
+    again = Optimizers(twin, settings)
+    again.load_state_dict(deepcopy(optimizers.state_dict()))
+    step(model, optimizers)
+    step(twin, again)
+
+    pairs = zip(model.parameters(), twin.parameters(), strict=True)
+    assert all(torch.equal(one, two) for one, two in pairs)
+
+
+def test_rates_that_cannot_be_are_refused():
+    with pytest.raises(PlanError, match=r"learning_rate=0, muon_rate=0\.02 and floor=0\.1"):
+        Optimization(learning_rate=0)
+    with pytest.raises(PlanError, match=r"clip=-1\.0 cannot be below 0"):
+        Optimization(clip=-1.0)

@@ -1,0 +1,177 @@
+"""Recipes: TOML to objects, and every mistake named."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.errors import PlanError, RecipeError, SourceError
+from penstock.recipe import parse_recipe, read_recipe
+from penstock.train.command import changes_of, job_of, recipe_of
+from penstock.train.model import SIZES
+
+ROOT = Path(__file__).parents[2]
+LEAST = {"data": {"train": "store"}, "training": {"steps": 5}}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda p: p.stem)
+def test_every_shipped_recipe_is_understood(path):
+    recipe = read_recipe(path)
+
+    assert recipe.output.parts[0] == "runs"
+    assert recipe.shape(50_257).length == recipe.data.length
+
+
+def test_the_recipe_for_an_h100_has_its_goal():
+    recipe = read_recipe(ROOT / "recipes" / "openwebtext-h100.toml")
+
+    assert recipe.training.target_val_loss == 3.0781
+    assert recipe.training.max_minutes == 90
+
+
+def test_settings_become_the_fields_of_the_objects():
+    text = """
+    [data]
+    length = 256
+    [data.sources.web]
+    train = "a"
+    weight = 0.7
+    [data.sources.code]
+    train = "b"
+    weight = 1
+    rows = "packs"
+    [model]
+    size = "350M"
+    qk_norm = true
+    [optimization]
+    betas = [0.9, 0.99]
+    learning_rate = 1
+    [training]
+    steps = 7
+    batch_size = "auto"
+    """
+    recipe = parse_recipe(tomllib.loads(text), "here")
+
+    assert recipe.data.sources["code"].weight == 1.0
+    assert recipe.optimization.betas == (0.9, 0.99)
+    assert recipe.optimization.learning_rate == 1.0
+    assert recipe.training.batch_size == "auto"
+    shape = recipe.shape(1_000)
+    assert (shape.layers, shape.qk_norm, shape.length, shape.vocab_size) == (24, True, 256, 1_000)
+    assert shape.width == SIZES["350M"].width
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"trainin": {}}, r"here sets trainin, which is no setting\. Did you mean training\?"),
+        ({"training": {"step": 5}}, r"sets training\.step, .* Did you mean steps\?"),
+        ({"model": {"sise": "nano"}}, r"sets model\.sise, .* Did you mean size\?"),
+        ({"model": {"xyzzy": 1}}, r"sets model\.xyzzy, which is no setting\. There are layers"),
+        ({"model": {"size": "774M"}}, r'model\.size is \'774M\', and must be "nano" or "124M"'),
+        ({"training": {"steps": "5"}}, r"training\.steps is '5', and must be a whole number"),
+        ({"training": {"steps": True}}, r"training\.steps is True"),
+        ({"training": {"steps": 1, "compile": 1}}, r"must be true or false"),
+        ({"training": {"steps": 1, "batch_size": "all"}}, r'whole number or "auto"'),
+        ({"optimization": {"betas": [0.9]}}, r"betas is \[0\.9\], and must be a list"),
+        ({"data": {"sources": {"a": {}}}}, r"\[data\.sources\.a\] is not complete"),
+        ({"data": 3}, r"data is 3, and must be a table"),
+    ],
+)
+def test_a_mistake_is_named_with_the_nearest_name(change, message):
+    with pytest.raises(RecipeError, match=message):
+        parse_recipe({**LEAST, **change}, "here")
+
+
+def test_what_objects_refuse_says_where_it_stands():
+    with pytest.raises(PlanError, match="needs an end") as caught:
+        parse_recipe({**LEAST, "training": {}}, "here")
+    assert caught.value.__notes__ == ["In [training] of here."]
+    with pytest.raises(PlanError, match="either train, or sources"):
+        parse_recipe({**LEAST, "data": {}}, "here")
+    with pytest.raises(RecipeError, match=r"has no table \[training\]"):
+        parse_recipe({"data": {"train": "x"}}, "here")
+
+
+def test_a_file_that_is_no_toml_is_refused(tmp_path):
+    (tmp_path / "bad.toml").write_text("[data\n")
+
+    with pytest.raises(RecipeError, match=r"bad\.toml is not TOML"):
+        read_recipe(tmp_path / "bad.toml")
+
+
+def test_flags_change_any_recipe(tmp_path):
+    (tmp_path / "a.toml").write_text('[data]\ntrain = "x"\n[training]\nsteps = 5\n')
+    flags = {"train_file": "t", "val_file": "v", "batch_size": 3, "max_length": 64}
+    flags |= {"num_workers": 8, "prefetch_factor": 4, "max_minutes": 2.0, "output": "o"}
+    changes = changes_of(flags, ["training.compile=true", "data.documents=file"])
+    recipe, guessed = recipe_of(str(tmp_path / "a.toml"), changes)
+
+    assert not guessed
+    assert (recipe.data.train, recipe.data.val, recipe.data.length) == ("t", "v", 64)
+    assert recipe.data.documents == "file"
+    assert (recipe.training.batch_size, recipe.training.prefetch) == (3, 4)
+    assert recipe.training.compile
+    assert recipe.training.max_minutes == 2.0
+    assert recipe.output == Path("o")
+
+
+def test_no_workers_make_nothing_ahead():
+    assert changes_of({"num_workers": 0}, []) == {"training.prefetch": 0}
+    assert changes_of({"num_workers": 8}, []) == {}
+    with pytest.raises(RecipeError, match="--set steps is not NAME=VALUE"):
+        changes_of({}, ["steps"])
+
+
+def test_text_is_built_once_and_split(tmp_path):
+    (tmp_path / "in.txt").write_text("".join(f"Line {number}.\n\n" for number in range(400)))
+    recipe, guessed = recipe_of(str(tmp_path / "in.txt"), {"output": str(tmp_path / "run")}, "cpu")
+    told = []
+    job = job_of(recipe, told.append)
+
+    assert "documents: paragraphs, since there are blank lines between them" in guessed
+    assert "validation: the last 10.0% of it" in guessed
+    assert [each.partition(" of ")[0] for each in told] == [
+        f"building {tmp_path / 'run' / 'stores' / 'train'}"
+    ]
+    sides = [ps.TokenStore(tmp_path / "run/stores/train" / side) for side in ("train", "val")]
+    assert len(sides[0]) + len(sides[1]) == 400
+    assert len(sides[1]) == 39  # a tenth of the bytes, in whole documents
+    assert job.shape.vocab_size == 50_257
+    told.clear()
+    assert job_of(recipe, told.append).plan.digest == job.plan.digest
+    assert not told
+
+
+def test_a_validation_file_takes_the_place_of_the_split(tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("".join(f"{name} {number}.\n" for number in range(200)))
+    changes = {"data.train": str(tmp_path / "a.txt"), "data.val": str(tmp_path / "b.txt")}
+    changes |= {"output": str(tmp_path / "run"), "data.length": 32}
+    recipe, guessed = recipe_of(None, changes, "cpu")
+    job = job_of(recipe, lambda _: None)
+
+    assert not [line for line in guessed if line.startswith("validation")]
+    assert len(ps.TokenStore(tmp_path / "run/stores/train")) == 200
+    assert job.val.stream.members[0].path == tmp_path / "run/stores/val"
+
+
+def test_mixtures_and_stores_are_opened(store, tmp_path):
+    sources = {"a": {"train": str(store.path), "weight": 3}}
+    sources["b"] = {"train": str(store.path), "weight": 1, "rows": "packs"}
+    tables = {**LEAST, "data": {"sources": sources, "val": str(store.path), "length": 32}}
+    job = job_of(parse_recipe(tables, "here"), lambda _: None)
+
+    assert job.plan.counts(400) == {"a": 300, "b": 100}
+    assert job.shape.vocab_size == 257
+    sources["b"].pop("weight")
+    with pytest.raises(PlanError, match="every source a weight, or none"):
+        parse_recipe(tables, "here")
+
+
+def test_a_source_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(SourceError, match="does not exist, seen from"):
+        recipe_of(str(tmp_path / "nothing.txt"), {})
+    with pytest.raises(RecipeError, match="Give a recipe"):
+        recipe_of(None, {})

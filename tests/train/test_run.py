@@ -1,0 +1,279 @@
+"""The loop: what it learns, leaves behind, refuses, and how it goes on."""
+
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+import penstock as ps
+from penstock.errors import PlanError, ResumeError, TrainError
+from penstock.train.job import Report, Training
+from penstock.train.metrics import read_metrics
+from penstock.train.optimize import Optimization
+from penstock.train.run import train
+
+
+def lines(job, kind="step"):
+    return [each for each in read_metrics(job.output / "metrics.jsonl") if each["kind"] == kind]
+
+
+def losses(job):
+    return {each["step"]: each["loss"] for each in lines(job)}
+
+
+def run(job, **options):
+    return train(job, device="cpu", **options)
+
+
+def test_it_learns_and_leaves_its_traces(job):
+    made = job(steps=40, val_every=10, save_every=10, target_val_loss=4.0)
+    told = []
+    outcome = run(made, tell=told.append)
+
+    vals = [each["val_loss"] for each in lines(made, "val")]
+    assert [each["step"] for each in lines(made, "val")] == [0, 10, 20, 30, 40]
+    assert vals == sorted(vals, reverse=True)
+    assert outcome.finished
+    assert outcome.now.step == 40
+    assert outcome.now.val_loss == vals[-1] < 3.0
+    assert outcome.now.tokens == 40 * 4 * 32
+    assert sorted(losses(made)) == list(range(1, 41))
+    assert [path.name for path in sorted((made.output / "checkpoints").iterdir())] == [
+        "step-00000030.pt",
+        "step-00000040.pt",
+    ]
+    assert "<svg" in (made.output / "curve.svg").read_text()
+    (target,) = lines(made, "target")
+    assert target["step"] == outcome.now.target_step
+    assert target["val_loss"] <= 4.0
+    assert any(str(each).startswith("target reached: validation loss") for each in told)
+    assert sum(isinstance(each, Report) for each in told) == 40
+
+
+def test_the_fingerprints_are_those_of_the_plan(job):
+    made = job()
+    run(made)
+    loader = ps.Loader(made.plan, 4)
+    right = [loader.fingerprint for _, _ in zip(range(12), loader, strict=False)]
+
+    assert [each["fingerprint"] for each in lines(made)] == right
+
+
+def test_parts_of_a_step_are_added_up_to_the_same_step(job):
+    """To 1e-5: the same sums, in another order. Dropout would be drawn otherwise."""
+    shape = replace(job().shape, dropout=0.0)
+    whole = run(job(batch_size=8, shape=shape))
+    parts = run(
+        replace(job(batch_size=2, global_batch_size=8, shape=shape), output=whole.output / "parts")
+    )
+
+    pairs = zip(whole.model.parameters(), parts.model.parameters(), strict=True)
+    assert all(torch.allclose(one, two, atol=1e-5) for one, two in pairs)
+
+
+def test_packed_rows_train_with_their_masks(job, store):
+    rows = ps.Packs(store, 32)
+    outcome = run(job(plan=ps.Plan(rows, seed=2), val=rows, steps=30))
+
+    assert outcome.now.val_loss < 4.5
+    # Targets across documents count for nothing, so there are fewer than places.
+    assert outcome.now.tokens < 30 * 4 * 32
+
+
+def test_validation_reads_the_same_rows_whatever_the_batch_size(job, store, tmp_path):
+    """To 1e-6: evenly spaced rows, filled up where the last batch is not full."""
+    found = []
+    for number, rows in enumerate((1, 3, 8)):
+        made = replace(job(batch_size=rows, steps=1, val_rows=50), output=tmp_path / f"{number}")
+        run(made)
+        found.append(lines(made, "val")[0]["val_loss"])
+
+    assert max(found) - min(found) < 1e-6
+    whole = replace(job(steps=1, val_rows=10**6), output=tmp_path / "whole")
+    run(whole)
+    assert abs(lines(whole, "val")[0]["val_loss"] - found[0]) > 1e-5
+
+
+def test_an_interrupted_run_goes_on_bitwise(job, tmp_path):
+    """In one process here; tests/train/test_kill.py kills real ones."""
+    straight = replace(job(steps=20), output=tmp_path / "straight")
+    run(straight)
+    broken = job(steps=20, save_every=4)
+    with pytest.raises(KeyboardInterrupt):
+        run(broken, tell=stopper(after=10))
+    assert max(losses(broken)) == 10
+    told = []
+    run(broken, tell=told.append)
+
+    assert told[0] == "going on after step 8"
+    assert losses(broken) == losses(straight)
+    assert lines(broken, "val")[-1]["val_loss"] == lines(straight, "val")[-1]["val_loss"]
+
+
+def stopper(after):
+    """Something that raises as a kill would, out of the middle of a run."""
+
+    def tell(told):
+        if isinstance(told, Report) and told.now.step == after:
+            raise KeyboardInterrupt
+
+    return tell
+
+
+def test_a_finished_run_is_recognised(job):
+    first = run(job())
+    told = []
+    again = run(job(), tell=told.append)
+
+    assert again.now == first.now
+    assert told[-1].endswith("run was finished before, after step 12")
+
+
+def test_more_steps_go_on_from_the_end(job):
+    run(job())
+    outcome = run(job(steps=15))
+
+    assert outcome.now.step == 15
+    assert sorted(losses(job())) == list(range(1, 16))
+
+
+def test_another_model_or_other_data_are_refused(job, tiny, store):
+    run(job())
+
+    with pytest.raises(TrainError, match=r"holds a run of another model: layers 2 -> 3\."):
+        run(job(steps=20, shape=replace(tiny, layers=3)))
+    with pytest.raises(ResumeError, match="seed 1 -> 9"):
+        run(job(steps=20, plan=ps.Plan(ps.Windows(store, 32), seed=9)))
+
+
+def test_a_damaged_checkpoint_is_named(job):
+    run(job())
+    newest = sorted((job().output / "checkpoints").iterdir())[-1]
+    newest.write_bytes(newest.read_bytes()[:1000])
+
+    with pytest.raises(TrainError, match=r"step-00000012\.pt cannot be read as a checkpoint"):
+        run(job(steps=20))
+    newest.unlink()
+    assert run(job(steps=20)).now.step == 20
+
+
+WILD = Optimization(learning_rate=1e30, warmup_steps=0, clip=0.0)
+
+
+def test_a_loss_that_is_no_number_names_the_step_and_its_documents(job):
+    with pytest.raises(TrainError) as caught:
+        run(job(optimization=WILD, val=None))
+
+    message = str(caught.value)
+    step = int(message.split()[1])
+    first = (step - 1) * 4
+    assert f"It read positions {first} to {first + 3}: document " in message
+    assert ", offset " in message
+    assert "Nothing was saved yet." in message
+    assert not list(job().output.glob("checkpoints/*"))
+
+
+def test_the_documents_are_those_that_the_step_read(job, store):
+    made = job(optimization=WILD, val=None)
+    with pytest.raises(TrainError) as caught:
+        run(made)
+    message = str(caught.value)
+    position = int(message.split("positions ")[1].split()[0].replace(",", ""))
+    (sample,) = made.plan.samples(position, position + 1)
+    named = int(message.split(": document ")[1].split()[0].replace(",", ""))
+
+    ends = torch.tensor([len(each) for each in store]).cumsum(0)
+    assert named == int((ends <= sample.sample * 32).sum())
+
+
+def test_such_steps_can_be_skipped(job):
+    told = []
+    made = job(optimization=WILD, on_nonfinite="skip", val=None)
+    outcome = run(made, tell=told.append)
+    skipped = [each for each in told if isinstance(each, str) and each.startswith("skipped: Step")]
+
+    assert outcome.finished
+    assert skipped
+    assert all(weight.isfinite().all() for weight in outcome.model.parameters())
+    assert None in losses(made).values()
+
+
+def test_sigterm_saves_and_ends_the_run_cleanly(job):
+    before = signal.getsignal(signal.SIGTERM)
+    made = job(steps=100_000, val_every=100_000, save_every=100_000)
+
+    def after_a_few_steps():
+        path = made.output / "metrics.jsonl"
+        while not path.exists() or path.read_text().count("step") < 10:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=after_a_few_steps)
+    thread.start()
+    outcome = run(made)
+    thread.join()
+
+    assert not outcome.finished
+    assert signal.getsignal(signal.SIGTERM) is before
+    (saved,) = (made.output / "checkpoints").iterdir()
+    assert saved.name == f"step-{outcome.now.step:08d}.pt"
+    again = run(replace(made, training=replace(made.training, steps=outcome.now.step + 2)))
+    assert sorted(losses(made)) == list(range(1, again.now.step + 1))
+
+
+def test_minutes_become_a_number_of_steps_that_is_kept(job):
+    made = job(steps=None, max_minutes=0.06, val=None, val_every=10_000, save_every=10_000)
+    told = []
+    outcome = run(made, tell=told.append)
+
+    (planned,) = [each for each in told if "minutes will do about" in str(each)]
+    steps = int(planned.split("about ")[1].split()[0].replace(",", ""))
+    assert outcome.now.steps == steps
+    assert outcome.now.seconds < 10
+    assert lines(made)[-1]["rate"] < 0.5  # the schedule came down in time
+    assert run(made, tell=told.append).now == outcome.now
+    assert "was finished before" in told[-1]
+
+
+def test_a_run_without_an_end_is_refused():
+    with pytest.raises(PlanError, match="A run needs an end: give steps or max_minutes"):
+        Training()
+    with pytest.raises(PlanError, match="val_every=0 is too little"):
+        Training(steps=1, val_every=0)
+
+
+def test_parts_that_do_not_fill_a_step_are_refused(job):
+    with pytest.raises(PlanError, match="Use a multiple of 4"):
+        run(job(batch_size=4, global_batch_size=10))
+
+
+def test_the_batch_size_is_found_where_it_is_not_given(job):
+    told = []
+    run(job(batch_size="auto", global_batch_size=12, steps=1), tell=told.append)
+
+    assert "batch_size: 6 rows of 32 tokens at once" in told
+
+
+def test_fp8_without_torchao_says_what_is_missing(job):
+    pytest.importorskip("torch")
+    try:
+        import torchao  # noqa: F401
+    except ImportError:
+        with pytest.raises(TrainError, match='precision="fp8" needs torchao'):
+            run(job(precision="fp8"))
+
+
+def test_bfloat16_trains_too(job):
+    assert run(job(precision="bfloat16", steps=30)).now.val_loss < 4.5
+
+
+def test_the_random_state_of_the_process_is_left_alone_where_no_dropout_is_drawn(job, tiny):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    run(job(shape=replace(tiny, dropout=0.0)))
+
+    assert torch.equal(torch.get_rng_state(), before)

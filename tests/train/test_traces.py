@@ -1,0 +1,144 @@
+"""What a run leaves for people: the picture, the lines, the file of metrics, a few words."""
+
+import io
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+import torch
+
+from penstock.errors import MissingExtraError
+from penstock.train.curve import draw_curve
+from penstock.train.display import Display, report_line
+from penstock.train.job import Progress, Report
+from penstock.train.metrics import Metrics, peak_flops, read_metrics
+from penstock.train.model import GPT
+from penstock.train.sample import write_on
+
+
+def metrics(num_steps=2_000):
+    for step in range(1, num_steps + 1):
+        yield {"kind": "step", "step": step, "loss": 10.0 - step / num_steps}
+        if step % 500 == 0:
+            yield {"kind": "val", "step": step, "val_loss": 9.5 - step / num_steps}
+
+
+def points(picture, name):
+    tree = ElementTree.fromstring(picture)
+    (line,) = [each for each in tree.iter() if each.get("id") == name]
+    return [tuple(map(float, each.split(","))) for each in line.get("points").split()]
+
+
+def test_the_picture_shows_both_losses_going_down():
+    picture = draw_curve(metrics(), title="a <b> & c", target=8.7)
+
+    train, val = points(picture, "train"), points(picture, "val")
+    assert len(train) <= 600
+    assert len(val) == 4
+    for line in (train, val):
+        assert [x for x, _ in line] == sorted(x for x, _ in line)
+        assert [y for _, y in line] == sorted(y for _, y in line)  # down is more in pictures
+        assert all(56 <= x <= 704 and 40 <= y <= 356 for x, y in line)
+    assert "a &lt;b&gt; &amp; c" in picture
+    assert "target 8.7" in picture
+    assert "lowest 8.5000" in picture
+
+
+def test_a_run_of_nothing_and_losses_that_are_no_numbers_are_drawn_too():
+    assert points(draw_curve([]), "train") == []
+    wild = [{"kind": "step", "step": 1, "loss": float("nan")}]
+    assert points(draw_curve(wild), "train") == []
+
+
+def report(**changes):
+    now = Progress(step=1_200, steps=4_800, loss=5.31214, val_loss=5.441)
+    told = {"tokens_per_second": 6210.4, "mfu": 0.412, "waiting": 0.001, "remaining": 588.0}
+    return Report(now=now, memory=1_200_000_000, **{**told, **changes})
+
+
+def test_a_report_is_one_line():
+    assert report_line(report()) == (
+        "step 1,200/4,800  loss 5.3121  val 5.4410  6,210 tok/s  MFU 41.2%  wait 0.1%  1.2 GB  "
+        "ETA 9:48"
+    )
+    assert "MFU" not in report_line(report(mfu=None))
+
+
+def test_without_a_terminal_lines_come_now_and_then():
+    stream = io.StringIO()
+    display = Display(stream)
+    for _ in range(50):
+        display(report())
+    display("a remark")
+    display.close()
+
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2
+    assert lines[1] == "a remark"
+
+
+def test_what_a_model_writes_cannot_command_the_terminal():
+    stream = io.StringIO()
+    Display(stream)("red \x1b[31m\u202e\nnext")
+
+    assert stream.getvalue() == "red \\x1b[31m\\u202e\nnext\n"
+
+
+def test_in_a_terminal_the_last_line_is_drawn_anew():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    display = Display(stream)
+    display(report())
+    display("a [bold] remark")
+    display.close()
+
+    assert "a [bold] remark" in stream.getvalue()
+    assert "loss 5.3121" in stream.getvalue()
+
+
+def test_metrics_after_the_checkpoint_are_cut_off(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    first = Metrics(path, step=0)
+    for step in range(1, 6):
+        first.add("step", step, loss=step / 3)
+    first.close()
+    with path.open("a") as stream:
+        stream.write('{"kind": "step", "st')  # a kill in the middle of a line
+    second = Metrics(path, step=3)
+    second.add("step", 4, loss=1.5)
+    second.close()
+
+    assert [(each["step"], each["loss"]) for each in read_metrics(path)] == [
+        (1, 1 / 3),
+        (2, 2 / 3),
+        (3, 1.0),
+        (4, 1.5),
+    ]
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_tensorboard_is_optional(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+
+    with pytest.raises(MissingExtraError, match=r'pip install "penstock\[tensorboard\]"'):
+        Metrics(tmp_path / "metrics.jsonl", step=0, tensorboard=True)
+
+
+def test_a_cpu_claims_no_peak():
+    assert peak_flops(torch.device("cpu")) is None
+
+
+def test_a_model_writes_the_same_words_for_the_same_seed(tiny):
+    torch.manual_seed(0)
+    model = GPT(tiny)
+    one, two, three = (write_on(model, [7], num_tokens=50, seed=seed) for seed in (1, 1, 2))
+
+    assert one == two != three
+    assert len(one) == 51
+    assert one[0] == 7
+    assert max(one) < 257
+    assert model.training
