@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.decode import show_document
-from penstock.cli.demo_batches import mixture, show_batch, show_resume, show_speed
+from penstock.cli.demo_batches import (
+    mixture,
+    show_batch,
+    show_resume,
+    show_speed,
+    show_training,
+)
 from penstock.cli.info import show_summary
 from penstock.cli.outcome import Outcome, measured_build
 from penstock.cli.terminal import console, shell_word, write
@@ -31,6 +37,7 @@ class Demo:
     """What the steps of the demo hand on to each other."""
 
     directory: Path
+    train_seconds: float
     files: list[Path] = field(default_factory=list)
     pages: list[str] = field(default_factory=list)
     tokenizer: "Tokenizer | None" = None
@@ -42,14 +49,17 @@ def demo_command(
     directory: Annotated[
         Path, typer.Option("--directory", "-d", metavar="DIRECTORY", help="Where to write it.")
     ] = Path("demo"),
+    train_seconds: Annotated[
+        float, typer.Option(min=0, help="How long to train at the end; 0 leaves it out.")
+    ] = 60.0,
 ) -> None:
     """See it work, on Python's own standard library.
 
     Builds two stores, of its sources ("code") and of its documentation ("prose"), looks at
-    them, and reads batches of both. Needs no network and a few seconds.
+    them, reads batches of both, and trains a small model for a minute. Needs no network.
     """
-    demo = Demo(directory)
-    for number, (title, step) in enumerate(STEPS, 1):
+    demo = Demo(directory, train_seconds)
+    for number, (title, step) in enumerate(STEPS if train_seconds else STEPS[:-1], 1):
         console().print(f"\n{number}. {title}", style="bold cyan")
         step(demo)
     _advise(demo)
@@ -154,6 +164,11 @@ def resume(demo: Demo) -> None:
     show_resume(demo.plan)
 
 
+def train_shortly(demo: Demo) -> None:
+    """A small model, on the prose."""
+    show_training(demo.stores["prose"], demo.directory / "run", demo.train_seconds)
+
+
 STEPS: list[tuple[str, Callable[[Demo], None]]] = [
     ("Text that is on every machine: Python's standard library", collect),
     ("Raw text to sealed stores: penstock build", build_both),
@@ -165,6 +180,7 @@ STEPS: list[tuple[str, Callable[[Demo], None]]] = [
     ("The first batch: penstock.Loader", show_first_batch),
     ("How fast", measure),
     ("Stopped, and gone on with two ranks", resume),
+    ("A small GPT-2 for a minute: penstock train", train_shortly),
 ]
 
 

@@ -3,6 +3,7 @@
 import json
 import time
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.terminal import write
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.store.reader import TokenStore
     from penstock.tokenize.tokenizer import Tokenizer
 
-__all__ = ["mixture", "show_batch", "show_resume", "show_speed"]
+__all__ = ["mixture", "show_batch", "show_resume", "show_speed", "show_training"]
 
 _LENGTH = 64
 _BATCH = 16
@@ -80,6 +81,21 @@ def show_resume(plan: "Plan") -> None:
         _refuse_difference(batch, halves)
         num_steps += 1
     write(f"two ranks went on from it: {num_steps} steps, every row as one process reads it")
+
+
+def show_training(store: "TokenStore", output: Path, seconds: float) -> None:
+    """A small GPT-2 on one of the stores, for so long."""
+    from penstock.train.demo import demo_run
+    from penstock.train.display import Display
+
+    display = Display()
+    try:
+        outcome = demo_run(store, output, seconds=seconds, tell=display)
+    finally:
+        display.close()
+    now = outcome.now
+    write(f"{now.step:,} steps, {now.tokens:,} tokens, loss {now.loss:.2f} (it begins at 10.8)")
+    write(f"the curve: {output / 'curve.svg'}")
 
 
 def _loader(plan: "Plan", **options: Any) -> "Loader":
