@@ -209,7 +209,7 @@ def read_weights(weights: Weights, names: Sequence[str]) -> tuple[Weight, ...]:
             raise PlanError(
                 f"sampling_weights has {' and '.join(told)}. The datasets are {quoted(names)}."
             )
-        listed = [weights[name] for name in names]
+        listed: Any = [weights[name] for name in names]
     else:
         listed = weights.tolist() if hasattr(weights, "tolist") else weights
         if isinstance(listed, str) or not isinstance(listed, Sequence):

@@ -118,7 +118,7 @@ def _store_of(plan: Any) -> TokenStore | None:
         return None
     rows: list[Any] = list(plan.sources.values())
     stream = getattr(rows[0], "stream", None)
-    if len(rows) > 1 or stream is None or not hasattr(rows[0], "part_rows"):
+    if len(rows) > 1 or stream is None:
         return None
     members = stream.members
     return members[0] if len(members) == 1 and isinstance(members[0], TokenStore) else None

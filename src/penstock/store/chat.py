@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BufferedReader, RawIOBase
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, BinaryIO, Literal, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,7 +145,7 @@ def _is_lines(file: InputFile) -> bool:
     return more
 
 
-def _first_line(stream: BufferedReader) -> tuple[bytes, bool]:
+def _first_line(stream: BinaryIO) -> tuple[bytes, bool]:
     """The first line that holds something, and whether anything comes after it."""
     line = b""
     while not line and (found := stream.readline(_MAX_WHOLE)):
