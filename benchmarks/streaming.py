@@ -5,7 +5,8 @@
 All read one file, a document per line, in rows of 1,024 tokens and batches of 32 int64 tensors.
 
     penstock, streaming        ps.stream: tokenized while it is read, the whole file
-    penstock, not kept         the same with keep=False: parts are dropped behind the reader
+    penstock, whole documents  the same with documents="<|endoftext|>": 5 kB each, and not 40 bytes
+    penstock, not kept         by lines, with keep=False: parts are dropped behind the reader
     penstock, preprocessed     a finished store, shuffled, from the page cache
     datasets, streaming        load_dataset("text", streaming=True), tokenized by batches of
                                1,000, joined and cut (`group_texts`), through a DataLoader
@@ -45,7 +46,6 @@ from penstock.rows.windows import Windows
 from penstock.tokenize.definition import find_definition
 
 LENGTH, BATCH = 1024, 32
-PEER_SECONDS = 8
 WORKERS = (0, 1, 2, 8)
 
 
@@ -108,7 +108,7 @@ def fast_tokenizer():
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|endoftext|>")
 
 
-def hub_streamed(path):
+def hub_streamed(path, seconds):
     """The usual recipe with datasets."""
     import datasets
     from torch.utils.data import DataLoader
@@ -140,7 +140,7 @@ def hub_streamed(path):
         rows = tokens.map(group_texts, batched=True, batch_size=1_000, remove_columns=["ids"])
         return DataLoader(rows, batch_size=BATCH, collate_fn=stacked)
 
-    return timed(batches, PEER_SECONDS)
+    return timed(batches, seconds)
 
 
 class Lines(torch.utils.data.IterableDataset):
@@ -165,10 +165,10 @@ class Lines(torch.utils.data.IterableDataset):
                     held = held[LENGTH:]
 
 
-def line_reader(path):
+def line_reader(path, seconds):
     from torch.utils.data import DataLoader
 
-    return timed(lambda: DataLoader(Lines(path), batch_size=BATCH, num_workers=2), PEER_SECONDS)
+    return timed(lambda: DataLoader(Lines(path), batch_size=BATCH, num_workers=2), seconds)
 
 
 def same_rows(path, folder, workers):
@@ -214,6 +214,8 @@ def main():
     parser.add_argument("--compared-bytes", type=int, default=200_000_000)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=corpus.DATA)
+    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--peer-seconds", type=float, default=8)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir=options.folder))
@@ -232,6 +234,7 @@ def run(options, folder):
     built = forked(lambda: str(ps.build(path, folder / "built").path))
     cases = {
         "penstock, streaming": lambda: streamed(path, folder),
+        "penstock, whole documents": lambda: streamed(path, folder, documents=corpus.SEPARATOR),
         "penstock, not kept": lambda: streamed(path, folder, keep=False),
         "penstock, preprocessed": lambda: preprocessed(built),
     }
@@ -239,10 +242,11 @@ def run(options, folder):
         import datasets  # noqa: F401  (not on the clock)
         import transformers  # noqa: F401
 
-        cases["datasets, streaming"] = lambda: hub_streamed(path)
-        cases["line reader, 2 workers"] = lambda: line_reader(path)
+        cases["datasets, streaming"] = lambda: hub_streamed(path, options.peer_seconds)
+        cases["line reader, 2 workers"] = lambda: line_reader(path, options.peer_seconds)
     else:
         print("not measured: datasets and transformers are not installed")
+    cases = {name: case for name, case in cases.items() if not options.only or name in options.only}
     figures = {name: [] for name in cases}
     for _ in range(options.repetitions):
         for name, case in cases.items():
@@ -250,12 +254,14 @@ def run(options, folder):
     for name, told in figures.items():
         show(name, told)
     for peer in ("datasets, streaming", "line reader, 2 workers"):
-        if peer in figures:
+        if {peer, "penstock, streaming"} <= set(figures):
             speeds = [
                 statistics.median(each["speed"] for each in figures[name])
                 for name in ("penstock, streaming", peer)
             ]
             print(f"penstock, streaming ÷ {peer}: {speeds[0] / speeds[1]:,.0f}")
+    if options.only:
+        return figures
     compared = prefix(path, options.compared_bytes, folder)
     rows = {n: forked(lambda n=n: same_rows(compared, folder, n)) for n in WORKERS}
     alike = len({json.dumps(each) for each in rows.values()}) == 1 and rows[0][2]

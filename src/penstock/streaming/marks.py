@@ -1,6 +1,6 @@
 """Who reads which slices, so that what nobody reads can be dropped.
 
-    .readers/4711-0.json      [7, 8, 9, 10]      the slices that one reader wants, nearest first
+    .readers/4711-000000.json    [7, 8, 9, 10]    the slices one reader wants, nearest first
 
 A mark is a file that its reader keeps locked. The lock ends with the process, however that
 ends, so a mark that can be locked by another belongs to nobody and is removed.
@@ -31,7 +31,7 @@ class Mark:
     def __init__(self, directory: Path) -> None:
         self._folder = directory / _FOLDER
         self._folder.mkdir(exist_ok=True)
-        self.path = self._folder / f"{os.getpid()}-{next(_serial)}.json"
+        self.path = self._folder / f"{os.getpid()}-{next(_serial):06d}.json"
         self._process = os.getpid()
         self._wanted: list[int] | None = None
         # Under another name until it is locked and says something: it would pass for nobody's.
