@@ -117,13 +117,14 @@ def test_an_input_that_changes_under_the_stream_is_an_error(stream, held, tmp_pa
         list(iterator)
 
 
+@pytest.mark.parametrize("keep", [True, False], ids=["kept", "dropped"])
 def test_a_full_disk_is_told_in_the_loop_and_the_run_goes_on_when_there_is_room(
-    stream, held, tmp_path, conftest, same
+    stream, held, tmp_path, conftest, same, keep
 ):
     """RLIMIT_FSIZE fails a write as a full disk does."""
     path = tmp_path / "in.txt"
     path.write_text(conftest.lines(held_at=[600]))
-    first = stream(path, tokenizer=held)
+    first = stream(path, tokenizer=held, keep=keep, timeout=10)
     loader = Loader(Windows(first, 32), 8, epochs=1)
     iterator = iter(loader)
     found = [next(iterator) for _ in range(4)]

@@ -77,6 +77,8 @@ class Job:
     waits until the first of them is sealed."""
     sealing: Callable[[SealedSlice], AbstractContextManager[None]] = lambda _: nullcontext()
     """Entered with each slice before anybody hears of it, and left when its record is written."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set when the run ends, also by an error: for slices that are waited for."""
 
     def side_directory(self, side: str) -> Path:
         """Where the parts of one side of the split go."""
@@ -89,9 +91,9 @@ class _Shared:
 
     slices: Iterator[Slice]
     tokenizing: threading.Semaphore
+    stop: threading.Event
     lock: threading.Lock = field(default_factory=threading.Lock)
     reading_lock: threading.Lock = field(default_factory=threading.Lock)
-    stop: threading.Event = field(default_factory=threading.Event)
     wake: threading.Event = field(default_factory=threading.Event)
     begun: threading.Event = field(default_factory=threading.Event)
     """Set when all workers may take slices."""
@@ -135,6 +137,7 @@ def run(
     shared = _Shared(
         slices,
         tokenizing=threading.Semaphore(num_threads),
+        stop=job.stop,
         sealed={record.number: record for record in sealed},
     )
     shared.num_tokens = sum(p.num_tokens for r in sealed for p in r.parts.values())

@@ -48,7 +48,7 @@ def serve(
     journal = Journal(job.directory)
     begun = journal.begin(prepared.stamped)
     remove_temporary(job.directory)
-    service = _Service(job, stop, {record.number: record for record in begun})
+    service = _Service(job, {record.number: record for record in begun})
     while not stop.is_set():
         first = service.first_missing()
         if first is None:
@@ -56,9 +56,10 @@ def serve(
             stop.wait(_NAP_SECONDS)
             continue
         known = [record for number, record in service.records.items() if number < first]
+        sweep = replace(job, sealing=service.sealing, stop=threading.Event())
         run(
-            replace(job, sealing=service.sealing),
-            service.slices(first),
+            sweep,
+            service.slices(first, sweep.stop),
             known,
             num_threads=min(prepared.threads, ahead + 1),
             progress=progress,
@@ -78,9 +79,8 @@ def _whole(directory: Path) -> Path:
 class _Service:
     """Which slices there are, which are being made, and which are wanted."""
 
-    def __init__(self, job: Job, stop: threading.Event, records: dict[int, SealedSlice]) -> None:
+    def __init__(self, job: Job, records: dict[int, SealedSlice]) -> None:
         self._job = job
-        self._stop = stop
         self.records = records
         self.num_slices: int | None = None
         """How many there are, once the inputs were cut to their end."""
@@ -113,13 +113,13 @@ class _Service:
         record = self.records.get(number)
         return record is None or not intact(self._job, record)
 
-    def slices(self, first: int) -> Iterator[Slice]:
+    def slices(self, first: int, stop: threading.Event) -> Iterator[Slice]:
         """The slices to make, each when it is wanted; ends where one before it is wanted."""
         index = -1
         for piece in cut(self._job.files, self._job.reading):
             index = piece.index
             while index >= first and self._is_missing(index):
-                if self._stop.is_set():
+                if stop.is_set():
                     return
                 self.drop()
                 wanted = self._wanted()
@@ -133,7 +133,7 @@ class _Service:
                     break
                 if any(number > index for number in wanted):
                     break  # made before, and not wanted now
-                self._stop.wait(_NAP_SECONDS)
+                stop.wait(_NAP_SECONDS)
         self.num_slices = index + 1
 
     @contextmanager
