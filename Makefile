@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 .PHONY: demo test check bench torture clean
 
@@ -20,7 +21,7 @@ demo: $(VENV)/.user
 	$(BIN)/penstock demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # Kills, fuzzing, all topologies: figures go to docs/reliability.md.
 torture: $(VENV)/.dev
@@ -30,7 +31,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # The peers live in an environment of their own, so that they cannot change ours.
 BENCH_PIP := .venv-bench/bin/python -m pip --disable-pip-version-check

@@ -4,6 +4,7 @@ Hypothesis runs from a fixed seed that is printed in the header, so that a failu
 be repeated with `--hypothesis-seed`; HYPOTHESIS_PROFILE=torture asks for more examples.
 """
 
+import functools
 import hashlib
 import os
 import subprocess
@@ -24,7 +25,6 @@ from penstock.sources.slices import cut
 ROOT = Path(__file__).parent.parent
 DATA = ROOT.parent / "shared" / "data"
 SEED = 20261115
-FIGURES = pytest.StashKey[list[str]]()
 
 settings.register_profile(
     "default", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -43,15 +43,18 @@ def pytest_report_header(config):
     return f"hypothesis seed: {config.getoption('--hypothesis-seed')}"
 
 
-@pytest.fixture(scope="session")
-def figure(request):
+@pytest.fixture
+def figure(record_property):
     """Tell a figure that was measured; all of them are printed at the end of the run."""
-    return request.config.stash.setdefault(FIGURES, []).append
+    return functools.partial(record_property, "figure")
 
 
-def pytest_terminal_summary(terminalreporter, config):
-    for told in config.stash.get(FIGURES, []):
-        terminalreporter.write_line(f"figure: {told}")
+def pytest_terminal_summary(terminalreporter):
+    # By way of the reports, which come here from whichever process ran the test.
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        for name, told in report.user_properties if report.when == "call" else ():
+            if name == "figure":
+                terminalreporter.write_line(f"figure: {told}")
 
 
 @pytest.fixture(scope="session")

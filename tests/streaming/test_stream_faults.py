@@ -15,6 +15,7 @@ import penstock
 from penstock.errors import DiskFullError, SourceError, StoreBusyError, StoreError
 from penstock.loader.loader import Loader
 from penstock.rows.windows import Windows
+from penstock.streaming.waiting import Patience
 
 DEADLINE = 60
 
@@ -157,6 +158,16 @@ def test_a_reader_gives_up_after_its_deadline_and_says_on_what(stream, held, tmp
 
     with pytest.raises(StoreBusyError, match=rf"part \d+ was waited for.* is {os.getpid()}\."):
         list(loader)
+
+
+def test_a_process_that_was_stopped_has_not_waited(monkeypatch):
+    clock = iter([0.0, 0.5, 1.0, 1_000.0, 1_000.1, 1_000.2])
+    monkeypatch.setattr("penstock.streaming.waiting.time.monotonic", lambda: next(clock))
+    patience = Patience()
+
+    assert [patience.spend(7) for _ in range(3)] == [0.0, 0.5, 1.5]
+    assert patience.spend(7) == pytest.approx(1.6)
+    assert patience.spend(8) == 0
 
 
 def test_another_process_goes_on_when_the_builder_is_killed(slow_text, tmp_path, same):

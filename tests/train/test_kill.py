@@ -40,6 +40,8 @@ job = Job(
     output=Path(output),
 )
 train(job, device="cpu")
+if int(size) > 1:
+    torch.distributed.destroy_process_group()
 """
 
 
@@ -71,9 +73,14 @@ def here(store, output, steps, **how):
 
 
 def finish(*processes):
-    for process in processes:
-        errors = process.communicate(timeout=120)[1]
-        assert process.returncode == 0, errors
+    try:
+        for process in processes:
+            errors = process.communicate(timeout=120)[1]
+            assert process.returncode == 0, errors
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 def written(output):

@@ -7,7 +7,6 @@ growing store only ever knows a prefix of what the finished one will hold.
 """
 
 import os
-import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -37,7 +36,7 @@ from penstock.store.run import Progress
 from penstock.streaming.builder import Builder
 from penstock.streaming.dropping import WHOLE
 from penstock.streaming.marks import Wishes
-from penstock.streaming.waiting import nap
+from penstock.streaming.waiting import Patience, nap
 
 __all__ = ["GrowingStore"]
 
@@ -79,7 +78,6 @@ class GrowingStore(TokenStore):
         self._is_ours = False
         self._num_slices = 0
         self._sealed = False
-        self._grown_at = time.monotonic()
         self._growth = Lock()
         self._wishes = None if ahead is None else Wishes(path, ahead)
         self._finalizer = weakref.finalize(self, _leave, builder, self._wishes)
@@ -193,7 +191,6 @@ class GrowingStore(TokenStore):
             ):
                 parts += [part for part in record.parts.values() if part.num_documents]
                 self._num_slices += 1
-                self._grown_at = time.monotonic()
             if parts:
                 before = self.manifest
                 self._take(Manifest("", before.contents, (*before.parts, *parts)))
@@ -252,23 +249,23 @@ class GrowingStore(TokenStore):
             StoreBusyError: nothing was sealed for `timeout` seconds.
             BaseException: whatever ended the build.
         """
-        begun = time.monotonic()
+        patience = Patience()
         while len(self.manifest.parts) < number:
             if self.poll():
                 return len(self.manifest.parts) >= number
             if len(self.manifest.parts) < number:
                 self._want(self._num_slices)
-                self._await(f"part {number - 1}", begun)
+                self._await(f"part {number - 1}", patience)
         return True
 
     def await_news(self, num_parts: int, num_tokens: int) -> None:
         """Wait until there are more parts, or known to be more tokens, than these; or no more."""
-        begun = time.monotonic()
+        patience = Patience()
         while not self.poll() and len(self.manifest.parts) <= num_parts:
             if self.least_tokens > num_tokens:
                 return
             self._want(self._num_slices)
-            self._await(f"part {num_parts}", begun)
+            self._await(f"part {num_parts}", patience)
 
     @property
     def least_tokens(self) -> int:
@@ -276,13 +273,13 @@ class GrowingStore(TokenStore):
         more = not self._sealed and self._journal.has_many(self._num_slices)
         return self.num_tokens + (MANY_TOKENS if more else 0)
 
-    def _await(self, what: str, begun: float) -> None:
+    def _await(self, what: str, patience: Patience) -> None:
         """Wait a moment for something that is not there, but not for ever."""
         self.check()
         builder = self._builder
         if builder is not None and builder.closed:
             raise StoreError(f"{self.path}: {what} is not there, and the stream was closed.")
-        waited = time.monotonic() - max(begun, self._grown_at)
+        waited = patience.spend(self._num_slices)
         if waited > self._timeout:
             raise StoreBusyError(
                 f"{self.path}: {what} was waited for, and nothing was sealed for {waited:,.0f} s "
@@ -305,10 +302,10 @@ class GrowingStore(TokenStore):
         if (part, kind) not in self._mapped:
             record = self.manifest.parts[part]
             path = self.path / part_file(record.number, kind)
-            begun = time.monotonic()
+            patience = Patience()
             while not path.exists() and not self._is_kept_whole():
                 self._want(record.number)
-                self._await(f"part {part}, which was dropped and is made again,", begun)
+                self._await(f"part {part}, which was dropped and is made again,", patience)
         return super().part_array(part, kind)
 
     def _is_kept_whole(self) -> bool:

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any
 
-__all__ = ["GivenUp", "nap", "work_for"]
+__all__ = ["GivenUp", "Patience", "nap", "work_for"]
 
 _own = threading.local()
 
@@ -41,3 +41,25 @@ def nap(seconds: float) -> None:
         _own.at_work.acquire()
     if stopped:
         raise GivenUp
+
+
+class Patience:
+    """How long something was waited for since there was progress.
+
+    A process that is stopped for a while, by a debugger or a scheduler, has not waited: of the
+    time between two looks, no more than a second counts.
+    """
+
+    def __init__(self) -> None:
+        self._looked = time.monotonic()
+        self._progress = -1
+        self._waited = 0.0
+
+    def spend(self, progress: int) -> float:
+        """The seconds waited, counted anew whenever `progress` is another number."""
+        now = time.monotonic()
+        self._waited += min(now - self._looked, 1.0)
+        self._looked = now
+        if progress != self._progress:
+            self._progress, self._waited = progress, 0.0
+        return self._waited
