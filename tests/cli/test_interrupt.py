@@ -44,7 +44,11 @@ def interrupted(command, ready, directory):
         time.sleep(0.01)
     begun = time.monotonic()
     os.killpg(running.pid, signal.SIGINT)
-    errors = running.communicate(timeout=60)[1]
+    try:
+        errors = running.communicate(timeout=60)[1]
+    finally:
+        running.kill()
+        running.communicate()
     return running.returncode, errors, time.monotonic() - begun
 
 
