@@ -31,10 +31,11 @@ IGNORED = -100
 IDS = ("tokens", "labels", "targets", "attention_mask")
 """The fields that are narrow until the very end: ids (see `penstock.transform`), and a mask."""
 
-MOST_STEPS = 64
+MOST_STEPS = 128
 """Steps of a block, at most."""
-# A block holds at most so many bytes of narrow ids; more does not fit the cache.
-_BLOCK_BYTES = 2 << 20
+# A block holds at most so many bytes of narrow ids: few blocks cost less, and large ones leave the
+# cache before they are read.
+_BLOCK_BYTES = 4 << 20
 # So many blocks are located at once: the arithmetic is vectorised, and cheap only in bulk.
 _LOT_BLOCKS = 8
 

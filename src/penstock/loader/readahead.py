@@ -4,7 +4,7 @@ A row that is not in memory costs a wait: 0.1 ms on NVMe, 10 ms on a disk that t
 rows that lie all over a store wait one after the other. Named beforehand, hundreds of them
 are fetched at once. Naming them costs about a microsecond a row also where all are in
 memory, so by default it is done while the disk is felt: for some blocks after one in which
-this thread had to wait for a page.
+this thread had to wait for pages, and for more of them after more pages.
 """
 
 import resource
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 __all__ = ["ReadAhead"]
 
-_LASTS = 64  # blocks
+_LASTS = 64  # blocks, at most
 _WHOSE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts by process
 
 
@@ -38,8 +38,8 @@ class ReadAhead:
     def end(self) -> None:
         """Say that a block was read, on the same thread as `begin`."""
         if self._wanted is None:
-            waited = _page_waits() > self._faults
-            self._left = _LASTS if waited else max(0, self._left - 1)
+            waits = _page_waits() - self._faults
+            self._left = max(min(_LASTS, 4 * waits), self._left - 1, 0)
 
     def name(self, located: NDArray[np.int64]) -> None:
         """Ask for the rows of a block; returns at once."""
