@@ -42,11 +42,16 @@ BENCH_PIP := .venv-bench/bin/python -m pip --disable-pip-version-check
 	$(BENCH_PIP) install --quiet --no-deps -r benchmarks/requirements-bare.txt
 	touch $@
 
-# Ten minutes on a quiet machine; benchmarks/data then holds the corpus and the tokens.
+# Half an hour on a quiet machine; benchmarks/data then holds the corpus and the tokens. What
+# needs a GPU is benchmarks/gpu.py.
 bench: .venv-bench/.done
 	.venv-bench/bin/python benchmarks/build.py
 	.venv-bench/bin/python benchmarks/loader.py
 	.venv-bench/bin/python benchmarks/scale.py
+	.venv-bench/bin/python benchmarks/dataset.py
+	.venv-bench/bin/python benchmarks/packing.py
+	.venv-bench/bin/python benchmarks/multiplex.py --render
+	.venv-bench/bin/python benchmarks/streaming.py
 
 clean:
 	rm -rf $(VENV) .venv-bench demo stores dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

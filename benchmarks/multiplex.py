@@ -7,7 +7,7 @@ a loop that looks each one up, collects a batch and collates it. Both go through
 the sets in memory, with everything that happens before the first batch on the clock, without
 workers unless they are asked for. Four collate functions:
 
-    nothing         the batch is passed on; ours is read only when somebody looks at it
+    nothing         the batch is passed on: a list of examples, ours with where each is from
     one field       a list of the questions
     dict of lists   all fields, and where each example is from: ours is the default
     rendering       (--render) ChatML, GPT-2 tokens, loss mask, padding: equal tensors
