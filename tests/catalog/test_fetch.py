@@ -104,6 +104,15 @@ def test_entries_are_complete(entry):
         assert each.sha256 is None or re.fullmatch("[0-9a-f]{64}", each.sha256)
 
 
+def test_files_on_the_hub_are_those_of_one_revision():
+    """A branch may move, and then a checksum would be of another file."""
+    urls = [url for entry in ENTRIES if entry.reader for r in entry.remotes for url in r.urls]
+
+    assert len(urls) == 2 + 6 + 4
+    assert all(re.search("/[0-9a-f]{40}/", url) for url in urls)
+    assert sum(not text.sha256 for entry in ENTRIES if entry.reader for text in entry.texts) == 2
+
+
 def test_the_entry_of_openwebtext_records_its_separator_and_the_names_of_its_files():
     entry = find_entry("openwebtext")
 
@@ -116,7 +125,7 @@ def test_a_name_that_is_not_there_gets_the_nearest():
         fetch("TinyShakespear")
 
 
-def test_tinyshakespeare_from_a_copy_has_the_tokens_of_the_seed(data, tmp_path):
+def test_tinyshakespeare_from_a_copy_has_the_tokens_that_it_has(data, tmp_path):
     fetched = fetch("tinyshakespeare", tmp_path, source=data / "tinyshakespeare")
     stores = build_stores(fetched)
 

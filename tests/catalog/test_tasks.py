@@ -2,16 +2,17 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from penstock import catalog
-from penstock.catalog import ARCDataLoader, GSM8KDataLoader, MMLUDataLoader
+from penstock.catalog import ARCDataLoader, GSM8KDataLoader, MMLUDataLoader, entries
 from penstock.catalog.entries import find_entry
 from penstock.catalog.fetch import build_stores, fetch
-from penstock.errors import SourceError
+from penstock.errors import FetchError, SourceError
 from penstock.integrations.multiplex import create_multiplex_dataloader
 
 KEYS = ["question", "choices", "answer", "messages"]
@@ -225,6 +226,10 @@ BROKEN = [
     (MMLUDataLoader, "anatomy_test.csv", b"q,a,b,c,d,A\nq,a,b\n", "line 2 has 3 cells"),
     (MMLUDataLoader, "anatomy_test.csv", b'q,"a\n', "is not CSV"),
     (MMLUDataLoader, "all-test.parquet", None, "it has no 'choices'"),
+    (ARCDataLoader, "ARC-Easy-Train.jsonl", b"[1]\n", "line 1 holds a list; a row is an object"),
+    (ARCDataLoader, "ARC-Easy-Train.jsonl", b"\x1f\x8b\n", "is not UTF-8 .*decompress it"),
+    (MMLUDataLoader, "anatomy_test.csv", b"q,a,b,c,\xff,A\n", "is not UTF-8"),
+    (GSM8KDataLoader, "train.jsonl", b'{"question": "q", "answer": 7}\n', "without ####"),
 ]
 
 
@@ -240,6 +245,16 @@ def test_a_row_that_is_not_as_it_should_be_is_told_with_its_place(
     with pytest.raises(SourceError, match=told) as caught:
         loader(directory=home).load_data()
     assert name in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(home):
+    mark = "\ufeff".encode()
+    table = b"question,choice0,choice1,choice2,choice3,answer\nq,w,x,y,z,2\n"
+    (home / "anatomy_test.csv").write_bytes(mark + table)
+    (home / "train.jsonl").write_bytes(mark + b'{"question": "q", "answer": "#### 7"}\n')
+
+    assert MMLUDataLoader("anatomy", "test", home).load_data()[0]["answer"] == "C"
+    assert GSM8KDataLoader("train", home).load_data()[0]["answer"] == "7"
 
 
 @pytest.fixture
@@ -296,9 +311,20 @@ def test_gsm8k_is_fetched_from_a_copy_and_found(data, home):
         build_stores(fetched)
 
 
+def of_any_contents(entry):
+    """The same files, with no size or checksum known of any of them."""
+    free = {"num_bytes": None, "sha256": None}
+    remotes = [
+        replace(each, texts=tuple(replace(text, **free) for text in each.texts), **free)
+        for each in entry.remotes
+    ]
+    return replace(entry, remotes=tuple(remotes))
+
+
 @pytest.mark.parametrize("name", ["arc", "mmlu"])
-def test_parquet_sets_are_fetched_from_a_mirror_and_found(name, server, home):
-    entry = find_entry(name)
+def test_parquet_sets_are_fetched_from_a_mirror_and_found(name, server, home, monkeypatch):
+    entry = of_any_contents(find_entry(name))
+    monkeypatch.setattr(entries, "ENTRIES", (entry,))
     row = hub(*ROWS[0]) if name == "arc" else None
     for remote in entry.remotes:
         subject = {"question": "q", "subject": "anatomy", "choices": list("wxyz"), "answer": 1}
@@ -316,6 +342,18 @@ def test_parquet_sets_are_fetched_from_a_mirror_and_found(name, server, home):
         assert len(MMLUDataLoader("all", "auxiliary_train").load_data()) == 1
     again = fetch(name, source=f"http://{server.address}/mirror")
     assert again.received_bytes == 0
+
+
+@pytest.mark.parametrize(("name", "first"), [("arc", 0), ("mmlu", 1)])
+def test_a_parquet_file_of_other_bytes_is_refused(name, first, server, home):
+    remote = find_entry(name).remotes[first]
+    write_parquet(home / "made.parquet", [hub(*ROWS[0])])
+    for each in find_entry(name).remotes:
+        server.files[f"/mirror/{each.name}"] = (home / "made.parquet").read_bytes()
+
+    with pytest.raises(FetchError, match=remote.sha256[:8]):
+        fetch(name, source=f"http://{server.address}/mirror")
+    assert not (home / "work" / "data" / name / remote.texts[0].name).exists()
 
 
 def test_importing_the_readers_loads_nothing_heavy(python):

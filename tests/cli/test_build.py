@@ -8,6 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 import penstock as ps
 
@@ -30,20 +33,21 @@ def test_it_builds_what_the_library_builds(invoke, corpus, sums, tmp_path):
 def test_it_ends_with_a_short_summary_and_the_next_command(build):
     lines = build().stdout.splitlines()
 
-    assert re.fullmatch(r"store built in [\d.]+ m?s", lines[0])
-    assert [line.split() for line in lines[1:5]] == [
+    assert lines[0] == "tokenizer bytes, engine bytes"
+    assert re.fullmatch(r"store built in [\d.]+ m?s", lines[1])
+    assert [line.split() for line in lines[2:6]] == [
         ["documents", "4"],
         ["tokens", "75"],
         ["bytes/token", "0.95"],
         ["rejected", "none"],
     ]
-    assert lines[5:] == ["next: penstock info store"]
+    assert lines[6:] == ["next: penstock info store"]
 
 
 def test_a_finished_build_says_so(build, told, corpus):
     build()
 
-    assert build().stdout.startswith("store was finished before; there was nothing to do (")
+    assert "\nstore was finished before; there was nothing to do (" in build().stdout
     again = told("build", corpus, "-o", "store", "--tokenizer", "bytes")
     assert again["finished_before"]
     assert again["text_bytes"] == 0
@@ -73,6 +77,7 @@ def test_json_has_all_numbers(told, corpus):
         "text_bytes": corpus.stat().st_size,
         "finished_before": False,
         "resumed": False,
+        "engine": "bytes",
     }
 
 
@@ -141,7 +146,21 @@ def test_without_a_terminal_there_is_the_summary_and_nothing_else(penstock, corp
 
     assert done.stderr == b""
     assert b"\x1b" not in done.stdout
-    assert done.stdout.decode().startswith("store built in ")
+    assert done.stdout.decode().startswith("tokenizer gpt2, engine gigatoken\nstore built in ")
+
+
+@pytest.mark.parametrize(("option", "shown"), [("--threads=1", True), ("--quiet", False)])
+def test_a_tokenizer_that_only_the_slow_engine_knows_is_told(penstock, corpus, option, shown):
+    words = Tokenizer(WordLevel({"a": 0, "?": 1}, "?"))
+    words.pre_tokenizer = Whitespace()
+    words.save(str(corpus.parent / "words.json"))
+    done = penstock("build", corpus, "-o", "store", "--no-eos", "--tokenizer", "words.json", option)
+
+    told = done.stderr.decode()
+    assert told.startswith("gigatoken cannot load words.json (") is shown
+    assert ("takes about 100 times as long" in told) is shown
+    assert told.count("\n") == shown
+    assert (b"engine tokenizers\n" in done.stdout) is shown
 
 
 def test_json_on_stdout_is_one_object(penstock, corpus):

@@ -69,7 +69,7 @@ def test_json_is_one_object(told, pair):
     assert all(each["whole"] for each in answer["files"])
 
 
-def test_without_arguments_it_looks_for_the_files_of_the_seed(invoke, pair, tmp_path):
+def test_without_arguments_it_looks_for_files_of_the_usual_names(invoke, pair, tmp_path):
     shown = invoke("check", code=1).stdout
     assert marked(shown)[0].startswith(
         "❌ File Existence FAILED: training_data/owt_train.txt does not exist (looked from "

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 import penstock
 from penstock.errors import PlanError, SourceError
+from penstock.integrations import workers as workers_module
 from penstock.integrations.pytorch import (
     EpochShuffle,
     TextDataset,
@@ -189,15 +191,23 @@ def test_workers_give_pairs_too(files):
         assert torch.equal(y, again_y)
 
 
-def test_windows_has_no_workers_and_says_so(files, monkeypatch):
-    from penstock.integrations import pytorch
-
-    monkeypatch.setattr(pytorch.os, "name", "nt")
+def test_windows_has_no_workers_and_says_so_once(files, monkeypatch):
+    monkeypatch.setattr(workers_module, "os", SimpleNamespace(name="nt"))
+    asked = {"num_workers": 3, "prefetch_factor": 2, "multiprocessing_context": "spawn"}
     with pytest.warns(UserWarning, match="num_workers=3 is taken as 0 on Windows") as told:
-        workers = pytorch._usable_workers(3)
+        loaders = create_dataloaders(*files, "gpt2", 4, 8, **asked)
 
-    assert workers == 0
-    assert len(told) == 1
+    assert [each.filename for each in told] == [__file__]
+    for loader in loaders:
+        assert (loader.num_workers, loader.prefetch_factor) == (0, None)
+        assert not loader.persistent_workers
+
+
+@pytest.mark.parametrize("make", [create_dataloaders, create_text_dataloaders])
+def test_what_only_workers_can_do_is_refused_without_them(files, make):
+    rest = {"tokenizer": "gpt2", "prefetch_factor": 2}
+    with pytest.raises(ValueError, match=r"not valid with num_workers=0: .* Set num_workers=1"):
+        make(*files, batch_size=4, **rest)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "ndjson", "json"])

@@ -1,4 +1,4 @@
-"""Both datasets against the seeds' formulas, written here once more."""
+"""Both datasets against the formulas of hand-written ones, written here once more."""
 
 import copy
 import io

@@ -7,7 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections import Counter, UserDict
+from collections import Counter, UserDict, defaultdict
 from pathlib import Path
 
 import pytest
@@ -167,6 +167,29 @@ def test_an_example_that_is_no_dict_is_refused(item):
         loader = create_multiplex_dataloader([("a", [item])], collate_fn=collate)
         with pytest.raises(SourceError, match=f'Example 0 of "a" is a {type(item).__name__}'):
             list(loader)
+
+
+@pytest.mark.parametrize("item", ["text", 7, None, ["a"], object()])
+def test_an_example_that_is_no_dict_is_refused_among_others_too(item):
+    """The quick way to a batch of dicts must not trip over it."""
+    for collate in (None, len):
+        rows = [*examples("a", 3), item]
+        loader = create_multiplex_dataloader([("a", rows)], collate_fn=collate)
+        with pytest.raises(SourceError, match=f'Example 3 of "a" is a {type(item).__name__}'):
+            list(loader)
+
+
+def test_a_dict_that_makes_up_what_it_has_not_is_not_changed():
+    filled = defaultdict(int, {"a": 1})
+    rows = [{"a": 1, "b": 2}, filled, {"a": 1, "b": 2, "c": 3}]
+    batches = [
+        batch
+        for seed in range(12)  # the first of a batch decides how it is made
+        for batch in create_multiplex_dataloader([("rows", rows)], shuffle_seed=seed)
+    ]
+
+    assert filled == {"a": 1}
+    assert all(sorted(map(str, batch["b"])) == ["2", "2", "None"] for batch in batches)
 
 
 def test_other_mappings_and_sequences_that_read_many_at_once_will_do():

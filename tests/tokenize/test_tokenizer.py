@@ -1,6 +1,7 @@
 """What a tokenizer may be given as, how wide its ids are, and what special tokens in text mean."""
 
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -258,15 +259,33 @@ def test_what_is_no_tokenizer_at_all_is_refused():
         load_tokenizer("gpt2", engine="no")
 
 
-def test_what_gigatoken_does_not_know_is_encoded_by_the_reference():
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "?": 2}, "?"))
+@pytest.fixture
+def words(request):
+    """A tokenizer that gigatoken does not know; each test has its own, not told of yet."""
+    vocab = {"a": 0, "b": 1, "?": 2, request.node.name: 3}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, "?"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return words
+
+
+def test_what_gigatoken_does_not_know_is_encoded_by_the_reference(words):
     loaded = load_tokenizer(words)
 
     assert (loaded.engine.name, loaded.reference) == ("tokenizers", None)
     assert loaded.encode("b a c").tolist() == [1, 0, 2]
     with pytest.raises(TokenizerError, match="gigatoken cannot load"):
         load_tokenizer(words, engine="gigatoken")
+
+
+def test_the_slow_engine_is_told_once_and_not_where_it_was_asked_for(words, caplog):
+    load_tokenizer(words, engine="tokenizers")
+    assert not caplog.records
+    for _ in range(2):
+        assert load_tokenizer(words).engine.name == "tokenizers"
+
+    (told,) = caplog.records
+    assert (told.name, told.levelname) == ("penstock", "WARNING")
+    assert re.fullmatch(r"gigatoken cannot load Tokenizer \(.+\), so .* 100 times .*", told.message)
 
 
 def test_a_tokenizer_that_rolls_dice_is_refused(small):
@@ -300,3 +319,16 @@ def test_a_tiktoken_encoding_without_an_end_token_has_no_end():
     )
 
     assert load_tokenizer(bare).eos_id is None
+
+
+def test_a_tiktoken_encoding_that_cannot_be_had_says_what_to_do(monkeypatch, tmp_path):
+    tiktoken = pytest.importorskip("tiktoken")
+    with pytest.raises(TokenizerError, match=r"no encoding 'nope'; it has: .*cl100k_base"):
+        load_tokenizer("tiktoken:nope")
+
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    for name in ("HTTPS_PROXY", "https_proxy"):  # nobody answers there
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delitem(tiktoken.registry.ENCODINGS, "r50k_base", raising=False)
+    with pytest.raises(TokenizerError, match="TIKTOKEN_CACHE_DIR"):
+        load_tokenizer("tiktoken:r50k_base")

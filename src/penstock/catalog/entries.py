@@ -100,6 +100,7 @@ _CS336 = "https://huggingface.co/datasets/stanford-cs336/owt-sample/resolve/main
 _GSM8K = "https://raw.githubusercontent.com/openai/grade-school-math"
 _GSM8K_COMMIT = "3101c7d5072418e28b9008a6636bde82a006892c"
 _ARC = "https://huggingface.co/datasets/allenai/ai2_arc"
+_ARC_COMMIT = "210d026faf9955653af8916fad021475a3f00453"
 _MMLU = "https://huggingface.co/datasets/cais/mmlu"
 _MMLU_COMMIT = "c30699e8356da336a370243923dbaf21066bb9fe"
 
@@ -116,11 +117,39 @@ def _gsm8k(split: str, num_bytes: int, sha256: str) -> Remote:
     )
 
 
-def _parquet(home: str, revision: str, subset: str, split: str) -> Remote:
-    """One Parquet file of a set of questions on the Hugging Face Hub."""
-    name = f"{subset}/{split}-00000-of-00001.parquet"
-    text = Text(name=f"{subset}-{split}.parquet", side=f"{subset}-{split}", member=name)
-    return Remote(name=name, urls=(f"{home}/resolve/{revision}/{name}",), texts=(text,))
+_Known = dict[str, tuple[int | None, str | None]]
+"""Size and checksum of each split, where they are known."""
+
+# As the Hub records them for these revisions.
+_ARC_EASY: _Known = {
+    "train": (330_598, "b315db8a4be597dc7daa50a4e70d48dd7c990c32085629e6ccd8c926beaa80b5"),
+    "validation": (None, None),
+    "test": (None, "4160597d618ae851c7eb04e281574f3f654776216ac6b6641588d64527b47177"),
+}
+_ARC_CHALLENGE: _Known = {
+    "train": (189_909, "e488c1587ffdcfc8443f916c53488a95cd471c5790e0746c6bfe4cecf20962cb"),
+    "validation": (55_743, "395a5c88d1580d69855fbaee9450270578df1ad5af6259771cd0a42c20e99f05"),
+    "test": (203_808, "62f03257e737aed263f55c6abf87c7bb0028a44a6bdd2a26eb1279eb42c1d1e9"),
+}
+_MMLU_ALL: _Known = {
+    "auxiliary_train": (None, None),
+    "dev": (None, "2b19bde1ed8ca6b482fb283abc90e8e0d9d228947029c0b91795d64b28b3bc3f"),
+    "validation": (None, "66cdf0b090ccb657d18d13cd81e31fdc55c3467da9642ffb178653268a97c8ef"),
+    "test": (3_504_718, "74a41822ce7d3def56e1682f958469c04642a5336a5ce912fa375fdb90fb25d7"),
+}
+
+
+def _parquet(home: str, revision: str, subset: str, splits: _Known) -> tuple[Remote, ...]:
+    """The Parquet files of a set of questions on the Hugging Face Hub, one a split."""
+    remotes = []
+    for split, (num_bytes, sha256) in splits.items():
+        name, side = f"{subset}/{split}-00000-of-00001.parquet", f"{subset}-{split}"
+        text = Text(
+            name=f"{side}.parquet", side=side, member=name, num_bytes=num_bytes, sha256=sha256
+        )
+        url = f"{home}/resolve/{revision}/{name}"
+        remotes.append(Remote(name=name, urls=(url,), sha256=sha256, texts=(text,)))
+    return tuple(remotes)
 
 
 ENTRIES: tuple[Entry, ...] = (
@@ -259,10 +288,9 @@ ENTRIES: tuple[Entry, ...] = (
         home=_ARC,
         licence="CC BY-SA 4.0",
         reader="ARCDataLoader",
-        remotes=tuple(
-            _parquet(_ARC, "main", subset, split)
-            for subset in ("ARC-Easy", "ARC-Challenge")
-            for split in ("train", "validation", "test")
+        remotes=(
+            *_parquet(_ARC, _ARC_COMMIT, "ARC-Easy", _ARC_EASY),
+            *_parquet(_ARC, _ARC_COMMIT, "ARC-Challenge", _ARC_CHALLENGE),
         ),
     ),
     Entry(
@@ -271,10 +299,7 @@ ENTRIES: tuple[Entry, ...] = (
         home=_MMLU,
         licence="MIT",
         reader="MMLUDataLoader",
-        remotes=tuple(
-            _parquet(_MMLU, _MMLU_COMMIT, "all", split)
-            for split in ("auxiliary_train", "dev", "validation", "test")
-        ),
+        remotes=_parquet(_MMLU, _MMLU_COMMIT, "all", _MMLU_ALL),
     ),
 )
 

@@ -48,7 +48,7 @@ def _example(row: Row) -> dict[str, Any]:
         question, solution = row.values["question"], row.values["answer"]
     except (KeyError, TypeError) as error:
         raise SourceError(f"{row.where} is not a problem of GSM8K: it has no {error}.") from None
-    _, mark, number = solution.rpartition(_MARK)
+    _, mark, number = solution.rpartition(_MARK) if isinstance(solution, str) else ("", "", "")
     if not mark:
         raise SourceError(f"{row.where} has a solution without {_MARK}, so its answer is not told.")
     return {

@@ -72,19 +72,13 @@ def rows_of(path: Path) -> Iterator[Row]:
     Raises:
         SourceError: the file is damaged; the message says where.
     """
-    if path.suffix == ".parquet":
-        yield from _parquet_rows(path)
-    elif path.suffix == ".csv":
-        yield from _csv_rows(path)
-    else:
-        with path.open(encoding="utf-8", newline="\n") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    where = f"{path}, line {number:,}"
-                    try:
-                        yield Row(json.loads(line), where)
-                    except ValueError as error:
-                        raise SourceError(f"{where} is not JSON: {error}.") from None
+    readers = {".parquet": _parquet_rows, ".csv": _csv_rows}
+    try:
+        yield from readers.get(path.suffix, _json_rows)(path)
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"{path} is not UTF-8 ({error.reason}). Convert it, or decompress it."
+        ) from None
 
 
 def choice_example(
@@ -117,6 +111,23 @@ def _places(entry: str) -> list[Path]:
     return [Path("data") / entry, cache_directory() / entry]
 
 
+def _json_rows(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig", newline="\n") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number:,}"
+            try:
+                values = json.loads(line)
+            except ValueError as error:
+                raise SourceError(f"{where} is not JSON: {error}.") from None
+            if not isinstance(values, dict):
+                raise SourceError(
+                    f"{where} holds a {type(values).__name__}; a row is an object with fields."
+                )
+            yield Row(values, where)
+
+
 def _parquet_rows(path: Path) -> Iterator[Row]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
@@ -133,7 +144,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8", newline="") as lines:
+    with path.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, strict=True)
         try:
             for values in reader:

@@ -1,8 +1,9 @@
 """`penstock build`: raw text to a sealed store."""
 
+import logging
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +19,10 @@ from penstock.cli.options import (
     MaxBadOption,
 )
 from penstock.cli.outcome import measured_build
-from penstock.cli.terminal import print_json
+from penstock.cli.terminal import console, print_json, visible
+
+if TYPE_CHECKING:
+    from penstock.tokenize.tokenizer import Tokenizer
 
 __all__ = ["build_command"]
 
@@ -140,8 +144,10 @@ def build_command(
     """
     if eos_token is not None and not eos:
         raise typer.BadParameter("--no-eos and --eos-token exclude each other.")
+    parsed = special_tokens if chat is None else SpecialTokens.TEXT
+    loaded = _load(tokenizer, parsed, engine, quiet=quiet)
     settings: dict[str, Any] = {
-        "tokenizer": tokenizer,
+        "tokenizer": loaded,
         "eos": eos if eos_token is None else eos_token,
         "bos": bos if bos_token is None else bos_token,
         "special_tokens": special_tokens.value,
@@ -150,7 +156,7 @@ def build_command(
         "documents": documents,
         "field": field,
         "errors": errors.value,
-        "chat": _chat(chat, chat_date, tokenizer),
+        "chat": _chat(chat, chat_date, loaded),
         "split": split,
         "append": append,
         "max_bad": max_bad,
@@ -160,12 +166,27 @@ def build_command(
     }
     outcome = measured_build(inputs, store, settings, bar=not (quiet or as_json))
     if as_json:
-        print_json(outcome.spell())
+        print_json({**outcome.spell(), "engine": loaded.engine.name})
     elif not quiet:
+        by = f"tokenizer {loaded.name}, engine {loaded.engine.name}"
+        console().print(visible(by, lines=False), soft_wrap=True)
         outcome.show()
 
 
-def _chat(template: str | None, date: str | None, tokenizer: str) -> Any:
+def _load(name: str, special_tokens: SpecialTokens, engine: Engine, *, quiet: bool) -> "Tokenizer":
+    """The tokenizer; that only the slow engine knows it is said on stderr, unless `quiet`."""
+    from penstock.tokenize.tokenizer import load_tokenizer
+
+    before = logging.root.manager.disable
+    if quiet:
+        logging.disable(logging.WARNING)
+    try:
+        return load_tokenizer(name, special_tokens=special_tokens.value, engine=engine.value)
+    finally:
+        logging.disable(before)
+
+
+def _chat(template: str | None, date: str | None, tokenizer: "Tokenizer") -> Any:
     """What to give to `build` as chat=."""
     if template is None and date is not None:
         raise typer.BadParameter("--chat-date is the date of a template; give --chat too.")

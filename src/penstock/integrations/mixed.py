@@ -149,12 +149,14 @@ class MultiplexDataset(Dataset[dict[str, Any]]):
         """`default_collate_fn` of these examples, without making a dict for each of them."""
         found = self._found(sources, samples)
         first = found[0]
-        # As many keys as the first has, and all of its own: then every example has the same.
-        alike = type(first) is dict and len(first) > 1 and not any(key in first for key in _ADDED)
+        # As many keys as the first has, and all of its own: then every example has the same. Plain
+        # dicts alone: asking a defaultdict for a key that it has not would change it.
+        alike = set(map(type, found)) == {dict} and len(first) > 1
+        alike = alike and not any(key in first for key in _ADDED)
         if alike and sum(map(len, found)) == len(first) * len(found):
             try:
                 values = list(zip(*map(itemgetter(*first), found), strict=True))
-            except (KeyError, TypeError):
+            except KeyError:
                 return default_collate_fn(self._merged(found, sources, samples))
             made = {key: stacked(list(each)) for key, each in zip(first, values, strict=True)}
             names = self.blend.names

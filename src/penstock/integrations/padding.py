@@ -38,10 +38,10 @@ def special_ids(tokenizer: Any) -> SpecialIds:
     SpecialIds(bos_id=50256, eos_id=50256, pad_id=50256)
     """
     if isinstance(tokenizer, str) or hasattr(tokenizer, "__fspath__"):
-        tokenizer = load_tokenizer(tokenizer)
+        tokenizer = load_tokenizer(tokenizer, engine="tokenizers")  # nothing is encoded
     if type(tokenizer).__module__.partition(".")[0] == "tokenizers":
         pad = _named_id(tokenizer, "<pad>", "[PAD]", "<|pad|>", "<|padding|>")
-        loaded = load_tokenizer(tokenizer)
+        loaded = load_tokenizer(tokenizer, engine="tokenizers")
         return SpecialIds(loaded.bos_id, loaded.eos_id, loaded.eos_id if pad is None else pad)
     if isinstance(tokenizer, Tokenizer):
         return SpecialIds(tokenizer.bos_id, tokenizer.eos_id, tokenizer.eos_id)
@@ -131,7 +131,12 @@ def _tensor(ids: Any, number: int) -> torch.Tensor:
     ids = getattr(ids, "ids", ids)
     if hasattr(ids, "dtype") and not isinstance(ids, torch.Tensor):
         ids = ids.astype("int64")  # torch knows no arithmetic on uint16 and uint32
-    row = torch.as_tensor(ids, dtype=None if len(ids) else torch.long)
+    try:
+        row = torch.as_tensor(ids, dtype=None if len(ids) else torch.long)
+    except (TypeError, ValueError):
+        raise PlanError(
+            f"Row {number} is {ids!r:.60}; it must be one row of whole numbers."
+        ) from None
     if row.ndim != 1 or row.is_floating_point() or row.dtype == torch.bool:
         raise PlanError(
             f"Row {number} is {row.dtype} of the shape {tuple(row.shape)}; it must be one row of "

@@ -12,7 +12,6 @@ arguments and shapes.
 """
 
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from penstock.integrations.padding import SpecialIds, pad_collate, special_ids
 from penstock.integrations.samples import layout_of
 from penstock.integrations.shuffle import EpochShuffle
 from penstock.integrations.windows import Labels, ready_batch
+from penstock.integrations.workers import Workers
 
 __all__ = [
     "EpochShuffle",
@@ -110,15 +110,9 @@ def create_dataloaders(  # noqa: PLR0913  (a drop-in: the arguments of the code 
         )
 
     encoder = encoder_of(tokenizer)
-    options = _Options(
-        batch_size,
-        num_workers,
-        pin_memory,
-        prefetch_factor,
-        multiprocessing_context,
-        rank,
-        world_size,
-    )
+    context = multiprocessing_context if num_workers else None
+    workers = Workers(num_workers, prefetch_factor, num_workers > 0, 0, None, context).checked()
+    options = _Options(batch_size, workers, pin_memory, rank, world_size)
     return options.pair(dataset, train_path, val_path, seq_length, seed)
 
 
@@ -158,15 +152,9 @@ def create_text_dataloaders(  # noqa: PLR0913  (as above)
         )
 
     encoder = encoder_of(tokenizer)
-    options = _Options(
-        batch_size,
-        num_workers,
-        pin_memory,
-        prefetch_factor,
-        multiprocessing_context,
-        rank,
-        world_size,
-    )
+    context = multiprocessing_context if num_workers else None
+    workers = Workers(num_workers, prefetch_factor, num_workers > 0, 0, None, context).checked()
+    options = _Options(batch_size, workers, pin_memory, rank, world_size)
     return options.pair(dataset, train, val, sequence_length, seed)
 
 
@@ -174,10 +162,8 @@ class _Options(NamedTuple):
     """What both DataLoaders of a pair are given."""
 
     batch_size: int
-    num_workers: int
+    workers: Workers
     pin_memory: bool | None
-    prefetch_factor: int | None
-    multiprocessing_context: Any
     rank: int
     world_size: int
 
@@ -212,7 +198,6 @@ class _Options(NamedTuple):
         return self._loader(dataset, sampler=share, drop_last=False)
 
     def _loader(self, dataset: Any, *, sampler: Any, drop_last: bool) -> DataLoader[Any]:
-        workers = _usable_workers(self.num_workers)
         pinned = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
         return DataLoader(
             dataset,
@@ -220,26 +205,12 @@ class _Options(NamedTuple):
             sampler=sampler,
             drop_last=drop_last,
             collate_fn=ready_batch,
-            num_workers=workers,
             pin_memory=pinned,
-            persistent_workers=workers > 0,
-            prefetch_factor=self.prefetch_factor,
-            multiprocessing_context=self.multiprocessing_context if workers else None,
+            **self.workers._asdict(),
             # Seeds workers, which draw nothing; without it, PyTorch would draw from its global
             # generator here, and loading data would change what dropout does.
             generator=torch.Generator(),
         )
-
-
-def _usable_workers(num_workers: int) -> int:
-    if num_workers and os.name == "nt":
-        warnings.warn(
-            f"num_workers={num_workers} is taken as 0 on Windows, where starting workers costs "
-            "more than they give. Batches are the same.",
-            stacklevel=4,
-        )
-        return 0
-    return num_workers
 
 
 def _refuse_too_short(dataset: Any, path: PathLike, length: int, batch_size: int) -> None:

@@ -6,6 +6,7 @@ digest of the ids of a fixed text: a library that starts to split differently ch
 it, even if every file stays the same.
 """
 
+import logging
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,6 +38,9 @@ _CANARY = (
     "👩‍👩‍👧‍👦🏳️‍🌈\u200b\u2028\ufeff"
     "aaaaaaaaaaaaaaaaaaaaaaaa 1234567890123 http://a.b/c?d=e&f#g \u0301e\u0301 \x00\x7f"
 )
+
+_log = logging.getLogger("penstock")
+_told_slow: set[str] = set()  # digests of tokenizers of which it was said in this process
 
 
 @dataclass(frozen=True)
@@ -143,10 +147,12 @@ def load_tokenizer(
 
     Args:
         tokenizer: "gpt2", "bytes", a tokenizer.json, a directory with one, "tiktoken:NAME",
-            "hf:NAME" or "ORGANISATION/NAME" on the Hugging Face Hub (the only case that may use
-            the network), or any object with an `encode` method.
+            "hf:NAME" or "ORGANISATION/NAME" on the Hugging Face Hub, or any object with an
+            `encode` method. The network is used by tiktoken for an encoding that is not in its
+            cache, and for the Hub.
         special_tokens: Whether text that spells a special token is text, or that token.
-        engine: Which program encodes; ids are the same.
+        engine: Which program encodes; ids are the same. "auto" is gigatoken where it can load the
+            tokenizer, else `tokenizers`, with a line in the log "penstock".
 
     >>> load_tokenizer("bytes").encode("hé").tolist()
     [104, 195, 169]
@@ -184,6 +190,7 @@ def _from_definition(
     parse = special_tokens == "parse"
     reference = HubEngine(definition, parse=parse)
     chosen: Engine = reference
+    refusal = ""
     if engine in ("auto", "gigatoken"):
         try:
             chosen = GigatokenEngine(definition, parse=parse)
@@ -192,10 +199,13 @@ def _from_definition(
                 raise TokenizerError(
                     f"gigatoken cannot load {definition.name}: {error}."
                 ) from error
+            refusal = str(error)
     elif engine != "tokenizers":
         raise TokenizerError(f'engine={engine!r} is not "auto", "gigatoken" or "tokenizers".')
     if chosen is reference:
         reference.load()
+        if engine == "auto":
+            _tell_slow(definition, refusal)
     return Tokenizer(
         name=definition.name,
         digest=definition.digest,
@@ -209,6 +219,19 @@ def _from_definition(
     )
 
 
+def _tell_slow(definition: Definition, refusal: str) -> None:
+    """Log that the fast engine is not used, once for each tokenizer."""
+    if definition.digest in _told_slow:
+        return
+    _told_slow.add(definition.digest)
+    _log.warning(
+        "gigatoken cannot load %s (%s), so tokenizers encodes: the ids are the same, and it takes "
+        'about 100 times as long. engine="tokenizers" chooses that without this line.',
+        definition.name,
+        refusal.partition("\n")[0],  # a place in gigatoken's own code may follow
+    )
+
+
 def _tiktoken(name: str) -> Any:
     try:
         import tiktoken
@@ -219,7 +242,19 @@ def _tiktoken(name: str) -> Any:
             f"The tokenizer tiktoken:{name} needs tiktoken, which is not installed.\n"
             'Install it with: pip install "penstock[tiktoken]"'
         ) from None
-    return tiktoken.get_encoding(name)
+    try:
+        return tiktoken.get_encoding(name)
+    except ValueError:
+        known = tiktoken.list_encoding_names()
+        raise TokenizerError(
+            f"tiktoken has no encoding {name!r}; it has: {', '.join(known)}."
+        ) from None
+    except OSError as error:
+        raise TokenizerError(
+            f"tiktoken could not fetch the encoding {name!r}: {error}\n"
+            "Run it once where there is a network with TIKTOKEN_CACHE_DIR set, copy that directory "
+            'here and set it again; or use a tokenizer.json. "gpt2" needs no network.'
+        ) from error
 
 
 def _from_object(tokenizer: Any, special_tokens: SpecialTokens) -> Tokenizer:
