@@ -30,6 +30,15 @@ from penstock.train.optimize import Optimization
 __all__ = ["Recipe", "parse_recipe", "read_recipe", "set_value"]
 
 
+_KNOWN = {
+    "data": {each.name for each in fields(Data)},
+    "model": {"size", *(each.name for each in fields(Shape))} - {"length"},  # which is the data's
+    "optimization": {each.name for each in fields(Optimization)},
+    "training": {each.name for each in fields(Training)},
+}
+"""The settings of each table, for those that stand in another."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """A run before its files are opened."""
@@ -54,16 +63,21 @@ def read_recipe(path: str | Path, changes: Mapping[str, Any] | None = None) -> R
     """The recipe in a file, with some values changed by their dotted names.
 
     Raises:
-        RecipeError: the file is not TOML, or has a key or value that is not understood.
+        RecipeError: there is no such file, it is not TOML, or it has a key or value that is not
+            understood.
     """
     path = Path(path)
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RecipeError(f"{path} does not exist, seen from {Path.cwd()}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not TOML: {error}.") from error
     tables.setdefault("output", f"runs/{path.stem}")
     for name, value in (changes or {}).items():
         set_value(tables, name, value)
+        if name == "data.train":
+            tables["data"].pop("sources", None)  # one text in place of them
     return parse_recipe(tables, str(path))
 
 
@@ -92,13 +106,19 @@ def parse_recipe(tables: Mapping[str, Any], where: str) -> Recipe:
     for name, value in tables.items():
         if name != "output" and not isinstance(value, Mapping):
             raise RecipeError(f"{where}: {name} is {value!r}, and must be a table [{name}].")
-    return Recipe(
-        output=Path(tables.get("output", "runs/run")),
+    recipe = Recipe(
+        output=Path(_value(tables.get("output", "runs/run"), str, f"{where}: output")),
         data=_filled(Data, tables["data"], where, "data"),
         model=_model(tables.get("model", {}), where),
         optimization=_filled(Optimization, tables.get("optimization", {}), where, "optimization"),
         training=_filled(Training, tables["training"], where, "training"),
     )
+    try:
+        recipe.shape(recipe.model.get("vocab_size", 1))  # what is wrong with it is said at once
+    except ValueError as error:
+        error.add_note(f"In [model] of {where}.")
+        raise
+    return recipe
 
 
 def _model(table: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -132,6 +152,8 @@ def _refuse_unknown(table: Mapping[str, Any], known: list[str], where: str, pref
         if name not in known:
             near = get_close_matches(name, known, 1)
             guess = f" Did you mean {near[0]}?" if near else f" There are {', '.join(known)}."
+            if homes := [f"[{table}]" for table, names in _KNOWN.items() if name in names]:
+                guess = f" It belongs in {' or '.join(homes)}."
             spelled = f"{prefix}.{name}" if prefix else name
             raise RecipeError(f"{where} sets {spelled}, which is no setting.{guess}")
 
@@ -177,5 +199,5 @@ def _spelled(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(f'"{each}"' for each in get_args(kind))
     if get_origin(kind) is tuple:
-        return "a list"
+        return f"a list of {len(get_args(kind))} numbers"
     return names.get(kind, "a table")

@@ -151,3 +151,9 @@ def test_two_processes_and_one_agree(store, tmp_path):
     assert [one["fingerprint"] for one, _ in pairs] == [two["fingerprint"] for _, two in pairs]
     assert len({one["fingerprint"] for one, _ in pairs}) == len(pairs) == 40
     assert max(abs(one["loss"] - two["loss"]) for one, two in pairs) < 1e-4
+    vals = [
+        {line["step"]: line["val_loss"] for line in told(output) if line["kind"] == "val"}
+        for output in (both, alone)
+    ]
+    assert vals[0].keys() == vals[1].keys() == {0, 10, 20, 30, 40}
+    assert all(abs(vals[0][step] - vals[1][step]) < 1e-4 for step in vals[0])

@@ -74,7 +74,11 @@ def test_settings_become_the_fields_of_the_objects():
         ({"training": {"steps": True}}, r"training\.steps is True"),
         ({"training": {"steps": 1, "compile": 1}}, r"must be true or false"),
         ({"training": {"steps": 1, "batch_size": "all"}}, r'whole number or "auto"'),
-        ({"optimization": {"betas": [0.9]}}, r"betas is \[0\.9\], and must be a list"),
+        ({"optimization": {"betas": [0.9]}}, r"betas is \[0\.9\], and must be a list of 2 numbers"),
+        ({"model": {"length": 64}}, r"sets model\.length, .* It belongs in \[data\]\."),
+        ({"training": {"steps": 1, "learning_rate": 1}}, r"It belongs in \[optimization\]\."),
+        ({"model": {"seed": 1}}, r"It belongs in \[data\] or \[training\]\."),
+        ({"output": 3}, r"here: output is 3, and must be a text"),
         ({"data": {"sources": {"a": {}}}}, r"\[data\.sources\.a\] is not complete"),
         ({"data": 3}, r"data is 3, and must be a table"),
     ],
@@ -90,6 +94,9 @@ def test_what_objects_refuse_says_where_it_stands():
     assert caught.value.__notes__ == ["In [training] of here."]
     with pytest.raises(PlanError, match="either train, or sources"):
         parse_recipe({**LEAST, "data": {}}, "here")
+    with pytest.raises(PlanError, match="does not divide into 5 heads") as caught:
+        parse_recipe({**LEAST, "model": {"heads": 5}}, "here")
+    assert caught.value.__notes__ == ["In [model] of here."]
     with pytest.raises(RecipeError, match=r"has no table \[training\]"):
         parse_recipe({"data": {"train": "x"}}, "here")
 
@@ -99,6 +106,33 @@ def test_a_file_that_is_no_toml_is_refused(tmp_path):
 
     with pytest.raises(RecipeError, match=r"bad\.toml is not TOML"):
         read_recipe(tmp_path / "bad.toml")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(RecipeError, match=r"no\.toml does not exist, seen from"):
+        read_recipe(tmp_path / "no.toml")
+
+
+def test_numbers_that_are_none_are_refused():
+    for table, text in (
+        ("training", "max_minutes = inf"),
+        ("training", "max_minutes = nan"),
+        ("optimization", "learning_rate = nan"),
+        ("optimization", "weight_decay = inf"),
+        ("optimization", "betas = [0.9, 1.0]"),
+    ):
+        with pytest.raises(PlanError, match=text.split()[0]):
+            parse_recipe({**LEAST, table: tomllib.loads(text)}, "here")
+
+
+def test_a_file_to_train_on_takes_the_place_of_a_mixture(tmp_path):
+    (tmp_path / "a.toml").write_text(
+        '[data.sources.web]\ntrain = "x"\n[training]\nsteps = 5\n', encoding="utf-8"
+    )
+    recipe, _ = recipe_of(str(tmp_path / "a.toml"), {"data.train": "t"})
+
+    assert recipe.data.train == "t"
+    assert not recipe.data.sources
 
 
 def test_flags_change_any_recipe(tmp_path):

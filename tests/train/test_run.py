@@ -1,20 +1,28 @@
 """The loop: what it learns, leaves behind, refuses, and how it goes on."""
 
 import os
+import re
 import signal
 import threading
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import penstock as ps
 from penstock.errors import PlanError, ResumeError, TrainError
+from penstock.train.feed import Feed
+from penstock.train.fit import fitting_rows
 from penstock.train.job import Report, Training
 from penstock.train.metrics import read_metrics
+from penstock.train.model import GPT
 from penstock.train.optimize import Optimization
+from penstock.train.pace import signals
 from penstock.train.run import train
+from penstock.train.trace import documents_at
+from penstock.train.world import World
 
 
 def lines(job, kind="step"):
@@ -190,6 +198,28 @@ def test_the_documents_are_those_that_the_step_read(job, store):
     assert named == int((ends <= sample.sample * 32).sum())
 
 
+@pytest.mark.parametrize("kind", [ps.Windows, ps.Packs])
+def test_the_documents_of_a_row_are_those_that_its_tokens_lie_in(store, kind):
+    rows = kind(store, 32)
+    plan = ps.Plan(rows, seed=2)
+    ends = np.cumsum([len(each) for each in store])
+    for sample in plan.samples(0, 40):
+        told = documents_at(plan, sample.position, sample.position + 1)
+        named = [int(each) for each in re.findall(r"document (\d+) of ", told)]
+        spans = rows.spans(sample.sample) if kind is ps.Packs else [(sample.sample * 32, 32)]
+        offsets = np.concatenate([np.arange(start, start + size) for start, size in spans])
+        right = np.searchsorted(ends, offsets, side="right").tolist()
+
+        assert named == list(dict.fromkeys(right))
+
+
+def test_rows_that_say_nothing_of_documents_are_told_so(tmp_path):
+    np.save(tmp_path / "ids.npy", np.arange(500, dtype=np.uint16))
+    plan = ps.Plan(ps.Windows(tmp_path / "ids.npy", 32))
+
+    assert documents_at(plan, 0, 4) == "rows that do not say which documents they are of"
+
+
 def test_such_steps_can_be_skipped(job):
     told = []
     made = job(optimization=WILD, on_nonfinite="skip", val=None)
@@ -225,6 +255,25 @@ def test_sigterm_saves_and_ends_the_run_cleanly(job):
     assert sorted(losses(made)) == list(range(1, again.now.step + 1))
 
 
+def test_a_second_ctrl_c_ends_a_step_that_hangs():
+    with signals() as asked:
+        signal.raise_signal(signal.SIGINT)
+        assert asked.is_set()
+        signal.raise_signal(signal.SIGINT)  # torchrun passes the first one on
+        time.sleep(1.05)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_device_that_is_not_there_is_named(job):
+    with pytest.raises(PlanError, match="There is no device 'gpu'"):
+        train(job(), device="gpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(PlanError, match="device='cuda' is not here: torch finds 0 GPUs"):
+            train(job(), device="cuda")
+
+
 def test_minutes_become_a_number_of_steps_that_is_kept(job):
     made = job(steps=None, max_minutes=0.06, val=None, val_every=10_000, save_every=10_000)
     told = []
@@ -256,6 +305,18 @@ def test_the_batch_size_is_found_where_it_is_not_given(job):
     run(job(batch_size="auto", global_batch_size=12, steps=1), tell=told.append)
 
     assert "batch_size: 6 rows of 32 tokens at once" in told
+
+
+def test_fewer_rows_than_processes_are_refused_and_not_a_crash(job, monkeypatch):
+    """As the first of four processes would find it."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    made = job(batch_size="auto", global_batch_size=2)
+    rows = fitting_rows(GPT(made.shape), torch.device("cpu"), made.training)
+
+    assert rows == 1
+    with pytest.raises(PlanError, match="Use a multiple of 4"):
+        Feed(made, World(0, 4, torch.device("cpu")), rows)
 
 
 def test_fp8_without_torchao_says_what_is_missing(job):

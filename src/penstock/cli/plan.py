@@ -1,5 +1,6 @@
 """`penstock plan`: what a run would read, before it runs."""
 
+from dataclasses import replace
 from typing import Any
 
 from penstock.cli.options import AsJson
@@ -33,6 +34,8 @@ def plan_command(
         "max_length": max_length,
     }
     recipe, guessed = recipe_of(source, changes_of(flags, settings or []))
+    if recipe.data.stream:  # the same rows in the same order, once they are all there
+        recipe = replace(recipe, data=replace(recipe.data, stream=False, shuffle="part"))
 
     def tell(told: Any) -> None:
         if not as_json:

@@ -218,6 +218,14 @@ class OfPieces:
         """How many rows each part has, as far as that is known; whether it is all."""
         return self._rows.settled()
 
+    def spans(self, sample: int) -> list[tuple[int, int]]:
+        """Where the pieces of a row lie in `stream`: the offset and size of each, in order."""
+        (number,) = self._rows.checked([sample])
+        _, starts, sizes = self._rows.index.spans(np.array([number]))
+        part = np.searchsorted(np.cumsum(self.part_rows), number, side="right")
+        offsets = (starts + self.stream.starts[part]).tolist()
+        return list(zip(offsets, sizes.tolist(), strict=True))
+
     def read_ahead(self, samples: Integers) -> None:
         """Ask the kernel to fetch these rows from disk, without waiting."""
         self._rows.read_ahead(self._rows.checked(samples))

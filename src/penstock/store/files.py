@@ -148,7 +148,7 @@ def _no_room(path: Path, size: int, error: OSError) -> DiskFullError:
     return DiskFullError(
         error.errno,
         f"No room to write {path}: it needs more than {size:,} bytes, and {free} "
-        f"({error.strerror}). All parts sealed so far are kept; make room and run the same "
+        f"({error.strerror}). All that was finished before is kept; make room and run the same "
         "command again to go on",
     )
 

@@ -33,8 +33,9 @@ def main() -> int:
         for line in told:
             tell(f"guessed {line}")
         outcome = execute(recipe, device=device, tell=tell)
-    except PenstockError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    except (PenstockError, OSError) as error:
+        notes = getattr(error, "__notes__", [])
+        sys.stderr.write("\n".join([f"{type(error).__name__}: {error}", *notes, ""]))
         return 1
     finally:
         display.close()

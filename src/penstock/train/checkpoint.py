@@ -49,7 +49,7 @@ class Checkpoints:
         write_file(path, [buffer.getbuffer()])
         sync_directory(self.directory)
         for old in list(self.paths().values())[: -self._keep_last]:
-            old.unlink()
+            old.unlink(missing_ok=True)
         return path
 
     def load(self) -> dict[str, Any] | None:

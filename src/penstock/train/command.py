@@ -7,11 +7,13 @@ from typing import Any
 from penstock.errors import PenstockError, RecipeError
 from penstock.recipe import Recipe, parse_recipe, read_recipe, set_value
 from penstock.store.files import write_file
+from penstock.store.reader import TokenStore
 from penstock.train.data import open_data
 from penstock.train.guess import guess
 from penstock.train.job import Job, Outcome, Tell
 from penstock.train.run import train
 from penstock.train.sample import write_on
+from penstock.train.world import device_of
 
 __all__ = ["changes_of", "execute", "job_of", "recipe_of"]
 
@@ -63,8 +65,9 @@ def recipe_of(
     for name, value in changes.items():
         set_value(tables, name, value)
         told = [line for line in told if not line.startswith(f"{name}:")]
-    if tables["data"].get("val"):
-        tables["data"].pop("split", None)
+    data = tables["data"]
+    if isinstance(data, dict) and "data.split" not in changes and {"val", "stream"} & set(data):
+        data.pop("split", None)
         told = [line for line in told if not line.startswith("validation")]
     return parse_recipe(tables, source), told
 
@@ -84,6 +87,7 @@ def job_of(recipe: Recipe, tell: Tell) -> Job:
 
 def execute(recipe: Recipe, *, device: str | None, tell: Tell) -> Outcome:
     """Train by a recipe; leaves checkpoints, metrics.jsonl, curve.svg and sample.txt."""
+    device_of(device)  # a name that is wrong is told before text is built
     job = job_of(recipe, tell)
     outcome = train(job, device=device, tell=tell)
     if outcome.finished and outcome.rank == 0:
@@ -95,11 +99,14 @@ def _write_sample(job: Job, outcome: Outcome, tell: Tell) -> None:
     """A few words of the model, where its tokenizer is at hand."""
     rows: Any = next(iter(job.plan.sources.values()))
     store = rows.stream.members[0]
+    if not isinstance(store, TokenStore):
+        tell(f"no sample of text: {store.path} does not say which tokenizer it is of")
+        return
     try:
         from penstock.store.decode import tokenizer_of
 
         tokenizer = tokenizer_of(store.manifest)
-    except (AttributeError, ImportError, PenstockError) as error:
+    except (ImportError, PenstockError) as error:
         tell(f"no sample of text: {str(error).splitlines()[0]}")
         return
     begin = store.manifest.contents["eos_id"]

@@ -1,7 +1,7 @@
 """The data of a run: which stores, cut into which rows, in which order.
 
 Text is taken, too: it is built into a store under the output of the run, which takes seconds a
-gigabyte, and is found there the next time.
+gigabyte, and is found there the next time; or it is trained on while that is still being done.
 """
 
 import time
@@ -10,16 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.errors import PlanError, StoreBusyError
+from penstock.errors import PlanError, StoreBusyError, StoreError
+from penstock.order.growing import GrowingPlan
 from penstock.order.plan import Plan, Rows
 from penstock.rows.packs import Packs
+from penstock.rows.stream import ArrayFile
 from penstock.rows.windows import Windows
 from penstock.store.manifest import FILE_NAME
+from penstock.store.reader import TokenStore
+from penstock.train.vocabulary import vocab_size_of
 
 __all__ = ["Data", "Opened", "Source", "open_data"]
 
-_GPT2_VOCAB = 50_257
 _POLL_SECONDS = 0.2
+_LEAST_TOKENS = 2  # of a row: an input and its target
+_OTHER_TEXT = "It belongs to this run. For other text or settings, name another output (-o)."
 
 Kind = Literal["windows", "packs"]
 
@@ -51,20 +56,47 @@ class Data:
     """Windows cut from the stream, or documents packed whole, which do not see each other."""
     seed: int = 0
     """Of the order."""
-    shuffle: Literal["full", "block", "part", "none"] = "full"
+    shuffle: Literal["full", "block", "part", "none"] | None = None
+    """"full" if nothing is said; "part" of text that is still being tokenized."""
     tokenizer: str = "gpt2"
     """This, and what follows, are for text only; a store has its own."""
     documents: str = "lines"
     eos: bool = True
     split: str | None = None
-    """What to hold out for validation, such as "tail:0.1"."""
+    """What to hold out of `train` for validation, such as "tail:0.1"."""
+    stream: bool = False
+    """Whether training begins while the text is still being tokenized."""
 
     def __post_init__(self) -> None:
         if (self.train is None) == (not self.sources):
             raise PlanError("Give either train, or sources by name: one of them.")
+        if self.length < 1:
+            raise PlanError(f"length={self.length} is no row; it has at least 1 token.")
         weights = [source.weight for source in self.sources.values()]
         if None in weights and any(weight is not None for weight in weights):
             raise PlanError(f"Give every source a weight, or none: they have {weights}.")
+        for name in self.sources:
+            if Path(name).name != name or (name == "val" and self.val is not None):
+                raise PlanError(
+                    f"A source cannot be called {name!r}: the store that is built of it would have "
+                    'that name among those of the run. Use one word, and not "val" beside val.'
+                )
+        if self.split is not None and self.sources:
+            raise PlanError(f"split={self.split!r} is of one text; for several sources, give val.")
+        if self.stream:
+            self._check_stream()
+
+    def _check_stream(self) -> None:
+        if self.sources or self.split is not None:
+            raise PlanError(
+                "stream=true reads one text from its beginning: it goes neither with sources nor "
+                "with split. Give train, and for validation val; or build the stores first."
+            )
+        if self.shuffle not in (None, "part"):
+            raise PlanError(
+                f"shuffle={self.shuffle!r} needs all rows, and with stream=true they are still "
+                'being made. Leave it out, or say "part".'
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,25 +111,36 @@ class Opened:
 def open_data(data: Data, output: Path, *, tell: Callable[[str], None]) -> Opened:
     """Open the stores, and build those that are text; `tell` hears of each that is built."""
     opener = _Opener(data, output, tell)
-    if data.train is not None:
-        train, val = opener.sides(data.train, "train")
-        sources: Any = opener.rows(train, data.rows)
-    else:
-        val = None
-        kinds = {name: source.rows or data.rows for name, source in data.sources.items()}
-        sources = {
-            name: opener.rows(opener.sides(source.train, name)[0], kinds[name])
-            for name, source in data.sources.items()
-        }
+    held_out: Path | None = None
+    sources: Any = {}
+    if data.train is not None and data.stream:
+        sources = opener.streamed(data.train)
+    elif data.train is not None:
+        train, held_out = opener.sides(data.train, "train")
+        sources = opener.rows(train, data.rows)
+    for name, source in data.sources.items():
+        path = opener.sides(source.train, name)[0]
+        sources[name] = opener.rows(path, source.rows or data.rows)
+    val: Rows | None = None
     if data.val is not None:
-        val = opener.sides(data.val, "val")[0]
+        one, other = opener.sides(data.val, "val")
+        val = opener.val_rows(other or one)
+    elif held_out is not None and _num_tokens(held_out) < _LEAST_TOKENS:
+        tell(f"no validation: {held_out} holds no text, because documents are not cut")
+    elif held_out is not None:
+        val = opener.val_rows(held_out)
     weights = {name: each.weight for name, each in data.sources.items() if each.weight is not None}
-    plan = Plan(sources, weights=weights or None, seed=data.seed, shuffle=data.shuffle)
-    return Opened(
-        plan=plan,
-        val=None if val is None else opener.rows(val, data.rows),
-        vocab_size=max(map(_vocab_size, plan.sources.values())),
+    plan: Any = (
+        GrowingPlan(sources, seed=data.seed)
+        if data.stream
+        else Plan(sources, weights=weights or None, seed=data.seed, shuffle=data.shuffle or "full")
     )
+    vocab_size = max(map(vocab_size_of, plan.sources.values()))
+    return Opened(plan=plan, val=val, vocab_size=vocab_size)
+
+
+def _num_tokens(path: Path) -> int:
+    return TokenStore(path).num_tokens if path.is_dir() else _LEAST_TOKENS
 
 
 class _Opener:
@@ -124,29 +167,57 @@ class _Opener:
 
         store = self._stores / name
         data = self._data
-        if not any((store / each / FILE_NAME).exists() for each in (".", "train")):
+        there = any((store / each / FILE_NAME).exists() for each in (".", "train"))
+        if not there:
             self._tell(f"building {store} of {given}")
-        settings = {"tokenizer": data.tokenizer, "documents": data.documents, "eos": data.eos}
         held_out = data.split if name == "train" and data.val is None else None
         while True:
             try:
-                build(given, store, split=held_out, **settings)  # type: ignore[arg-type]
+                build(given, store, split=held_out, **self._settings)
             except StoreBusyError:
                 # Another process of this run builds it; a lock never outlives its holder.
                 time.sleep(_POLL_SECONDS)
+            except StoreError as error:
+                if there:
+                    error.add_note(_OTHER_TEXT)
+                raise
             else:
                 return store
 
-    def rows(self, path: Path, kind: Kind) -> Rows:
+    @property
+    def _settings(self) -> dict[str, Any]:
+        data = self._data
+        return {"tokenizer": data.tokenizer, "documents": data.documents, "eos": data.eos}
+
+    def streamed(self, given: str) -> Rows:
+        """The rows of a text that is tokenized from now on, in the background."""
+        from penstock.streaming.stream import stream
+
+        store = self._stores / "train"
+        if Path(given).suffix in (".npy", ".bin") or (Path(given) / FILE_NAME).exists():
+            raise PlanError(f"{given} is not text, so there is nothing to wait for: stream=false.")
+        if not (store / FILE_NAME).exists():
+            self._tell(f"building {store} of {given}, and training on what is there")
+        try:
+            return self.rows(stream(given, store, **self._settings), self._data.rows)
+        except StoreError as error:
+            error.add_note(_OTHER_TEXT)
+            raise
+
+    def rows(self, store: Any, kind: Kind, **how: Any) -> Rows:
         """The rows of a store."""
-        made: Rows = (Packs if kind == "packs" else Windows)(path, self._data.length)
+        if isinstance(store, Path) and store.suffix == ".bin" and store.is_file():
+            store = ArrayFile(store, "uint16")  # nanoGPT's, the only ones that have no header
+        try:
+            made: Rows = (Packs if kind == "packs" else Windows)(store, self._data.length, **how)
+        except PlanError as error:
+            error.add_note(f"In {store}; the length of a row is data.length, or --max_length.")
+            raise
         return made
 
-
-def _vocab_size(rows: Any) -> int:
-    """How many ids the tokenizer of some rows has; GPT-2's where a file does not say."""
-    for member in rows.stream.members:
-        manifest = getattr(member, "manifest", None)
-        if manifest is not None:
-            return int(manifest.contents["tokenizer"]["vocab_size"])
-    return _GPT2_VOCAB
+    def val_rows(self, path: Path) -> Rows:
+        """The rows of a store to validate on; less than a row of text is one that is filled up."""
+        kind = self._data.rows
+        if kind == "windows" and path.is_dir() and _num_tokens(path) <= self._data.length:
+            return self.rows(path, kind, tail="pad")
+        return self.rows(path, kind)

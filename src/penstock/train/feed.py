@@ -18,6 +18,8 @@ from torch import Tensor
 from penstock.digest import digest_json
 from penstock.errors import PlanError
 from penstock.loader.loader import Loader
+from penstock.order.growing import GrowingPlan
+from penstock.rows.loss import supervised
 from penstock.train.job import Job
 from penstock.train.world import World
 
@@ -78,11 +80,16 @@ class Feed:
             )
         where: dict[str, Any] = {"rank": here.rank, "world_size": here.size, "device": here.device}
         ahead = job.training.prefetch
-        self.loader = Loader(job.plan, global_batch_size=self.whole, prefetch=ahead, **where)
+        plan: Any = job.plan
+        order: dict[str, Any] = {}
+        if isinstance(plan, GrowingPlan):  # a loader makes its own, of the rows
+            plan, order = plan.sources["data"], {"seed": plan.seed}
+        size = self.whole
+        self.loader = Loader(plan, global_batch_size=size, prefetch=ahead, **order, **where)
         self.val: Loader | None = None
         """The same rows at every validation."""
         if job.val is not None:
-            some: Any = Spaced(job.val, job.training.val_rows)
+            some: Any = Spaced(supervised("validation", job.val), job.training.val_rows)
             size = min(rows, -(-len(some) // here.size)) * here.size
             where |= {"epochs": 1, "drop_last": False, "shuffle": "none"}
             self.val = Loader(some, global_batch_size=size, prefetch=min(1, ahead), **where)

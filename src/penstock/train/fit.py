@@ -46,7 +46,8 @@ def _share(settings: Training) -> int | None:
     if settings.global_batch_size is None:
         return None
     joined = distributed.is_available() and distributed.is_initialized()
-    return settings.global_batch_size // (distributed.get_world_size() if joined else 1)
+    # Too few rows for all processes are refused where steps are laid out.
+    return settings.global_batch_size // (distributed.get_world_size() if joined else 1) or 1
 
 
 def _divisor(rows: int, share: int | None) -> int:

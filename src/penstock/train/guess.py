@@ -11,6 +11,10 @@ from penstock.store.manifest import FILE_NAME
 __all__ = ["guess"]
 
 _LOOKED_AT = 1 << 20
+_TOKENS = {
+    ".npy": "data: a file of tokens, GPT-2's; no validation",
+    ".bin": "data: a file of tokens, GPT-2's in uint16 as nanoGPT writes them; no validation",
+}
 _MOST_HELD_OUT = 10_000_000  # bytes of text; a tenth of what is less than 100 MB
 
 
@@ -32,8 +36,8 @@ def guess(path: Path, device: str | None = None) -> tuple[dict[str, Any], list[s
 
 
 def _data(path: Path) -> tuple[dict[str, Any], list[str]]:
-    if path.suffix in (".npy", ".bin"):
-        return {"train": str(path)}, ["data: a file of tokens, GPT-2's; no validation"]
+    if path.suffix in _TOKENS:
+        return {"train": str(path)}, [_TOKENS[path.suffix]]
     if (path / FILE_NAME).exists():
         return {"train": str(path)}, ["data: a finished store; no validation (give --val_file)"]
     if (path / "train" / FILE_NAME).exists():

@@ -1,5 +1,6 @@
 """What a run is made of, and what it tells."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -47,8 +48,12 @@ class Training:
         for field in fields(self):
             value = getattr(self, field.name)
             least = 0 if field.name in ("seed", "prefetch") else 1e-9
-            if isinstance(value, int | float) and not isinstance(value, bool) and value < least:
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                continue
+            if value < least:
                 raise PlanError(f"{field.name}={value} is too little for a run.")
+            if not math.isfinite(value):
+                raise PlanError(f"{field.name}={value} is no number that a run could use.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +81,8 @@ class Progress:
     """Of all the times it ran."""
     loss: float | None = None
     val_loss: float | None = None
+    validated: int | None = None
+    """The step at which that was taken, or would have been where there is nothing to validate."""
     target_step: int | None = None
     """The step at which the validation loss was first as low as hoped for."""
 

@@ -60,6 +60,7 @@ class Learner:
     def gradients(self, parts: Iterable[Part], num_targets: Tensor) -> Tensor:
         """Compute the gradients of a step; returns its mean loss and the gradient's length."""
         parts = list(parts)
+        num_targets = num_targets.clamp(min=1)  # a step may hold nothing that is trained on
         total = torch.zeros((), device=self._world.device)
         for number, part in enumerate(parts, 1):
             # Sums over processes are taken once, with the last part.
@@ -82,6 +83,11 @@ class Learner:
             sums += torch.stack([self._losses(part).double(), (part[1] != -100).sum().double()])
         loss, num_targets = self._world.sum(sums).tolist()
         self._spread.train()
+        if not num_targets:
+            raise TrainError(
+                "The validation rows hold no target, so they have no loss: every token in them is "
+                "marked as not to be trained on. Validate on others, or on more (val_rows)."
+            )
         return float(loss / num_targets)
 
     def _losses(self, part: Part) -> Tensor:

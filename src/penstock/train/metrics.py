@@ -10,6 +10,7 @@ was written after its checkpoint and writes it again, the same.
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,27 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 class Metrics:
-    """The file of a run; lines after `step` are cut off when it is opened."""
+    """The file of a run; at first, what its last checkpoint does not know of is cut off.
 
-    def __init__(self, path: Path, *, step: int, tensorboard: bool = False) -> None:
+    Args:
+        path: The file.
+        step: The last step that was saved.
+        validated: The last validation that was saved.
+        tensorboard: Whether the same is written for TensorBoard.
+    """
+
+    def __init__(
+        self, path: Path, *, step: int, validated: int | None = None, tensorboard: bool = False
+    ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._board = _board(path.parent) if tensorboard else None
-        kept = [each for each in read_metrics(path) if each["step"] <= step]
+        self._board = _board(path.parent, step) if tensorboard else None
+        # A step may be saved, and its validation come after.
+        last = ("step", "val", "target") if validated == step else ("step",)
+        kept = [
+            each
+            for each in read_metrics(path)
+            if each["step"] < step or (each["step"] == step and each["kind"] in last)
+        ]
         write_file(path, [_line(each) for each in kept])
         self._stream = path.open("a", encoding="utf-8")
 
@@ -60,6 +76,10 @@ class Metrics:
             for name, value in values.items():
                 if isinstance(value, int | float) and name != "fingerprint":
                     self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def sync(self) -> None:
+        """Force all that was written to disk."""
+        os.fsync(self._stream.fileno())
 
     def close(self) -> None:
         """Close the file."""
@@ -88,7 +108,7 @@ def _line(values: dict[str, Any]) -> bytes:
     return json.dumps(known).encode() + b"\n"
 
 
-def _board(directory: Path) -> Any:
+def _board(directory: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -98,4 +118,4 @@ def _board(directory: Path) -> Any:
             "tensorboard=true needs tensorboard, which is not installed. Install it with: "
             'pip install "penstock[tensorboard]"'
         ) from error
-    return SummaryWriter(directory / "tensorboard")
+    return SummaryWriter(directory / "tensorboard", purge_step=step + 1 if step else 0)

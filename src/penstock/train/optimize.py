@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from penstock.errors import PlanError
+from penstock.errors import PlanError, TrainError
 
 __all__ = ["Optimization", "Optimizers"]
 
@@ -39,16 +39,20 @@ class Optimization:
     """The longest gradient; longer ones are shortened to it. 0 shortens none."""
 
     def __post_init__(self) -> None:
-        if self.learning_rate <= 0 or self.muon_rate <= 0 or not 0 <= self.floor <= 1:
+        rates = (self.learning_rate, self.muon_rate)
+        if not all(0 < rate < math.inf for rate in rates) or not 0 <= self.floor <= 1:
             raise PlanError(
                 f"learning_rate={self.learning_rate}, muon_rate={self.muon_rate} and floor="
                 f"{self.floor}: rates are above 0, and the floor is a share of them."
             )
-        if min(self.warmup_steps, self.weight_decay, self.clip) < 0:
+        least = (self.warmup_steps, self.weight_decay, self.clip)
+        if not all(0 <= each < math.inf for each in least):
             raise PlanError(
                 f"warmup_steps={self.warmup_steps}, weight_decay={self.weight_decay} and clip="
-                f"{self.clip} cannot be below 0."
+                f"{self.clip} cannot be below 0, nor without end."
             )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise PlanError(f"betas={list(self.betas)} are shares of what is kept: 0 to below 1.")
 
     def rate(self, step: int, steps: int | None) -> float:
         """The share of the highest rate at a step of so many; of a run of unknown length, all.
@@ -107,12 +111,25 @@ class Optimizers:
         return [optimizer.state_dict() for optimizer in self.all]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """Go on with what was remembered, at the rates that are set now."""
-        for optimizer, state in zip(self.all, states, strict=True):
-            highest = [group["highest"] for group in optimizer.param_groups]
-            optimizer.load_state_dict(state)
-            for group, rate in zip(optimizer.param_groups, highest, strict=True):
-                group["highest"] = rate
+        """Go on with what was remembered, under the settings of now.
+
+        Raises:
+            TrainError: it is what another optimizer remembered.
+        """
+        try:
+            for optimizer, state in zip(self.all, states, strict=True):
+                ours = [
+                    {name: value for name, value in group.items() if name != "params"}
+                    for group in optimizer.param_groups
+                ]
+                optimizer.load_state_dict(state)
+                for group, settings in zip(optimizer.param_groups, ours, strict=True):
+                    group.update(settings)
+        except ValueError as error:
+            raise TrainError(
+                f"This run was begun with another optimizer than {self.settings.optimizer!r}, "
+                "which remembers other things. Go on with the one it had, or name another output."
+            ) from error
 
 
 def _muon(matrices: list[nn.Parameter], settings: Optimization) -> Any:

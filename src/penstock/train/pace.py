@@ -17,6 +17,7 @@ __all__ = ["TIMED_STEPS", "Pace", "Reading", "device_memory", "signals"]
 
 TIMED_STEPS = 20
 """After so many steps a process knows how long one takes; the first ten may compile."""
+_AGAIN_SECONDS = 1.0
 
 
 class Pace:
@@ -81,13 +82,26 @@ class Reading:
 
 @contextmanager
 def signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and Ctrl-C set, in place of ending the process."""
+    """An event that SIGTERM and Ctrl-C set, in place of ending the process.
+
+    The step under way may be long, or wait for data: a second Ctrl-C ends it at once. It counts
+    from a second after the first on, because torchrun passes on the one that all have got.
+    """
     asked = threading.Event()
+    first = math.inf
+
+    def hear(number: int, _: Any) -> None:
+        nonlocal first
+        if number == signal.SIGINT and time.monotonic() > first + _AGAIN_SECONDS:
+            raise KeyboardInterrupt
+        first = min(first, time.monotonic())
+        asked.set()
+
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, lambda *_: asked.set()) for number in numbers]
+    before = [signal.signal(number, hear) for number in numbers]
     try:
         yield asked
     finally:

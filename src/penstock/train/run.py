@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +35,8 @@ from penstock.train.learner import Learner
 from penstock.train.metrics import Metrics, peak_flops, read_metrics
 from penstock.train.pace import TIMED_STEPS, Pace, Reading, device_memory, signals
 from penstock.train.trace import documents_at
-from penstock.train.world import World, world
+from penstock.train.vocabulary import check_vocabulary
+from penstock.train.world import World, signed, world
 
 __all__ = ["train"]
 
@@ -73,6 +75,7 @@ class _Run:
         self.job, self.world, self.asked = job, here, asked
         self.settings = job.training
         self.tell: Tell = tell if here.leads else (lambda _: None)
+        check_vocabulary(job.plan.sources, job.val, job.shape.vocab_size)
         self.learner = Learner(job, here)
         rows = self.settings.batch_size
         if rows == "auto":
@@ -83,7 +86,7 @@ class _Run:
         self.checkpoints = Checkpoints(job.output / "checkpoints", keep_last=kept)
         self.now = Progress(steps=self.settings.steps)  # of steps whose numbers are known
         self._resume()
-        self.queued = self.saved = self.validated = self.now.step
+        self.queued = self.saved = self.now.step
         self.stopping = self.interrupted = False
         self.pace = Pace()
         self.peak = peak_flops(here.device)
@@ -115,36 +118,46 @@ class _Run:
     def go(self) -> Outcome:
         """Steps until the end, and what is left behind after it."""
         late = self.world.agreed(int(self._is_late()))
-        if self.now.step and (self.now.step == self.now.steps or late):
+        self.stopping = bool(late and self.now.step)
+        path, curve = self.job.output / "metrics.jsonl", self.job.output / "curve.svg"
+        finished = self._is_over() and self.now.validated == self.now.step
+        if finished:
             self.tell(f"{self.job.output} was finished before, after step {self.now.step:,}")
-            return self._outcome()
-        self.learner.begin()
-        path = self.job.output / "metrics.jsonl"
-        if self.world.leads:
-            board = self.settings.tensorboard
-            self.metrics = Metrics(path, step=self.now.step, tensorboard=board)
-        try:
-            self._work()
-        finally:
-            if self.metrics is not None:
-                self.metrics.close()
-        if self.world.leads:
+        else:
+            self._work(path)
+        if self.world.leads and not (finished and curve.exists()):
             title = f"{self.job.output.name}: {self.now.tokens:,} tokens"
             target = self.settings.target_val_loss
-            curve = self.job.output / "curve.svg"
             write_curve(curve, read_metrics(path), title=title, target=target)
         self.world.wait()
         return self._outcome()
 
-    def _work(self) -> None:
-        """From the first step to the last checkpoint."""
-        if self.now.step == 0:
-            self._validate()
-        self._loop(iter(self.feed.loader))
-        if self.validated != self.now.step and not self.interrupted:
-            self._validate()
-        if self.saved != self.now.step:
-            self._save()
+    def _work(self, path: Path) -> None:
+        """From the first step to the last checkpoint, written down at `path`."""
+        self.learner.begin()
+        if self.world.leads:
+            now, board = self.now, self.settings.tensorboard
+            self.metrics = Metrics(path, step=now.step, validated=now.validated, tensorboard=board)
+        try:
+            if self.now.step == 0:
+                with self.pace.paused():
+                    self._validate()
+                if self.settings.compile:
+                    self.pace.pause = 0.0  # most of it was compiling, which comes once
+            self._loop(iter(self.feed.loader))
+            if self.now.validated != self.now.step and not self.interrupted:
+                self._validate()
+                self.saved = -1  # what was saved of this step does not know of it
+            if self.saved != self.now.step:
+                self._save()
+        finally:
+            if self.metrics is not None:
+                self.metrics.close()
+
+    def _is_over(self) -> bool:
+        """Whether no step is left to take."""
+        reached = self.now.steps is not None and self.queued >= self.now.steps
+        return self.stopping or reached
 
     def _outcome(self) -> Outcome:
         return Outcome(
@@ -157,7 +170,7 @@ class _Run:
 
     def _loop(self, batches: Iterator[dict[str, Tensor]]) -> None:
         pending: _Taken | None = None
-        while not self.stopping and self.queued != self.now.steps:
+        while not self._is_over():
             taken = self._take(batches)
             if pending is not None:
                 self._settle(pending)
@@ -197,7 +210,7 @@ class _Run:
             torch.manual_seed(key >> 1)
         # All processes must stop after the same step, so each tells the others.
         stop = self._is_late() + self.asked.is_set() * _ASKED
-        counts = self.world.put([0, _signed(self.feed.loader.fingerprint or 0), stop])
+        counts = self.world.put([0, signed(self.feed.loader.fingerprint or 0), stop])
         counts[0] = (batch["targets"] != -100).sum()
         self.world.sum(counts)
         numbers = self.learner.gradients(self.feed.parts(batch), counts[0])
@@ -293,7 +306,7 @@ class _Run:
 
     def _validate(self) -> None:
         """The mean loss of the validation rows, and whether it is the one hoped for."""
-        self.validated = self.now.step
+        self.now = replace(self.now, validated=self.now.step)
         if self.feed.val is None:
             return
         self.feed.val.seek(0)
@@ -327,10 +340,7 @@ class _Run:
                 "data": self.feed.loader.state_dict(),
                 **self.learner.state(),
             }
+            if self.metrics is not None:
+                self.metrics.sync()  # a power cut must not leave a checkpoint without its lines
             self.checkpoints.save(self.now.step, contents)
         self.world.wait()
-
-
-def _signed(number: int) -> int:
-    """The 64 bits of a fingerprint as torch counts them; sums over processes wrap alike."""
-    return number - 2**64 if number >= 2**63 else number

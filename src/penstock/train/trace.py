@@ -25,7 +25,7 @@ def documents_at(plan: Plan, start: int, stop: int) -> str:
         if len(told) > _SHOWN:
             break
     if not told:
-        return "rows of files that do not record documents"
+        return "rows that do not say which documents they are of"
     return ", ".join(told[:_SHOWN]) + (" and more" if len(told) > _SHOWN else "")
 
 
@@ -37,11 +37,10 @@ def _documents(rows: Any, sample: int) -> Iterator[str]:
         return  # files do not record documents
     if hasattr(rows, "stride"):
         spans = [(sample * rows.stride, rows.length)]
+    elif hasattr(rows, "spans"):
+        spans = rows.spans(sample)
     else:
-        _, starts, sizes = rows._rows.index.spans(np.array([sample]))
-        part = int(np.searchsorted(np.cumsum(rows.part_rows), sample, side="right"))
-        first = int(stream.starts[part])
-        spans = [(first + int(at), int(size)) for at, size in zip(starts, sizes, strict=True)]
+        return
     for start, length in spans:
         yield from _between(stream, start, start + length)
 

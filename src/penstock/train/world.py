@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-__all__ = ["World", "launched_rank", "world"]
+from penstock.errors import PlanError
+
+__all__ = ["World", "device_of", "launched_rank", "signed", "world"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +65,43 @@ class World:
         return DistributedDataParallel(model, device_ids=ids)
 
 
+def signed(number: int) -> int:
+    """64 bits as torch counts them; sums over processes wrap alike.
+
+    >>> signed(2**64 - 1), signed(7)
+    (-1, 7)
+    """
+    return number - 2**64 if number >= 2**63 else number
+
+
 def launched_rank() -> int | None:
     """Which process this is of those that torchrun started; None where it did not."""
     return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
+def device_of(device: str | None) -> torch.device:
+    """The device of a name, if there is one; without a name, the GPU where there is one.
+
+    Raises:
+        PlanError: there is none of that name.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise PlanError(f"There is no device {device!r}; use cpu, cuda or cuda:1.") from error
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise PlanError(f"device={device!r} is not here: torch finds {found} GPUs. Use cpu.")
+    return place
+
+
 @contextmanager
 def world(device: str | None = None) -> Iterator[World]:
     """Join the others, where torchrun started several; leave them at the end."""
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     joined = distributed.is_available() and distributed.is_initialized()
     launched = not joined and launched_rank() is not None
-    place = torch.device(kind)
+    place = device_of(device)
     if place.type == "cuda":
         number = int(os.environ.get("LOCAL_RANK", "0")) if launched else place.index
         if number is not None:

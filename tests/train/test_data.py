@@ -1,0 +1,180 @@
+"""What a recipe's data may be, and what is said of data that cannot be trained on."""
+
+import json
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.errors import PlanError, StoreError
+from penstock.recipe import parse_recipe
+from penstock.train.command import execute, job_of, recipe_of
+from penstock.train.metrics import read_metrics
+from penstock.train.run import train
+
+SMALL = {"model.layers": 1, "model.width": 16, "model.heads": 2, "training.steps": 3}
+
+
+def job(source, tmp_path, told=None, **changes):
+    """The job of a source that is no recipe, small, with settings by dotted names."""
+    changes = {name.replace("__", "."): value for name, value in changes.items()}
+    settings = {**SMALL, "output": str(tmp_path / "run"), "data.length": 16, **changes}
+    recipe, guessed = recipe_of(str(source), settings, "cpu")
+    told = [] if told is None else told
+    told += guessed
+    return job_of(recipe, told.append)
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text("".join(f"Line {number}: the fox jumps.\n\n" for number in range(300)))
+    return path
+
+
+def test_a_text_of_one_line_trains_without_validation(tmp_path):
+    (tmp_path / "one.txt").write_text("word " * 200)
+    told = []
+    made = job(tmp_path / "one.txt", tmp_path, told)
+
+    assert made.val is None
+    assert told[-1].startswith("no validation: ")
+    assert train(made, device="cpu").now.step == 3
+
+
+def test_less_validation_text_than_a_row_is_one_row(tmp_path, text):
+    (tmp_path / "val.txt").write_text("Three words here.")
+    made = job(text, tmp_path, data__val=str(tmp_path / "val.txt"), data__length=64)
+
+    assert len(made.val) == 1
+    assert train(made, device="cpu").now.val_loss > 10
+
+
+def test_too_little_text_says_where_and_what_to_set(tmp_path):
+    (tmp_path / "short.txt").write_text("Five tokens.")
+    with pytest.raises(PlanError, match="do not make one row") as caught:
+        job(tmp_path / "short.txt", tmp_path)
+
+    assert "stores/train" in caught.value.__notes__[0]
+    assert "--max_length" in caught.value.__notes__[0]
+
+
+def test_a_split_directory_given_for_validation_means_its_validation_side(tmp_path, text):
+    ps.build(text, tmp_path / "both", split="tail:0.1", tokenizer="gpt2")
+    made = job(tmp_path / "both", tmp_path, data__val=str(tmp_path / "both"))
+
+    assert made.val.stream.members[0].path == tmp_path / "both" / "val"
+
+
+def test_text_that_has_changed_is_told_to_go_elsewhere(tmp_path, text):
+    job(text, tmp_path)
+    text.write_text("Other words.\n\n" * 400)
+
+    with pytest.raises(StoreError, match="built otherwise") as caught:
+        job(text, tmp_path)
+    assert "name another output" in caught.value.__notes__[0]
+
+
+def test_validation_by_another_tokenizer_is_refused(tmp_path, text):
+    for name in ("gpt2", "bytes"):
+        ps.build(text, tmp_path / name, tokenizer=name)
+    made = job(tmp_path / "gpt2", tmp_path, data__val=str(tmp_path / "bytes"))
+
+    with pytest.raises(PlanError, match="validation rows are of another tokenizer"):
+        train(made, device="cpu")
+
+
+def test_a_vocabulary_that_is_too_small_for_the_data_is_refused(tmp_path, text):
+    ps.build(text, tmp_path / "gpt2")
+    made = job(tmp_path / "gpt2", tmp_path, model__vocab_size=100)
+    with pytest.raises(PlanError, match=r"gpt2 has ids up to 50,256, and the model knows 100\."):
+        train(made, device="cpu")
+
+    np.save(tmp_path / "wide.npy", np.arange(60_000, 61_000, dtype=np.uint32))
+    with pytest.raises(PlanError, match=r"wide\.npy has ids up to 60,999, .* vocab_size to 61000"):
+        train(job(tmp_path / "wide.npy", tmp_path), device="cpu")
+    wider = job(tmp_path / "wide.npy", tmp_path, model__vocab_size=61_000)
+    assert train(wider, device="cpu").now.step == 3
+
+
+def test_a_bare_file_of_nanogpt_is_trained_on(tmp_path):
+    np.arange(1_000, dtype=np.uint16).tofile(tmp_path / "train.bin")
+    told = []
+    recipe, guessed = recipe_of(
+        str(tmp_path / "train.bin"), {**SMALL, "output": str(tmp_path / "run")}, "cpu"
+    )
+    outcome = execute(recipe, device="cpu", tell=told.append)
+
+    assert "in uint16 as nanoGPT writes them" in guessed[0]
+    assert outcome.now.step == 3
+    assert any("does not say which tokenizer" in str(each) for each in told)
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    """A store most of which is not trained on: long questions, short answers."""
+    messages = [
+        {"role": "user", "content": "Say yes, please, as you always do when you are asked. " * 4},
+        {"role": "assistant", "content": "Yes."},
+    ]
+    texts = ps.Texts([json.dumps({"messages": messages})] * 40)
+    return ps.build(texts, tmp_path_factory.mktemp("chats") / "store", chat="chatml", max_bad=20)
+
+
+def test_windows_of_a_chat_store_are_validated_on_its_answers(chats, tmp_path):
+    made = job(chats.path, tmp_path, data__val=str(chats.path), data__length=32)
+    outcome = train(made, device="cpu")
+
+    assert outcome.now.val_loss > 0
+    assert outcome.now.tokens < 3 * 4 * 32 / 2
+
+
+def test_a_step_without_any_target_is_no_error(chats, tmp_path):
+    made = job(chats.path, tmp_path, data__length=8, training__batch_size=1, training__steps=12)
+    train(made, device="cpu")
+    losses = [each["loss"] for each in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+
+    assert 0.0 in losses
+    assert all(loss is not None for loss in losses)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"train": "x", "length": 0}, "length=0 is no row"),
+        ({"sources": {"a": {"train": "x"}}, "split": "tail:0.1"}, "for several sources, give val"),
+        ({"sources": {"../a": {"train": "x"}}}, "A source cannot be called '../a'"),
+        ({"sources": {"val": {"train": "x"}}, "val": "y"}, "A source cannot be called 'val'"),
+        ({"train": "x", "stream": True, "split": "tail:0.1"}, "nor with split"),
+        ({"train": "x", "stream": True, "shuffle": "full"}, "shuffle='full' needs all rows"),
+    ],
+)
+def test_data_that_makes_no_sense_is_refused_before_anything_is_built(data, message):
+    with pytest.raises(PlanError, match=message):
+        parse_recipe({"data": data, "training": {"steps": 1}}, "here")
+
+
+def test_training_on_text_that_is_still_tokenized_is_training_on_its_parts_in_order(tmp_path, text):
+    """And goes on from a checkpoint, the store meanwhile finished, as one that never stopped."""
+
+    def run(name, steps, **changes):
+        place = tmp_path / name
+        place.mkdir(exist_ok=True)
+        train(job(text, place, training__steps=steps, training__save_every=2, **changes))
+        metrics = read_metrics(place / "run" / "metrics.jsonl")
+        return [(each["loss"], each["fingerprint"]) for each in metrics if each["kind"] == "step"]
+
+    built = tmp_path / "built"
+    ps.build(text, built, documents="paragraphs")
+    straight = run("straight", 8, data__train=str(built), data__shuffle="part")
+    run("streamed", 4, data__stream=True, optimization__floor=1.0)
+    fingerprints = [each for _, each in run("streamed", 8, data__stream=True)]
+
+    assert fingerprints == [each for _, each in straight]
+    assert run("again", 8, data__stream=True) == straight
+
+
+def test_a_store_is_not_streamed(tmp_path, text):
+    ps.build(text, tmp_path / "store")
+    with pytest.raises(PlanError, match="is not text"):
+        job(tmp_path / "store", tmp_path, data__stream=True)
