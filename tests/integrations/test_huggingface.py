@@ -1,5 +1,8 @@
 """Hugging Face's datasets, collators, Trainer and accelerate over our rows."""
 
+import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -206,6 +209,42 @@ def test_accelerate_leaves_it_as_it_is(windows):
     loader = StepLoader(windows, 4)
 
     assert accelerate.Accelerator(cpu=True).prepare(loader) is loader
+
+
+@pytest.mark.slow
+def test_two_processes_of_accelerate_share_each_step_once_and_skip_once(windows, tmp_path):
+    """Real processes; `prepare`, `save_state`, `load_state` and `skip_first_batches` are theirs."""
+    pytest.importorskip("accelerate")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    script = Path(__file__).parent / "accelerate_script.py"
+    command = [sys.executable, "-W", "ignore", str(script)]
+    command += [str(windows.stream.members[0].path), str(tmp_path)]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **common, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    try:
+        told = [rank.communicate(timeout=120)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(told)
+    one, other = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
+    alone = StepLoader(windows, 8)
+    expected = [batch["input_ids"].tolist() for _ in range(2) for batch in alone]
+
+    assert one == other
+    assert one["whole"] == expected
+    assert one["resumed"] == expected[3:]
+    assert one["skipped"] == expected[len(alone) + 3 :]
 
 
 @pytest.mark.slow

@@ -213,6 +213,15 @@ def test_workers_make_the_same_batches(module, workers):
         assert rows_of(getattr(found, name)()) == rows_of(getattr(expected, name)())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["train_dataloader", "val_dataloader"])
+def test_workers_that_were_not_forked_make_the_same_batches(module, name):
+    expected, found = (getattr(module(num_workers=number), name)() for number in (0, 1))
+    found.multiprocessing_context = "spawn"
+
+    assert rows_of(found) == rows_of(expected)
+
+
 def test_validation_is_in_order_and_complete(module):
     batches = list(module().val_dataloader())
 

@@ -120,6 +120,14 @@ def test_a_finished_stream_has_a_length_and_the_same_rows_again(module):
     assert rows_of(again) == rows
 
 
+def test_too_little_text_for_one_step_is_told_at_the_first_batch(module):
+    """And not by a batch that holds rows twice."""
+    batches = iter(module(batch_size=1_000).train_dataloader())
+
+    with pytest.raises(PlanError, match="one step of training takes 1,000"):
+        next(batches)
+
+
 def test_preprocessed_files_are_read_without_the_text(files, tmp_path):
     for side, name in (("train_file", "owt_train"), ("val_file", "owt_val")):
         preprocess(files[side], tmp_path / f"{name}_preprocessed.npy", tokenizer="bytes")

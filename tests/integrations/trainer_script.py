@@ -14,7 +14,7 @@ from penstock.integrations.huggingface import RowsTrainer
 
 warnings.filterwarnings("ignore")
 transformers.logging.set_verbosity_error()
-STOP = 7
+STOP = 11  # in the second of two epochs
 
 
 class TinyTrainer(RowsTrainer, transformers.Trainer):

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_the_benchmark_measures_a_stream_and_compares_rows(tmp_path):
-    text = "".join(f"{number} " + "some words " * (number % 40) + "\n" for number in range(20_000))
+    text = "".join(f"{number} " + "some words " * (number % 40) + "\n" for number in range(3_000))
     (tmp_path / "in.txt").write_text(text)
     options = ["--file", tmp_path / "in.txt", "--folder", tmp_path, "--repetitions", 1]
     options += ["--peer-seconds", 0.1]

@@ -1,13 +1,18 @@
 """`keep=False`: the disk holds what is being read and a little more."""
 
+import importlib.util
 import json
+import os
 import time
+from pathlib import Path
 
 import pytest
 
+from penstock.errors import StoreError
 from penstock.loader.loader import Loader
 from penstock.rows.packs import Packs
 from penstock.rows.windows import Windows
+from penstock.streaming import marks
 from penstock.streaming.marks import Mark, Wishes, wanted_slices
 
 DEADLINE = 20
@@ -129,4 +134,84 @@ def test_wishes_go_on_at_the_first_slice_after_the_last(tmp_path):
     assert wishes.place(reader, 8, 10) == {8, 9, 0}
     wishes.add(5, 10)
     assert wanted_slices(tmp_path) == [5, 8, 9, 0]
-    wishes.mark.close()
+    wishes.close()
+
+
+def test_what_is_read_after_the_stream_was_closed_touches_no_other_file(stream, tmp_path):
+    """The mark's file number is free then, and the next file that is opened gets it."""
+    growing = stream(keep=False, ahead=1)
+    iterator = iter(Loader(Windows(growing, 32), 1, prefetch=0))
+    next(iterator)
+    growing.close()
+    others = [(tmp_path / f"{number}.txt").open("w+") for number in range(9)]
+
+    with pytest.raises(StoreError, match="the stream was closed"):
+        list(iterator)
+    for other in others:
+        assert other.read() == ""
+        other.close()
+
+
+def test_a_part_that_is_dropped_the_moment_before_it_is_opened_is_waited_for(
+    stream, finished, tmp_path, same, monkeypatch
+):
+    """As another reader's next step may do to one that asks for steps anywhere."""
+    loader = Loader(Windows(stream(keep=False, ahead=1), 32), 8, prefetch=0)
+    alone = Loader(Windows(finished, 32), 8, epochs=1, shuffle="part")
+    gone, open_file = [], Path.open
+
+    def open_later(path, *arguments, **options):
+        if path.parent == tmp_path / "s" and path.name.endswith(".tokens.npy") and not gone:
+            gone.append(path)
+            path.unlink()
+        return open_file(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", open_later)
+
+    assert same([loader[90]], [alone[90]])
+    assert gone
+
+
+def as_elsewhere(module):
+    """A module as another machine has it, which knows nothing of ours."""
+    spec = importlib.util.spec_from_file_location("elsewhere", module.__file__)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def test_marks_of_machines_where_processes_have_the_same_number_are_two(tmp_path):
+    one, other = (as_elsewhere(marks).Mark(tmp_path) for _ in range(2))
+    one.want([3])
+    other.want([7])
+
+    assert sorted(wanted_slices(tmp_path)) == [3, 7]
+    one.close()
+    assert wanted_slices(tmp_path) == [7]
+    other.close()
+
+
+def test_marks_are_read_and_made_while_others_write_and_leave(tmp_path):
+    """A mark that is read half before and half after a change, and a folder that goes."""
+    children = []
+    for _ in range(2):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                until = time.monotonic() + 1.5
+                while time.monotonic() < until:
+                    mark = Mark(tmp_path)
+                    for number in range(20):
+                        mark.want(range(100) if number % 2 else [123_456, 7])
+                    mark.close()
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(child)
+    while children:
+        assert set(wanted_slices(tmp_path)) <= {*range(100), 123_456}
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if child:
+            assert status == 0
+            children.remove(child)

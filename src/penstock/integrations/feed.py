@@ -71,6 +71,10 @@ class Feed:
     workers: dict[str, Any] = field(default_factory=dict)
     """Arguments for DataLoaders."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers start none of their own, and a generator among these cannot be sent to them.
+        return {**self.__dict__, "workers": {}}
+
     def loader(self) -> Loader:
         """A loader over all positions, without end."""
         plan: Any = self.plan
@@ -90,6 +94,21 @@ class Feed:
         """Full steps of one pass over the rows; None where it is not known how many there are."""
         rows = self.plan.epoch_rows
         return None if rows is None else rows // self.global_batch
+
+    def refuse_no_step(self, *, wait: bool = False) -> None:
+        """Raise where all rows do not make one step: a batch would hold some of them twice.
+
+        Where text is still being read, only `wait` finds out.
+        """
+        plan: Any = self.plan
+        if wait and isinstance(plan, GrowingPlan):
+            plan.reach(self.global_batch)
+        if self.epoch_steps == 0:
+            raise PlanError(
+                f"The training text makes {len(plan):,} rows, and one step of training takes "
+                f"{self.global_batch:,} ({self.global_batch // self.world_size:,} on each of "
+                f"{self.world_size:,} devices). Use a smaller batch_size, or more text."
+            )
 
     def ends_pass(self, position: int) -> bool:
         """Whether no step of the pass is left at `position`.
@@ -203,6 +222,7 @@ class TrainingBatches(DataLoader[Any]):
         position = self._place.begin()
         feed = self._place.feed
         steps = len(self) if self._sized else None
+        feed.refuse_no_step(wait=True)
         batches = self._by_workers(position) if self.num_workers else self._here(position)
         for number, batch in enumerate(batches, start=1):
             # Counted before the batch is out: who keeps it may never ask for another.

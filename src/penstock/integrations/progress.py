@@ -55,13 +55,7 @@ class Progress:
         """Train on `feed`, on as many ranks as it says; the size of its steps is ours to say."""
         self._feed = feed.sized(self._global_batch(feed.world_size))
         self._scribe = None
-        steps = self._feed.epoch_steps
-        if steps == 0:
-            raise PlanError(
-                f"The training text makes {len(feed.plan):,} rows, and one step of training takes "
-                f"{self._feed.global_batch:,} ({self._feed.global_batch // feed.world_size:,} on "
-                f"each of {feed.world_size:,} devices). Use a smaller batch_size, or more text."
-            )
+        self._feed.refuse_no_step()
         if self._restored is not None:
             self._go_to(self._restored)
 

@@ -28,7 +28,6 @@ from penstock.store.manifest import (
     Manifest,
     PartRecord,
     of_all_builds,
-    part_file,
     read_manifest,
 )
 from penstock.store.reader import TokenStore
@@ -299,14 +298,17 @@ class GrowingStore(TokenStore):
 
     def part_array(self, part: int, kind: str) -> NDArray[Any]:
         """One array of one part; of a part that was dropped, when it was made again."""
-        if (part, kind) not in self._mapped:
-            record = self.manifest.parts[part]
-            path = self.path / part_file(record.number, kind)
-            patience = Patience()
-            while not path.exists() and not self._is_kept_whole():
-                self._want(record.number)
-                self._await(f"part {part}, which was dropped and is made again,", patience)
-        return super().part_array(part, kind)
+        patience = Patience()
+        while True:
+            try:
+                return super().part_array(part, kind)
+            except StoreError as error:
+                # Looking first would not do: another reader's next part may be the end of ours.
+                is_gone = isinstance(error.__context__, FileNotFoundError)
+                if not is_gone or self._is_kept_whole():
+                    raise
+            self._want(self.manifest.parts[part].number)
+            self._await(f"part {part}, which was dropped and is made again,", patience)
 
     def _is_kept_whole(self) -> bool:
         """Whether all parts are there to stay, so that one that is missing is lost."""
@@ -344,7 +346,7 @@ def _after_fork() -> None:
     """A child only reads: the thread that builds stayed behind, with what it may have held."""
     for store in _open_streams:
         store._growth, store._lock = Lock(), Lock()
-        store._builder = None
+        store._builder = store._wishes = None
 
 
 if hasattr(os, "register_at_fork"):
@@ -355,4 +357,4 @@ def _leave(builder: Builder | None, wishes: Wishes | None) -> None:
     if builder is not None:
         builder.close()
     if wishes is not None:
-        wishes.mark.close()
+        wishes.close()

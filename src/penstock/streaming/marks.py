@@ -1,6 +1,6 @@
 """Who reads which slices, so that what nobody reads can be dropped.
 
-    .readers/4711-000000.json    [7, 8, 9, 10]    the slices one reader wants, nearest first
+    .readers/4711-000000-9f0c2e81.json    [7, 8, 9]    the slices one reader wants, nearest first
 
 A mark is a file that its reader keeps locked. The lock ends with the process, however that
 ends, so a mark that can be locked by another belongs to nobody and is removed.
@@ -9,10 +9,12 @@ ends, so a mark that can be locked by another belongs to nobody and is removed.
 import itertools
 import json
 import os
+import secrets
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from penstock.store.lock import close_held, hold
@@ -30,13 +32,15 @@ class Mark:
 
     def __init__(self, directory: Path) -> None:
         self._folder = directory / _FOLDER
-        self._folder.mkdir(exist_ok=True)
-        self.path = self._folder / f"{os.getpid()}-{next(_serial):06d}.json"
+        # On another machine, or in another container, a process may have the same number.
+        name = f"{os.getpid()}-{next(_serial):06d}-{secrets.token_hex(4)}.json"
+        self.path = self._folder / name
         self._process = os.getpid()
         self._wanted: list[int] | None = None
+        self._closed = False
         # Under another name until it is locked and says something: it would pass for nobody's.
         new = self.path.with_suffix(".new")
-        self._handle = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._handle = _create(new)
         hold(self._handle)
         self.want([])
         new.rename(self.path)
@@ -44,23 +48,35 @@ class Mark:
     def want(self, slices: Sequence[int]) -> None:
         """Say which slices are wanted, nearest first."""
         wanted = list(slices[:_MOST])
-        if wanted == self._wanted or os.getpid() != self._process:
+        if self._closed or wanted == self._wanted or os.getpid() != self._process:
             return
         os.pwrite(self._handle, json.dumps(wanted).encode().ljust(_SIZE), 0)
         self._wanted = wanted
 
     def close(self) -> None:
         """Want nothing any more."""
-        if os.getpid() != self._process:
+        if self._closed or os.getpid() != self._process:
             return
+        self._closed = True
         self.path.unlink(missing_ok=True)
         close_held(self._handle)
         with suppress(OSError):  # others are there, or were never
             self._folder.rmdir()
 
 
+def _create(path: Path) -> int:
+    """Make a file and its folder, which goes when a last reader leaves, perhaps meanwhile."""
+    while True:
+        with suppress(FileExistsError):
+            path.parent.mkdir()
+        with suppress(FileNotFoundError):
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+
+
 class Wishes:
     """What the readers of one process want: where each is, and so many slices further.
+
+    Readers may be on several threads, and go on when it was closed, which then tells nobody.
 
     Args:
         directory: Of the store.
@@ -68,22 +84,31 @@ class Wishes:
     """
 
     def __init__(self, directory: Path, ahead: int) -> None:
-        self.mark = Mark(directory)
+        self._mark = Mark(directory)
+        self._telling = Lock()
         self._ahead = ahead
         self._places: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._more: list[int] = []
 
     def place(self, reader: Any, number: int, num_slices: int | None) -> set[int]:
         """Say that a reader is at slice `number` of so many; returns all that is wanted now."""
-        self._places[reader] = number
-        self._more = []
-        return self._tell(num_slices)
+        with self._telling:
+            self._places[reader] = number
+            self._more = []
+            return self._tell(num_slices)
 
     def add(self, number: int, num_slices: int | None) -> None:
         """Say that a slice is wanted besides, until a reader moves on."""
-        if number not in self._more:
-            self._more = [*self._more, number]
-        self._tell(num_slices)
+        with self._telling:
+            if number not in self._more:
+                self._more = [*self._more, number]
+            self._tell(num_slices)
+
+    def close(self) -> None:
+        """Want nothing any more."""
+        # The file's number may be another file's the moment it is closed.
+        with self._telling:
+            self._mark.close()
 
     def _tell(self, num_slices: int | None) -> set[int]:
         places = list(self._places.values())
@@ -91,13 +116,16 @@ class Wishes:
         # After the last slice the first one comes again, in the next epoch.
         wanted = [number % num_slices if num_slices else number for number in ranges]
         wanted = list(dict.fromkeys([*self._more, *wanted]))
-        self.mark.want(wanted)
+        self._mark.want(wanted)
         return set(wanted)
 
 
 def wanted_slices(directory: Path) -> list[int]:
     """All slices that some living reader wants, nearest first."""
-    lists = [_wanted(path) for path in sorted((directory / _FOLDER).glob("*.json"))]
+    marks: list[Path] = []
+    with suppress(FileNotFoundError):  # no reader, or the last one leaves now
+        marks = sorted((directory / _FOLDER).iterdir())
+    lists = [_wanted(path) for path in marks if path.suffix == ".json"]
     nearest = itertools.chain.from_iterable(itertools.zip_longest(*lists))
     return list(dict.fromkeys(each for each in nearest if each is not None))
 
@@ -111,6 +139,14 @@ def _wanted(path: Path) -> list[int]:
         path.unlink(missing_ok=True)
         close_held(handle)
         return []
-    told = os.pread(handle, _SIZE, 0)
-    os.close(handle)
-    return [int(each) for each in json.loads(told)]
+    try:
+        return _told(handle)
+    finally:
+        os.close(handle)
+
+
+def _told(handle: int) -> list[int]:
+    """What a mark says; read once more where it was being written, and half of it is of before."""
+    while True:
+        with suppress(ValueError):
+            return [int(each) for each in json.loads(os.pread(handle, _SIZE, 0))]
