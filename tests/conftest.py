@@ -7,6 +7,7 @@ be repeated with `--hypothesis-seed`; HYPOTHESIS_PROFILE=torture asks for more e
 import functools
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -34,6 +35,9 @@ settings.register_profile("torture", settings.get_profile("default"), max_exampl
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
+    # A shell starts what runs in its background deaf to Ctrl-C, and children inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
     if config.getoption("--hypothesis-seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
