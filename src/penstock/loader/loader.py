@@ -20,7 +20,7 @@ from penstock.loader.assemble import MOST_STEPS, Assembler, Block
 from penstock.loader.batch import Format, Shape
 from penstock.loader.device import DeviceCopy
 from penstock.loader.log import FingerprintLog
-from penstock.loader.make import Made, Maker
+from penstock.loader.make import Made, Maker, keep_freed_memory
 from penstock.loader.prefetch import Ahead
 from penstock.loader.prefix import identity_at, place_of
 from penstock.loader.state import check_state, identify, write_state
@@ -244,6 +244,7 @@ class Loader:
 
     def _iterate(self, turn: int) -> Iterator[Any]:
         self._check_turn(turn)
+        keep_freed_memory()
         copy = DeviceCopy(self.device) if self.device.type == "cuda" else None
         made = partial(self._made, self.step, copy)
         reader = Ahead(made, self._prefetch) if self._prefetch else None

@@ -8,7 +8,8 @@ cache. Made a block at a time, batches of 64-bit ids took twice as long.
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from functools import partial
+from functools import cache, partial
+from itertools import count, pairwise
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -21,11 +22,23 @@ from penstock.loader.device import DeviceCopy
 from penstock.rows.padded import narrowed
 from penstock.rows.pieces import Side
 
-__all__ = ["Made", "Maker"]
+__all__ = ["Made", "Maker", "keep_freed_memory"]
 
 _NOT_FOR_HF = ("document_ids", "cu_seqlens")
 
 Dress = Callable[[dict[str, torch.Tensor]], Any]
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Have malloc keep the memory of blocks for the next ones, once in a process.
+
+    glibc gives freed memory back to the system when it is more than twice the largest array
+    that was freed before, and a block that needs it again waits for every page of it. After
+    one large array, never touched, that is 62 MiB (see M_MMAP_THRESHOLD in mallopt(3)). Without
+    it, runs of the loader were up to a quarter slower, by chance.
+    """
+    np.empty(31 << 20, np.uint8)
 
 
 class Made(NamedTuple):
@@ -76,45 +89,51 @@ class Maker:
 
     def batches(self, block: Block, copy: DeviceCopy | None = None) -> Iterator[Made]:
         """The batches of a block, one a step, each made when it is asked for."""
-        for number, (start, stop) in enumerate(block.spans):
+        made = self._plain(block) if self._is_plain(block) else self._any(block, copy)
+        stops = [stop if self._end is None else min(stop, self._end) for _, stop in block.spans]
+        steps = count(block.first_step)
+        fields = zip(steps, stops, block.fingerprints, made, strict=False)
+        for step, stop, fingerprint, (batch, finish) in fields:
+            yield Made(step, stop, batch, fingerprint, finish)
+
+    def _is_plain(self, block: Block) -> bool:
+        """Whether batches are nothing but inputs and targets of full rows, on the CPU."""
+        return (
+            block.targets is None
+            and not block.extras
+            and block.widths is None
+            and not self._narrow
+            and not self._shape.ids
+            and not self._shape.lengths
+            and self._shape.format != "hf"
+            and self._device.type == "cpu"
+            and not self._for_hf
+        )
+
+    def _plain(self, block: Block) -> Iterator[tuple[Any, None]]:
+        """What `Shape.dress` gives, by NumPy's views, which cost a tenth of torch's."""
+        tokens, as_tuple = block.tokens, self._shape.format == "tuple"
+        for start, stop in pairwise(block.edges):
+            wide = tokens[start:stop].astype(np.int64)
+            inputs, targets = torch.from_numpy(wide[:, :-1]), torch.from_numpy(wide[:, 1:])
+            del wide  # nothing else keeps it when the batch is gone
+            yield (inputs, targets) if as_tuple else {"inputs": inputs, "targets": targets}, None
+            del inputs, targets
+
+    def _any(
+        self, block: Block, copy: DeviceCopy | None
+    ) -> Iterator[tuple[Any, Callable[[], None] | None]]:
+        """Any batch, with what is left to do when it is handed out."""
+        for number, (start, _) in enumerate(block.spans):
             length = self._shape.length_at(start)
             arrays = host_tensors(block, number, ids=self._shape.ids, length=length)
             if block.widths is not None:
                 arrays = narrowed(arrays, block.widths[number], length, self._side or "right")
-            finish = None
             if copy is not None:
                 dress = self._dress(arrays, length)
-                batch, finish = copy.put(arrays, dress, narrow=self._narrow)
-            elif self._is_plain(arrays, length):
-                batch = self._plain(arrays["tokens"])
+                yield copy.put(arrays, dress, narrow=self._narrow)
             else:
-                batch = self._on_device(arrays, length)
-            yield Made(
-                block.first_step + number,
-                stop if self._end is None else min(stop, self._end),
-                batch,
-                block.fingerprints[number],
-                finish,
-            )
-
-    def _is_plain(self, arrays: dict[str, NDArray[Any]], length: int) -> bool:
-        """Whether a batch is nothing but inputs and targets of full rows, on the CPU."""
-        return (
-            len(arrays) == 1
-            and not self._narrow
-            and self._shape.format != "hf"
-            and self._device.type == "cpu"
-            and length == self._shape.length
-            and not self._for_hf
-        )
-
-    def _plain(self, tokens: NDArray[Any]) -> Any:
-        """What `Shape.dress` gives, by NumPy's views, which cost a tenth of torch's."""
-        wide = tokens.astype(np.int64)
-        inputs, targets = torch.from_numpy(wide[:, :-1]), torch.from_numpy(wide[:, 1:])
-        if self._shape.format == "tuple":
-            return inputs, targets
-        return {"inputs": inputs, "targets": targets}
+                yield self._on_device(arrays, length), None
 
     def _on_device(self, arrays: dict[str, NDArray[Any]], length: int) -> Any:
         """Any batch, where no stream of the device has to be waited for."""
