@@ -130,6 +130,7 @@ def test_options_that_cannot_be_are_refused(options, message):
         ([[[1]]], r"shape \(1, 1\)"),
         ([[1], 2], "Row 1 is 2; it must be one row of whole numbers"),
         ([None], "Row 0 is None"),
+        ([[None]], r"Row 0 is \[None\]"),
         ([["a"]], r"Row 0 is \['a'\]"),
         ([{"labels": [1]}], r"Row 0 has \['labels'\], and no input_ids"),
     ],

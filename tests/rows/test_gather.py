@@ -1,5 +1,7 @@
 """Rows of many pieces in one call are the rows of one array."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -63,6 +65,26 @@ def test_pieces_of_two_widths(tmp_path):
         [1, 2, 3, 4],
     ]
     assert stream.dtype == np.uint32
+
+
+def test_of_a_file_whose_ids_lie_at_odd_places_only_the_rows_are_copied(tmp_path):
+    """NumPy copies all of an array that is not aligned, to the last row and what lies between."""
+    ids = (np.arange(1 << 20) % 50_000).astype("<u2")
+    header = repr({"descr": "<u2", "fortran_order": False, "shape": ids.shape}).encode()
+    header = header.ljust(98) + b"\n"  # NumPy's own begin their ids at multiples of 64
+    begin = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    (tmp_path / "odd.npy").write_bytes(begin + ids.tobytes())
+    file = ArrayFile(tmp_path / "odd.npy")
+    assert not file.array().flags.aligned
+    starts = [3, len(ids) - 9]
+
+    tracemalloc.start()
+    found = gathered(Stream([file]), starts, 8)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert found.tolist() == [ids[start : start + 8].tolist() for start in starts]
+    assert peak < 200_000
 
 
 @pytest.fixture

@@ -364,3 +364,18 @@ def test_a_directory_with_something_else_is_refused(stream, tmp_path):
 
     with pytest.raises(StoreError, match="not empty and not a store"):
         next(iter(Loader(Windows(stream(), 32), 8)))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_closes_a_stream_whose_mark_was_being_written(stream, tmp_path, conftest):
+    path = tmp_path / "in.txt"
+    path.write_text(conftest.lines())
+    growing = stream(path, keep=False)
+    with growing._wishes._telling:  # as another thread holds it for a moment
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(5)
+            growing.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0

@@ -8,11 +8,13 @@ import pytest
 import penstock
 from penstock.errors import PlanError, StoreError, UnknownLengthError
 from penstock.loader.loader import Loader
+from penstock.order.growing import GrowingPlan
 from penstock.rows.packs import Packs
 from penstock.rows.padded import Documents
 from penstock.rows.windows import Windows
 from penstock.sources.slices import cut
 from penstock.testing import global_rows
+from penstock.train.trace import documents_at
 
 KINDS = {
     "windows": partial(Windows, length=32),
@@ -211,3 +213,21 @@ def test_a_stream_can_be_read_document_by_document(stream, finished):
 def test_arguments_that_cannot_be_meant(stream, options, told):
     with pytest.raises(StoreError, match=told):
         stream(**options)
+
+
+@pytest.mark.parametrize("kind", [Windows, Packs])
+def test_the_documents_of_rows_are_named_while_others_are_still_made(
+    stream, held, tmp_path, conftest, kind
+):
+    path = tmp_path / "in.txt"
+    path.write_text(conftest.lines(held_at=[600]))
+    growing = stream(path, tokenizer=held)
+    plan = GrowingPlan(kind(growing, 32))
+
+    told = documents_at(plan, 0, 1)
+
+    assert not growing.sealed
+    assert str(path.name) in told
+    for unknown in (-1, 1_100):
+        with pytest.raises(UnknownLengthError):
+            growing.origin(unknown)

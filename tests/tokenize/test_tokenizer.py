@@ -332,3 +332,16 @@ def test_a_tiktoken_encoding_that_cannot_be_had_says_what_to_do(monkeypatch, tmp
     monkeypatch.delitem(tiktoken.registry.ENCODINGS, "r50k_base", raising=False)
     with pytest.raises(TokenizerError, match="TIKTOKEN_CACHE_DIR"):
         load_tokenizer("tiktoken:r50k_base")
+
+
+def test_a_tiktoken_file_that_came_damaged_is_not_called_unknown(monkeypatch):
+    tiktoken = pytest.importorskip("tiktoken")
+
+    def damaged():
+        raise ValueError("Hash mismatch for data downloaded from there.")
+
+    assert "r50k_base" in tiktoken.list_encoding_names()  # which finds the constructors
+    monkeypatch.setitem(tiktoken.registry.ENCODING_CONSTRUCTORS, "r50k_base", damaged)
+    monkeypatch.delitem(tiktoken.registry.ENCODINGS, "r50k_base", raising=False)
+    with pytest.raises(TokenizerError, match=r"could not fetch .*'r50k_base': Hash mismatch"):
+        load_tokenizer("tiktoken:r50k_base")

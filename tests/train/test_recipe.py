@@ -209,3 +209,14 @@ def test_a_source_that_is_not_there_is_named(tmp_path):
         recipe_of(str(tmp_path / "nothing.txt"), {})
     with pytest.raises(RecipeError, match="Give a recipe"):
         recipe_of(None, {})
+
+
+def test_a_text_that_is_not_to_be_streamed_keeps_its_validation(tmp_path):
+    (tmp_path / "in.txt").write_text("a line of text\n" * 500)
+    text = str(tmp_path / "in.txt")
+
+    whole, _ = recipe_of(text, {"data.stream": False}, "cpu")
+    streamed, _ = recipe_of(text, {"data.stream": True}, "cpu")
+
+    assert whole.data.split is not None
+    assert streamed.data.split is None

@@ -8,12 +8,14 @@ inside commands, so `penstock --help` answers at once.
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 
 
 def main() -> None:
     """Run the command line of this process; the console script `penstock`."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    here = threading.current_thread() is threading.main_thread()  # which alone may say so
+    if here and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     from penstock.cli.app import run
 

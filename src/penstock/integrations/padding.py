@@ -133,7 +133,7 @@ def _tensor(ids: Any, number: int) -> torch.Tensor:
         ids = ids.astype("int64")  # torch knows no arithmetic on uint16 and uint32
     try:
         row = torch.as_tensor(ids, dtype=None if len(ids) else torch.long)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         raise PlanError(
             f"Row {number} is {ids!r:.60}; it must be one row of whole numbers."
         ) from None

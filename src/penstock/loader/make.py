@@ -2,7 +2,7 @@
 
 What takes time (finding, reading and marking rows) was done for the whole block, on the
 thread that reads ahead. What is left is done when a batch is handed out: ids are widened
-into memory that the batch before has just given back, which is still in the processor's
+into memory that an earlier batch has just given back, which is still in the processor's
 cache. Made a block at a time, batches of 64-bit ids took twice as long.
 """
 
@@ -116,9 +116,7 @@ class Maker:
         for start, stop in pairwise(block.edges):
             wide = tokens[start:stop].astype(np.int64)
             inputs, targets = torch.from_numpy(wide[:, :-1]), torch.from_numpy(wide[:, 1:])
-            del wide  # nothing else keeps it when the batch is gone
             yield (inputs, targets) if as_tuple else {"inputs": inputs, "targets": targets}, None
-            del inputs, targets
 
     def _any(
         self, block: Block, copy: DeviceCopy | None

@@ -75,11 +75,12 @@ def _together(
     pieces = [stream.piece(number) for number in present.tolist()]
     places = np.array([each.__array_interface__["data"][0] for each in pieces], np.int64)
     lowest = int(places.argmin())
-    steps, odd = np.divmod(places - places[lowest], dtype.itemsize)
+    # Of an array that is not aligned NumPy copies all before it takes some.
+    odd = places % dtype.itemsize
     if odd.any() or any(each.dtype != dtype for each in pieces):
         return _apart(stream, present, pieces, numbers, starts, width)
     shifts = np.zeros(int(present[-1]) + 1, np.int64)
-    shifts[present] = steps - stream.starts[present]
+    shifts[present] = (places - places[lowest]) // dtype.itemsize - stream.starts[present]
     begins = starts + shifts[numbers]
     size, step = int(begins.max()) + 1, dtype.itemsize
     # The first id of every row, read for nothing: the processor looks up the pages of many at a
@@ -98,7 +99,7 @@ def _apart(
     starts: NDArray[np.int64],
     width: int,
 ) -> NDArray[Any]:
-    """The same piece by piece, where they hold ids of different widths."""
+    """The same piece by piece, where ids are of different widths, or do not lie as NumPy's do."""
     tokens = np.empty((len(starts), width), stream.dtype)
     columns = np.arange(width)
     for number, piece in zip(present.tolist(), pieces, strict=True):

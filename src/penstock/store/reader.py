@@ -219,9 +219,11 @@ class TokenStore:
         return self.num_tokens * int(self.dtype.itemsize) > _memory_bytes() // 2
 
     def _find_document(self, index: int) -> tuple[int, int]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"document {index:,} is not in a store of {len(self):,} documents")
-        index %= len(self)
+        known = int(self._document_ends[-1]) if len(self._document_ends) else 0
+        if not 0 <= index < known:  # of a store that is still written, there may be more
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"document {index:,} is not in a store of {len(self):,} documents")
+            index %= len(self)
         part = int(np.searchsorted(self._document_ends, index, side="right"))
         before = int(self._document_ends[part - 1]) if part else 0
         return part, index - before

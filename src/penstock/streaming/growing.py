@@ -347,6 +347,7 @@ def _after_fork() -> None:
     for store in _open_streams:
         store._growth, store._lock = Lock(), Lock()
         store._builder = store._wishes = None
+        store._finalizer.detach()
 
 
 if hasattr(os, "register_at_fork"):

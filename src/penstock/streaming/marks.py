@@ -24,6 +24,7 @@ __all__ = ["Mark", "Wishes", "wanted_slices"]
 _FOLDER = ".readers"
 _SIZE = 1024  # bytes, written at once
 _MOST = 100  # slices named
+_TRIES = 1_000  # to read a mark
 _serial = itertools.count()
 
 
@@ -147,6 +148,7 @@ def _wanted(path: Path) -> list[int]:
 
 def _told(handle: int) -> list[int]:
     """What a mark says; read once more where it was being written, and half of it is of before."""
-    while True:
+    for _ in range(_TRIES):
         with suppress(ValueError):
             return [int(each) for each in json.loads(os.pread(handle, _SIZE, 0))]
+    return []  # damaged; what its reader misses is made again

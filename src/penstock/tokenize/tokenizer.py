@@ -242,14 +242,12 @@ def _tiktoken(name: str) -> Any:
             f"The tokenizer tiktoken:{name} needs tiktoken, which is not installed.\n"
             'Install it with: pip install "penstock[tiktoken]"'
         ) from None
+    known = tiktoken.list_encoding_names()
+    if name not in known:
+        raise TokenizerError(f"tiktoken has no encoding {name!r}; it has: {', '.join(known)}.")
     try:
         return tiktoken.get_encoding(name)
-    except ValueError:
-        known = tiktoken.list_encoding_names()
-        raise TokenizerError(
-            f"tiktoken has no encoding {name!r}; it has: {', '.join(known)}."
-        ) from None
-    except OSError as error:
+    except (OSError, ValueError) as error:  # no network, or a file that came damaged
         raise TokenizerError(
             f"tiktoken could not fetch the encoding {name!r}: {error}\n"
             "Run it once where there is a network with TIKTOKEN_CACHE_DIR set, copy that directory "

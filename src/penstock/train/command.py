@@ -66,7 +66,8 @@ def recipe_of(
         set_value(tables, name, value)
         told = [line for line in told if not line.startswith(f"{name}:")]
     data = tables["data"]
-    if isinstance(data, dict) and "data.split" not in changes and {"val", "stream"} & set(data):
+    alone = isinstance(data, dict) and (data.get("val") or data.get("stream"))
+    if alone and "data.split" not in changes:
         data.pop("split", None)
         told = [line for line in told if not line.startswith("validation")]
     return parse_recipe(tables, source), told

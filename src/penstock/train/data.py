@@ -211,7 +211,8 @@ class _Opener:
         try:
             made: Rows = (Packs if kind == "packs" else Windows)(store, self._data.length, **how)
         except PlanError as error:
-            error.add_note(f"In {store}; the length of a row is data.length, or --max_length.")
+            where = getattr(store, "path", store)
+            error.add_note(f"In {where}; the length of a row is data.length, or --max_length.")
             raise
         return made
 
