@@ -152,7 +152,8 @@ def test_a_full_disk_is_told_in_the_loop_and_the_run_goes_on_when_there_is_room(
 def test_a_reader_gives_up_after_its_deadline_and_says_on_what(stream, held, tmp_path, conftest):
     path = tmp_path / "in.txt"
     path.write_text(conftest.lines(held_at=[600]))
-    stream(path, tokenizer=held)
+    builds = stream(path, tokenizer=held)
+    builds.await_parts(1)  # or the other one might be the first to get the lock
     waiting = stream(path, tokenizer=held, timeout=0.5)
     loader = Loader(Windows(waiting, 32), 8, epochs=1)
 
