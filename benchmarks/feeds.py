@@ -73,7 +73,7 @@ class Feeds:
         self.store = ps.TokenStore(store)
         self.length, self.rows, self.device = length, rows, device
         self.text, self.workers = text, workers
-        self._kept = []
+        self._growing = self._folder = None
 
     def make(self, name):
         """A new iterator from the beginning; raises what keeps it from being made."""
@@ -86,6 +86,16 @@ class Feeds:
             "get_batch": self._get_batch,
         }
         return makers[name]()
+
+    def end_stream(self):
+        """Stop the build behind a stream, if there is one; whether it was still under way."""
+        if self._growing is None:
+            return False
+        under_way = not self._growing.sealed
+        self._growing.close()
+        self._growing = None
+        self._folder.cleanup()
+        return under_way
 
     def loader(self, name):
         """The penstock loader behind a feed, for its fingerprints."""
@@ -125,10 +135,10 @@ class Feeds:
     def _stream(self):
         if self.text is None:
             raise ValueError("give --text FILE to stream from")
-        folder = tempfile.TemporaryDirectory()
-        self._kept.append(folder)
-        growing = ps.stream(self.text, f"{folder.name}/store")
-        rows = ps.Windows(growing, self.length)
+        self.end_stream()
+        folder = self._folder = tempfile.TemporaryDirectory()
+        self._growing = ps.stream(self.text, f"{folder.name}/store")
+        rows = ps.Windows(self._growing, self.length)
         return iter(ps.Loader(rows, self.rows, seed=5, shuffle="part", device=self.device))
 
     def _tokens(self):

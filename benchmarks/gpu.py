@@ -171,22 +171,33 @@ def opened(feeds, names):
 
 
 def compare(trainer, feeds, options, cores):
-    """Tokens a second of each feed, its share of the ceiling, waiting, and bytes copied."""
+    """Tokens a second of each feed, its share of the ceiling, waiting, and bytes copied.
+
+    A stream begins anew in each of its turns, so that text is tokenized while it is measured,
+    and while nothing else is.
+    """
     begun = opened(feeds, options.feeds)
+    feeds.end_stream()
     ceilings = {kind: feeds.ceiling(kind) for kind in ("store", "packed") if kind in begun}
     ceilings.setdefault("store", feeds.ceiling("store"))
-    for batches in [*ceilings.values(), *begun.values()]:
-        timed(trainer, batches, options.warm_up)
+    for name, batches in [*ceilings.items(), *begun.items()]:
+        if name != "stream":
+            timed(trainer, batches, options.warm_up)
     tokens = options.rows * options.length * options.steps
     told = {name: {"speed": [], "ratio": [], "waiting": [], "bytes": []} for name in begun}
     tops = {kind: [] for kind in ceilings}
+    under_way = 0
     for _ in range(options.repetitions):
         for name, batches in begun.items():
             kind = "packed" if name == "packed" else "store"
             before = timed(trainer, ceilings[kind], options.steps)[0]
+            if name == "stream":
+                batches = feeds.make("stream")
+                timed(trainer, batches, 5)
             COPIED["bytes"] = 0
             seconds, waited = timed(trainer, batches, options.steps)
             copied = COPIED["bytes"] / tokens
+            under_way += feeds.end_stream()
             after = timed(trainer, ceilings[kind], options.steps)[0]
             tops[kind] += [tokens / before, tokens / after]
             told[name]["speed"].append(tokens / seconds)
@@ -211,6 +222,8 @@ def compare(trainer, feeds, options, cores):
             f"{statistics.median(each['bytes']):.1f} bytes copied a token",
             flush=True,
         )
+    if "stream" in told:
+        print(f"  the text was still being tokenized after {under_way} turns of the stream")
     return {"ceilings": tops, "feeds": told}
 
 

@@ -8,6 +8,11 @@ import torch
 
 from penstock.integrations.capacity import largest_batch
 
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
 
 class Model(torch.nn.Module):
     """A step whose memory grows with its rows: logits over a vocabulary."""
@@ -28,8 +33,7 @@ class Model(torch.nn.Module):
         return loss
 
 
-@pytest.mark.gpu
-def test_a_step_of_the_batch_that_was_found_fits_and_nothing_has_changed(figure):
+def test_a_step_of_the_batch_that_was_found_fits_and_nothing_has_changed(record_property):
     """On a device of which this process may use 4 GB."""
     device = torch.device("cuda", 0)
     total = torch.cuda.get_device_properties(device).total_memory
@@ -49,7 +53,7 @@ def test_a_step_of_the_batch_that_was_found_fits_and_nothing_has_changed(figure)
     assert next(model.parameters()).device.type == "cpu"
     assert all(each.grad is None for each in model.parameters())
     assert "log" not in model.__dict__
-    figure(f"largest batch of 1,024 tokens in 4 GB: {size}")
+    record_property("figure", f"largest batch of 1,024 tokens in 4 GB: {size}")
     # Logits take 4 bytes x 50,257 x 1,024 a row; a step holds them two or three times.
     assert 4 <= size <= 10
     model.to(device)
@@ -62,7 +66,6 @@ def test_a_step_of_the_batch_that_was_found_fits_and_nothing_has_changed(figure)
         optimizer.zero_grad()
 
 
-@pytest.mark.gpu
 def test_a_row_that_does_not_fit_is_told():
     device = torch.device("cuda", 0)
     total = torch.cuda.get_device_properties(device).total_memory

@@ -93,6 +93,44 @@ def test_an_interrupted_run_goes_on_within_rounding(store, tmp_path):
     assert max(abs(found[step] - right[step]) for step in right) < 2e-2
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_twenty_kills_change_losses_by_no_more_than_rounding(
+    store, tmp_path, precision, record_property
+):
+    """Ten in each precision; two runs that nobody kills show what rounding alone does."""
+    kills = neighbour(TESTS / "train" / "test_kill.py")
+    how = {"device": "cuda", "precision": precision}
+    steps, generator = 200, np.random.default_rng(11)
+    for name in ("straight", "again"):
+        kills.here(store, tmp_path / name, steps, **how)
+    moments = sorted(generator.integers(1, steps - 5, 10).tolist())
+    _, real = kills.killed_run(store, tmp_path / "run", steps, moments, generator, **how)
+
+    right, again, found = (kills.told(tmp_path / name) for name in ("straight", "again", "run"))
+    rows = [[line.get("fingerprint") for line in lines] for lines in (right, found)]
+    kept, changed = (furthest(right, lines) for lines in (again, found))
+    told = f"{precision}, killed {real} times: losses differ by {changed:.1e}; without, {kept:.1e}"
+    record_property("figure", told)
+    assert real == 10
+    assert rows[0] == rows[1]
+    assert changed < 2e-2
+
+
+def test_two_processes_on_one_gpu_and_one_agree(store, tmp_path):
+    """By gloo: nccl wants a GPU for each. In float32, whose products are rounded to ten bits."""
+    kills = neighbour(TESTS / "train" / "test_kill.py")
+    kills.losses_of_two_and_one(store, tmp_path, tolerance=2e-3, device="cuda")
+
+
+def furthest(some, others):
+    """The largest difference of a loss, in nats, between the lines of two runs."""
+    name = {"step": "loss", "val": "val_loss"}
+    return max(
+        abs(one[name[one["kind"]]] - two[name[two["kind"]]])
+        for one, two in zip(some, others, strict=True)
+    )
+
+
 @pytest.mark.parametrize("kind", [ps.Windows, ps.Packs], ids=lambda kind: kind.__name__)
 def test_all_modes_see_the_same_rows_and_compile_once(store, tmp_path, kind):
     from torch._dynamo.utils import counters
