@@ -193,7 +193,7 @@ def compare(trainer, feeds, options, cores):
             before = timed(trainer, ceilings[kind], options.steps)[0]
             if name == "stream":
                 batches = feeds.make("stream")
-                timed(trainer, batches, 5)
+                timed(trainer, batches, 2 * options.warm_up)
             COPIED["bytes"] = 0
             seconds, waited = timed(trainer, batches, options.steps)
             copied = COPIED["bytes"] / tokens

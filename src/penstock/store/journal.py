@@ -4,6 +4,7 @@
     .slice-000007.json      one slice is sealed: its parts' records, its counts, its rejects
     .ready-000008.json      the same of one that can be read, but may not outlive a power cut
     .many-000009            one that is being made has more than 65,536 tokens already
+    .awaited                touched by readers of a store that grows, while they wait for a part
 
 A slice's record is renamed into place after its parts are on disk, so a record that can
 be read means parts that are whole. When the manifest is written, the journal is removed.
@@ -15,6 +16,7 @@ other.
 """
 
 import json
+import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -77,6 +79,7 @@ class Journal:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._settings = directory / ".building.json"
+        self._awaited = directory / ".awaited"
 
     def begun(self) -> dict[str, Any] | None:
         """The settings of the build that was begun and not ended, or None."""
@@ -145,6 +148,23 @@ class Journal:
         """Whether that was said of a slice."""
         return self._many(number).exists()
 
+    def await_readers(self) -> None:
+        """Make it possible for readers to say that they wait."""
+        with suppress(OSError):
+            self._awaited.touch()
+
+    def ask(self) -> None:
+        """Say that a reader waits; nothing comes of it where no build is under way."""
+        with suppress(OSError):
+            os.utime(self._awaited)
+
+    def asked(self) -> int:
+        """A number that is another one when a reader has said so since."""
+        try:
+            return self._awaited.stat().st_mtime_ns
+        except OSError:
+            return 0
+
     def _many(self, number: int) -> Path:
         return self._directory / f".many-{number:06d}"
 
@@ -157,6 +177,7 @@ class Journal:
     def end(self) -> None:
         """Remove the journal of a build whose manifest is written."""
         self._forget_slices()
+        self._awaited.unlink(missing_ok=True)
         self._settings.unlink(missing_ok=True)
 
     def _forget_slices(self) -> None:

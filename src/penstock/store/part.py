@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from penstock.sources.document import Batch
@@ -122,58 +120,17 @@ def join_documents(
         return ids[offsets[0] : offsets[-1]].astype(dtype), offsets[1:] - offsets[0]
     first = _absent(bos_id, ids, offsets[:-1])
     last = _absent(eos_id, ids, offsets[1:] - 1)
-    ends = np.cumsum(np.diff(offsets) + first + last)
-    if len(ids) < _LONG * len(ends):
-        return _join_short(ids.astype(dtype), offsets, (bos_id, first), (eos_id, last)), ends
-    return _join_long(ids, offsets, dtype, (bos_id, first), (eos_id, last)), ends
-
-
-# Above this many tokens a document, a view of each costs less than a second pass over all:
-# 0.1 ns a byte of text against 0.3.
-_LONG = 256
-
-_Edge = tuple[int | None, NDArray[np.bool_]]
-"""A token, and which documents it is put to."""
-
-
-def _join_long(
-    ids: NDArray[np.uint32],
-    offsets: NDArray[np.int64],
-    dtype: "np.dtype[Any]",
-    first: _Edge,
-    last: _Edge,
-) -> NDArray[Any]:
-    """Few long documents: put together and narrowed in one pass."""
-    begin, end = (np.array([edge[0] or 0], np.uint32) for edge in (first, last))
-    places = offsets.tolist()
-    pieces: list[NDArray[np.uint32]] = []
-    for number, (before, after) in enumerate(zip(first[1].tolist(), last[1].tolist(), strict=True)):
-        if before:
-            pieces.append(begin)
-        pieces.append(ids[places[number] : places[number + 1]])
-        if after:
-            pieces.append(end)
-    return np.concatenate(pieces, dtype=dtype, casting="unsafe")
-
-
-def _join_short(
-    tokens: NDArray[Any],
-    offsets: NDArray[np.int64],
-    first: _Edge,
-    last: _Edge,
-) -> NDArray[Any]:
-    """Many short documents: Arrow's string join moves each as a string of bytes."""
-    width = tokens.dtype.itemsize
-    documents = pa.Array.from_buffers(
-        pa.large_binary(),
-        len(offsets) - 1,
-        [None, pa.py_buffer(offsets * width), pa.py_buffer(tokens)],
-    )
-    pieces = [_spelled(first, tokens.dtype), documents, _spelled(last, tokens.dtype)]
-    nothing = pa.scalar(b"", pa.large_binary())
-    joined = pc.binary_join_element_wise(*[piece for piece in pieces if piece is not None], nothing)
-    size = int(np.frombuffer(joined.buffers()[1], np.int64, count=len(joined) + 1)[-1])
-    return np.frombuffer(joined.buffers()[2], tokens.dtype, count=size // width)
+    lengths = np.diff(offsets) + first + last
+    ends = np.cumsum(lengths)
+    tokens = np.empty(ends[-1], dtype)
+    is_own = np.ones(len(tokens), bool)
+    for token, places in ((bos_id, (ends - lengths)[first]), (eos_id, ends[last] - 1)):
+        if token is not None:
+            tokens[places] = token
+            is_own[places] = False
+    # One pass, narrowed on the way, and other threads can run meanwhile.
+    tokens[is_own] = ids[offsets[0] : offsets[-1]]
+    return tokens, ends
 
 
 def _absent(
@@ -181,14 +138,3 @@ def _absent(
 ) -> NDArray[np.bool_]:
     """For which documents `token` is wanted and does not stand at its place already."""
     return np.zeros(len(places), bool) if token is None else ids[places] != token
-
-
-def _spelled(edge: _Edge, dtype: "np.dtype[Any]") -> Any:
-    """The bytes to put at one edge of each document, or None."""
-    token, wanted = edge
-    if token is None:
-        return None
-    spelled = np.array([token], dtype).tobytes()
-    if wanted.all():
-        return pa.scalar(spelled, pa.large_binary())
-    return pa.array([spelled if each else b"" for each in wanted], pa.large_binary())

@@ -5,15 +5,18 @@ handed between threads, and NumPy, Arrow, gigatoken and hashlib all work without
 interpreter lock. As many tokenize at once as there are threads to use; a few workers more
 hash, write and wait for the disk meanwhile. Whoever finishes first seals first; the order
 of parts is that of slices, not of time.
+
+Of a build whose parts are read meanwhile, one worker alone works while nobody waits for it
+(`penstock.store.live`).
 """
 
-import os
-import sys
+import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +31,7 @@ from penstock.sources.reading import Reading
 from penstock.sources.slices import Slice
 from penstock.store.files import sync_directory, sync_file
 from penstock.store.journal import MANY_TOKENS, Journal, SealedSlice
+from penstock.store.live import Readers, give_way
 from penstock.store.manifest import part_file
 from penstock.store.part import PartBuilder
 from penstock.store.rejects import refuse_bad
@@ -39,8 +43,6 @@ if TYPE_CHECKING:
     from penstock.store.chat import ChatStage
 
 __all__ = ["Job", "Progress", "run"]
-
-_NICENESS = 10  # of threads that make parts ahead of their readers
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,13 @@ class _Shared:
     reading_lock: threading.Lock = field(default_factory=threading.Lock)
     wake: threading.Event = field(default_factory=threading.Event)
     begun: threading.Event = field(default_factory=threading.Event)
-    """Set when all workers may take slices."""
+    """Set when the first slice is made, and others may take the next ones."""
+    hurry: threading.Event = field(default_factory=threading.Event)
+    """Set while all workers are to take slices, and not the first alone."""
+    ended: bool = False
+    """Whether a worker found nothing left to do, or failed."""
+    readable: float | None = None
+    """When the first part that is read meanwhile was announced."""
     sealed: dict[int, SealedSlice] = field(default_factory=dict)
     num_slices: int = 0
     """Cut so far; only touched under `reading_lock`."""
@@ -148,12 +156,16 @@ def run(
     shared.num_documents = sum(record.tally.documents for record in sealed)
     shared.text_bytes = sum(record.tally.total_bytes for record in sealed)
     refuse_bad(job.files, job.max_bad, shared.sealed)
-    if not job.live:
+    if job.live:
+        journal.await_readers()
+    else:
         shared.begun.set()
+        shared.hurry.set()
+    readers = Readers(journal)
     workers = [
         threading.Thread(
             target=_work,
-            args=(job, shared, journal, num_threads if i == 0 and job.live else 0),
+            args=(job, shared, journal, i, num_threads if i == 0 and job.live else 0),
             daemon=True,
             name=f"build-{i}",
         )
@@ -166,10 +178,14 @@ def run(
         while any(worker.is_alive() for worker in workers):
             shared.wake.wait(0.1)
             shared.wake.clear()
+            if job.live:
+                wanted = shared.ended or readers.wait(shared.readable)
+                (shared.hurry.set if wanted else shared.hurry.clear)()
             if progress:
                 progress(_progress(shared, total_bytes))
     finally:
         shared.stop.set()
+        shared.hurry.set()
         # Daemon threads: one that is deep in a gigabyte document does not hold up the exit.
         for worker in workers:
             worker.join(timeout=1.0 / len(workers))
@@ -200,17 +216,19 @@ def _progress(shared: _Shared, total_bytes: int) -> Progress:
         )
 
 
-def _work(job: Job, shared: _Shared, journal: Journal, num_helpers: int) -> None:
+def _work(job: Job, shared: _Shared, journal: Journal, worker: int, num_helpers: int) -> None:
     """Take slice after slice; the first one with helpers, where there are, and before all others.
 
-    So the first part is there as soon as all cores together can make it.
+    So the first part is there as soon as all cores together can make it. The second one is made
+    by the second worker, while the first writes: rows at the end of a part reach into the next.
     """
     try:
         if not num_helpers:
             shared.begun.wait()
-        while not shared.stop.is_set():
-            if job.live and shared.begun.is_set():
-                _give_way()
+        for number in itertools.count():
+            _await_turn(job, shared, is_free=worker == 0 or worker == 1 > number)
+            if shared.stop.is_set():
+                return
             with shared.tokenizing:
                 piece = _next_slice(shared)
                 if piece is None:
@@ -223,6 +241,7 @@ def _work(job: Job, shared: _Shared, journal: Journal, num_helpers: int) -> None
             with job.sealing(record):
                 if job.live:
                     journal.announce(record)
+                    shared.readable = shared.readable or time.monotonic()
                     _force(job, record)
                 journal.seal(record)
             with shared.lock:
@@ -237,19 +256,17 @@ def _work(job: Job, shared: _Shared, journal: Journal, num_helpers: int) -> None
                 shared.error = error
         shared.stop.set()
     finally:
-        shared.begun.set()
-        shared.wake.set()
+        shared.ended = True
+        for event in (shared.begun, shared.hurry, shared.wake):
+            event.set()
 
 
-def _give_way() -> None:
-    """Let this thread run after all that is done with the parts that are there.
-
-    On one core a loop that launches kernels took 2.1 times as long beside a build, and takes 1.2
-    times as long with this.
-    """
-    if sys.platform == "linux":  # where a thread has a priority of its own
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+def _await_turn(job: Job, shared: _Shared, *, is_free: bool) -> None:
+    """Wait until this worker is needed, and let those who read go before it."""
+    if not is_free:
+        shared.hurry.wait()
+    if job.live and shared.begun.is_set():
+        give_way()
 
 
 def _next_slice(shared: _Shared) -> Slice | None:

@@ -6,7 +6,9 @@ comes later, or again, finds what there is at once. Parts are never changed once
 growing store only ever knows a prefix of what the finished one will hold.
 """
 
+import math
 import os
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -40,6 +42,7 @@ from penstock.streaming.waiting import Patience, nap
 __all__ = ["GrowingStore"]
 
 _NAP_SECONDS = 0.004
+_ASK_SECONDS = 0.05
 
 
 class GrowingStore(TokenStore):
@@ -77,6 +80,7 @@ class GrowingStore(TokenStore):
         self._is_ours = False
         self._num_slices = 0
         self._sealed = False
+        self._asked = -math.inf  # when the builder was last told that somebody waits
         self._growth = Lock()
         self._wishes = None if ahead is None else Wishes(path, ahead)
         self._finalizer = weakref.finalize(self, _leave, builder, self._wishes)
@@ -285,6 +289,10 @@ class GrowingStore(TokenStore):
                 f"(timeout={self._timeout:g}); {self._num_slices:,} slices are. "
                 f"{self._told_builder()} See whether it is alive, or give a longer timeout."
             )
+        now = time.monotonic()
+        if now > self._asked + _ASK_SECONDS:
+            self._asked = now
+            self._journal.ask()
         nap(_NAP_SECONDS)
 
     def _told_builder(self) -> str:

@@ -22,7 +22,8 @@ class Training:
     """Without it, as many as `max_minutes` will do: a few are timed, and the number is kept."""
     max_minutes: float | None = None
     batch_size: int | Literal["auto"] = "auto"
-    """Rows at once on a device; "auto" is the most that fit, up to 65,536 tokens; without a GPU, 8."""
+    """Rows at once on a device; "auto" is the most that fit, but no more than 65,536 tokens;
+    without a GPU, 8."""
     global_batch_size: int | None = None
     """Rows of a step on all devices; gradients are added up until it is reached."""
     precision: Literal["float32", "bfloat16", "fp8"] = "float32"
