@@ -48,5 +48,7 @@ def give_way() -> None:
     times as long with this.
     """
     if sys.platform == "linux":  # where a thread has a priority of its own
+        thread = threading.get_native_id()
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            niceness = max(_NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
+            os.setpriority(os.PRIO_PROCESS, thread, niceness)

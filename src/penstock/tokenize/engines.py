@@ -7,8 +7,11 @@ Ids never depend on the engine: a build compares the two before it trusts one.
 """
 
 import json
+import os
 import queue
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import chain
 from typing import Any, Protocol
@@ -23,6 +26,7 @@ __all__ = ["ByteEngine", "Encoded", "Engine", "GigatokenEngine", "HubEngine", "O
 
 Encoded = tuple[NDArray[np.uint32], NDArray[np.int64]]
 """Ids of all documents end to end, and where each begins and ends."""
+_MOST_LOADED = 4
 
 
 class Engine(Protocol):
@@ -42,12 +46,13 @@ class Engine(Protocol):
 
 
 class GigatokenEngine:
-    """gigatoken, on the calling thread.
+    """gigatoken, on the calling thread where that is enough.
 
-    Threads are ours to choose: builds run one slice a thread, and the process-wide pool of
-    gigatoken would hang in a forked child. One tokenizer serves one call at a time (a second
-    waits for a lock inside: two threads reached 270 MB/s with one, 480 with one each), so
-    each call borrows one, and there are as many as calls at a time.
+    One tokenizer serves one call at a time (a second waits for a lock inside: two threads
+    reached 270 MB/s with one, 480 with one each), so each call borrows one. Loading one takes a
+    tenth of a second in which no other thread gets on, so there are four at the most; with more
+    calls at a time than that, each is spread over the process-wide pool of gigatoken. That is a
+    seventh slower on two cores, and would hang in a forked child, where calls wait instead.
     """
 
     name = "gigatoken"
@@ -57,9 +62,18 @@ class GigatokenEngine:
         self._text = definition.text if parse else json.dumps(definition.without_special_tokens())
         self._definition = definition
         first = _load_gigatoken(self._text)
-        self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._idle.put(first)
         self.vocab_size = int(first.vocab_size)
+        self._hold([first])
+
+    def _hold(self, tokenizers: list[Any]) -> None:
+        """Begin with these, in this process."""
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._num_calls = 0
+        self._num_loaded = len(tokenizers)
+        self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        for each in tokenizers:
+            self._idle.put(each)
 
     @cached_property
     def _decoder(self) -> Any:
@@ -78,19 +92,46 @@ class GigatokenEngine:
         return self._encode(ak.from_arrow(texts)) if len(texts) else _NOTHING
 
     def _encode(self, source: Any) -> Encoded:
-        try:
-            encoder = self._idle.get_nowait()
-        except queue.Empty:
-            encoder = _load_gigatoken(self._text)
-        try:
-            layout = encoder.encode_batch(source, parallel=False).layout
-        finally:
-            self._idle.put(encoder)
+        with self._borrowed() as (tokenizer, is_crowded):
+            layout = tokenizer.encode_batch(source, parallel=None if is_crowded else False).layout
         return np.asarray(layout.content.data), np.asarray(layout.offsets.data)
+
+    @contextmanager
+    def _borrowed(self) -> Iterator[tuple[Any, bool]]:
+        """A tokenizer for one call, and whether more calls are under way than there may be."""
+        if os.getpid() != self._process:  # forked: what was lent out then does not come back
+            self._hold(list(_drained(self._idle)))
+        with self._lock:
+            self._num_calls += 1
+            is_crowded = self._num_calls > _MOST_LOADED
+        try:
+            tokenizer = self._taken()
+            try:
+                yield tokenizer, is_crowded
+            finally:
+                self._idle.put(tokenizer)
+        finally:
+            with self._lock:
+                self._num_calls -= 1
+
+    def _taken(self) -> Any:
+        try:
+            return self._idle.get_nowait()
+        except queue.Empty:
+            with self._lock:
+                is_room = self._num_loaded < _MOST_LOADED
+                self._num_loaded += is_room
+        return _load_gigatoken(self._text) if is_room else self._idle.get()
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
         """The bytes that `ids` stand for."""
         return bytes(self._decoder.decode(ids))
+
+
+def _drained(idle: "queue.SimpleQueue[Any]") -> Iterator[Any]:
+    with suppress(queue.Empty):
+        while True:
+            yield idle.get_nowait()
 
 
 def _load_gigatoken(text: str) -> Any:

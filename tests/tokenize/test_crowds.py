@@ -1,0 +1,63 @@
+"""Many calls of one tokenizer at a time, and a fork in the midst of them."""
+
+import multiprocessing
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.tokenize import engines
+from penstock.tokenize.engines import GigatokenEngine
+
+
+@pytest.fixture
+def engine(gpt2):
+    return GigatokenEngine(gpt2.definition, parse=False)
+
+
+def texts(number):
+    words = [
+        f"line {number} {each} of some text, {each * number}\n".encode() for each in range(999)
+    ]
+    return pa.array(words, pa.large_binary())
+
+
+def test_many_calls_at_once_give_what_each_gives_alone(engine, monkeypatch):
+    loads = []
+    load = engines._load_gigatoken
+    monkeypatch.setattr(engines, "_load_gigatoken", lambda text: loads.append(1) or load(text))
+    alone = [engine.encode(texts(number)) for number in range(40)]
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(engine.encode, map(texts, range(40))))
+
+    for one, other in zip(alone, together, strict=True):
+        assert all(np.array_equal(*pair) for pair in zip(one, other, strict=True))
+    assert len(loads) < engines._MOST_LOADED
+
+
+def encode_and_tell(engine, found):
+    found.send([each.tolist() for each in engine.encode(texts(3))])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no fork")
+def test_a_forked_child_does_not_wait_for_what_was_lent_before(engine):
+    right = [each.tolist() for each in engine.encode(texts(3))]
+    ours, theirs = multiprocessing.Pipe()
+    with ThreadPoolExecutor(16) as pool:  # so that the pool of gigatoken has threads
+        list(pool.map(engine.encode, map(texts, range(40))))
+    with ExitStack() as lent:
+        for _ in range(engines._MOST_LOADED):
+            lent.enter_context(engine._borrowed())
+        child = multiprocessing.get_context("fork").Process(
+            target=encode_and_tell, args=(engine, theirs), daemon=True
+        )
+        child.start()
+    try:
+        assert ours.poll(60), "the child waits"
+        assert ours.recv() == right
+    finally:
+        child.kill()
+        child.join()
