@@ -1,5 +1,6 @@
 """Power cuts: what a disk holds at a random moment, as a copy of the image it is made of."""
 
+import filecmp
 import os
 import random
 import shutil
@@ -36,6 +37,18 @@ def mounted(image, folder):
         subprocess.run(["umount", folder], check=True)
 
 
+def copy_of(image, copy):
+    """A copy of the image as it was at one moment.
+
+    The build stands still, but the kernel may go on with what it was asked to write. If all that
+    was copied is found unchanged afterwards, it was all there between the two.
+    """
+    shutil.copy(image, copy)
+    while not filecmp.cmp(image, copy, shallow=False):
+        shutil.copy(image, copy)
+    return copy
+
+
 def snapshots(trial, image, folder, times):
     """Copies of the image made while a build writes into it, and one after its end."""
     subprocess.run(["mkfs.ext4", "-q", "-F", "-O", "^64bit", image, "24M"], check=True)
@@ -49,13 +62,11 @@ def snapshots(trial, image, folder, times):
             time.sleep(max(0, moment - (time.monotonic() - begin)))
             if child.poll() is None:
                 child.send_signal(signal.SIGSTOP)
-            copies.append(Path(f"{image}.{len(copies)}"))
-            shutil.copy(image, copies[-1])
+            copies.append(copy_of(image, Path(f"{image}.{len(copies)}")))
             if child.poll() is None:
                 child.send_signal(signal.SIGCONT)
         child.communicate(timeout=60)
-        copies.append(Path(f"{image}.end"))
-        shutil.copy(image, copies[-1])
+        copies.append(copy_of(image, Path(f"{image}.end")))
     return copies
 
 
