@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from penstock.cli.progress import Meter, bar
-from penstock.store.run import Progress
+from penstock.store.job import Progress
 
 
 def told(text_bytes, *, done=None, total=1_000_000_000, tokens=0, rejects=0):

@@ -78,15 +78,16 @@ def told(log):
 @pytest.mark.parametrize("options", [{}, {"keep": False, "ahead": 2}], ids=["kept", "dropped"])
 def test_runs_killed_at_any_moment_resume_exactly(text, expected, tmp_path, options, figure):
     chance = random.Random(5)
-    kills = steps = 0
-    for trial in range(5):
+    kills = steps = trial = 0
+    while kills < 25:
+        trial += 1
         store, state, found = tmp_path / f"{trial}", None, []
         while True:
             log = tmp_path / f"{trial}-{kills}.log"
             child = begin(text, store, state, log, options)
             assert child.stdout.readline() == "begin\n"
             try:
-                child.wait(chance.uniform(0.05, 0.7))
+                child.wait(chance.uniform(0.05, 0.5))
             except subprocess.TimeoutExpired:
                 child.kill()
             child.communicate(timeout=DEADLINE)
@@ -101,7 +102,6 @@ def test_runs_killed_at_any_moment_resume_exactly(text, expected, tmp_path, opti
         shutil.rmtree(store)
 
     figure(f"streams killed {kills} times, {steps:,} steps each the right one, {options}")
-    assert kills >= 5
 
 
 @pytest.mark.torture

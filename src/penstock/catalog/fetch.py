@@ -28,8 +28,8 @@ from penstock.store.files import digest_file
 from penstock.store.lock import locked
 
 if TYPE_CHECKING:
+    from penstock.store.job import Progress as BuildProgress
     from penstock.store.reader import TokenStore
-    from penstock.store.run import Progress as BuildProgress
 
 __all__ = ["FetchProgress", "Fetched", "build_stores", "fetch"]
 

@@ -15,7 +15,7 @@ from penstock.cli.units import clock_text, count_text, size_text
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-    from penstock.store.run import Progress
+    from penstock.store.job import Progress
 
 __all__ = ["Meter", "bar", "build_bar"]
 

@@ -18,6 +18,7 @@ from penstock.sources.slices import cut
 from penstock.sources.texts import Texts
 from penstock.store.earlier import committed, earlier_build, killed_at_the_end, remember_stamps
 from penstock.store.files import remove_temporary, sync_directory, write_file
+from penstock.store.job import Job, Progress
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
 from penstock.store.manifest import (
@@ -30,7 +31,7 @@ from penstock.store.manifest import (
 )
 from penstock.store.prepare import Prepared, prepare
 from penstock.store.reader import TokenStore
-from penstock.store.run import Job, Progress, run
+from penstock.store.run import run
 from penstock.store.split import SIDES, parse_split
 from penstock.tokenize.tokenizer import SpecialTokens
 

@@ -1,9 +1,9 @@
 """Manners of a build whose parts are read meanwhile: it must not hold up what is done with them.
 
-Workers need the interpreter's lock for a fifth of their time. Sixteen of them together leave a
-training loop, which takes and gives it back with every kernel it launches, next to nothing: on an
-H200 it came down to a fifth of its speed. A single worker makes tokens far faster than a
-GPU uses them. So one works while no reader waits, and all of them where one does.
+Workers need the interpreter's lock for part of their time. Sixteen of them together leave a
+training loop, which takes it and gives it back with every kernel it launches, next to nothing: on
+an H200 it came down to a fifth of its speed. A single worker makes tokens far faster than a GPU
+uses them. So one works while no reader waits, and all of them where one does.
 """
 
 import math

@@ -16,79 +16,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.sources.document import Batch, Reject, Tally
-from penstock.sources.listing import InputFile
 from penstock.sources.read import read_slice
-from penstock.sources.reading import Reading
 from penstock.sources.slices import Slice
 from penstock.store.files import sync_directory, sync_file
+from penstock.store.job import Job, Progress
 from penstock.store.journal import MANY_TOKENS, Journal, SealedSlice
 from penstock.store.live import Readers, give_way
 from penstock.store.manifest import part_file
 from penstock.store.part import PartBuilder
 from penstock.store.rejects import refuse_bad
-from penstock.store.split import SIDES, Split
+from penstock.store.split import SIDES
 from penstock.tokenize.oracle import compare
-from penstock.tokenize.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from penstock.store.chat import ChatStage
-
-__all__ = ["Job", "Progress", "run"]
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a build is; what a progress callback is given."""
-
-    done_bytes: int
-    total_bytes: int
-    """On disk, so for compressed inputs less than the text they hold."""
-    text_bytes: int
-    num_documents: int
-    num_tokens: int
-    num_rejects: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """Everything a worker needs to know."""
-
-    directory: Path
-    files: list[InputFile]
-    first_file: int
-    """How many input files earlier builds of the same store have."""
-    reading: Reading
-    tokenizer: Tokenizer
-    eos_id: int | None
-    bos_id: int | None
-    split: Split | None
-    first_part: int
-    """How many slices earlier builds of the same store have."""
-    max_bad: float
-    """A share of all records if below 1, else a number of them."""
-    chat: "ChatStage | None" = None
-    """Renders documents that are conversations."""
-    live: bool = False
-    """Whether parts are read while others are made. The first slice is then made by all threads
-    together, parts are announced before they are on disk, and the comparison with the reference
-    waits until the first of them is sealed."""
-    sealing: Callable[[SealedSlice], AbstractContextManager[None]] = lambda _: nullcontext()
-    """Entered with each slice before anybody hears of it, and left when its record is written."""
-    stop: threading.Event = field(default_factory=threading.Event)
-    """Set when the run ends, also by an error: for slices that are waited for."""
-
-    def side_directory(self, side: str) -> Path:
-        """Where the parts of one side of the split go."""
-        return self.directory / side if side else self.directory
+__all__ = ["run"]
 
 
 @dataclass(slots=True)
@@ -226,7 +173,7 @@ def _work(job: Job, shared: _Shared, journal: Journal, worker: int, num_helpers:
         if not num_helpers:
             shared.begun.wait()
         for number in itertools.count():
-            _await_turn(job, shared, is_free=worker == 0 or worker == 1 > number)
+            _await_turn(job, shared, is_free=worker == 0 or (worker == 1 and number == 0))
             if shared.stop.is_set():
                 return
             with shared.tokenizing:

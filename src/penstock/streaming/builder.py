@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 from penstock.errors import StoreBusyError
 from penstock.store.build import begin, execute
+from penstock.store.job import Progress
 from penstock.store.lock import locked
 from penstock.store.prepare import Prepared
-from penstock.store.run import Progress
 from penstock.streaming.dropping import serve
 
 __all__ = ["Builder"]

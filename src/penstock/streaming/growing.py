@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from penstock.digest import canonical_json
 from penstock.errors import StoreBusyError, StoreError, UnknownLengthError
 from penstock.store.differences import differences
+from penstock.store.job import Progress
 from penstock.store.journal import MANY_TOKENS, Journal
 from penstock.store.manifest import (
     FILE_NAME,
@@ -33,7 +34,6 @@ from penstock.store.manifest import (
     read_manifest,
 )
 from penstock.store.reader import TokenStore
-from penstock.store.run import Progress
 from penstock.streaming.builder import Builder
 from penstock.streaming.dropping import WHOLE
 from penstock.streaming.marks import Wishes
