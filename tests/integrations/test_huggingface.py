@@ -248,10 +248,19 @@ def test_two_processes_of_accelerate_share_each_step_once_and_skip_once(windows,
 
 
 @pytest.mark.slow
-def test_a_trainer_that_was_stopped_goes_on_with_the_same_losses(windows, tmp_path):
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.torture)])
+def test_a_trainer_that_was_stopped_goes_on_with_the_same_losses(windows, tmp_path, processes):
     pytest.importorskip("accelerate")
-    command = [sys.executable, str(SCRIPT), str(windows.stream.members[0].path), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [sys.executable, *(launch if processes > 1 else [])]
+    command += [str(SCRIPT), str(windows.stream.members[0].path), str(tmp_path)]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
 
     assert done.returncode == 0, done.stderr
     whole, stopped, resumed = (numbers_of(line) for line in done.stdout.splitlines()[-3:])

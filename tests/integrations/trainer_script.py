@@ -1,8 +1,10 @@
 """`transformers.Trainer` on a tiny GPT-2, run whole, and stopped and resumed in mid-epoch.
 
-Prints three lines of losses: of the whole run, before the stop, and after it.
+Prints three lines of losses: of the whole run, before the stop, and after it. Under torchrun the
+processes share the eight rows of a step.
 """
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -37,7 +39,7 @@ def losses(folder, rows, *, stop=False, resume=False):
     args = transformers.TrainingArguments(
         str(folder),
         num_train_epochs=2,
-        per_device_train_batch_size=8,
+        per_device_train_batch_size=8 // int(os.environ.get("WORLD_SIZE", "1")),
         gradient_accumulation_steps=1,
         logging_steps=1,
         save_strategy="no",
@@ -63,6 +65,8 @@ def main():
     whole = losses(folder / "whole", rows)
     before = losses(folder / "stopped", rows, stop=True)
     after = losses(folder / "stopped", rows, resume=True)
+    if os.environ.get("RANK", "0") != "0":
+        return
     for line in (whole, before, after):
         sys.stdout.write(" ".join(map(str, line)) + "\n")
 
