@@ -10,6 +10,7 @@ import json
 import os
 import queue
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -64,10 +65,10 @@ class GigatokenEngine:
         first = _load_gigatoken(self._text)
         self.vocab_size = int(first.vocab_size)
         self._hold([first])
+        _engines.add(self)
 
     def _hold(self, tokenizers: list[Any]) -> None:
-        """Begin with these, in this process."""
-        self._process = os.getpid()
+        """Begin with these, and none lent out."""
         self._lock = threading.Lock()
         self._num_calls = 0
         self._num_loaded = len(tokenizers)
@@ -99,8 +100,6 @@ class GigatokenEngine:
     @contextmanager
     def _borrowed(self) -> Iterator[tuple[Any, bool]]:
         """A tokenizer for one call, and whether more calls are under way than there may be."""
-        if os.getpid() != self._process:  # forked: what was lent out then does not come back
-            self._hold(list(_drained(self._idle)))
         with self._lock:
             self._num_calls += 1
             is_crowded = self._num_calls > _MOST_LOADED
@@ -128,10 +127,21 @@ class GigatokenEngine:
         return bytes(self._decoder.decode(ids))
 
 
-def _drained(idle: "queue.SimpleQueue[Any]") -> Iterator[Any]:
-    with suppress(queue.Empty):
-        while True:
-            yield idle.get_nowait()
+_engines: "weakref.WeakSet[GigatokenEngine]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In a child, what was lent out then does not come back, and a lock may stay taken."""
+    for engine in _engines:
+        idle = []
+        with suppress(queue.Empty):
+            while True:
+                idle.append(engine._idle.get_nowait())
+        engine._hold(idle)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _load_gigatoken(text: str) -> Any:
