@@ -27,7 +27,7 @@ class Readers:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._seen = 0
+        self._seen = journal.asked()
         self._asked = -math.inf
 
     def wait(self, readable: float | None) -> bool:
