@@ -172,6 +172,24 @@ def test_a_part_that_is_dropped_the_moment_before_it_is_opened_is_waited_for(
     assert gone
 
 
+def test_a_part_that_another_thread_maps_meanwhile_is_left_alone(stream, monkeypatch):
+    growing = stream(keep=False, ahead=2)
+    assert growing.await_parts(1)
+    known = len(growing.manifest.parts)
+    place = growing._wishes.place
+
+    def place_while_another_reads(*words):
+        wanted = place(*words)
+        assert growing.await_parts(known + 1)
+        growing.part_array(known, "tokens")
+        return wanted
+
+    monkeypatch.setattr(growing._wishes, "place", place_while_another_reads)
+    growing.reading(place_while_another_reads, 0)  # any reader will do
+
+    assert (known, "tokens") in growing._mapped
+
+
 def as_elsewhere(module):
     """A module as another machine has it, which knows nothing of ours."""
     spec = importlib.util.spec_from_file_location("elsewhere", module.__file__)

@@ -330,7 +330,9 @@ class GrowingStore(TokenStore):
         number = parts[part].number if part < len(parts) else self._num_slices
         wanted = self._wishes.place(reader, number, self._total)
         with self._lock:  # a file that is mapped takes up its room also after it was removed
-            for key in [key for key in self._mapped if parts[key[0]].number not in wanted]:
+            # Another thread may have mapped a part since that was not known above.
+            known = [key for key in self._mapped if key[0] < len(parts)]
+            for key in [key for key in known if parts[key[0]].number not in wanted]:
                 del self._mapped[key]
 
     def _want(self, number: int) -> None:
