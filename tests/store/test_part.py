@@ -24,7 +24,7 @@ edge = st.none() | ids
     documents=st.lists(st.lists(ids, min_size=1, max_size=6)), bos=edge, eos=edge, data=st.data()
 )
 def test_documents_are_joined_as_a_list_would_be(dtype, documents, bos, eos, data):
-    if data.draw(st.booleans()):  # the other way of joining is for long documents
+    if data.draw(st.booleans()):  # long ones too
         documents = [document * 300 for document in documents]
     ids = np.array([each for document in documents for each in document], np.uint32)
     offsets = np.cumsum([0, *map(len, documents)])

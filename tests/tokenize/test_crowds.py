@@ -38,6 +38,16 @@ def test_many_calls_at_once_give_what_each_gives_alone(engine, monkeypatch):
     assert len(loads) < engines._MOST_LOADED
 
 
+def test_calls_beyond_those_that_may_be_loaded_are_spread(engine):
+    with ExitStack() as lent:
+        crowded = [lent.enter_context(engine._borrowed())[1] for _ in range(engines._MOST_LOADED)]
+        engine._idle.put(None)  # for a fifth, which would wait
+        fifth = lent.enter_context(engine._borrowed())[1]
+
+    assert crowded == [False] * engines._MOST_LOADED
+    assert fifth
+
+
 def encode_and_tell(engine, found):
     found.send([each.tolist() for each in engine.encode(texts(3))])
 

@@ -64,7 +64,8 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and three of its own)
         max_document_bytes: Longer documents are rejected.
         max_expansion: Compressed files that grow more than this many times are refused.
         engine: Which program tokenizes; the ids are the same.
-        threads: How many slices are tokenized at once; changes speed and memory only.
+        threads: How many slices are tokenized at once at most, while a reader waits; changes
+            speed and memory only.
         keep: Whether the store stays on disk. Otherwise parts are removed behind the readers,
             and made again in the next epoch or when a run resumes.
         ahead: Without `keep`, how many slices (of 64 MB of text) may be made before they are

@@ -53,7 +53,8 @@ class GigatokenEngine:
     reached 270 MB/s with one, 480 with one each), so each call borrows one. Loading one takes a
     tenth of a second in which no other thread gets on, so there are four at the most; with more
     calls at a time than that, each is spread over the process-wide pool of gigatoken. That is a
-    seventh slower on two cores, and would hang in a forked child, where calls wait instead.
+    seventh slower on two cores, and is not used in worker processes (it would hang after a fork),
+    where calls wait instead.
     """
 
     name = "gigatoken"
