@@ -20,7 +20,7 @@ from penstock.loader.assemble import MOST_STEPS, Assembler, Block
 from penstock.loader.batch import Format, Shape
 from penstock.loader.device import DeviceCopy
 from penstock.loader.log import FingerprintLog
-from penstock.loader.make import Made, Maker, keep_freed_memory
+from penstock.loader.make import Made, Maker
 from penstock.loader.prefetch import Ahead
 from penstock.loader.prefix import identity_at, place_of
 from penstock.loader.state import check_state, identify, write_state
@@ -32,6 +32,7 @@ from penstock.order.shuffle import Block as ShuffleBlock
 from penstock.order.shuffle import Mode
 from penstock.order.steps import Steps
 from penstock.rows.budget import Budget, BudgetShard, BudgetSteps
+from penstock.store.memory import keep_freed_memory
 
 __all__ = ["Loader", "Made"]
 

@@ -22,7 +22,7 @@ from penstock.loader.device import DeviceCopy
 from penstock.rows.padded import narrowed
 from penstock.rows.pieces import Side
 
-__all__ = ["Made", "Maker", "keep_freed_memory"]
+__all__ = ["Made", "Maker"]
 
 _NOT_FOR_HF = ("document_ids", "cu_seqlens")
 
@@ -30,17 +30,6 @@ Dress = Callable[[dict[str, torch.Tensor]], Any]
 
 
 @cache
-def keep_freed_memory() -> None:
-    """Have malloc keep the memory of blocks for the next ones, once in a process.
-
-    glibc gives freed memory back to the system when it is more than twice the largest array
-    that was freed before, and a block that needs it again waits for every page of it. After
-    one large array, never touched, that is 62 MiB (see M_MMAP_THRESHOLD in mallopt(3)). Without
-    it, runs of the loader were up to a quarter slower, by chance.
-    """
-    np.empty(31 << 20, np.uint8)
-
-
 class Made(NamedTuple):
     """A batch that is ready to be handed out."""
 

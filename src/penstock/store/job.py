@@ -53,8 +53,8 @@ class Job:
     """Renders documents that are conversations."""
     live: bool = False
     """Whether parts are read while others are made. The first slice is then made by all threads
-    together, parts are announced before they are on disk, and the comparison with the reference
-    waits until the first of them is sealed."""
+    together and the others by one, as long as nobody waits; parts are announced before they are on
+    disk, and the comparison with the reference waits until the first of them is sealed."""
     sealing: Callable[[SealedSlice], AbstractContextManager[None]] = lambda _: nullcontext()
     """Entered with each slice before anybody hears of it, and left when its record is written."""
     stop: threading.Event = field(default_factory=threading.Event)

@@ -30,6 +30,7 @@ from penstock.store.job import Job, Progress
 from penstock.store.journal import MANY_TOKENS, Journal, SealedSlice
 from penstock.store.live import Readers, give_way
 from penstock.store.manifest import part_file
+from penstock.store.memory import keep_freed_memory
 from penstock.store.part import PartBuilder
 from penstock.store.rejects import refuse_bad
 from penstock.store.split import SIDES
@@ -40,7 +41,7 @@ __all__ = ["run"]
 
 @dataclass(slots=True)
 class _Shared:
-    """What workers share, under one lock."""
+    """What workers share; what several of them change, under one lock."""
 
     slices: Iterator[Slice]
     tokenizing: threading.Semaphore
@@ -91,7 +92,7 @@ def run(
     Any error stops the others at the next block; what is sealed by then stays. Returns
     within about a second after an interrupt, whatever the workers are doing.
     """
-    _keep_freed_memory()
+    keep_freed_memory()
     journal = Journal(job.directory)
     shared = _Shared(
         slices,
@@ -139,15 +140,6 @@ def run(
     if shared.error is not None:
         raise shared.error
     return [shared.sealed[number] for number in range(shared.num_slices) if number in shared.sealed]
-
-
-def _keep_freed_memory() -> None:
-    """Make glibc use freed blocks of some megabytes again, instead of giving them back.
-
-    Freeing one large block raises the size up to which it does so, for good. Every buffer of
-    the pipeline would otherwise be new pages each time, a tenth of all time.
-    """
-    bytearray((32 << 20) - (1 << 16))
 
 
 def _progress(shared: _Shared, total_bytes: int) -> Progress:

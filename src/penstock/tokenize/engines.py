@@ -7,6 +7,8 @@ Ids never depend on the engine: a build compares the two before it trusts one.
 """
 
 import json
+import math
+import multiprocessing
 import os
 import queue
 import threading
@@ -53,8 +55,8 @@ class GigatokenEngine:
     reached 270 MB/s with one, 480 with one each), so each call borrows one. Loading one takes a
     tenth of a second in which no other thread gets on, so there are four at the most; with more
     calls at a time than that, each is spread over the process-wide pool of gigatoken. That is a
-    seventh slower on two cores, and is not used in worker processes (it would hang after a fork),
-    where calls wait instead.
+    seventh slower on two cores, and would hang in a forked child; so worker processes load as
+    many as they have calls at a time.
     """
 
     name = "gigatoken"
@@ -65,11 +67,12 @@ class GigatokenEngine:
         self._definition = definition
         first = _load_gigatoken(self._text)
         self.vocab_size = int(first.vocab_size)
-        self._hold([first])
+        self._hold([first], is_worker=multiprocessing.parent_process() is not None)
         _engines.add(self)
 
-    def _hold(self, tokenizers: list[Any]) -> None:
+    def _hold(self, tokenizers: list[Any], *, is_worker: bool) -> None:
         """Begin with these, and none lent out."""
+        self._most_loaded = math.inf if is_worker else _MOST_LOADED
         self._lock = threading.Lock()
         self._num_calls = 0
         self._num_loaded = len(tokenizers)
@@ -95,7 +98,7 @@ class GigatokenEngine:
 
     def _encode(self, source: Any) -> Encoded:
         with self._borrowed() as (tokenizer, is_crowded):
-            layout = tokenizer.encode_batch(source, parallel=None if is_crowded else False).layout
+            layout = tokenizer.encode_batch(source, parallel=is_crowded).layout
         return np.asarray(layout.content.data), np.asarray(layout.offsets.data)
 
     @contextmanager
@@ -103,7 +106,7 @@ class GigatokenEngine:
         """A tokenizer for one call, and whether more calls are under way than there may be."""
         with self._lock:
             self._num_calls += 1
-            is_crowded = self._num_calls > _MOST_LOADED
+            is_crowded = self._num_calls > self._most_loaded
         try:
             tokenizer = self._taken()
             try:
@@ -119,7 +122,7 @@ class GigatokenEngine:
             return self._idle.get_nowait()
         except queue.Empty:
             with self._lock:
-                is_room = self._num_loaded < _MOST_LOADED
+                is_room = self._num_loaded < self._most_loaded
                 self._num_loaded += is_room
         return _load_gigatoken(self._text) if is_room else self._idle.get()
 
@@ -138,7 +141,7 @@ def _after_fork() -> None:
         with suppress(queue.Empty):
             while True:
                 idle.append(engine._idle.get_nowait())
-        engine._hold(idle)
+        engine._hold(idle, is_worker=True)
 
 
 if hasattr(os, "register_at_fork"):
