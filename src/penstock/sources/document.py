@@ -156,9 +156,7 @@ def compact(data: bytes | memoryview, starts: NDArray[np.int64], stops: NDArray[
     )
     keep = np.zeros(2 * len(starts), bool)
     keep[1::2] = True
-    # From buffers: pa.array would import pandas where it is installed, which takes 0.2 s.
-    bits = pa.py_buffer(np.packbits(keep, bitorder="little"))
-    return tiles.filter(pa.Array.from_buffers(pa.bool_(), len(keep), [None, bits]))
+    return tiles.filter(pa.array(keep))
 
 
 def is_utf8(data: bytes) -> bool:
