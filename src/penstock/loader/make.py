@@ -8,7 +8,7 @@ cache. Made a block at a time, batches of 64-bit ids took twice as long.
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from functools import cache, partial
+from functools import partial
 from itertools import count, pairwise
 from typing import Any, NamedTuple, Self
 
@@ -29,7 +29,6 @@ _NOT_FOR_HF = ("document_ids", "cu_seqlens")
 Dress = Callable[[dict[str, torch.Tensor]], Any]
 
 
-@cache
 class Made(NamedTuple):
     """A batch that is ready to be handed out."""
 

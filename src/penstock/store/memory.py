@@ -1,10 +1,13 @@
 """What malloc is asked for."""
 
+from functools import cache
+
 import numpy as np
 
 __all__ = ["keep_freed_memory"]
 
 
+@cache
 def keep_freed_memory() -> None:
     """Have malloc keep the memory of large arrays for the next ones, once in a process.
 
