@@ -4,6 +4,7 @@ The child is a fork of this process that ends itself by SIGKILL before its k-th 
 makes, renames, removes or syncs something. tests/torture does the same from outside, with strace.
 """
 
+import json
 import os
 import re
 import shutil
@@ -177,7 +178,8 @@ def test_a_sealed_part_that_was_cut_since_is_made_again(prepare, tmp_path, sums)
     prepare("build", tmp_path / "clean")()
     build = prepare("build", tmp_path / "store")
     assert killed(build, 30)
-    part = next((tmp_path / "store").glob("part-00000.tokens.npy"))
+    record = json.loads(next((tmp_path / "store").glob(".slice-*.json")).read_text())
+    part = tmp_path / "store" / f"part-{record['parts']['']['part']:05d}.tokens.npy"
     part.write_bytes(part.read_bytes()[:-2])
     build()
 
