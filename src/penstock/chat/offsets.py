@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.chat.special import wrapped
+from penstock.sources.arrow import binary_array
 from penstock.tokenize.engines import ByteEngine, Encoded, GigatokenEngine
 from penstock.tokenize.tokenizer import Tokenizer
 
@@ -63,7 +63,7 @@ class Placer:
             ids, offsets = engine.encode_separated(b"\xff".join(data), b"\xff")
             if len(offsets) == len(data) + 1:
                 return ids, offsets
-        return self._tokenizer.encode_documents(pa.array(data, pa.large_binary()))
+        return self._tokenizer.encode_documents(binary_array(data))
 
     def _mended(
         self,

@@ -230,9 +230,9 @@ class _Run:
         )
 
     def _speed(self) -> str:
-        import pyarrow as pa
+        from penstock.sources.arrow import binary_array
 
-        texts = pa.array([text for file in self.files for text in file.texts], pa.large_binary())
+        texts = binary_array([text for file in self.files for text in file.texts])
         begun = time.monotonic()
         encoded = len(self._tokenizer.encode_documents(texts)[0])
         tokenized = encoded / (time.monotonic() - begun)

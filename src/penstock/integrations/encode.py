@@ -13,11 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.digest import digest_json
 from penstock.errors import SourceError, TokenizerError
+from penstock.sources.arrow import binary_array
 from penstock.tokenize.definition import Definition, find_definition, from_object
 from penstock.tokenize.engines import Encoded
 from penstock.tokenize.oracle import compare
@@ -229,7 +229,7 @@ def _by_engine(loaded: Tokenizer) -> Encode:
     def encode(texts: list[str]) -> Encoded:
         nonlocal compared
         try:
-            array = pa.array([text.encode() for text in texts], pa.large_binary())
+            array = binary_array([text.encode() for text in texts])
         except UnicodeEncodeError as error:
             raise SourceError(
                 f"A text holds half of a surrogate pair ({error.object[error.start]!r} in "

@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from penstock.sources.arrow import bool_array
+
 __all__ = ["Batch", "Reject", "Separated", "Tally", "compact", "gather", "is_utf8", "text_offsets"]
 
 
@@ -127,7 +129,7 @@ class Batch:
 
     def where(self, keep: NDArray[np.bool_]) -> "Batch":
         """The documents for which `keep` holds; the counts are shared with this batch."""
-        texts = self.texts.filter(pa.array(keep))
+        texts = self.texts.filter(bool_array(keep))
         return Batch(texts, self.files[keep], self.offsets[keep], self.tally)
 
 
@@ -156,7 +158,7 @@ def compact(data: bytes | memoryview, starts: NDArray[np.int64], stops: NDArray[
     )
     keep = np.zeros(2 * len(starts), bool)
     keep[1::2] = True
-    return tiles.filter(pa.array(keep))
+    return tiles.filter(bool_array(keep))
 
 
 def is_utf8(data: bytes) -> bool:

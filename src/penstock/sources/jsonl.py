@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.json as pj
 
+from penstock.sources.arrow import binary_array, bool_array
 from penstock.sources.document import Batch, is_utf8
 from penstock.sources.reading import Reading
 from penstock.sources.screen import Reason, screen
@@ -50,7 +51,7 @@ def read_lines(data: bytes, spans: Spans, *, file: int, start: int, reading: Rea
         if reasons:
             bad = np.zeros(len(texts), bool)
             bad[list(reasons)] = True
-            texts = pa.compute.if_else(pa.array(bad), pa.scalar(None, texts.type), texts)
+            texts = pa.compute.if_else(bool_array(bad), pa.nulls(len(bad), texts.type), texts)
 
     def why_null(row: int) -> Reason:
         # Arrow says null for a missing field and for a null alike.
@@ -127,7 +128,7 @@ def _python_texts(
             reasons[row] = refusal.args
         texts.append(text)
         replaced += repaired
-    return pa.array(texts, pa.large_binary()), reasons, replaced
+    return binary_array(texts), reasons, replaced
 
 
 class _Refused(Exception):  # noqa: N818  (carries a verdict, not an error)

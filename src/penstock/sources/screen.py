@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 from numpy.typing import NDArray
 
+from penstock.sources.arrow import binary_array, bool_array, byte_lengths, null_rows
 from penstock.sources.document import Batch, Reject, Tally, text_offsets
 from penstock.sources.reading import Reading
 from penstock.sources.split import blank
@@ -45,12 +45,12 @@ def screen(
     tally = Tally()
     reasons: dict[int, Reason] = {}
     if texts.null_count:
-        reasons = {int(row): why_null(int(row)) for row in np.flatnonzero(texts.is_null())}
+        reasons = {int(row): why_null(int(row)) for row in null_rows(texts)}
     if not _valid(texts):
         texts, bad = _decoded(texts, reading, tally)
         reasons |= bad
     limit = reading.max_document_bytes
-    lengths = np.asarray(pa.compute.binary_length(texts).fill_null(0))
+    lengths = byte_lengths(texts)
     for row in np.flatnonzero(lengths > limit):
         detail = f"{int(lengths[row]):,} bytes are more than max_document_bytes={limit:,}"
         reasons.setdefault(int(row), ("too_long", detail))
@@ -111,7 +111,7 @@ def _decoded(texts: Any, reading: Reading, tally: Tally) -> tuple[Any, dict[int,
                 values[row] = value.decode(errors="replace").encode()
                 tally.replaced += 1
     if reading.errors == "replace":
-        texts = pa.array(values, pa.large_binary())
+        texts = binary_array(values)
     return texts, bad
 
 
@@ -119,7 +119,7 @@ def _plain(texts: Any, keep: NDArray[np.bool_]) -> Any:
     """The kept texts as gigatoken wants them: unsliced, without a null bitmap."""
     first = np.frombuffer(texts.buffers()[1], np.int64, count=1, offset=8 * texts.offset)[0]
     if texts.offset or first or not keep.all():
-        texts = texts.filter(pa.array(keep))
+        texts = texts.filter(bool_array(keep))
     buffers = texts.buffers()
     if buffers[0] is not None:
         texts = pa.Array.from_buffers(pa.large_binary(), len(texts), [None, *buffers[1:]])

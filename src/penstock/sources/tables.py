@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from penstock.errors import SourceError
+from penstock.sources.arrow import byte_lengths
 from penstock.sources.document import Batch
 from penstock.sources.listing import InputFile, open_file
 from penstock.sources.reading import BLOCK_BYTES, Reading
@@ -45,7 +46,7 @@ def read_table(
             column,
             file=number,
             places=np.arange(first_row, first_row + len(column), dtype=np.uint64),
-            record_bytes=np.asarray(pa.compute.binary_length(column).fill_null(0)),
+            record_bytes=byte_lengths(column),
             reading=reading,
         )
 

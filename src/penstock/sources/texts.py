@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import pyarrow as pa
 
 from penstock.errors import SourceError
+from penstock.sources.arrow import binary_array
 from penstock.sources.document import Batch
 from penstock.sources.reading import BLOCK_BYTES, Reading
 from penstock.sources.screen import screen
@@ -74,7 +74,7 @@ def read_texts(
     for first, last, _ in _blocks(texts, start, stop):
         data = texts.encoded(first, last)
         yield screen(
-            pa.array(data, pa.large_binary()),
+            binary_array(data),
             file=number,
             places=np.arange(first, last, dtype=np.uint64),
             record_bytes=np.array([len(text) for text in data], np.int64),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import TokenizerError
+from penstock.sources.arrow import binary_array
 from penstock.tokenize.tokenizer import Tokenizer
 
 __all__ = ["ORACLE_BYTES", "ORACLE_DOCUMENTS", "compare"]
@@ -33,7 +34,7 @@ def compare(tokenizer: Tokenizer, texts: Any) -> int:
     # One document longer than 1 MB is cut at a character, so that it costs no minute.
     sample = [text.as_py() for text in texts[:num_documents]]
     sample[0] = sample[0][:ORACLE_BYTES].decode(errors="ignore").encode()
-    array = _array(sample)
+    array = binary_array(sample)
     ids, places = tokenizer.engine.encode(array)
     expected, expected_places = tokenizer.reference.encode(array)
     if np.array_equal(ids, expected) and np.array_equal(places, expected_places):
@@ -53,9 +54,3 @@ def compare(tokenizer: Tokenizer, texts: Any) -> int:
                 'Build with engine="tokenizers".'
             )
     raise AssertionError("arrays differ, so one document must")
-
-
-def _array(texts: list[bytes]) -> Any:
-    import pyarrow as pa
-
-    return pa.array(texts, pa.large_binary())

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.digest import digest_bytes
 from penstock.errors import TokenizerError
+from penstock.sources.arrow import binary_array
 from penstock.sources.document import Batch
 from penstock.tokenize.definition import Definition, find_definition, from_object
 from penstock.tokenize.engines import (
@@ -71,9 +71,7 @@ class Tokenizer:
         [15496, 995]
         """
         data = text.encode() if isinstance(text, str) else text
-        # From buffers: pa.array would import pandas where it is installed, which takes 0.2 s.
-        buffers = [None, pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data)]
-        return self.encode_documents(pa.Array.from_buffers(pa.large_binary(), 1, buffers))[0]
+        return self.encode_documents(binary_array([data]))[0]
 
     def encode_documents(self, texts: Any) -> Encoded:
         """Ids of many texts (a large_binary array): all of them end to end, and the offsets."""
