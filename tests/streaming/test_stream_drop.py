@@ -84,15 +84,36 @@ def test_a_resumed_run_makes_only_the_parts_from_its_position_on(
     assert same(batches + list(iterator), rest)
 
 
-def test_a_reader_that_comes_late_gets_the_parts_that_were_dropped(stream, finished, same):
+@pytest.mark.parametrize("late", [{"keep": False, "ahead": 1}, {"keep": True}])
+def test_a_reader_that_comes_late_gets_the_parts_that_were_dropped(stream, finished, same, late):
     early = Loader(Windows(stream(keep=False, ahead=1), 32), 8, seed=4, epochs=1)
     iterator = iter(early)
     found = [next(iterator) for _ in range(60)]
-    late = list(Loader(Windows(stream(keep=False, ahead=1), 32), 8, seed=4, epochs=1))
+    late = list(Loader(Windows(stream(**late), 32), 8, seed=4, epochs=1))
 
     alone = list(Loader(Windows(finished, 32), 8, seed=4, epochs=1, shuffle="part"))
     assert same(late, alone)
     assert same(found + list(iterator), alone)
+
+
+def test_a_reader_that_keeps_goes_on_alone_when_the_one_that_drops_has_left(
+    stream, finished, tmp_path, same
+):
+    dropping = stream(keep=False, ahead=1)
+    early = iter(Loader(Windows(dropping, 32), 8, seed=4, epochs=1))
+    for _ in range(60):
+        next(early)
+    late = iter(Loader(Windows(stream(keep=True), 32), 8, seed=4, epochs=1))
+    found = [next(late) for _ in range(50)]
+    del early
+    dropping.close()
+
+    found += list(late)
+    assert same(found, list(Loader(Windows(finished, 32), 8, seed=4, epochs=1, shuffle="part")))
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and not (tmp_path / "s" / "penstock.json").exists():
+        time.sleep(0.05)
+    assert len(parts(tmp_path / "s")) == len(finished.manifest.parts)
 
 
 def test_a_store_that_was_dropped_can_be_kept_after_all(stream, finished, tmp_path, same):

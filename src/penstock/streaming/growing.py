@@ -36,13 +36,14 @@ from penstock.store.manifest import (
 from penstock.store.reader import TokenStore
 from penstock.streaming.builder import Builder
 from penstock.streaming.dropping import WHOLE
-from penstock.streaming.marks import Wishes
+from penstock.streaming.marks import Wishes, wanted_slices
 from penstock.streaming.waiting import Patience, nap
 
 __all__ = ["GrowingStore"]
 
 _NAP_SECONDS = 0.004
 _ASK_SECONDS = 0.05
+_JOINED_AHEAD = 1  # slices, of a reader that keeps parts beside one that drops them
 
 
 class GrowingStore(TokenStore):
@@ -83,7 +84,9 @@ class GrowingStore(TokenStore):
         self._asked = -math.inf  # when the builder was last told that somebody waits
         self._growth = Lock()
         self._wishes = None if ahead is None else Wishes(path, ahead)
-        self._finalizer = weakref.finalize(self, _leave, builder, self._wishes)
+        self._is_copy = False  # of a fork
+        self._held = [] if self._wishes is None else [self._wishes]
+        self._finalizer = weakref.finalize(self, _leave, builder, self._held)
         _open_streams.add(self)
         if not self.poll() and self._num_slices == 0 and self._wishes is not None:
             # Wanted before anybody asks; a run that resumes says itself where it is.
@@ -336,8 +339,20 @@ class GrowingStore(TokenStore):
                 del self._mapped[key]
 
     def _want(self, number: int) -> None:
+        if self._wishes is None and not self._is_copy:
+            self._join()
         if self._wishes is not None:
             self._wishes.add(number, self._total)
+
+    def _join(self) -> None:
+        """Say what is wanted from now on, where another process drops what nobody wants."""
+        if (self._builder is not None and self._builder.building) or not wanted_slices(self.path):
+            return
+        with self._growth:
+            if self._wishes is None:
+                self._ahead = _JOINED_AHEAD
+                self._wishes = Wishes(self.path, _JOINED_AHEAD)
+                self._held.append(self._wishes)
 
     @property
     def _total(self) -> int | None:
@@ -357,6 +372,7 @@ def _after_fork() -> None:
     for store in _open_streams:
         store._growth, store._lock = Lock(), Lock()
         store._builder = store._wishes = None
+        store._is_copy = True
         store._finalizer.detach()
 
 
@@ -364,8 +380,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _leave(builder: Builder | None, wishes: Wishes | None) -> None:
+def _leave(builder: Builder | None, held: list[Wishes]) -> None:
     if builder is not None:
         builder.close()
-    if wishes is not None:
+    for wishes in held:
         wishes.close()
