@@ -8,6 +8,7 @@ loop with checkpoints, several GPUs, mixed precision and a live display.
 """
 
 import argparse
+import itertools
 import time
 from pathlib import Path
 
@@ -63,16 +64,18 @@ def main() -> None:
     optimizers = Optimizers(model, settings)
     print(f"{sum(each.numel() for each in model.parameters()):,} weights")
 
-    begun = time.perf_counter()
-    for step, (inputs, targets) in zip(range(options.steps), train, strict=False):
+    begun, seen = time.perf_counter(), 0
+    epochs = itertools.chain.from_iterable(itertools.repeat(train))  # in a new order each time
+    for step, (inputs, targets) in enumerate(itertools.islice(epochs, options.steps)):
         loss = model(inputs, targets) / targets.numel()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         optimizers.step(settings.rate(step, options.steps))
         optimizers.clear()
+        seen += inputs.numel()
         if step % 50 == 0:
             print(f"step {step}: loss {loss.item():.4f}")
-    speed = options.steps * inputs.numel() / (time.perf_counter() - begun)
+    speed = seen / (time.perf_counter() - begun)
     print(f"validation loss {validate(model, val, 16):.4f}, {speed:,.0f} tokens a second")
 
 

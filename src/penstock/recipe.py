@@ -68,7 +68,7 @@ def read_recipe(path: str | Path, changes: Mapping[str, Any] | None = None) -> R
     """
     path = Path(path)
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise RecipeError(f"{path} does not exist, seen from {Path.cwd()}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -20,7 +20,8 @@ def test_a_text_file_is_all_it_takes(invoke, text, tmp_path):
         "guessed tokenizer: gpt2",
         "guessed documents: paragraphs, since there are blank lines between them",
         "guessed validation: the last 10.0% of it",
-        "guessed model: nano (4 layers of 128), rows of 128 tokens, 4 a step, 10 minutes; no GPU",
+        "guessed step: 4 rows",
+        "guessed time: 10 minutes at the most",
         "building runs/input/stores/train of input.txt",
         "step 6: validation loss ",
         "a sample of runs/input/sample.txt:",
@@ -28,8 +29,10 @@ def test_a_text_file_is_all_it_takes(invoke, text, tmp_path):
         "next: look at runs/input/curve.svg",
     ):
         assert line in shown
+    for changed in ("guessed model", "guessed rows"):
+        assert changed not in shown
     left = {path.name for path in (tmp_path / "runs" / "input").iterdir()}
-    assert left == {"checkpoints", "curve.svg", "metrics.jsonl", "sample.txt", "stores"}
+    assert left == {".lock", "checkpoints", "curve.svg", "metrics.jsonl", "sample.txt", "stores"}
 
 
 def test_the_same_command_finds_it_finished(told, text):
@@ -73,7 +76,7 @@ for name in ("typer", "rich", "click", "pyarrow", "gigatoken", "tokenizers", "fs
 sys.argv = ["train", *sys.argv[1:]]
 runpy.run_module("penstock.train", run_name="__main__")
 """
-    words = (tmp_path / "store", *QUICK, "--output", tmp_path / "run")
+    words = (tmp_path / "store", *QUICK, "--batch-size", "4", "-o", tmp_path / "run")
     shown = python(code, *words, OMP_NUM_THREADS="1").stdout
 
     assert "guessed data: a finished store and its validation side" in shown

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.errors import PlanError, StoreError
+from penstock.errors import PlanError, RecipeError, SourceError, StoreError
 from penstock.recipe import parse_recipe
 from penstock.train.command import execute, job_of, recipe_of
 from penstock.train.metrics import read_metrics
@@ -178,3 +178,52 @@ def test_a_store_is_not_streamed(tmp_path, text):
     ps.build(text, tmp_path / "store")
     with pytest.raises(PlanError, match="is not text"):
         job(tmp_path / "store", tmp_path, data__stream=True)
+
+
+@pytest.mark.parametrize("name", ["in.txt", "folder", "folder/*.txt"])
+def test_paragraphs_are_seen_with_any_line_ends_and_in_folders(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "in.txt", tmp_path / "folder" / "a.txt"):
+        path.write_bytes(b"".join(b"Line %d\r\nof two.\r\n\r\n" % n for n in range(200)))
+    recipe, guessed = recipe_of(str(tmp_path / name), {}, "cpu")
+
+    assert "documents: paragraphs, since there are blank lines between them" in guessed
+    assert recipe.output.name == ("in" if name == "in.txt" else "folder")
+
+
+def test_a_folder_is_named_also_from_within(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("some text\n")
+    monkeypatch.chdir(tmp_path)
+    recipe, _ = recipe_of(".", {}, "cpu")
+
+    assert recipe.output.name == tmp_path.name
+    with pytest.raises(PlanError, match=r"lies in \., which is read.*Name an output elsewhere"):
+        job_of(recipe, lambda _: None)
+
+
+def test_only_the_source_may_be_a_recipe():
+    with pytest.raises(RecipeError, match=r"'a\.toml' is no text to train on"):
+        recipe_of(None, {"data.train": "a.toml"})
+    with pytest.raises(RecipeError, match="5 is no text to train on"):
+        recipe_of(None, {"data.train": 5})
+
+
+def test_ids_below_0_are_refused(tmp_path):
+    np.save(tmp_path / "ids.npy", np.array([3, -1, 5] * 50, np.int32))
+    with pytest.raises(PlanError, match=r"ids\.npy has ids below 0 \(-1\)"):
+        train(job(tmp_path / "ids.npy", tmp_path), device="cpu")
+
+
+def test_a_model_may_know_more_ids_than_its_tokenizer(tmp_path, text):
+    settings = {**SMALL, "output": str(tmp_path / "run"), "data.length": 16}
+    recipe, _ = recipe_of(str(text), {**settings, "model.vocab_size": 200_000}, "cpu")
+
+    assert execute(recipe, device="cpu", tell=lambda _: None).finished
+    assert (tmp_path / "run" / "sample.txt").exists()
+
+
+def test_what_cannot_be_read_as_it_is_can_be_built_first(tmp_path):
+    (tmp_path / "in.jsonl").write_text("no JSON\n" * 40)
+    with pytest.raises(SourceError) as error:
+        job(tmp_path / "in.jsonl", tmp_path)
+    assert "build a store of it first with penstock build" in error.value.__notes__[-1]

@@ -35,6 +35,11 @@ def test_there_and_back_is_the_same_model(model, tokens):
         assert torch.equal(model(tokens), again(tokens))
 
 
+def test_the_ends_of_a_text_are_ids_that_the_model_has():
+    assert gpt2_config(SHAPE)["eos_token_id"] is None
+    assert gpt2_config(replace(SHAPE, vocab_size=50_257))["eos_token_id"] == 50_256
+
+
 def test_matrices_are_transposed_and_the_padding_is_left_out(model):
     given = to_gpt2(model)
 

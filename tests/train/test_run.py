@@ -22,7 +22,7 @@ from penstock.train.optimize import Optimization
 from penstock.train.pace import signals
 from penstock.train.run import train
 from penstock.train.trace import documents_at
-from penstock.train.world import World
+from penstock.train.world import World, device_of
 
 
 def lines(job, kind="step"):
@@ -163,10 +163,57 @@ def test_a_damaged_checkpoint_is_named(job):
     newest = sorted((job().output / "checkpoints").iterdir())[-1]
     newest.write_bytes(newest.read_bytes()[:1000])
 
-    with pytest.raises(TrainError, match=r"step-00000012\.pt cannot be read as a checkpoint"):
+    told = (
+        r"step-00000012\.pt cannot be read as a checkpoint: .*\. Remove it to go on after step 6\."
+    )
+    with pytest.raises(TrainError, match=told):
+        run(job(steps=20))
+    torch.save([1, 2], newest)
+    with pytest.raises(
+        TrainError, match=r"is no checkpoint of penstock\. Remove it to go on after"
+    ):
         run(job(steps=20))
     newest.unlink()
     assert run(job(steps=20)).now.step == 20
+
+
+def test_two_runs_into_one_output_are_one_too_many(job):
+    def tell(_):
+        with pytest.raises(
+            TrainError, match=r"trains into .*run\. Wait for it, or stop it; or name"
+        ):
+            run(job())
+
+    assert run(job(steps=2), tell=tell).finished
+    assert run(job(steps=3)).finished
+
+
+def test_other_minutes_are_planned_for_anew(job):
+    short = run(job(steps=None, max_minutes=0.005)).now
+    longer = run(job(steps=None, max_minutes=0.02)).now
+
+    assert short.minutes is None or short.minutes == 0.005
+    assert longer.step > short.step
+    assert longer.seconds > 0.6
+    assert run(job(steps=None, max_minutes=0.02)).now.step == longer.step
+
+
+def test_a_validation_loss_that_is_no_number_ends_the_run_before_it_is_saved(job):
+    hot = Optimization(learning_rate=1e30, warmup_steps=0)
+    made = job(steps=1, optimization=hot)
+
+    with pytest.raises(TrainError, match=r"validation loss after step 1 is nan.*Nothing was saved"):
+        run(made)
+    assert not list((made.output / "checkpoints").glob("*"))
+    skipping = run(job(steps=1, optimization=hot, on_nonfinite="skip")).now
+    assert skipping.val_loss != skipping.val_loss
+
+
+def test_devices_and_seeds_that_cannot_be_used_are_told():
+    with pytest.raises(PlanError, match=r"device='mps' is not supported; use cpu, cuda"):
+        device_of("mps")
+    with pytest.raises(PlanError, match=r"seed=18446744073709551616 is too large"):
+        Training(steps=1, seed=2**64)
 
 
 WILD = Optimization(learning_rate=1e30, warmup_steps=0, clip=0.0)

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import torch
 
-from penstock.errors import MissingExtraError
+from penstock.errors import MissingExtraError, TrainError
 from penstock.train.curve import draw_curve
 from penstock.train.display import Display, report_line
 from penstock.train.job import Progress, Report
@@ -142,3 +142,27 @@ def test_a_model_writes_the_same_words_for_the_same_seed(tiny):
     assert one[0] == 7
     assert max(one) < 257
     assert model.training
+    assert max(write_on(model, [7], num_tokens=50, vocab_size=20)) < 20
+
+
+def test_a_model_without_numbers_writes_nothing(tiny):
+    model = GPT(tiny)
+    with torch.no_grad():
+        model.tokens.weight.fill_(float("nan"))
+
+    with pytest.raises(TrainError, match="not finite any more"):
+        write_on(model, [7])
+
+
+def test_a_title_of_any_bytes_is_a_picture_all_the_same():
+    drawn = draw_curve([], title="caf\udce9 \x1b[31m <b>")
+
+    assert "caf\ufffd \ufffd[31m &lt;b&gt;" in drawn
+    assert ElementTree.fromstring(drawn.encode()).tag.endswith("svg")
+
+
+def test_lines_that_are_not_ours_are_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('[1]\n{"kind": "step", "step": 1, "loss": 2.0}\n{"other": 1}\n5\n')
+
+    assert list(read_metrics(path)) == [{"kind": "step", "step": 1, "loss": 2.0}]

@@ -155,5 +155,7 @@ def _silent(_: Any) -> None:
 def _spell(outcome: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
+    from penstock.train.metrics import spelled
+
     told = {**asdict(outcome.now), "finished": outcome.finished, "output": str(outcome.output)}
-    return {**told, "seconds": round(outcome.now.seconds, 3)}
+    return spelled({**told, "seconds": round(outcome.now.seconds, 3)})

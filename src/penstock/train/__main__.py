@@ -1,7 +1,7 @@
 """`python -m penstock.train RECIPE`: the trainer where only NumPy and torch are installed.
 
 Under torchrun it is `torchrun --nproc-per-node 8 -m penstock.train RECIPE`. The same flags as
-`penstock train`, which needs typer and rich, too.
+`penstock train`, but for --json; that one needs typer and rich, too.
 """
 
 import argparse
@@ -18,10 +18,13 @@ def main() -> int:
     """Parse the command line, and train."""
     parser = argparse.ArgumentParser(prog="python -m penstock.train", description="Train a GPT-2.")
     parser.add_argument("source", nargs="?", help="a recipe, a text file or a store")
-    for name in ("train_file", "val_file", "output", "device"):
-        parser.add_argument(f"--{name}")
-    for name in ("batch_size", "max_length", "num_workers", "prefetch_factor", "steps"):
-        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--output", "-o")
+    parser.add_argument("--device")
+    for name in ("train_file", "val_file"):
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
+    for name in ("batch_size", "max_length", "num_workers", "prefetch_factor"):
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", type=int)
+    parser.add_argument("--steps", type=int)
     parser.add_argument("--max_minutes", "--max-minutes", type=float)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     flags = vars(parser.parse_args())
@@ -37,6 +40,9 @@ def main() -> int:
         notes = getattr(error, "__notes__", [])
         sys.stderr.write("\n".join([f"{type(error).__name__}: {error}", *notes, ""]))
         return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("Interrupted: stopped by Ctrl-C.\n")
+        return 130
     finally:
         display.close()
     if not outcome.finished:

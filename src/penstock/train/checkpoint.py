@@ -20,6 +20,7 @@ from penstock.store.files import remove_temporary, sync_directory, write_file
 __all__ = ["Checkpoints"]
 
 _FORMAT = 1
+_KEYS = {"format", "progress", "shape", "data"}
 _NAME = re.compile(r"step-(\d{8,})\.pt")
 
 
@@ -61,16 +62,19 @@ class Checkpoints:
         paths = self.paths()
         if not paths:
             return None
-        path = list(paths.values())[-1]
+        *before, step = paths
+        path = paths[step]
+        goes_on = f"to go on after step {before[-1]:,}" if before else "to begin anew"
+        then = f"Remove it {goes_on}."
         try:
             loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
+            why = str(error).splitlines()[0].split(". ")[0].rstrip(".")
+            raise TrainError(f"{path} cannot be read as a checkpoint: {why}. {then}") from error
+        if not isinstance(loaded, dict) or not loaded.keys() >= _KEYS:
+            raise TrainError(f"{path} is no checkpoint of penstock. {then}")
+        if loaded["format"] != _FORMAT:
             raise TrainError(
-                f"{path} cannot be read as a checkpoint: {str(error).splitlines()[0]:.200} Remove "
-                "it to go on from the one before."
-            ) from error
-        if loaded.get("format") != _FORMAT:
-            raise TrainError(
-                f"{path} is of format {loaded.get('format')!r}; this penstock reads {_FORMAT}."
+                f"{path} is of format {loaded['format']!r}; this penstock reads {_FORMAT}."
             )
         return loaded

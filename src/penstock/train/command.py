@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import PenstockError, RecipeError
+from penstock.errors import PenstockError, RecipeError, TrainError
 from penstock.recipe import Recipe, parse_recipe, read_recipe, set_value
 from penstock.store.files import write_file
 from penstock.store.reader import TokenStore
@@ -56,21 +56,24 @@ def recipe_of(
     source: str | None, changes: Mapping[str, Any], device: str | None = None
 ) -> tuple[Recipe, list[str]]:
     """The recipe that a command means, and what was guessed where it names no recipe."""
-    source = source or changes.get("data.train")
+    if source is not None and Path(source).suffix == ".toml":
+        return read_recipe(source, changes), []
+    source = changes.get("data.train", source)
     if source is None:
         raise RecipeError("Give a recipe (.toml), a text file or a store, or --train_file.")
-    if Path(source).suffix == ".toml":
-        return read_recipe(source, changes), []
+    if not isinstance(source, str) or Path(source).suffix == ".toml":
+        raise RecipeError(
+            f"{source!r} is no text to train on. Give a recipe as it is, and in data.train or "
+            "--train_file the path of a text or a store."
+        )
     tables, told = guess(Path(source), device)
     for name, value in changes.items():
         set_value(tables, name, value)
-        told = [line for line in told if not line.startswith(f"{name}:")]
     data = tables["data"]
     alone = isinstance(data, dict) and (data.get("val") or data.get("stream"))
     if alone and "data.split" not in changes:
         data.pop("split", None)
-        told = [line for line in told if not line.startswith("validation")]
-    return parse_recipe(tables, source), told
+    return parse_recipe(tables, source), [each.line for each in told if each.holds(changes)]
 
 
 def job_of(recipe: Recipe, tell: Tell) -> Job:
@@ -112,7 +115,12 @@ def _write_sample(job: Job, outcome: Outcome, tell: Tell) -> None:
         return
     begin = store.manifest.contents["eos_id"]
     first = [int(begin)] if begin is not None else [int(store.tokens(0, 1)[0])]
-    written = write_on(outcome.model, first, num_tokens=100)
+    try:
+        known = tokenizer.vocab_size
+        written = write_on(outcome.model, first, num_tokens=100, vocab_size=known)
+    except TrainError as error:
+        tell(f"no sample of text: {error}")
+        return
     text = tokenizer.decode(written[len(first) :]).decode(errors="replace")
     write_file(job.output / "sample.txt", [text.encode()])
     tell(f"a sample of {job.output / 'sample.txt'}:\n{text}")

@@ -55,7 +55,7 @@ def draw_curve(
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
             'font-family="sans-serif" font-size="12" fill="#444">',
             '<rect width="100%" height="100%" fill="white"/>',
-            f'<text x="{_LEFT}" y="22" font-size="15" fill="#222">{escape(title)}</text>',
+            f'<text x="{_LEFT}" y="22" font-size="15" fill="#222">{_inert(title)}</text>',
             *_axes(scale),
             *([_target(scale, target)] if target is not None else []),
             _path(scale, train, "#9db7d5", "train"),
@@ -68,6 +68,12 @@ def draw_curve(
             "</svg>\n",
         ]
     )
+
+
+def _inert(title: str) -> str:
+    """As text of a picture, which holds no control characters and no bytes that are no text."""
+    held = (each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in title)
+    return escape("".join(held))
 
 
 class _Scale:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.errors import PlanError, StoreBusyError, StoreError
+from penstock.errors import PlanError, SourceError, StoreBusyError, StoreError
 from penstock.order.growing import GrowingPlan
 from penstock.order.plan import Plan, Rows
 from penstock.rows.packs import Packs
@@ -24,6 +24,10 @@ __all__ = ["Data", "Opened", "Source", "open_data"]
 
 _POLL_SECONDS = 0.2
 _LEAST_TOKENS = 2  # of a row: an input and its target
+_OTHER_SETTINGS = (
+    "To say more of how {given} is read, build a store of it first with penstock build, and train "
+    "on that."
+)
 _OTHER_TEXT = "It belongs to this run. For other text or settings, name another output (-o)."
 
 Kind = Literal["windows", "packs"]
@@ -167,6 +171,11 @@ class _Opener:
 
         store = self._stores / name
         data = self._data
+        if Path(given).is_dir() and store.resolve().is_relative_to(Path(given).resolve()):
+            raise PlanError(
+                f"The output {store.parent.parent} lies in {given}, which is read: what the run "
+                "writes would be text of the next one. Name an output elsewhere (-o)."
+            )
         there = any((store / each / FILE_NAME).exists() for each in (".", "train"))
         if not there:
             self._tell(f"building {store} of {given}")
@@ -180,6 +189,9 @@ class _Opener:
             except StoreError as error:
                 if there:
                     error.add_note(_OTHER_TEXT)
+                raise
+            except SourceError as error:
+                error.add_note(_OTHER_SETTINGS.format(given=given))
                 raise
             else:
                 return store

@@ -26,6 +26,7 @@ from penstock.train.model import GPT, Shape
 
 __all__ = ["from_gpt2", "gpt2_config", "to_gpt2"]
 
+_END = 50_256
 _WHOLE = {"tokens.weight": "wte.weight", "places.weight": "wpe.weight"}
 _WHOLE |= {f"norm.{kind}": f"ln_f.{kind}" for kind in ("weight", "bias")}
 _LAYER = {
@@ -60,6 +61,8 @@ def gpt2_config(shape: Shape) -> dict[str, Any]:
         "resid_pdrop": shape.dropout,
         "embd_pdrop": shape.dropout,
         "attn_pdrop": 0.0,
+        # GPT-2's own tokens at the ends, where the model has them.
+        **{f"{end}_token_id": _END if shape.vocab_size > _END else None for end in ("bos", "eos")},
     }
 
 

@@ -1,16 +1,20 @@
 """A recipe for a file that came without one, and what was guessed for it."""
 
+import glob
+import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from penstock.errors import SourceError
 from penstock.store.manifest import FILE_NAME
 
-__all__ = ["guess"]
+__all__ = ["Guess", "guess"]
 
 _LOOKED_AT = 1 << 20
+_BLANK_LINE = re.compile(rb"\n\r?\n")
 _TOKENS = {
     ".npy": "data: a file of tokens, GPT-2's; no validation",
     ".bin": "data: a file of tokens, GPT-2's in uint16 as nanoGPT writes them; no validation",
@@ -18,50 +22,73 @@ _TOKENS = {
 _MOST_HELD_OUT = 10_000_000  # bytes of text; a tenth of what is less than 100 MB
 
 
-def guess(path: Path, device: str | None = None) -> tuple[dict[str, Any], list[str]]:
+class Guess(NamedTuple):
+    """A line for people, true as long as none of some settings is changed."""
+
+    line: str
+    settings: tuple[str, ...]
+
+    def holds(self, changes: Iterable[str]) -> bool:
+        """Whether it is true of a recipe with such changes."""
+        return not set(self.settings) & set(changes)
+
+
+def guess(path: Path, device: str | None = None) -> tuple[dict[str, Any], list[Guess]]:
     """The tables of a recipe for a store or a text, and a line for each thing guessed."""
-    if not path.exists():
+    named = path.exists() or not glob.has_magic(str(path))
+    if named and not path.exists():
         raise SourceError(
             f"{path} does not exist, seen from {Path.cwd()}. Give a text file, a store or a recipe "
             "(.toml)."
         )
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     data, told = _data(path)
-    tables = _on_gpu() if kind.startswith("cuda") else _on_cpu()
-    told.append(tables.pop("told"))
+    tables, more = _on_gpu() if kind.startswith("cuda") else _on_cpu()
     tables["data"] |= data
-    name = path.stem if path.is_file() else path.name
+    # Of a pattern, the folder that it looks into.
+    place = path if named else next(each for each in path.parents if not glob.has_magic(str(each)))
+    name = place.stem if place.is_file() else place.resolve().name
     tables["output"] = f"runs/{name}"
-    return tables, [*told, f"output: {tables['output']}"]
+    return tables, [*told, *more, Guess(f"output: {tables['output']}", ("output",))]
 
 
-def _data(path: Path) -> tuple[dict[str, Any], list[str]]:
+def _data(path: Path) -> tuple[dict[str, Any], list[Guess]]:
     if path.suffix in _TOKENS:
-        return {"train": str(path)}, [_TOKENS[path.suffix]]
+        return {"train": str(path)}, [Guess(_TOKENS[path.suffix], ("data.val",))]
     if (path / FILE_NAME).exists():
-        return {"train": str(path)}, ["data: a finished store; no validation (give --val_file)"]
+        line = "data: a finished store; no validation (give --val_file)"
+        return {"train": str(path)}, [Guess(line, ("data.val",))]
     if (path / "train" / FILE_NAME).exists():
-        return {"train": str(path)}, ["data: a finished store and its validation side"]
+        line = "data: a finished store and its validation side"
+        return {"train": str(path)}, [Guess(line, ("data.val",))]
     size = path.stat().st_size if path.is_file() else 0
     share = 0.1 if size <= 10 * _MOST_HELD_OUT else _MOST_HELD_OUT / size
-    data = {"train": str(path), "split": f"tail:{share:.6f}", "documents": _documents(path)}
-    told = {
-        "paragraphs": "documents: paragraphs, since there are blank lines between them",
-        "lines": "documents: one a line (or a record), since no blank lines were seen",
-    }
-    held_out = f"validation: the last {share:.1%} of it"
-    return data, ["tokenizer: gpt2", told[data["documents"]], held_out]
+    documents, why = _documents(path)
+    data = {"train": str(path), "split": f"tail:{share:.6f}", "documents": documents}
+    return data, [
+        Guess("tokenizer: gpt2", ("data.tokenizer",)),
+        Guess(f"documents: {why}", ("data.documents",)),
+        Guess(f"validation: the last {share:.1%} of it", ("data.split", "data.val", "data.stream")),
+    ]
 
 
-def _documents(path: Path) -> str:
-    if path.suffix != ".txt":
-        return "lines"
-    with path.open("rb") as stream:
-        return "paragraphs" if b"\n\n" in stream.read(_LOOKED_AT) else "lines"
+def _documents(path: Path) -> tuple[str, str]:
+    """What a document is, and why; of several files, the first that is text tells."""
+    first = path
+    if not path.is_file():
+        pattern = str(path / "**" / "*.txt") if path.is_dir() else str(path)
+        first = Path(min(glob.iglob(pattern, recursive=True), default=pattern))  # noqa: PTH207  (absolute, too)
+    if first.suffix != ".txt" or not first.is_file():
+        return "lines", "one a line, or a record"
+    with first.open("rb") as stream:
+        begin = stream.read(_LOOKED_AT)
+    if _BLANK_LINE.search(begin):
+        return "paragraphs", "paragraphs, since there are blank lines between them"
+    return "lines", "one a line, since no blank lines were seen"
 
 
-def _on_cpu() -> dict[str, Any]:
-    return {
+def _on_cpu() -> tuple[dict[str, Any], list[Guess]]:
+    tables = {
         "data": {"length": 128},
         "model": {"size": "nano", "positions": "rotary"},
         "optimization": {"learning_rate": 3e-3, "warmup_steps": 50, "betas": [0.9, 0.99]},
@@ -72,12 +99,20 @@ def _on_cpu() -> dict[str, Any]:
             "val_rows": 128,
             "save_every": 100,
         },
-        "told": "model: nano (4 layers of 128), rows of 128 tokens, 4 a step, 10 minutes; no GPU",
     }
+    return tables, [
+        Guess(
+            "model: nano (4 layers of 128), since there is no GPU",
+            ("model.size", "model.layers", "model.width"),
+        ),
+        Guess("rows: 128 tokens", ("data.length",)),
+        Guess("step: 4 rows", ("training.batch_size", "training.global_batch_size")),
+        Guess("time: 10 minutes at the most", ("training.max_minutes",)),
+    ]
 
 
-def _on_gpu() -> dict[str, Any]:
-    return {
+def _on_gpu() -> tuple[dict[str, Any], list[Guess]]:
+    tables = {
         "data": {"length": 1024},
         "model": {"size": "124M"},
         "optimization": {"learning_rate": 6e-4, "warmup_steps": 100},
@@ -90,5 +125,14 @@ def _on_gpu() -> dict[str, Any]:
             "val_rows": 512,
             "save_every": 500,
         },
-        "told": "model: 124M, rows of 1,024 tokens, 256 a step, bfloat16, compiled, 10 minutes",
     }
+    return tables, [
+        Guess("model: 124M", ("model.size", "model.layers", "model.width")),
+        Guess("rows: 1,024 tokens", ("data.length",)),
+        Guess("step: 256 rows", ("training.global_batch_size",)),
+        Guess(
+            "computing: bfloat16, compiled (training.compile=false begins sooner)",
+            ("training.precision", "training.compile"),
+        ),
+        Guess("time: 10 minutes at the most", ("training.max_minutes",)),
+    ]

@@ -53,6 +53,8 @@ class Training:
                 continue
             if value < least:
                 raise PlanError(f"{field.name}={value} is too little for a run.")
+            if field.name == "seed" and value >= 1 << 63:
+                raise PlanError(f"seed={value} is too large; it must be below 2**63.")
             if not math.isfinite(value):
                 raise PlanError(f"{field.name}={value} is no number that a run could use.")
 
@@ -77,6 +79,8 @@ class Progress:
     """Steps done."""
     steps: int | None = None
     """Steps in all, where that is settled."""
+    minutes: float | None = None
+    """What that was planned from, where it was."""
     tokens: int = 0
     seconds: float = 0.0
     """Of all the times it ran."""

@@ -19,7 +19,7 @@ import torch
 
 from penstock.store.files import write_file
 
-__all__ = ["Metrics", "peak_flops", "read_metrics"]
+__all__ = ["Metrics", "peak_flops", "read_metrics", "spelled"]
 
 # Dense, without sparsity, in bfloat16; from the makers' data sheets.
 _PEAKS = {
@@ -89,23 +89,28 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file, if it is there; one that a kill cut short is left out."""
+    """The lines of a file, if it is there; what a kill cut short, or is not ours, is left out."""
     if not path.exists():
         return
     for line in path.read_bytes().split(b"\n"):
         try:
-            yield json.loads(line)
+            found = json.loads(line)
         except ValueError:
             continue
+        if isinstance(found, dict) and "step" in found and "kind" in found:
+            yield found
 
 
-def _line(values: dict[str, Any]) -> bytes:
-    """One line; JSON has no word for what is not a number, so it is null."""
-    known = {
+def spelled(values: dict[str, Any]) -> dict[str, Any]:
+    """Values as JSON can write them: it has no word for what is not a number, so that is None."""
+    return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in values.items()
     }
-    return json.dumps(known).encode() + b"\n"
+
+
+def _line(values: dict[str, Any]) -> bytes:
+    return json.dumps(spelled(values)).encode() + b"\n"
 
 
 def _board(directory: Path, step: int) -> Any:

@@ -16,6 +16,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -25,7 +26,8 @@ import torch
 from torch import Tensor
 
 from penstock.digest import derive_key
-from penstock.errors import TrainError
+from penstock.errors import StoreBusyError, TrainError
+from penstock.store.lock import locked
 from penstock.train.checkpoint import Checkpoints
 from penstock.train.curve import write_curve
 from penstock.train.feed import Feed
@@ -52,10 +54,26 @@ def train(job: Job, *, device: str | None = None, tell: Tell | None = None) -> O
         device: "cpu", "cuda" or "cuda:1"; the GPU where there is one.
         tell: Called after every step with how it stands, and with what is worth a line.
     """
-    with world(device) as here, signals() as asked:
+    with world(device) as here, signals() as asked, _alone(job.output, here):
         if here.device.type == "cuda":
             torch.set_float32_matmul_precision("high")
         return _Run(job, here, tell or (lambda _: None), asked).go()
+
+
+@contextmanager
+def _alone(output: Path, here: World) -> Iterator[None]:
+    """Hold the output of a run: two at once would write over each other's files."""
+    with ExitStack() as stack:
+        if here.leads:
+            output.mkdir(parents=True, exist_ok=True)
+            try:
+                stack.enter_context(locked(output))
+            except StoreBusyError as error:
+                raise TrainError(
+                    f"Another process (its number is in {output / '.lock'}) trains into {output}. "
+                    "Wait for it, or stop it; or name another output."
+                ) from error
+        yield
 
 
 class _Taken(NamedTuple):
@@ -112,7 +130,9 @@ class _Run:
         self.feed.loader.load_state_dict(saved["data"])
         self.now = Progress(**saved["progress"])
         if self.settings.steps is not None:
-            self.now = replace(self.now, steps=self.settings.steps)
+            self.now = replace(self.now, steps=self.settings.steps, minutes=None)
+        elif self.now.minutes not in (None, self.settings.max_minutes):
+            self.now = replace(self.now, steps=None, minutes=None)  # planned anew
         self.tell(f"going on after step {self.now.step:,}")
 
     def go(self) -> Outcome:
@@ -238,7 +258,8 @@ class _Run:
         self.interrupted |= stop >= _ASKED
         self.pace.add(num_targets, taken.waited)
         if self.now.steps is None and self.pace.num_steps == TIMED_STEPS:
-            self.now = replace(self.now, steps=self._planned())
+            minutes = self.settings.max_minutes
+            self.now = replace(self.now, steps=self._planned(), minutes=minutes)
         if self.metrics is None:
             return
         self.metrics.add(
@@ -267,12 +288,14 @@ class _Run:
         if self.settings.on_nonfinite == "skip":
             self.tell(f"skipped: {told}")
             return
-        kept = list(self.checkpoints.paths())
-        last = f"The last checkpoint is of step {kept[-1]:,}" if kept else "Nothing was saved yet"
         raise TrainError(
-            f"{told} {last}. Lower the learning rate, look at these documents, or pass "
-            'on_nonfinite="skip" to leave such steps out.'
+            f"{told} {self._last_saved()}. Lower the learning rate, look at these documents, or "
+            'pass on_nonfinite="skip" to leave such steps out.'
         )
+
+    def _last_saved(self) -> str:
+        kept = list(self.checkpoints.paths())
+        return f"The last checkpoint is of step {kept[-1]:,}" if kept else "Nothing was saved yet"
 
     def _is_late(self) -> bool:
         """Whether the minutes are over, but for what the last validation will take."""
@@ -313,6 +336,11 @@ class _Run:
         loss = self.learner.evaluate(chain.from_iterable(map(self.feed.parts, self.feed.val)))
         self.now = replace(self.now, val_loss=loss, seconds=time.perf_counter() - self.begun)
         self._record("val", val_loss=loss)
+        if not math.isfinite(loss) and self.settings.on_nonfinite == "stop":
+            raise TrainError(
+                f"The validation loss after step {self.now.step:,} is {loss}: the model's numbers "
+                f"are not finite any more. {self._last_saved()}. Lower the learning rate."
+            )
         self.tell(f"step {self.now.step:,}: validation loss {loss:.4f}")
         target = self.settings.target_val_loss
         if target is not None and loss <= target and self.now.target_step is None:

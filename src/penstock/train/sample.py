@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from penstock.digest import derive_key
+from penstock.errors import TrainError
 from penstock.train.model import GPT
 
 __all__ = ["write_on"]
@@ -19,6 +20,7 @@ def write_on(
     temperature: float = 0.8,
     top: int = 50,
     seed: int = 0,
+    vocab_size: int | None = None,
 ) -> list[int]:
     """`tokens` and what the model writes after them; the same for the same seed.
 
@@ -29,6 +31,10 @@ def write_on(
         temperature: 1 draws as the model says, less is more cautious.
         top: Only so many of the likeliest tokens are drawn from.
         seed: Of the draws.
+        vocab_size: Only ids below it are drawn; a model may know more than its tokenizer.
+
+    Raises:
+        TrainError: what the model computes are no numbers.
     """
     device = model.tokens.weight.device
     generator = torch.Generator(device).manual_seed(derive_key("sample", seed) >> 1)
@@ -36,7 +42,9 @@ def write_on(
     model.eval()
     written = torch.tensor([tokens], device=device)
     for _ in range(num_tokens):
-        logits = model(written[:, -model.shape.length :])[0, -1].float() / temperature
+        logits = model(written[:, -model.shape.length :])[0, -1, :vocab_size].float() / temperature
+        if not bool(logits.isfinite().all()):
+            raise TrainError("The model's numbers are not finite any more.")
         likeliest, ids = logits.topk(min(top, len(logits)))
         drawn = torch.multinomial(likeliest.softmax(0), 1, generator=generator)
         written = torch.cat([written, ids[drawn][None]], dim=1)

@@ -29,6 +29,9 @@ def check_vocabulary(sources: Mapping[str, Rows], val: Rows | None, vocab_size: 
         PlanError: it says which file or store they are in.
     """
     for rows in [*sources.values(), *([] if val is None else [val])]:
+        for path, lowest in _lowest(rows):
+            if lowest < 0:
+                raise PlanError(f"{path} has ids below 0 ({lowest}), which no tokenizer gives.")
         for path, size in [*_tokenizers(rows), *_looked_into(rows)]:
             if size > vocab_size:
                 raise PlanError(
@@ -51,6 +54,15 @@ def _tokenizers(rows: Any) -> list[tuple[Any, int]]:
         (member.path, int(member.manifest.contents["tokenizer"]["vocab_size"]))
         for member in _members(rows)
         if hasattr(member, "manifest")
+    ]
+
+
+def _lowest(rows: Any) -> list[tuple[Any, int]]:
+    """The bare files below some rows, with the smallest id at their beginning."""
+    return [
+        (member.path, int(member.array()[:_LOOKED_AT].min(initial=0)))
+        for member in _members(rows)
+        if not hasattr(member, "manifest")
     ]
 
 

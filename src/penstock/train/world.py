@@ -90,6 +90,8 @@ def device_of(device: str | None) -> torch.device:
         place = torch.device(device)
     except RuntimeError as error:
         raise PlanError(f"There is no device {device!r}; use cpu, cuda or cuda:1.") from error
+    if place.type not in ("cpu", "cuda"):
+        raise PlanError(f"device={device!r} is not supported; use cpu, cuda or cuda:1.")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         raise PlanError(f"device={device!r} is not here: torch finds {found} GPUs. Use cpu.")
