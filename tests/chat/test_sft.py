@@ -185,7 +185,7 @@ def test_a_row_that_is_no_conversation_is_named(chat):
     with pytest.raises(ChatError, match="no conversation that is known") as error:
         next(sft_data_generator([{"text": "no"}], 1, chat))
 
-    assert "rows 0" in error.value.__notes__[0]
+    assert "This is row 0 of the dataset" in error.value.__notes__[0]
 
 
 def test_tensors_are_of_type_long(chat):

@@ -202,6 +202,8 @@ def test_what_cannot_be_loaded_is_refused(windows):
         StepLoader(windows, 999_999)
     with pytest.raises(PlanError, match="labels='next' is not"):
         StepLoader(windows, 2, labels="next")
+    with pytest.raises(PlanError, match="labels='next' is not"):
+        RowItems(windows, labels="next")
 
 
 def test_accelerate_leaves_it_as_it_is(windows):

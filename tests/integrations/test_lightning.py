@@ -1,7 +1,10 @@
 """Lightning's data module over rows of text: stages, batches, padding, what is told."""
 
+import copy
+import itertools
 import weakref
 from dataclasses import replace
+from pickle import dumps, loads
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +18,7 @@ from penstock.integrations.feed import evaluation_cuts
 from penstock.integrations.lightning import LLMDataModule, debug_datamodule, main
 from penstock.integrations.progress import Progress
 from penstock.integrations.tokenizer import named_tokenizer
+from penstock.sources.slices import cut
 
 ROWS = [f"row {number} " + "is longer " * (number % 7) for number in range(50)]
 
@@ -93,8 +97,11 @@ def test_a_loader_before_setup_says_so(sides):
 def test_a_side_that_was_not_given_is_named(module, sides):
     made = module(data={"train": sides["train"]})
 
-    with pytest.raises(PlanError, match='no "val" in data=, which has train'):
+    with pytest.raises(PlanError, match='no "val" in data=, which has train') as error:
         made.val_dataloader()
+    assert "Trainer(limit_val_batches=0)" in str(error.value)
+    with pytest.raises(PlanError, match='Add "test" to data='):
+        made.test_dataloader()
 
 
 def test_a_catalog_dataset_that_was_not_fetched_says_what_to_do(tmp_path, monkeypatch):
@@ -170,6 +177,57 @@ def test_shifted_labels_are_of_what_follows(module):
     assert torch.equal(batch["labels"][:, :-1][follows], batch["input_ids"][:, 1:][follows])
     assert (batch["labels"][:, :-1][~follows] == -100).all()
     assert (batch["labels"][:, -1] == -100).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"labels": "shift"}, "labels='shift' is not"),
+        ({"batch_size": 0}, "batch_size=0 makes no batch"),
+        ({"batch_size": -1}, "batch_size=-1 makes no batch"),
+        ({"batch_size": None}, "batch_size=None goes with global_batch_size"),
+        ({"global_batch_size": 0}, "global_batch_size=0 makes no batch"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(sides, options, told):
+    with pytest.raises(PlanError, match=told):
+        LLMDataModule("bytes", data=sides, **options)
+
+
+def test_a_batch_may_be_said_for_all_devices_alone(module):
+    made = module(batch_size=None, global_batch_size=6)
+
+    assert len(next(iter(made.train_dataloader()))["input_ids"]) == 6
+    assert [len(batch["input_ids"]) for batch in made.val_dataloader()] == [6, 3]
+    for devices in (2, 3):
+        made = module(batch_size=None, global_batch_size=6)
+        made.trainer = a_trainer(0)
+        made.trainer.distributed_sampler_kwargs = {"rank": 0, "num_replicas": devices}
+        assert len(next(iter(made.train_dataloader()))["input_ids"]) == 6 // devices
+    made.trainer.distributed_sampler_kwargs = {"rank": 0, "num_replicas": 4}
+    with pytest.raises(PlanError, match=r"does not divide over 4 devices. Use a multiple of 4"):
+        made.val_dataloader()
+
+
+@pytest.mark.parametrize("model_name", ["gpt2", "bytes"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda made: loads(dumps(made))])
+@pytest.mark.parametrize("options", [{}, {"streaming": True}, {"packing": True}])
+def test_a_copy_of_a_module_goes_on_as_the_module(sides, model_name, copied, options):
+    made = LLMDataModule(
+        model_name, 2, 16, data={"train": sides["train"]}, num_workers=0, **options
+    )
+    early = copied(made)
+    for each in (made, early):
+        each.setup("fit")
+    batches = iter(made.train_dataloader())
+    begun = [next(batches) for _ in range(3)]
+    late = copied(made)
+
+    assert rows_of(itertools.islice(early.train_dataloader(), 3)) == rows_of(begun)
+    assert rows_of(itertools.islice(late.train_dataloader(), 1)) == rows_of([next(batches)])
+    batches.close()
+    for each in (made, early, late):
+        each.teardown("fit")
 
 
 def test_packing_removes_the_padding_and_loses_nothing(module):
@@ -407,6 +465,34 @@ def test_streaming_gives_windows_of_the_text_and_every_target_once(module):
     assert all(batch["input_ids"].shape == (1, 16) for batch in batches)
     filled = sum(int(batch["attention_mask"].sum()) for batch in batches)
     assert counted == filled - rows  # of each row, the first label is of no target
+
+
+@pytest.mark.parametrize("grown", [False, True])
+def test_streaming_packs_what_the_finished_text_packs_and_goes_on(
+    module, tmp_path, monkeypatch, grown
+):
+    monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 300)
+    options = {"packing": True, "max_length": 64, "batch_size": 1}
+    packed = module(**options, cache_dir=tmp_path / "packed")
+
+    def streaming(name):
+        return module(**options, streaming=True, cache_dir=tmp_path / name)
+
+    made = streaming("one")
+    batches = iter(made.train_dataloader())
+    begun = [next(batches) for _ in range(5)]
+    state = made.state_dict()
+    rest = list(batches)
+    other = streaming("other" if grown else "one")
+    other.load_state_dict(state)
+
+    assert list(rest[0]) == ["input_ids", "attention_mask", "labels", "position_ids"]
+    assert len(packed.train_dataset.part_rows) > 3
+    assert sorted(rows_of(begun + rest)) == sorted(rows_of(packed.train_dataloader()))
+    assert rows_of(other.train_dataloader())[: len(rest)] == rows_of(rest)
+    assert "Packs(" in made.report("train")
+    for each in (made, other):
+        each.teardown("fit")
 
 
 def test_the_tokenizer_needs_no_transformers(python):

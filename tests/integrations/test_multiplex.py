@@ -315,6 +315,7 @@ REFUSED = {
     "Rank 2 of 2 cannot be": {"rank": 2, "world_size": 2},
     "are fewer than the 200 of one step": {"batch_size": 200, "drop_last": True},
     "leave 1 for the last step": {"batch_size": 1, "rank": 0, "world_size": 149},
+    "150 examples are fewer than the 200 ranks": {"rank": 0, "world_size": 200},
     "schedule= needs shuffle=True": {
         "schedule": {9: [1, 1]}, "sampling_weights": [1, 2], "shuffle": False,
     },

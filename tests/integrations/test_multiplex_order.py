@@ -243,7 +243,7 @@ def test_a_tool_that_deals_examples_to_ranks_sees_that_it_is_done():
 
     assert isinstance(loader.sampler, torch.utils.data.distributed.DistributedSampler)
     epochs = [rows(loader) for _ in range(3)]
-    loader.sampler.set_epoch(1)
+    loader.set_epoch(1)
     assert rows(loader) == epochs[1]
     loader.sampler.set_epoch(2)  # which is next anyhow
     assert rows(loader) == epochs[2]
@@ -251,12 +251,33 @@ def test_a_tool_that_deals_examples_to_ranks_sees_that_it_is_done():
         loader.sampler.set_epoch(-1)
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_fewer_examples_than_ranks_are_not_blamed_on_the_batch_size(drop_last):
+    with pytest.raises(PlanError, match="Use fewer ranks, or more examples") as caught:
+        make(rank=0, world_size=93, drop_last=drop_last)
+
+    assert "batch_size" not in str(caught.value)
+
+
+def test_a_rest_of_fewer_examples_than_ranks_goes_on_as_the_message_says():
+    stopped = make(batch_size=10)
+    batches = iter(stopped)
+    for _ in range(9):
+        next(batches)
+    state = stopped.state_dict()
+
+    with pytest.raises(PlanError, match="drop_last=True, or resume on fewer ranks, such as 2"):
+        make(rank=0, world_size=4, batch_size=23).load_state_dict(state)
+    for options in ({"world_size": 4, "drop_last": True}, {"world_size": 2}):
+        make(rank=0, **options).load_state_dict(state)
+
+
 @pytest.mark.parametrize("options", [{"shuffle": False}, {"sampling_strategy": "uniform"}])
 def test_set_epoch_goes_forward_and_back(options):
     loader = make(drop_last=True, batch_size=10, **options)
     epochs = [rows(loader) for _ in range(4)]
     for epoch in (2, 0, 3):
-        loader.sampler.set_epoch(epoch)
+        loader.set_epoch(epoch)
         assert loader.epoch == epoch
         assert rows(loader) == epochs[epoch]
     next(iter(loader))
@@ -454,7 +475,7 @@ def test_an_iterator_of_a_loader_that_was_moved_says_so(move):
     if move == "load":
         loader.load_state_dict(loader.state_dict())
     else:
-        loader.sampler.set_epoch(5)
+        loader.set_epoch(5)
 
     with pytest.raises(ResumeError, match="This iterator was overtaken"):
         next(batches)

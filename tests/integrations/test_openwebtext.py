@@ -1,6 +1,8 @@
 """Local text files under Lightning: streamed, preprocessed, and the batch that fits."""
 
+import copy
 from functools import partial
+from pickle import dumps, loads
 
 import numpy as np
 import pytest
@@ -106,8 +108,30 @@ def test_how_text_is_read_changes_no_row(module, tmp_path, options):
 def test_an_impossible_buffer_is_refused():
     with pytest.raises(PlanError, match="chunk_size=0 must be at least 1"):
         LocalOpenWebTextDataModule(chunk_size=0)
+    with pytest.raises(PlanError, match="prefetch_factor=0 must be at least 1"):
+        LocalOpenWebTextDataModule(prefetch_factor=0)
+    with pytest.raises(PlanError, match="batch_size=0 makes no batch"):
+        LocalOpenWebTextDataModule(batch_size=0)
     with pytest.raises(PlanError, match="labels='next' is not"):
         LocalOpenWebTextDataModule(labels="next")
+
+
+def test_rows_of_all_devices_are_shared_out_without_a_trial(module):
+    made = module(batch_size=None, global_batch_size=6)
+
+    assert made.batch_size is None
+    assert len(next(iter(made.train_dataloader()))["input_ids"]) == 6
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_copy_of_a_module_has_its_rows(module, streaming):
+    made = module(tokenizer="gpt2", streaming=streaming)
+    copies = [copy.deepcopy(made), loads(dumps(made))]
+    expected = next(iter(made.train_dataloader()))["input_ids"]
+
+    for each in copies:
+        assert torch.equal(next(iter(each.train_dataloader()))["input_ids"], expected)
+        each.teardown("fit")
 
 
 def test_a_finished_stream_has_a_length_and_the_same_rows_again(module):

@@ -208,6 +208,7 @@ def test_another_run_is_refused_by_name(what, windows, other_store, tmp_path, gp
         "row it was. Changed since: "
     )
     assert named in str(caught.value)
+    assert "To begin the new order at 0, start without this state" in str(caught.value)
     assert after.position == 0
     after.load_state_dict(before.state_dict(), on_change="restart")
     assert after.position == 0

@@ -1,16 +1,18 @@
 """Many calls of one tokenizer at a time, and a fork in the midst of them."""
 
+import copy
 import multiprocessing
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pickle import dumps, loads
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from penstock.tokenize import engines
-from penstock.tokenize.engines import GigatokenEngine
+from penstock.tokenize.engines import ByteEngine, GigatokenEngine, HubEngine
 
 
 @pytest.fixture
@@ -46,6 +48,27 @@ def test_calls_beyond_those_that_may_be_loaded_are_spread(engine):
 
     assert crowded == [False] * engines._MOST_LOADED
     assert fifth
+
+
+@pytest.mark.parametrize("name", ["gigatoken", "tokenizers", "bytes"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda engine: loads(dumps(engine))])
+def test_a_copy_of_an_engine_encodes_and_decodes_the_same(gpt2, name, copied):
+    made = {"gigatoken": GigatokenEngine, "tokenizers": HubEngine}.get(name)
+    engine = made(gpt2.definition, parse=False) if made else ByteEngine()
+    right = engine.encode(texts(3))
+    assert engine.decode(right[0][:20])  # what was loaded for it stays behind
+    copied = copied(engine)
+
+    assert all(np.array_equal(*pair) for pair in zip(copied.encode(texts(3)), right, strict=True))
+    assert copied.decode(right[0]) == engine.decode(right[0])
+    assert copied.vocab_size == engine.vocab_size
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no fork")
+def test_a_copy_of_an_engine_does_not_wait_after_a_fork_either(engine):
+    copied = copy.deepcopy(engine)
+
+    assert copied in engines._engines
 
 
 def encode_and_tell(engine, found):

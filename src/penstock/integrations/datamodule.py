@@ -22,7 +22,7 @@ from penstock.integrations.dress import MaskedPacks, PaddedDress
 from penstock.integrations.feed import EvaluationBatches, Feed, TrainingBatches
 from penstock.integrations.module import ResumableDataModule
 from penstock.integrations.tokenizer import named_tokenizer
-from penstock.integrations.windows import Labels
+from penstock.integrations.windows import Labels, check_labels
 from penstock.rows.packs import Packs
 from penstock.rows.padded import Documents, Overflow
 from penstock.rows.windows import Windows
@@ -36,6 +36,12 @@ PathLike = str | os.PathLike[str]
 # A child of Lightning's logger, which shows such lines.
 _log = logging.getLogger("lightning.pytorch.penstock")
 
+_WITHOUT = {
+    "train": 'Add "train" to data=; for validation alone, call Trainer.validate.',
+    "val": 'Add "val" to data=, or train without validation: Trainer(limit_val_batches=0).',
+    "test": 'Add "test" to data=, which is what Trainer.test reads.',
+}
+
 
 class LLMDataModule(ResumableDataModule):
     """Batches of `input_ids`, `attention_mask` and `labels` for causal language models.
@@ -47,7 +53,7 @@ class LLMDataModule(ResumableDataModule):
     def __init__(  # noqa: PLR0913  (what people set, flat: Lightning's command line reads it)
         self,
         model_name: str = "gpt2",
-        batch_size: int = 32,
+        batch_size: int | None = 32,
         max_length: int = 128,
         *,
         num_workers: int | None = None,
@@ -74,7 +80,7 @@ class LLMDataModule(ResumableDataModule):
         Args:
             model_name: The tokenizer: "gpt2" (no network), a tokenizer.json, a directory with one,
                 or a name on the Hugging Face Hub.
-            batch_size: Rows of a batch, on each device.
+            batch_size: Rows of a batch, on each device; None to say `global_batch_size` alone.
             max_length: Tokens of a row at most.
             num_workers: Processes that make batches; one a core if not given. They are not
                 needed for speed: with 0, a thread does it.
@@ -90,17 +96,21 @@ class LLMDataModule(ResumableDataModule):
             overflow: Rows of more than `max_length` tokens are cut off, which is told; or "split".
             packing: Whether rows are whole documents fitted together, instead of one each with
                 padding. Adds `position_ids`.
-            streaming: Whether training begins while text is still being tokenized. Rows are then
-                windows of the text laid end to end, without padding.
+            streaming: Whether training begins while text is still being tokenized. Without
+                `packing`, rows are then windows of the text laid end to end, without padding.
             labels: "same", or "shifted" for models that do not shift by themselves.
             pad_to_multiple_of: Batches are as wide as a multiple of this.
             padding_side: Where padding stands.
             seed: Another seed, another order.
-            global_batch_size: Rows of a step on all devices together, instead of `batch_size`.
+            global_batch_size: Rows of a training step on all devices together, instead of
+                `batch_size`, which is then that of validation.
             pin_memory: Whether batches lie in pinned memory; where there is a GPU if not given.
             cache_dir: Where stores are kept.
         """
         super().__init__(batch_size=batch_size, seed=seed, global_batch_size=global_batch_size)
+        if batch_size is None and global_batch_size is None:
+            raise PlanError("batch_size=None goes with global_batch_size=; give one of them.")
+        check_labels(labels)
         if packing and overflow == "split":
             raise PlanError('packing=True loses nothing by itself; leave out overflow="split".')
         self.model_name = model_name
@@ -122,7 +132,7 @@ class LLMDataModule(ResumableDataModule):
         self._stores: dict[str, TokenStore] = {}
         self._making = Making(
             tokenizer=load_tokenizer(model_name if tokenizer is None else tokenizer),
-            eos=eos or streaming,
+            eos=eos or (streaming and not packing),
             documents=documents,
             column=column,
             cache_dir=cache_dir,
@@ -181,13 +191,12 @@ class LLMDataModule(ResumableDataModule):
     def feed(self, rows: Any, *, shuffle: Any) -> Feed:
         """The rows of this rank, as padded batches."""
         rank, world_size = self.topology()
-        assert self.batch_size is not None  # an argument of ours is a number
         workers = 0 if self.streaming and shuffle == "part" else self.num_workers
         windows = isinstance(rows, Windows)
         exact = not self.packing and (windows or not rows.stream.has_loss)
         return Feed(
             plan=self.plan(rows, shuffle),
-            global_batch=self.batch_size * world_size,
+            global_batch=self.device_rows * world_size,
             rank=rank,
             world_size=world_size,
             dress=PaddedDress(self.pad_id, shifted=self.labels == "shifted", exact=exact),
@@ -233,14 +242,20 @@ class LLMDataModule(ResumableDataModule):
         )
 
     def _streamed(self, inputs: Any) -> Any:
-        return Windows(streamed(inputs, self._making), self.max_length, tail="pad")
+        stream = streamed(inputs, self._making)
+        if self.packing:
+            return MaskedPacks(Packs(stream, self.max_length))
+        return Windows(stream, self.max_length, tail="pad")
 
     def _opened(self, side: str) -> Any:
         rows = getattr(self, f"{side}_dataset")
         if rows is not None:
             return rows
         if not isinstance(self._data, str) and side not in self._data:
-            raise PlanError(f'There is no "{side}" in data=, which has {", ".join(self._data)}.')
+            raise PlanError(
+                f'There is no "{side}" in data=, which has {", ".join(self._data)}. '
+                f"{_WITHOUT[side]}"
+            )
         stage = "test" if side == "test" else "fit"
         raise PlanError(f'The {side} data is not open yet: call setup("{stage}") first.')
 

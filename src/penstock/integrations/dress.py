@@ -72,6 +72,9 @@ class MaskedPacks:
     def __len__(self) -> int:
         return len(self.packs)
 
+    def __repr__(self) -> str:
+        return repr(self.packs)
+
     def __getattr__(self, name: str) -> Any:
         if name == "packs" or name.startswith("_"):  # not there yet, while being unpickled
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -12,7 +12,7 @@ with each request to a worker: workers need no order of their own, and none can 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -54,19 +54,29 @@ class Share:
             raise PlanError(
                 f"{num_rows:,} examples in batches of {self.batch_size:,} on {self.world_size:,} "
                 f"ranks leave {rest:,} for the last step, and a rank without an example would "
-                "hang the others. Say drop_last=True, or choose another batch_size, such as "
-                f"{self._other_size(num_rows)}."
+                f"hang the others. Say drop_last=True, or {self._otherwise(num_rows)}."
             )
         return steps + 1
 
+    def refuse_too_few(self, num_rows: int) -> None:
+        """Raise where a rank is without an example whatever the batch size."""
+        if num_rows < self.world_size:
+            raise PlanError(
+                f"{num_rows:,} examples are fewer than the {self.world_size:,} ranks, and a rank "
+                "without an example would hang the others. Use fewer ranks, or more examples."
+            )
+
+    def _otherwise(self, num_rows: int) -> str:
+        if num_rows < self.world_size:  # at the end of an epoch that is resumed
+            return f"resume on fewer ranks, such as {num_rows:,}"
+        return f"choose another batch_size, such as {self._other_size(num_rows)}"
+
     def _other_size(self, num_rows: int) -> int:
         """The nearest batch size that leaves every rank an example, or nothing over."""
-        for distance in range(1, num_rows + 1):
-            for size in (self.batch_size - distance, self.batch_size + distance):
-                rest = num_rows % (size * self.world_size) if size > 0 else 1
-                if size > 0 and (not rest or rest >= self.world_size):
-                    return size
-        return max(1, num_rows // self.world_size)
+        # There is one: all examples in a single step.
+        near = (self.batch_size + sign * by for by in count(1) for sign in (-1, 1))
+        rests = ((size, num_rows % (size * self.world_size)) for size in near if size > 0)
+        return next(size for size, rest in rests if not rest or rest >= self.world_size)
 
 
 # The positions of one batch of this rank: where it begins, before what it ends, and before what
@@ -90,6 +100,7 @@ class EpochSteps(DistributedSampler[Any]):
         self.last: Span | None = None
         """The batch that was handed out last."""
         self._begun = False
+        share.refuse_too_few(dataset.blend.total)
         self._length = share.num_steps(dataset.blend.total)
         if not self._length:
             raise PlanError(

@@ -21,7 +21,7 @@ from penstock.errors import PlanError, ResumeError
 from penstock.integrations.dress import MaskedPacks, PaddedDress, named_pair
 from penstock.integrations.feed import Feed
 from penstock.integrations.spool import is_dataset, spool
-from penstock.integrations.windows import Labels
+from penstock.integrations.windows import Labels, check_labels
 from penstock.loader.loader import Loader
 from penstock.order.plan import Plan
 from penstock.rows.packs import Packs
@@ -67,6 +67,7 @@ class _Dressed(NamedTuple):
 
 def _dressed(rows: Any, pad_id: int | None, labels: Labels) -> _Dressed:
     """Rows as Hugging Face's models take them."""
+    check_labels(labels)
     shifted = labels == "shifted"
     if isinstance(rows, Windows):
         return _Dressed(rows, named_pair, False)
@@ -162,8 +163,6 @@ class StepLoader(DataLoader[Any]):
             num_workers: Processes that make batches.
             **options: Of `torch.utils.data.DataLoader`, as `pin_memory`.
         """
-        if labels not in ("same", "shifted"):
-            raise PlanError(f'labels={labels!r} is not "same" or "shifted".')
         dressed = _dressed(rows, pad_id, labels)
         self.feed = Feed(
             plan=Plan(dressed.rows, seed=seed),

@@ -13,7 +13,7 @@ import torch
 
 from penstock.errors import MissingExtraError, PlanError
 from penstock.integrations.feed import EvaluationBatches, Feed, TrainingBatches
-from penstock.integrations.progress import Progress
+from penstock.integrations.progress import Progress, per_device
 from penstock.loader.arguments import plan_of
 from penstock.order.plan import Plan
 
@@ -48,6 +48,10 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
 
     def __init__(self, *, batch_size: int | None, seed: int, global_batch_size: int | None) -> None:
         super().__init__()
+        sizes = {"batch_size": batch_size, "global_batch_size": global_batch_size}
+        for name, rows in sizes.items():
+            if rows is not None and rows < 1:
+                raise PlanError(f"{name}={rows} makes no batch; use at least 1.")
         self.batch_size = batch_size
         self.seed = seed
         self._global_batch_size = global_batch_size
@@ -58,9 +62,16 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
     def progress(self) -> Progress:
         """Where training is."""
         if self._progress is None:
-            assert self.batch_size is not None  # chosen before a loader is made
-            self._progress = Progress(self.batch_size, self._global_batch_size)
+            self._progress = Progress(self.device_rows, self._global_batch_size)
         return self._progress
+
+    @property
+    def device_rows(self) -> int:
+        """Rows of a batch on each device: `batch_size`, or where it is None, a share of all."""
+        if self.batch_size is not None:
+            return self.batch_size
+        assert self._global_batch_size is not None  # one of them is given, or chosen in setup
+        return per_device(self._global_batch_size, self.topology()[1])
 
     def sides(self, stage: Any) -> tuple[str, ...]:
         """What a stage needs: "train", "val", "test"."""
@@ -89,8 +100,7 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
 
     def evaluation(self, rows: Any) -> EvaluationBatches:
         """A loader of every row once, in order."""
-        assert self.batch_size is not None  # chosen before a loader is made
-        return EvaluationBatches(self.feed(rows, shuffle="none"), self.batch_size)
+        return EvaluationBatches(self.feed(rows, shuffle="none"), self.device_rows)
 
     def plan(self, rows: Any, shuffle: Any) -> Plan:
         """The order of `rows`."""

@@ -98,6 +98,10 @@ class MultiplexDataLoader(DataLoader[Any]):
         keys = source_keys(blend.names)[sources]
         return combine(of_samples(keys, epochs, samples, positions), [0])[0]
 
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the next one, from its beginning; nothing changes where it is already."""
+        self._steps.set_epoch(epoch)
+
     def set_weights(self, weights: Weights) -> None:
         """Draw by other weights from the next batch on; call it on every rank at the same step.
 

@@ -19,7 +19,7 @@ from penstock.integrations.dress import named_pair
 from penstock.integrations.feed import EvaluationBatches, Feed, TrainingBatches
 from penstock.integrations.module import ResumableDataModule
 from penstock.integrations.tokenizer import named_tokenizer
-from penstock.integrations.windows import Labels
+from penstock.integrations.windows import Labels, check_labels
 from penstock.rows.stream import ArrayFile
 from penstock.rows.windows import Windows
 from penstock.tokenize.tokenizer import load_tokenizer
@@ -63,8 +63,9 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
             train_file: Text to train on.
             val_file: Text to validate on.
             max_length: Tokens of a row.
-            batch_size: Rows of a batch, on each device. If not given, the largest that fits the
-                GPU, found by trial when training is set up; 32 where there is none.
+            batch_size: Rows of a batch, on each device. If neither it nor `global_batch_size` is
+                given, the largest that fits the GPU, found by trial when training is set up; 32
+                where there is none.
             num_workers: How many threads tokenize while streaming; else processes that make
                 batches, which mapped files do not need. Rows are the same for any number.
             prefetch_factor: Batches that each process makes ahead.
@@ -81,16 +82,21 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
             streaming: Whether training begins while text is still tokenized; otherwise all of it is
                 first, and shuffled as a whole.
             seed: Another seed, another order.
-            global_batch_size: Rows of a step on all devices together, instead of `batch_size`.
+            global_batch_size: Rows of a training step on all devices together, instead of
+                `batch_size`, which is then that of validation.
             pin_memory: Whether batches lie in pinned memory; where there is a GPU if not given.
             cache_dir: Where stores are kept.
         """
         super().__init__(batch_size=batch_size, seed=seed, global_batch_size=global_batch_size)
-        for name, value in (("buffer_size", buffer_size), ("chunk_size", chunk_size)):
+        sizes = {
+            "prefetch_factor": prefetch_factor,
+            "buffer_size": buffer_size,
+            "chunk_size": chunk_size,
+        }
+        for name, value in sizes.items():
             if value < 1:
                 raise PlanError(f"{name}={value} must be at least 1.")
-        if labels not in ("shifted", "same"):
-            raise PlanError(f'labels={labels!r} is not "shifted" or "same".')
+        check_labels(labels)
         self.train_file, self.val_file = Path(train_file), Path(val_file)
         self.max_length, self.labels = max_length, labels
         self.num_workers, self.prefetch_factor = num_workers, prefetch_factor
@@ -123,7 +129,7 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
             self.val_dataset = self._rows("val")
         if "train" in wanted and self.train_dataset is None:
             self.train_dataset = self._rows("train")
-        if self.batch_size is None:
+        if self.batch_size is None and self._global_batch_size is None:
             self.batch_size = self._chosen()
 
     def train_dataloader(self) -> TrainingBatches:
@@ -142,11 +148,10 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
     def feed(self, rows: Any, *, shuffle: Any) -> Feed:
         """The rows of this rank, as pairs of inputs and labels."""
         rank, world_size = self.topology()
-        assert self.batch_size is not None  # chosen in setup
         workers = 0 if self.streaming and shuffle == "part" else self.num_workers
         return Feed(
             plan=self.plan(rows, shuffle),
-            global_batch=self.batch_size * world_size,
+            global_batch=self.device_rows * world_size,
             rank=rank,
             world_size=world_size,
             dress=named_pair,

@@ -14,9 +14,23 @@ from penstock.errors import PlanError, ResumeError
 from penstock.integrations.feed import Feed
 from penstock.loader.loader import Loader
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "per_device"]
 
 _FIELDS = ("data", "batches", "global_batch", "batch_size", "devices")
+
+
+def per_device(global_batch: int, devices: int) -> int:
+    """Rows of a batch on each of some devices.
+
+    Raises:
+        PlanError: they would not have equally many.
+    """
+    if global_batch % devices:
+        raise PlanError(
+            f"global_batch_size={global_batch:,} does not divide over {devices:,} devices. Use a "
+            f"multiple of {devices:,}."
+        )
+    return global_batch // devices
 
 
 class Progress:
@@ -116,11 +130,7 @@ class Progress:
         of the learning rate and to the length of an epoch.
         """
         if self._wanted is not None:
-            if self._wanted % devices:
-                raise PlanError(
-                    f"global_batch_size={self._wanted:,} does not divide over {devices:,} devices."
-                )
-            return self._wanted
+            return per_device(self._wanted, devices) * devices
         then = self._restored
         if then is not None and then["batch_size"] == self._batch_size:
             kept = int(then["global_batch"])

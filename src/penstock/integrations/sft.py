@@ -223,8 +223,17 @@ class SFTBatches:
         try:
             return self._collate.render(records, wanted)
         except ChatError as error:
-            error.add_note(f"One of the rows {wanted[0]:,} to {wanted[-1]:,} of the dataset.")
+            bad = (number for number, row in zip(wanted, records, strict=True) if self._fails(row))
+            if (number := next(bad, None)) is not None:
+                error.add_note(f"This is row {number:,} of the dataset, counting from 0.")
             raise
+
+    def _fails(self, record: Any) -> bool:
+        try:
+            self._collate.render([record])
+        except ChatError:
+            return True
+        return False
 
 
 def sft_data_generator(  # noqa: PLR0913  (a drop-in: what the generators it replaces take or see)

@@ -22,18 +22,23 @@ from numpy.typing import NDArray
 from penstock.errors import PlanError
 from penstock.store.reader import TokenStore
 
-__all__ = ["Batch", "Labels", "WindowTensors", "ready_batch"]
+__all__ = ["Batch", "Labels", "WindowTensors", "check_labels", "ready_batch"]
 
 Labels = Literal["shifted", "same"]
 Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def check_labels(labels: str) -> None:
+    """Refuse what labels cannot be."""
+    if labels not in ("shifted", "same"):
+        raise PlanError(f'labels={labels!r} is not "shifted" or "same".')
 
 
 class WindowTensors:
     """All windows of a store; there may be none. Pickles as a path."""
 
     def __init__(self, store: TokenStore, length: int, *, stride: int, labels: Labels) -> None:
-        if labels not in ("shifted", "same"):
-            raise PlanError(f'labels={labels!r} is not "shifted" or "same".')
+        check_labels(labels)
         length, stride = index(length), index(stride)
         if length < 1 or stride < 1:
             raise PlanError(f"A length of {length} and stride={stride} must be at least 1.")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ResumeError
-from penstock.loader.state import explained, identify, identify_order, position_in
+from penstock.loader.state import another_order, explained, identify, identify_order, position_in
 from penstock.order.growing import GrowingPlan
 from penstock.order.integers import END
 from penstock.order.plan import Plan
@@ -87,11 +87,7 @@ def _refuse_other_parts(plan: Any, store: TokenStore, state: dict[str, Any]) -> 
 
 
 def _other(state: dict[str, Any], changed: str) -> ResumeError:
-    return ResumeError(
-        f"This checkpoint belongs to another order of the data, so position {state['position']:,} "
-        f"would not be the row it was. Changed since: {changed}. Restore that to resume exactly, "
-        'or pass on_change="restart" to begin the new order at 0.'
-    )
+    return another_order(int(state["position"]), changed)
 
 
 def _is_later(state: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from penstock.errors import ResumeError
 from penstock.order.plan import Plan
 
 __all__ = [
+    "another_order",
     "check_state",
     "explained",
     "identify",
@@ -122,13 +123,18 @@ def position_in(identity: dict[str, Any], state: dict[str, Any]) -> int:
     """
     position = int(state["position"])
     if state["plan"] != identity["plan"]:
-        raise ResumeError(
-            "This checkpoint belongs to another order of the data, so position "
-            f"{position:,} would not be the row it was. Changed since: "
-            f"{explained(state, identity)}. Restore that to resume exactly, or pass "
-            'on_change="restart" to begin the new order at 0.'
-        )
+        raise another_order(position, explained(state, identity))
     return position
+
+
+def another_order(position: int, changed: str) -> ResumeError:
+    """The error for a state of another order, in which `changed` was otherwise."""
+    return ResumeError(
+        f"This checkpoint belongs to another order of the data, so position {position:,} would not "
+        f"be the row it was. Changed since: {changed}. Restore that to resume exactly. To begin "
+        "the new order at 0, start without this state; a Loader also does so by "
+        'load_state_dict(state, on_change="restart").'
+    )
 
 
 def _told(rows: Any) -> dict[str, Any]:

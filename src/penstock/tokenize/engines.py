@@ -65,6 +65,17 @@ class GigatokenEngine:
         # gigatoken always parses special tokens that it knows of, so it is not told.
         self._text = definition.text if parse else json.dumps(definition.without_special_tokens())
         self._definition = definition
+        self._begin()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tokenizers and the lock stay behind; a copy loads its own.
+        return {"_text": self._text, "_definition": self._definition}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def _begin(self) -> None:
         first = _load_gigatoken(self._text)
         self.vocab_size = int(first.vocab_size)
         self._hold([first], is_worker=multiprocessing.parent_process() is not None)
