@@ -1,5 +1,6 @@
 """Text files to flat arrays, and the command that makes them."""
 
+import os
 import subprocess
 import sys
 
@@ -62,6 +63,27 @@ def test_it_runs_as_a_module_with_files_of_ones_own(here):
     assert done.returncode == 0, done.stderr
     assert np.load("tokens/owt_train_preprocessed.npy").tolist() == [*b"mine", 256]
     assert np.load("tokens/owt_val_preprocessed.npy").tolist() == [*b"mine", 256]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the shell of Windows is another")
+@pytest.mark.parametrize(("end", "code"), [("| true", 1), (">&-", 0)])
+def test_a_reader_that_leaves_is_no_error_message(here, end, code):
+    command = f"set -o pipefail; {sys.executable} -m penstock.preprocess --tokenizer bytes {end}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60)
+
+    assert (done.returncode, done.stderr) == (code, b"")
+    assert (here / "training_data" / "owt_train_preprocessed.npy").exists()
+
+
+def test_ctrl_c_is_one_line_and_leaves_nothing(here, capsys, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.preprocess.write_file", stopped)
+
+    assert main(["--tokenizer", "bytes", "--output_dir", "out"]) == 130
+    assert capsys.readouterr().err == "Interrupted: stopped by Ctrl-C.\n"
+    assert list((here / "out").iterdir()) == []
 
 
 def test_a_missing_file_is_told_without_a_traceback(here, capsys):

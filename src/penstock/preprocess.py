@@ -12,6 +12,7 @@ or uint32, and `np.load(path, mmap_mode="r")` reads them without penstock. A sto
 """
 
 import argparse
+import errno
 import os
 import shutil
 import sys
@@ -19,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.errors import PenstockError, SourceError
 from penstock.store.build import build
@@ -31,6 +32,7 @@ __all__ = ["main", "preprocess"]
 
 _NAMES = {"train": "owt_train_preprocessed.npy", "val": "owt_val_preprocessed.npy"}
 _COPY_TOKENS = 1 << 22
+_INTERRUPTED = 130
 
 
 def preprocess(
@@ -125,6 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             told = "\n".join([str(error), *getattr(error, "__notes__", [])])
             sys.stderr.write(f"{type(error).__name__}: {told}\n")
             return 1
+        except KeyboardInterrupt:
+            sys.stderr.write("Interrupted: stopped by Ctrl-C.\n")
+            return _INTERRUPTED
         took = time.monotonic() - begun
         rate = num_tokens / max(took, 1e-9)
         sys.stdout.write(
@@ -133,5 +138,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _run() -> NoReturn:
+    """Run the command as a process, and end it."""
+    if sys.stdout is None:  # closed by the caller (`>&-`)
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    try:
+        code = main()
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno != errno.EPIPE:  # else the reader (`| head`) has left
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        os._exit(1)
+    if code:
+        os._exit(code)  # a worker may be deep in native code
+    sys.exit(0)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _run()

@@ -166,6 +166,46 @@ def test_a_reader_that_leaves_is_no_error_message(corpus):
     assert done.stderr == b""
 
 
+def shell(command, directory):
+    code = command.replace("penstock", f"{sys.executable} -m penstock", 1)
+    return subprocess.run(
+        ["bash", "-c", code], cwd=directory, capture_output=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the shell of Windows is another")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_stream_that_the_caller_closed_is_written_to_in_vain(corpus, tmp_path, closed):
+    build = f"penstock build {corpus} -o store --tokenizer bytes"
+    for command in (
+        build,
+        "penstock info store",
+        "penstock info store --json",
+        "penstock --version",
+    ):
+        done = shell(f"{command} {closed}", tmp_path)
+
+        assert (done.returncode, done.stderr) == (0, b""), command
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        ("penstock info store --json", 1, b"OSError: [Errno 28] No space left on device\n"),
+        ("penstock info store", 1, b"OSError: [Errno 28] No space left on device\n"),
+        ("penstock --version", 1, b"OSError: [Errno 28] No space left on device\n"),
+        ("penstock info no --json", 1, b"StoreError: no does not exist, so there is no store.\n"),
+        ("penstock info --json", 2, b"UsageError: Missing argument 'STORE'.\n"),
+    ],
+)
+def test_a_full_disk_under_stdout_is_one_line_on_stderr(corpus, tmp_path, command, code, message):
+    penstock.build(str(corpus), tmp_path / "store", tokenizer="bytes")
+    done = shell(f"{command} > /dev/full", tmp_path)
+
+    assert (done.returncode, done.stderr) == (code, message)
+
+
 def test_a_terminal_that_lacks_characters_gets_them_spelled(penstock, corpus):
     penstock("build", corpus, "-o", "store", "--tokenizer", "bytes")
 

@@ -118,3 +118,17 @@ def test_naughty_strings_are_inert_and_raw_gives_them_back(invoke, penstock, dat
     assert not UNSAFE.search(shown)
     lines = [line for line in path.read_bytes().split(b"\n") if line.strip(b" \t\r")]
     assert raw == b"".join(lines)
+
+
+def test_a_tokenizer_that_is_not_found_is_asked_for(invoke, corpus, tmp_path, monkeypatch):
+    command = ("tokenizer", "train", corpus, "-o", "own.json", "--vocab-size", 258)
+    invoke(*command)
+    ps.build(str(corpus), "store", tokenizer="own.json")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    assert "--tokenizer NAME" in invoke("decode", "../store", "-d", 0, code=1).stderr
+    shown = invoke("decode", "../store", "-d", 0, "--tokenizer", "../own.json").stdout
+    assert shown.endswith("To be, or not to be:\n")
+    again = invoke("decode", "../store", "-d", 0, "--tokenizer", "nowhere.json", code=1).stderr
+    assert "--tokenizer NAME" not in again

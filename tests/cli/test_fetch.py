@@ -51,6 +51,30 @@ def test_without_build_the_next_command_builds_the_same_store(invoke, told, copy
     assert told(*following)["num_tokens"] == 301_966
 
 
+def test_the_next_command_works_where_stores_are_already(invoke, copy):
+    command = ("fetch", "tinyshakespeare", "--from", copy)
+    first = re.search(r"next: penstock (.*)", invoke(*command).stdout)[1].split()
+    invoke(*command, "--build")
+    following = re.search(r"next: penstock (.*)", invoke(*command).stdout)[1].split()
+
+    assert "was finished before" in invoke(*first).stdout
+    assert following == ["info", "data/tinyshakespeare/train"]
+    assert "301,966" in invoke(*following).stdout
+
+
+def test_stores_of_another_split_are_told(invoke, copy):
+    command = ("fetch", "tinyshakespeare", "--from", copy, "-o", "ts")
+    invoke(*command, "--build", "--tokenizer", "bytes")
+    lines = invoke(*command, "--split", "0.5").stdout.splitlines()
+
+    assert lines[-2] == "ts/train and ts/val hold other text than ts/train.txt and ts/val.txt now"
+    assert lines[-1].startswith(
+        "next: delete ts/train and ts/val, then penstock build ts/train.txt"
+    )
+    refused = invoke(*command, "--split", "0.5", "--build", "--tokenizer", "bytes", code=1).stderr
+    assert "ts/train.txt: 1,003,854 bytes -> 557,697. Delete it to build anew" in refused
+
+
 def test_another_tokenizer_and_another_share(told, copy):
     command = ("fetch", "tinyshakespeare", "--from", copy, "--split", "0.5", "--build")
     answer = told(*command, "--tokenizer", "bytes")

@@ -206,6 +206,8 @@ def test_a_run_is_cut_only_at_its_end(numbered, num_rows, rows, world_size, epoc
     """All ranks take the same steps; the end is dropped, or filled with rows without targets."""
     total = num_rows * epochs
     for drop_last in (True, False):
+        if drop_last and total < rows * world_size:
+            continue  # no run: refused
         ranks = [
             Loader(
                 numbered(num_rows),
@@ -534,6 +536,20 @@ def test_refuses_settings_that_belong_to_the_plan(windows):
         Loader(plan, 4, seed=1, shuffle="full")
     with pytest.raises(PlanError, match="epochs=2 has no meaning in a mixture: each source"):
         Loader(plan, 4, epochs=2)
+
+
+def test_refuses_a_run_that_ends_before_its_first_step(windows, numbered):
+    with pytest.raises(PlanError, match=r"This run has 5 rows, .* takes 50, .* drop_last=False"):
+        Loader(numbered(5), batch_size=50, epochs=1)
+    with pytest.raises(PlanError, match=r"This run has 6 rows, .* together takes 8,"):
+        Loader(numbered(3), 4, rank=0, world_size=2, epochs=2)
+    capped = Plan(windows, weights={"data": 1}, max_epochs=1)
+    with pytest.raises(PlanError, match=rf"This run has {len(windows):,} rows, .* takes 10,000,"):
+        Loader(capped, 10_000)
+
+    assert len(Loader(numbered(5), 50, epochs=1, drop_last=False)) == 1
+    assert next(iter(Loader(numbered(5), 50)))["inputs"].shape[0] == 50
+    assert len(Loader(numbered(5), 50, epochs=10)) == 1
 
 
 def test_refuses_more_steps_than_a_capped_plan_has(windows):

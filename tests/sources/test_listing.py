@@ -193,6 +193,12 @@ def test_chained_and_unknown_protocols_are_refused(url):
         names(url)
 
 
+def test_a_server_that_is_not_there_is_named():
+    pytest.importorskip("aiohttp")
+    with pytest.raises(SourceError, match=r"http://localhost:1/x\.txt cannot be reached: "):
+        names("http://localhost:1/x.txt")
+
+
 @pytest.mark.parametrize(
     "url",
     [

@@ -78,7 +78,7 @@ def test_the_same_input_is_not_appended_twice(inputs, built, more, sums):
     [
         ({"tokenizer": "gpt2"}, "tokenizer"),
         ({"eos": False}, "eos_id"),
-        ({"split": "hash:0.1"}, "store/train does not exist"),
+        ({"split": "hash:0.1"}, "built without a split"),
     ],
 )
 def test_ids_of_two_kinds_cannot_share_a_store(change, field, built, more, sums):

@@ -107,7 +107,7 @@ def test_a_second_build_changes_nothing(inputs, built):
         ({"field": "body"}, r"reading\.field: 'text' -> 'body'"),
         ({"errors": "replace"}, r"reading\.errors"),
         ({"max_document_bytes": 99}, r"reading\.max_document_bytes"),
-        ({"inputs": "a.txt"}, r"inputs"),
+        ({"inputs": "a.txt"}, r"inputs: .*b\.jsonl is left out"),
     ],
 )
 def test_a_finished_store_is_not_taken_for_another(change, field, inputs, built):
@@ -125,6 +125,56 @@ def test_other_texts_are_other_inputs(tmp_path):
         penstock.build(Texts(["two"]), tmp_path / "store", tokenizer="bytes")
     grown = penstock.build(Texts(["two"]), tmp_path / "store", tokenizer="bytes", append=True)
     assert [grown.text(number) for number in range(2)] == ["one", "two"]
+
+
+def test_a_changed_input_is_told_by_its_name_and_is_nothing_to_append(tmp_path):
+    path, store = tmp_path / "g.txt", tmp_path / "store"
+    path.write_text("one\n")
+    penstock.build(path, store, tokenizer="bytes")
+    path.write_text("one\ntwo\n")
+
+    with pytest.raises(StoreError, match=r"otherwise: inputs: .*g\.txt: 4 bytes -> 8\.") as caught:
+        penstock.build(path, store, tokenizer="bytes")
+    assert "append" not in str(caught.value)
+    assert str(caught.value).endswith("Delete it to build anew, or choose another directory.")
+
+
+def test_a_build_that_was_killed_names_what_changed_since(tmp_path):
+    path, store = tmp_path / "g.txt", tmp_path / "store"
+    path.write_text("one\n")
+    with pytest.raises(KeyboardInterrupt):
+        penstock.build(path, store, tokenizer="bytes", progress=_stop)
+    path.write_text("two\n")
+
+    with pytest.raises(StoreError, match=r"stamps: \S*g\.txt was changed or replaced\. Repeat"):
+        penstock.build(path, store, tokenizer="bytes")
+    path.write_text("three\n")
+    with pytest.raises(StoreError, match=r"settings: inputs: \S*g\.txt: 4 bytes -> 6\. Repeat"):
+        penstock.build(path, store, tokenizer="bytes")
+
+
+def _stop(now):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("options", "offered"),
+    [({}, True), ({"eos": False}, False), ({"documents": "file"}, True)],
+)
+def test_appending_is_offered_where_it_would_be_taken(options, offered, tmp_path):
+    old, new, store = tmp_path / "old.txt", tmp_path / "new.txt", tmp_path / "store"
+    old.write_text("one\n")
+    new.write_text("two\n")
+    penstock.build(old, store, tokenizer="bytes")
+
+    with pytest.raises(StoreError, match=r"new\.txt is new") as caught:
+        penstock.build([old, new], store, tokenizer="bytes", **options)
+    assert (f"or add {new} alone, by a build with append=True" in str(caught.value)) is offered
+
+
+def test_a_file_is_not_taken_for_a_directory(inputs):
+    with pytest.raises(StoreError, match=r"a\.txt is a file, and a store is a directory\. Choose"):
+        penstock.build(inputs, inputs / "a.txt", tokenizer="bytes")
 
 
 def test_a_directory_of_something_else_is_not_written_into(inputs, tmp_path):

@@ -121,3 +121,39 @@ def test_every_file_of_both_sides_is_in_a_manifest(tmp_path, sums):
         store = penstock.verify(tmp_path / "s" / side)
         assert len(list(store.path.glob("*.npy"))) == 3 * len(store.manifest.parts)
         assert store.manifest.contents["side"] == side
+
+
+@pytest.mark.parametrize("append", [False, True])
+@pytest.mark.parametrize(
+    ("then", "now", "message"),
+    [
+        (None, "tail:0.1", r"built without a split, and split='tail:0\.1' makes two stores"),
+        ("hash:0.1", None, r"built with split='hash:0\.1'.* or give split='hash:0\.1' again"),
+    ],
+)
+def test_a_finished_store_is_one_also_where_the_split_is_another(
+    then, now, message, append, tmp_path
+):
+    penstock.build(Texts(TEXTS), tmp_path / "s", tokenizer="bytes", split=then)
+
+    with pytest.raises(StoreError, match=f"is a finished store that was {message}"):
+        penstock.build(
+            Texts(TEXTS[:5]), tmp_path / "s", tokenizer="bytes", split=now, append=append
+        )
+
+
+def test_two_stores_side_by_side_are_no_split(tmp_path):
+    for side in ("train", "val"):
+        penstock.build(Texts(TEXTS), tmp_path / "s" / side, tokenizer="bytes")
+
+    with pytest.raises(StoreError, match="not empty and not a store; it holds train, val"):
+        penstock.build(Texts(TEXTS), tmp_path / "s", tokenizer="bytes")
+
+
+def test_a_rule_that_is_none_is_told_before_the_directory_is_looked_at(tmp_path):
+    penstock.build(Texts(TEXTS), tmp_path / "s", tokenizer="bytes")
+
+    for place in ("s", "new"):
+        with pytest.raises(StoreError, match="split='junk' is not understood"):
+            penstock.build(Texts(TEXTS), tmp_path / place, tokenizer="bytes", split="junk")
+    assert not (tmp_path / "new").exists()

@@ -131,6 +131,15 @@ def test_what_cannot_be_is_refused(tmp_path, options, message):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("place", [".", "..", "sub"])
+def test_a_directory_is_refused_before_anything_is_read(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    Path("sub").mkdir()
+
+    with pytest.raises(TokenizerError, match=r"is a directory; name the file .*tokenizer\.json"):
+        train_tokenizer("nowhere.txt", place, vocab_size=300)
+
+
 def test_inputs_without_documents_are_refused(tmp_path):
     with pytest.raises(SourceError, match="no document to learn from"):
         train_tokenizer(ps.Texts([" "]), tmp_path / "t.json", vocab_size=300)

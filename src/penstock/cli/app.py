@@ -12,6 +12,8 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -31,7 +33,7 @@ from penstock.cli import (
     train,
     verify,
 )
-from penstock.cli.terminal import fail, print_json
+from penstock.cli.terminal import complain, fail
 from penstock.errors import PenstockError
 
 __all__ = ["app", "run"]
@@ -54,7 +56,7 @@ class Commands(TyperGroup):
             # Typer's click has moved over the years: its errors are known by what they can do.
             if not hasattr(error, "format_message"):
                 raise
-            print_json({"error": {"type": "UsageError", "message": error.format_message()}})
+            complain("UsageError", error.format_message(), as_json=True)
             sys.exit(2)
 
     def invoke(self, ctx: Any) -> Any:
@@ -122,7 +124,11 @@ def penstock(
 
 def run() -> NoReturn:
     """Run the command line of this process and end it."""
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller (`>&-`), who wants to hear nothing
+            stream = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, stream)
         # Latin-1 terminals exist; a character that one lacks is spelled, not a crash.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -131,10 +137,20 @@ def run() -> NoReturn:
         code: Any = 0
     except SystemExit as leaving:
         code = leaving.code
+    except OSError as error:  # outside of a command: where the version or the help is written
+        code = _unwritten(error)
     except KeyboardInterrupt as error:  # outside of a command: while Python still imports
         fail(_interruption(error), as_json=False)
         code = _INTERRUPTED
     _leave(code if isinstance(code, int) else int(code is not None))
+
+
+def _unwritten(error: OSError) -> int:
+    """Say that output was lost, unless its reader (`| head`) has left; returns the exit code."""
+    if error.errno != errno.EPIPE:
+        with suppress(OSError):
+            fail(error, as_json=False)
+    return 1
 
 
 def _leave(code: int) -> NoReturn:
@@ -142,8 +158,8 @@ def _leave(code: int) -> NoReturn:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except BrokenPipeError:  # the reader (`| head`) has left
-        os._exit(1)
+    except OSError as error:
+        os._exit(code or _unwritten(error))
     if code:
         # A worker may be deep in native code. Python would pull the interpreter away from
         # under it, and it may crash on its return; there is nothing left to tidy up.

@@ -1,6 +1,8 @@
 """`penstock decode`: documents of a store, as text again."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,17 +58,18 @@ def decode_command(
     opened = TokenStore(store)
     loaded = _loaded(tokenizer)
     numbers = _numbers(opened, document, count)
-    if raw:
-        for number in numbers:
-            sys.stdout.buffer.write(opened.decode(number, loaded))
-        sys.stdout.buffer.flush()
-    elif as_json:
-        print_json({"documents": [_spell(opened, number, loaded) for number in numbers]})
-    else:
-        for number in numbers:
-            if number > numbers.start:
-                write("")
-            show_document(opened, number, loaded)
+    with _advice(tokenizer):
+        if raw:
+            for number in numbers:
+                sys.stdout.buffer.write(opened.decode(number, loaded))
+            sys.stdout.buffer.flush()
+        elif as_json:
+            print_json({"documents": [_spell(opened, number, loaded) for number in numbers]})
+        else:
+            for number in numbers:
+                if number > numbers.start:
+                    write("")
+                show_document(opened, number, loaded)
 
 
 def _loaded(tokenizer: str | None) -> "Tokenizer | None":
@@ -74,6 +77,22 @@ def _loaded(tokenizer: str | None) -> "Tokenizer | None":
     from penstock.tokenize.tokenizer import load_tokenizer
 
     return None if tokenizer is None else load_tokenizer(tokenizer)
+
+
+@contextmanager
+def _advice(tokenizer: str | None) -> Iterator[None]:
+    """What to do where the store's tokenizer is not found by its name."""
+    from penstock.errors import TokenizerError
+
+    try:
+        yield
+    except TokenizerError as error:
+        if tokenizer is None:
+            error.add_note(
+                "The store was built with it. Say where it is now: --tokenizer NAME, which may be "
+                "the path of its file."
+            )
+        raise
 
 
 def _numbers(store: "TokenStore", document: int, count: int) -> range:

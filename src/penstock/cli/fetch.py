@@ -1,5 +1,6 @@
 """`penstock fetch`: public datasets by name."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -140,21 +141,50 @@ def _show(fetched: "Fetched", stores: "dict[str, TokenStore]") -> None:
             told += f"; store {visible(stores[side].path.name)}, {tokens}"
         rows.append((side, told))
     out.print(facts([*rows, ("licence", fetched.entry.licence)]))
-    out.print(f"next: {_next(fetched, stores)}", soft_wrap=True)
+    stale = [] if stores else _stale(fetched)
+    if stale:
+        texts = " and ".join(shell_word(fetched.files[side]) for side in stale)
+        verb = "holds" if len(stale) == 1 else "hold"
+        told = f"{_places(fetched, stale)} {verb} other text than {texts} now"
+        out.print(told, style="yellow", soft_wrap=True)
+    out.print(f"next: {_next(fetched, stores, stale)}", soft_wrap=True)
 
 
-def _next(fetched: "Fetched", stores: "dict[str, TokenStore]") -> str:
+def _places(fetched: "Fetched", sides: list[str]) -> str:
+    return " and ".join(shell_word(fetched.directory / side) for side in sides)
+
+
+def _stale(fetched: "Fetched") -> list[str]:
+    """The sides whose stores, from an earlier fetch, are of text that was split otherwise."""
+    from penstock.errors import StoreError
+    from penstock.store.manifest import builds, read_manifest
+
+    found = []
+    for side, path in fetched.files.items():
+        with suppress(StoreError):  # there is none, or it is damaged, which others tell
+            manifest = read_manifest(fetched.directory / side)
+            sizes = {each["bytes"] for done in builds(manifest) for each in done["inputs"]}
+            if path.stat().st_size not in sizes:
+                found.append(side)
+    return found
+
+
+def _next(fetched: "Fetched", stores: "dict[str, TokenStore]", stale: list[str]) -> str:
     """The command that a reader most likely wants."""
     if stores:
         return f"penstock info {shell_word(fetched.directory)}"
     entry, directory = fetched.entry, fetched.directory
     if entry.reader:
         return f"in Python, from penstock.catalog import {entry.reader}"
-    text = next(iter(fetched.files.values()))
+    side = (stale or list(fetched.files))[0]
+    if not stale and (directory / side / "penstock.json").exists():
+        return f"penstock info {shell_word(directory / side)}"
     eos = "" if entry.eos else " --no-eos"
+    before = f"delete {_places(fetched, stale)}, then " if stale else ""
+    text, store = shell_word(fetched.files[side]), shell_word(directory / side)
     return (
-        f"penstock build {shell_word(text)} -o {shell_word(directory / 'train')} "
-        f"--documents {shell_word(entry.documents)}{eos}"
+        f"{before}penstock build {text} -o {store} "
+        f"--format text --documents {shell_word(entry.documents)}{eos}"
     )
 
 

@@ -6,6 +6,7 @@ first: an escape sequence in a web page must not retitle the reader's terminal, 
 bidi control turn a file name around.
 """
 
+import errno
 import json
 import re
 import shlex
@@ -15,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["console", "fail", "message_of", "print_json", "shell_word", "visible", "write"]
+__all__ = [
+    "complain",
+    "console",
+    "fail",
+    "message_of",
+    "print_json",
+    "shell_word",
+    "visible",
+    "write",
+]
 
 # C0 and C1 controls but tab and newline, delete, bidi controls, the separators that some
 # terminals break lines at, byte order marks, halves of surrogate pairs (names of files
@@ -84,10 +94,19 @@ def _is_ours(error: BaseException) -> bool:
 
 def fail(error: BaseException, *, as_json: bool) -> None:
     """Report `error` in plain words on stderr, or as the one JSON object on stdout."""
-    name, message = type(error).__name__, message_of(error)
+    complain(type(error).__name__, message_of(error), as_json=as_json)
+
+
+def complain(name: str, message: str, *, as_json: bool) -> None:
+    """Report what went wrong, as `fail` does; on stderr too where stdout takes nothing more."""
     if as_json:
-        print_json({"error": {"type": name, "message": message}})
-        return
+        try:
+            print_json({"error": {"type": name, "message": message}})
+            sys.stdout.flush()
+            return
+        except OSError as full:
+            if full.errno == errno.EPIPE:
+                raise
     from rich.text import Text
 
     text = Text.assemble((name, "bold red"), ": ", visible(message))

@@ -129,6 +129,7 @@ class Loader:
             read_ahead=read_ahead,
         )
         self._layout()
+        self._refuse_no_step()
         if lengths and self._assembler.side:
             raise PlanError(
                 f"lengths={lengths} cuts rows of one length; these are as long as their documents."
@@ -145,6 +146,15 @@ class Loader:
         self._log = FingerprintLog(fingerprint_log) if fingerprint_log is not None else None
         self.fingerprint: int | None = None
         """Of the batch handed out last, on this rank; the sum over ranks is the same for any."""
+
+    def _refuse_no_step(self) -> None:
+        """Raise where the whole run is one batch that is not full, which would be left out."""
+        if self._num_steps == 0 and self._end and self._sizes and self._growing is None:
+            raise PlanError(
+                f"This run has {self._end:,} rows, and its first batch on all ranks together takes "
+                f"{self._sizes[0]:,}, so it would end before a step. Use a smaller batch size, "
+                "drop_last=False to fill the batch up, or epochs=None to go on for ever."
+            )
 
     def _shard(self) -> Shard:
         steps: Any = self._steps

@@ -213,7 +213,14 @@ def _expand_remote(pattern: str, reading: Reading) -> list[InputFile]:
             f"These are: {', '.join(sorted(_PROTOCOLS))}."
         )
     filesystem = _filesystem(pattern)
-    if filesystem.isdir(pattern):
+    try:
+        is_directory = filesystem.isdir(pattern)
+    except OSError as error:
+        raise SourceError(
+            f"{_redacted(pattern)} cannot be reached: {error}. Look at the address and the network, "
+            "or download it and name the file here."
+        ) from error
+    if is_directory:
         paths = [
             path for path in filesystem.find(pattern) if not path.rsplit("/", 1)[-1].startswith(".")
         ]

@@ -33,6 +33,7 @@ from penstock.store.split import SIDES
 __all__ = ["committed", "earlier_build", "killed_at_the_end", "remember_stamps"]
 
 _STAMPS = ".stamps.json"
+_SHOWN = 5
 
 
 def killed_at_the_end(directory: Path, stamped: dict[str, Any]) -> bool:
@@ -53,7 +54,10 @@ def earlier_build(
 ) -> Manifest | None:
     """The manifest that is there already, if the wanted build agrees with it."""
     place = directory / "train" if settings["split"] else directory
-    finished = (place / FILE_NAME).exists() and not (directory / ".building.json").exists()
+    unfinished = (directory / ".building.json").exists()
+    finished = (place / FILE_NAME).exists() and not unfinished
+    if not (finished or unfinished):
+        _refuse_other_split(directory, settings["split"])
     if not append:
         if not finished:
             if (place / FILE_NAME).exists():
@@ -70,7 +74,7 @@ def earlier_build(
             remember_stamps(directory, files)
         return manifest
     manifest = read_manifest(place)
-    if settings["split"] and settings["split"].startswith("tail"):
+    if _is_tail(settings["split"]):
         raise StoreError(
             'A store with split="tail" cannot grow: its validation side is the end of the data. '
             'Build with split="hash", which holds out the same documents when data is added.'
@@ -81,7 +85,7 @@ def earlier_build(
             f"{directory} was built with other settings, and ids of two kinds cannot share a "
             f"store: {differences(kept, told)}."
         )
-    present = {each["name"] for done in builds(manifest) for each in done["inputs"]}
+    present = _names(manifest)
     twice = [each["name"] for each in settings["inputs"] if each["name"] in present]
     if twice:
         raise StoreError(
@@ -112,6 +116,24 @@ def _refuse_foreign(directory: Path) -> None:
         )
 
 
+def _refuse_other_split(directory: Path, split: str | None) -> None:
+    """Raise where a finished store has two sides and was to have one, or the other way round."""
+    if split and (directory / FILE_NAME).exists():
+        raise StoreError(
+            f"{directory} is a finished store that was built without a split, and split={split!r} "
+            "makes two stores. Choose another directory, delete this one to build anew, or leave "
+            "split out."
+        )
+    if split or not (directory / SIDES[0] / FILE_NAME).exists():
+        return
+    then = read_manifest(directory / SIDES[0]).contents["split"]
+    if then:  # else two stores that were built one by one, in a directory of something else
+        raise StoreError(
+            f"{directory} is a finished store that was built with split={then!r}. Choose another "
+            f"directory, delete this one to build anew, or give split={then!r} again."
+        )
+
+
 def _refuse_other(directory: Path, manifest: Manifest, settings: dict[str, Any]) -> None:
     """Raise where a finished store is not what this build would give."""
     kept = of_all_builds(manifest.contents)
@@ -121,10 +143,36 @@ def _refuse_other(directory: Path, manifest: Manifest, settings: dict[str, Any])
             return
     first = builds(manifest)[0]
     told = {**kept, "reading": first["reading"], "inputs": first["inputs"], "append": False}
+    added = _to_append(manifest, settings)
+    ways = "Delete it to build anew, or choose another directory."
+    if added:
+        ways = (
+            f"Delete it to build anew, choose another directory, or add {added} alone, by a build "
+            "with append=True."
+        )
     raise StoreError(
         f"{directory} is a finished store that was built otherwise: {differences(told, settings)}. "
-        "Choose another directory, delete this one, or add the new inputs with append=True."
+        f"{ways}"
     )
+
+
+def _to_append(manifest: Manifest, settings: dict[str, Any]) -> str:
+    """The inputs that an append would take; "" if there are none, or it would not."""
+    if of_all_builds(manifest.contents) != of_all_builds(settings) or _is_tail(settings["split"]):
+        return ""
+    present = _names(manifest)
+    new = [each["name"] for each in settings["inputs"] if each["name"] not in present]
+    rest = f" and {len(new) - _SHOWN:,} more" if len(new) > _SHOWN else ""
+    return ", ".join(new[:_SHOWN]) + rest
+
+
+def _is_tail(split: str | None) -> bool:
+    return split is not None and split.startswith("tail")
+
+
+def _names(manifest: Manifest) -> set[str]:
+    """Of the inputs of all builds."""
+    return {each["name"] for done in builds(manifest) for each in done["inputs"]}
 
 
 def remember_stamps(directory: Path, files: Sequence[InputFile]) -> None:

@@ -14,6 +14,7 @@ from penstock.errors import StoreError, TokenizerError
 from penstock.sources.listing import InputFile, list_files
 from penstock.sources.reading import Format, Reading
 from penstock.sources.texts import Texts
+from penstock.store.split import parse_split
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
 
 __all__ = ["Prepared", "prepare"]
@@ -75,6 +76,7 @@ def prepare(  # noqa: PLR0913  (the arguments of `build`)
         max_document_bytes=max_document_bytes,
         max_expansion=max_expansion,
     )
+    parse_split(split, (), reading)  # whether it is a rule, before anything is looked at
     files = list_files(inputs, reading)
     stage = None
     if chat is not None:
@@ -85,7 +87,12 @@ def prepare(  # noqa: PLR0913  (the arguments of `build`)
         eos, bos = stage.eos, stage.bos
     loaded = load_tokenizer(tokenizer, special_tokens=special_tokens, engine=engine)
     directory = Path(store)
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise StoreError(
+            f"{directory} is a file, and a store is a directory. Choose a name that is not taken."
+        ) from None
     settings: dict[str, Any] = {
         "tokenizer": loaded.describe(),
         "eos_id": _edge_id(loaded, eos, "eos"),

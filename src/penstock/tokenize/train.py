@@ -76,9 +76,14 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
 
     Raises:
         TokenizerError: the vocabulary is too small for the bytes, or larger than the text
-            can fill; or a special token is no token of its own.
+            can fill; a special token is no token of its own; or `path` is a directory.
         SourceError: an input cannot be read as asked, or too many records are bad.
     """
+    if Path(path).is_dir():
+        raise TokenizerError(
+            f"{path} is a directory; name the file to write, such as "
+            f"{Path(path) / 'tokenizer.json'}."
+        )
     _refuse_special(special_tokens)
     least = _NUM_BYTES + len(special_tokens)
     if vocab_size < least:
