@@ -217,8 +217,8 @@ def _expand_remote(pattern: str, reading: Reading) -> list[InputFile]:
         is_directory = filesystem.isdir(pattern)
     except OSError as error:
         raise SourceError(
-            f"{_redacted(pattern)} cannot be reached: {error}. Look at the address and the network, "
-            "or download it and name the file here."
+            f"{_redacted(pattern)} cannot be reached: {error}. Look at the address and the "
+            "network, or download it and name the file here."
         ) from error
     if is_directory:
         paths = [
