@@ -110,6 +110,8 @@ def test_an_impossible_buffer_is_refused():
         LocalOpenWebTextDataModule(chunk_size=0)
     with pytest.raises(PlanError, match="prefetch_factor=0 must be at least 1"):
         LocalOpenWebTextDataModule(prefetch_factor=0)
+    assert LocalOpenWebTextDataModule(prefetch_factor=0, num_workers=0).prefetch_factor == 0
+    assert LocalOpenWebTextDataModule(prefetch_factor=None).prefetch_factor is None
     with pytest.raises(PlanError, match="batch_size=0 makes no batch"):
         LocalOpenWebTextDataModule(batch_size=0)
     with pytest.raises(PlanError, match="labels='next' is not"):

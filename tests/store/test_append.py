@@ -150,3 +150,16 @@ def test_a_tail_split_cannot_grow(inputs, more, tmp_path):
 
     with pytest.raises(StoreError, match=r'cannot grow: its validation side .*split="hash"'):
         penstock.build(more, tmp_path / "split", tokenizer="bytes", split="tail:0.2", append=True)
+
+
+def test_what_was_appended_is_not_called_new(tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(f"text of {name}\n")
+    files = [tmp_path / f"{name}.txt" for name in "abc"]
+    penstock.build(files[0], tmp_path / "s", tokenizer="bytes")
+    penstock.build(files[1], tmp_path / "s", tokenizer="bytes", append=True)
+
+    with pytest.raises(StoreError, match=r"built otherwise: in 2 builds, by appending\. Delete it"):
+        penstock.build(files[:2], tmp_path / "s", tokenizer="bytes")
+    with pytest.raises(StoreError, match=r"otherwise: inputs: \S*c\.txt is new\. .* add \S*c\.txt"):
+        penstock.build(files, tmp_path / "s", tokenizer="bytes")

@@ -174,6 +174,8 @@ def test_appending_is_offered_where_it_would_be_taken(options, offered, tmp_path
 
 def test_a_file_is_not_taken_for_a_directory(inputs):
     with pytest.raises(StoreError, match=r"a\.txt is a file, and a store is a directory\. Choose"):
+        penstock.build(inputs, inputs / "a.txt" / "sub", tokenizer="bytes")
+    with pytest.raises(StoreError, match=r"a\.txt is a file, and a store is a directory\. Choose"):
         penstock.build(inputs, inputs / "a.txt", tokenizer="bytes")
 
 

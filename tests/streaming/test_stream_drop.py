@@ -96,6 +96,36 @@ def test_a_reader_that_comes_late_gets_the_parts_that_were_dropped(stream, finis
     assert same(found + list(iterator), alone)
 
 
+def test_a_reader_that_keeps_does_not_wait_for_one_that_has_not_begun(stream, finished, same):
+    first = stream(keep=False, ahead=1)
+    early = iter(Loader(Windows(first, 32), 8, seed=4, epochs=1))
+    for _ in range(60):
+        next(early)
+    del early
+    first.close()
+    idle = stream(keep=False, ahead=1)
+    deadline = time.monotonic() + DEADLINE
+    while time.monotonic() < deadline and not idle._builder.building:
+        time.sleep(0.02)
+    late = list(Loader(Windows(stream(), 32), 8, seed=4, epochs=1))
+
+    assert same(late, list(Loader(Windows(finished, 32), 8, seed=4, epochs=1, shuffle="part")))
+
+
+def test_what_was_closed_leaves_no_mark_when_it_is_read(stream, tmp_path):
+    dropping = stream(keep=False, ahead=1)
+    early = iter(Loader(Windows(dropping, 32), 8, epochs=1))
+    for _ in range(60):
+        next(early)
+    kept = stream()
+    before = set((tmp_path / "s" / ".readers").iterdir())
+    kept.close()
+    with pytest.raises(StoreError, match="the stream was closed"):
+        kept.part_array(0, "tokens")
+
+    assert set((tmp_path / "s" / ".readers").iterdir()) == before
+
+
 def test_a_reader_that_keeps_goes_on_alone_when_the_one_that_drops_has_left(
     stream, finished, tmp_path, same
 ):

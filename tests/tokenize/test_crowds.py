@@ -13,6 +13,8 @@ import pytest
 
 from penstock.tokenize import engines
 from penstock.tokenize.engines import ByteEngine, GigatokenEngine, HubEngine
+from penstock.tokenize.oracle import compare
+from penstock.tokenize.tokenizer import load_tokenizer
 
 
 @pytest.fixture
@@ -97,3 +99,17 @@ def test_a_forked_child_does_not_wait_for_what_was_lent_before(engine):
     finally:
         child.kill()
         child.join()
+
+
+@pytest.mark.parametrize("engine", ["gigatoken", "tokenizers"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: loads(dumps(each))])
+def test_special_tokens_are_text_to_a_copy_too(engine, copied):
+    tokenizer = load_tokenizer("gpt2", engine=engine)
+    text = "Hello <|endoftext|> world"
+    ids = tokenizer.encode(text).tolist()
+    array = pa.array([text.encode()], pa.large_binary())
+    compare(tokenizer, array)  # loads the reference, which would travel along
+    other = copied(tokenizer)
+
+    assert other.encode(text).tolist() == ids
+    compare(other, array)

@@ -206,6 +206,13 @@ def test_only_the_source_may_be_a_recipe():
         recipe_of(None, {"data.train": "a.toml"})
     with pytest.raises(RecipeError, match="5 is no text to train on"):
         recipe_of(None, {"data.train": 5})
+    for nothing in (("", {}), (None, {"data.train": ""})):
+        with pytest.raises(RecipeError, match="Give a recipe"):
+            recipe_of(*nothing)
+    with pytest.raises(SourceError, match=r"s3://b/\*\.txt is not a file here\. Build a store"):
+        recipe_of("s3://b/*.txt", {})
+    with pytest.raises(SourceError, match=r"d/\*\.bin does not exist"):
+        recipe_of("d/*.bin", {})
 
 
 def test_ids_below_0_are_refused(tmp_path):

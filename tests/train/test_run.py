@@ -1,5 +1,6 @@
 """The loop: what it learns, leaves behind, refuses, and how it goes on."""
 
+import errno
 import os
 import re
 import signal
@@ -168,6 +169,9 @@ def test_a_damaged_checkpoint_is_named(job):
     )
     with pytest.raises(TrainError, match=told):
         run(job(steps=20))
+    newest.write_bytes(b"")
+    with pytest.raises(TrainError, match=r"cannot be read as a checkpoint: .+\. Remove it"):
+        run(job(steps=20))
     torch.save([1, 2], newest)
     with pytest.raises(
         TrainError, match=r"is no checkpoint of penstock\. Remove it to go on after"
@@ -188,6 +192,16 @@ def test_two_runs_into_one_output_are_one_too_many(job):
     assert run(job(steps=3)).finished
 
 
+def test_a_finished_run_can_be_seen_where_nothing_can_be_written(job, monkeypatch):
+    run(job())
+
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, "read-only")
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert run(job()).now.step == 12
+
+
 def test_other_minutes_are_planned_for_anew(job):
     short = run(job(steps=None, max_minutes=0.005)).now
     longer = run(job(steps=None, max_minutes=0.02)).now
@@ -196,6 +210,8 @@ def test_other_minutes_are_planned_for_anew(job):
     assert longer.step > short.step
     assert longer.seconds > 0.6
     assert run(job(steps=None, max_minutes=0.02)).now.step == longer.step
+    run(job(steps=longer.step + 1))
+    assert run(job(steps=None, max_minutes=0.05)).now.step > longer.step + 1
 
 
 def test_a_validation_loss_that_is_no_number_ends_the_run_before_it_is_saved(job):

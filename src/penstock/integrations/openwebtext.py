@@ -88,11 +88,9 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
             cache_dir: Where stores are kept.
         """
         super().__init__(batch_size=batch_size, seed=seed, global_batch_size=global_batch_size)
-        sizes = {
-            "prefetch_factor": prefetch_factor,
-            "buffer_size": buffer_size,
-            "chunk_size": chunk_size,
-        }
+        sizes = {"buffer_size": buffer_size, "chunk_size": chunk_size}
+        if num_workers and prefetch_factor is not None:
+            sizes["prefetch_factor"] = prefetch_factor
         for name, value in sizes.items():
             if value < 1:
                 raise PlanError(f"{name}={value} must be at least 1.")

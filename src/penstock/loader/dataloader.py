@@ -100,9 +100,9 @@ def as_dataloader(loader: "Loader", *, num_workers: int, **options: Any) -> Batc
         )
     if num_workers and loader.drops_parts:
         raise PlanError(
-            f"num_workers={num_workers} would read a stream with keep=False in other processes, "
-            "whose parts are dropped as this one moves on. Use no workers (the Loader reads ahead "
-            "on a thread), or keep=True."
+            f"num_workers={num_workers} would read a stream in other processes whose parts are "
+            "dropped as this one moves on. Use no workers (the Loader reads ahead on a thread), or "
+            "keep=True in every process that streams it."
         )
     return Batches(loader, num_workers=num_workers, **options)
 

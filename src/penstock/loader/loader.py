@@ -153,7 +153,7 @@ class Loader:
             raise PlanError(
                 f"This run has {self._end:,} rows, and its first batch on all ranks together takes "
                 f"{self._sizes[0]:,}, so it would end before a step. Use a smaller batch size, "
-                "drop_last=False to fill the batch up, or epochs=None to go on for ever."
+                "drop_last=False to fill the batch up, or more epochs."
             )
 
     def _shard(self) -> Shard:

@@ -141,8 +141,10 @@ def _refuse_other(directory: Path, manifest: Manifest, settings: dict[str, Any])
         told = {**kept, "reading": done["reading"], "inputs": done["inputs"], "append": False}
         if canonical_json(told) == canonical_json(settings):
             return
-    first = builds(manifest)[0]
-    told = {**kept, "reading": first["reading"], "inputs": first["inputs"], "append": False}
+    first, *later = builds(manifest)
+    inputs = [each for done in (first, *later) for each in done["inputs"]]
+    told = {**kept, "reading": first["reading"], "inputs": inputs, "append": False}
+    changed = differences(told, settings) or f"in {1 + len(later)} builds, by appending"
     added = _to_append(manifest, settings)
     ways = "Delete it to build anew, or choose another directory."
     if added:
@@ -150,10 +152,7 @@ def _refuse_other(directory: Path, manifest: Manifest, settings: dict[str, Any])
             f"Delete it to build anew, choose another directory, or add {added} alone, by a build "
             "with append=True."
         )
-    raise StoreError(
-        f"{directory} is a finished store that was built otherwise: {differences(told, settings)}. "
-        f"{ways}"
-    )
+    raise StoreError(f"{directory} is a finished store that was built otherwise: {changed}. {ways}")
 
 
 def _to_append(manifest: Manifest, settings: dict[str, Any]) -> str:

@@ -89,9 +89,10 @@ def prepare(  # noqa: PLR0913  (the arguments of `build`)
     directory = Path(store)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
+    except (FileExistsError, NotADirectoryError):
+        taken = next(each for each in (directory, *directory.parents) if each.exists())
         raise StoreError(
-            f"{directory} is a file, and a store is a directory. Choose a name that is not taken."
+            f"{taken} is a file, and a store is a directory. Choose a name that is not taken."
         ) from None
     settings: dict[str, Any] = {
         "tokenizer": loaded.describe(),

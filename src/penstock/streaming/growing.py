@@ -36,7 +36,7 @@ from penstock.store.manifest import (
 from penstock.store.reader import TokenStore
 from penstock.streaming.builder import Builder
 from penstock.streaming.dropping import WHOLE
-from penstock.streaming.marks import Wishes, wanted_slices
+from penstock.streaming.marks import Wishes, has_readers
 from penstock.streaming.waiting import Patience, nap
 
 __all__ = ["GrowingStore"]
@@ -346,13 +346,15 @@ class GrowingStore(TokenStore):
 
     def _join(self) -> None:
         """Say what is wanted from now on, where another process drops what nobody wants."""
-        if (self._builder is not None and self._builder.building) or not wanted_slices(self.path):
+        if (self._builder is not None and self._builder.building) or not has_readers(self.path):
             return
         with self._growth:
             if self._wishes is None:
                 self._ahead = _JOINED_AHEAD
                 self._wishes = Wishes(self.path, _JOINED_AHEAD)
                 self._held.append(self._wishes)
+                if not self._finalizer.alive:  # this stream was closed, perhaps just now
+                    self._wishes.close()
 
     @property
     def _total(self) -> int | None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from penstock.store.lock import close_held, hold
 
-__all__ = ["Mark", "Wishes", "wanted_slices"]
+__all__ = ["Mark", "Wishes", "has_readers", "wanted_slices"]
 
 _FOLDER = ".readers"
 _SIZE = 1024  # bytes, written at once
@@ -123,23 +123,33 @@ class Wishes:
 
 def wanted_slices(directory: Path) -> list[int]:
     """All slices that some living reader wants, nearest first."""
-    marks: list[Path] = []
-    with suppress(FileNotFoundError):  # no reader, or the last one leaves now
-        marks = sorted((directory / _FOLDER).iterdir())
-    lists = [_wanted(path) for path in marks if path.suffix == ".json"]
+    marks = _marks(directory)
+    lists = [wanted for path in marks if (wanted := _wanted(path)) is not None]
     nearest = itertools.chain.from_iterable(itertools.zip_longest(*lists))
     return list(dict.fromkeys(each for each in nearest if each is not None))
 
 
-def _wanted(path: Path) -> list[int]:
+def has_readers(directory: Path) -> bool:
+    """Whether a living reader has a mark here, whatever it wants."""
+    return any(_wanted(path) is not None for path in _marks(directory))
+
+
+def _marks(directory: Path) -> list[Path]:
+    with suppress(FileNotFoundError):  # no reader, or the last one leaves now
+        return sorted((directory / _FOLDER).glob("*.json"))
+    return []
+
+
+def _wanted(path: Path) -> list[int] | None:
+    """What the reader of a mark wants; None where it lives no more."""
     try:
         handle = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
     except FileNotFoundError:
-        return []
+        return None
     if hold(handle):  # nobody's
         path.unlink(missing_ok=True)
         close_held(handle)
-        return []
+        return None
     try:
         return _told(handle)
     finally:

@@ -78,18 +78,24 @@ class GigatokenEngine:
     def _begin(self) -> None:
         first = _load_gigatoken(self._text)
         self.vocab_size = int(first.vocab_size)
-        self._hold([first], is_worker=multiprocessing.parent_process() is not None)
+        self._hold([first], is_forked=False)
         _engines.add(self)
 
-    def _hold(self, tokenizers: list[Any], *, is_worker: bool) -> None:
+    def _hold(self, tokenizers: list[Any], *, is_forked: bool) -> None:
         """Begin with these, and none lent out."""
-        self._most_loaded = math.inf if is_worker else _MOST_LOADED
+        self._is_forked = is_forked
         self._lock = threading.Lock()
         self._num_calls = 0
         self._num_loaded = len(tokenizers)
         self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for each in tokenizers:
             self._idle.put(each)
+
+    @property
+    def _most_loaded(self) -> float:
+        # What unpickles the arguments of a worker process does not know yet that it is one.
+        is_worker = self._is_forked or multiprocessing.parent_process() is not None
+        return math.inf if is_worker else _MOST_LOADED
 
     @cached_property
     def _decoder(self) -> Any:
@@ -152,7 +158,7 @@ def _after_fork() -> None:
         with suppress(queue.Empty):
             while True:
                 idle.append(engine._idle.get_nowait())
-        engine._hold(idle, is_worker=True)
+        engine._hold(idle, is_forked=True)
 
 
 if hasattr(os, "register_at_fork"):
@@ -174,6 +180,10 @@ class HubEngine:
     def __init__(self, definition: Definition, *, parse: bool) -> None:
         self._definition = definition
         self._parse = parse
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A pickled `tokenizers.Tokenizer` forgets that special tokens are text to it.
+        return {"_definition": self._definition, "_parse": self._parse}
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -69,7 +69,8 @@ class Checkpoints:
         try:
             loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
-            why = str(error).splitlines()[0].split(". ")[0].rstrip(".")
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            why = first.split(". ")[0].rstrip(".")
             raise TrainError(f"{path} cannot be read as a checkpoint: {why}. {then}") from error
         if not isinstance(loaded, dict) or not loaded.keys() >= _KEYS:
             raise TrainError(f"{path} is no checkpoint of penstock. {then}")

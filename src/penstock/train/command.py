@@ -59,14 +59,14 @@ def recipe_of(
     if source is not None and Path(source).suffix == ".toml":
         return read_recipe(source, changes), []
     source = changes.get("data.train", source)
-    if source is None:
+    if not source:
         raise RecipeError("Give a recipe (.toml), a text file or a store, or --train_file.")
     if not isinstance(source, str) or Path(source).suffix == ".toml":
         raise RecipeError(
             f"{source!r} is no text to train on. Give a recipe as it is, and in data.train or "
             "--train_file the path of a text or a store."
         )
-    tables, told = guess(Path(source), device)
+    tables, told = guess(source, device)
     for name, value in changes.items():
         set_value(tables, name, value)
     data = tables["data"]

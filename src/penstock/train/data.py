@@ -191,7 +191,8 @@ class _Opener:
                     error.add_note(_OTHER_TEXT)
                 raise
             except SourceError as error:
-                error.add_note(_OTHER_SETTINGS.format(given=given))
+                if Path(given).exists():
+                    error.add_note(_OTHER_SETTINGS.format(given=given))
                 raise
             else:
                 return store

@@ -33,9 +33,15 @@ class Guess(NamedTuple):
         return not set(self.settings) & set(changes)
 
 
-def guess(path: Path, device: str | None = None) -> tuple[dict[str, Any], list[Guess]]:
+def guess(source: str, device: str | None = None) -> tuple[dict[str, Any], list[Guess]]:
     """The tables of a recipe for a store or a text, and a line for each thing guessed."""
-    named = path.exists() or not glob.has_magic(str(path))
+    if "://" in source:
+        raise SourceError(
+            f"{source} is not a file here. Build a store of it first: penstock build, then train "
+            "on that."
+        )
+    path = Path(source)
+    named = path.exists() or not glob.has_magic(source) or path.suffix in _TOKENS
     if named and not path.exists():
         raise SourceError(
             f"{path} does not exist, seen from {Path.cwd()}. Give a text file, a store or a recipe "
@@ -48,7 +54,7 @@ def guess(path: Path, device: str | None = None) -> tuple[dict[str, Any], list[G
     # Of a pattern, the folder that it looks into.
     place = path if named else next(each for each in path.parents if not glob.has_magic(str(each)))
     name = place.stem if place.is_file() else place.resolve().name
-    tables["output"] = f"runs/{name}"
+    tables["output"] = f"runs/{name or 'data'}"
     return tables, [*told, *more, Guess(f"output: {tables['output']}", ("output",))]
 
 

@@ -12,6 +12,7 @@ The same command goes on where a run stopped: killed, out of time, or on another
 processes. On a CPU in float32 the losses are then bitwise those of a run that never stopped.
 """
 
+import errno
 import math
 import threading
 import time
@@ -43,6 +44,7 @@ from penstock.train.world import World, signed, world
 __all__ = ["train"]
 
 _TIME_SHARE = 0.97  # of the minutes that are planned for
+_NO_LOCKS = {errno.EACCES, errno.EROFS, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 _ASKED = 1 << 20  # above any number of processes that are late
 
 
@@ -65,14 +67,19 @@ def _alone(output: Path, here: World) -> Iterator[None]:
     """Hold the output of a run: two at once would write over each other's files."""
     with ExitStack() as stack:
         if here.leads:
-            output.mkdir(parents=True, exist_ok=True)
             try:
+                output.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(locked(output))
             except StoreBusyError as error:
                 raise TrainError(
                     f"Another process (its number is in {output / '.lock'}) trains into {output}. "
                     "Wait for it, or stop it; or name another output."
                 ) from error
+            except OSError as error:
+                # Where nothing can be written, a finished run is still there to be seen; and some
+                # disks of clusters have no locks.
+                if error.errno not in _NO_LOCKS:
+                    raise
         yield
 
 
@@ -129,9 +136,10 @@ class _Run:
         self.learner.load(saved)
         self.feed.loader.load_state_dict(saved["data"])
         self.now = Progress(**saved["progress"])
+        minutes = self.settings.max_minutes
         if self.settings.steps is not None:
             self.now = replace(self.now, steps=self.settings.steps, minutes=None)
-        elif self.now.minutes not in (None, self.settings.max_minutes):
+        elif saved["progress"].get("minutes", minutes) != minutes:  # older ones do not say
             self.now = replace(self.now, steps=None, minutes=None)  # planned anew
         self.tell(f"going on after step {self.now.step:,}")
 
