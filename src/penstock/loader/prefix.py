@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import ResumeError
 from penstock.loader.state import another_order, explained, identify, identify_order, position_in
 from penstock.order.growing import GrowingPlan
 from penstock.order.integers import END
@@ -60,7 +59,7 @@ def place_of(plan: Any, identity: dict[str, Any] | None, state: dict[str, Any]) 
     # What a finished store's state says of its source is left out: it is not known here.
     then = {**state, "sources": now["sources"]}
     if store is None or any(then[name] != now[name] for name in ("order", "rows")):
-        raise _other(state, explained(then, now))
+        raise another_order(state, explained(then, now))
     if state["plan"] and (plan.complete or "prefix" not in state or _is_later(state)):
         plan.reach(END)
         return position_in(identify(plan.whole), state)
@@ -71,23 +70,19 @@ def place_of(plan: Any, identity: dict[str, Any] | None, state: dict[str, Any]) 
 def _refuse_other_parts(plan: Any, store: TokenStore, state: dict[str, Any]) -> None:
     told = state.get("prefix")
     if not isinstance(told, dict) or not isinstance(told.get("build"), dict):
-        raise _other(state, "the plan")
+        raise another_order(state, "the plan")
     if changed := differences(told["build"], told_build(store)):
-        raise _other(state, f"how the store is built ({changed})")
+        raise another_order(state, f"how the store is built ({changed})")
     parts = told.get("parts")
     if type(parts) is not int or parts < 0:
-        raise _other(state, "the plan")
+        raise another_order(state, "the plan")
     if store.growing:
         grown: Any = store
         there = grown.await_parts(parts)
     else:
         there = len(store.manifest.parts) >= parts
     if not there or chain(store, parts)[:_CHAIN] != told.get("chain"):
-        raise _other(state, f"the contents of the first {parts:,} parts of {store.path}")
-
-
-def _other(state: dict[str, Any], changed: str) -> ResumeError:
-    return another_order(int(state["position"]), changed)
+        raise another_order(state, f"the contents of the first {parts:,} parts of {store.path}")
 
 
 def _is_later(state: dict[str, Any]) -> bool:

@@ -123,16 +123,16 @@ def position_in(identity: dict[str, Any], state: dict[str, Any]) -> int:
     """
     position = int(state["position"])
     if state["plan"] != identity["plan"]:
-        raise another_order(position, explained(state, identity))
+        raise another_order(state, explained(state, identity))
     return position
 
 
-def another_order(position: int, changed: str) -> ResumeError:
+def another_order(state: dict[str, Any], changed: str) -> ResumeError:
     """The error for a state of another order, in which `changed` was otherwise."""
     return ResumeError(
-        f"This checkpoint belongs to another order of the data, so position {position:,} would not "
-        f"be the row it was. Changed since: {changed}. Restore that to resume exactly. To begin "
-        "the new order at 0, start without this state; a Loader also does so by "
+        f"This checkpoint belongs to another order of the data, so position {state['position']:,} "
+        f"would not be the row it was. Changed since: {changed}. Restore that to resume exactly. "
+        "To begin the new order at 0, start without this state; a Loader also does so by "
         'load_state_dict(state, on_change="restart").'
     )
 

@@ -41,8 +41,8 @@ def guess(source: str, device: str | None = None) -> tuple[dict[str, Any], list[
             "on that."
         )
     path = Path(source)
-    named = path.exists() or not glob.has_magic(source) or path.suffix in _TOKENS
-    if named and not path.exists():
+    is_pattern = glob.has_magic(source) and not path.exists() and path.suffix not in _TOKENS
+    if not is_pattern and not path.exists():
         raise SourceError(
             f"{path} does not exist, seen from {Path.cwd()}. Give a text file, a store or a recipe "
             "(.toml)."
@@ -51,8 +51,9 @@ def guess(source: str, device: str | None = None) -> tuple[dict[str, Any], list[
     data, told = _data(path)
     tables, more = _on_gpu() if kind.startswith("cuda") else _on_cpu()
     tables["data"] |= data
-    # Of a pattern, the folder that it looks into.
-    place = path if named else next(each for each in path.parents if not glob.has_magic(str(each)))
+    place = path
+    if is_pattern:  # the folder that it looks into
+        place = next(each for each in path.parents if not glob.has_magic(str(each)))
     name = place.stem if place.is_file() else place.resolve().name
     tables["output"] = f"runs/{name or 'data'}"
     return tables, [*told, *more, Guess(f"output: {tables['output']}", ("output",))]

@@ -12,12 +12,10 @@ The same command goes on where a run stopped: killed, out of time, or on another
 processes. On a CPU in float32 the losses are then bitwise those of a run that never stopped.
 """
 
-import errno
 import math
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -27,8 +25,7 @@ import torch
 from torch import Tensor
 
 from penstock.digest import derive_key
-from penstock.errors import StoreBusyError, TrainError
-from penstock.store.lock import locked
+from penstock.errors import TrainError
 from penstock.train.checkpoint import Checkpoints
 from penstock.train.curve import write_curve
 from penstock.train.feed import Feed
@@ -36,6 +33,7 @@ from penstock.train.fit import fitting_rows
 from penstock.train.job import Job, Outcome, Progress, Report, Tell
 from penstock.train.learner import Learner
 from penstock.train.metrics import Metrics, peak_flops, read_metrics
+from penstock.train.output import alone
 from penstock.train.pace import TIMED_STEPS, Pace, Reading, device_memory, signals
 from penstock.train.trace import documents_at
 from penstock.train.vocabulary import check_vocabulary
@@ -44,7 +42,6 @@ from penstock.train.world import World, signed, world
 __all__ = ["train"]
 
 _TIME_SHARE = 0.97  # of the minutes that are planned for
-_NO_LOCKS = {errno.EACCES, errno.EROFS, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 _ASKED = 1 << 20  # above any number of processes that are late
 
 
@@ -56,31 +53,10 @@ def train(job: Job, *, device: str | None = None, tell: Tell | None = None) -> O
         device: "cpu", "cuda" or "cuda:1"; the GPU where there is one.
         tell: Called after every step with how it stands, and with what is worth a line.
     """
-    with world(device) as here, signals() as asked, _alone(job.output, here):
+    with world(device) as here, signals() as asked, alone(job.output, here):
         if here.device.type == "cuda":
             torch.set_float32_matmul_precision("high")
         return _Run(job, here, tell or (lambda _: None), asked).go()
-
-
-@contextmanager
-def _alone(output: Path, here: World) -> Iterator[None]:
-    """Hold the output of a run: two at once would write over each other's files."""
-    with ExitStack() as stack:
-        if here.leads:
-            try:
-                output.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(locked(output))
-            except StoreBusyError as error:
-                raise TrainError(
-                    f"Another process (its number is in {output / '.lock'}) trains into {output}. "
-                    "Wait for it, or stop it; or name another output."
-                ) from error
-            except OSError as error:
-                # Where nothing can be written, a finished run is still there to be seen; and some
-                # disks of clusters have no locks.
-                if error.errno not in _NO_LOCKS:
-                    raise
-        yield
 
 
 class _Taken(NamedTuple):

@@ -41,13 +41,15 @@ def write_on(
     was_training = model.training
     model.eval()
     written = torch.tensor([tokens], device=device)
-    for _ in range(num_tokens):
-        logits = model(written[:, -model.shape.length :])[0, -1, :vocab_size].float() / temperature
-        if not bool(logits.isfinite().all()):
-            raise TrainError("The model's numbers are not finite any more.")
-        likeliest, ids = logits.topk(min(top, len(logits)))
-        drawn = torch.multinomial(likeliest.softmax(0), 1, generator=generator)
-        written = torch.cat([written, ids[drawn][None]], dim=1)
-    model.train(was_training)
+    try:
+        for _ in range(num_tokens):
+            logits = model(written[:, -model.shape.length :])[0, -1, :vocab_size].float()
+            if not bool(logits.isfinite().all()):
+                raise TrainError("The model's numbers are not finite any more.")
+            likeliest, ids = (logits / temperature).topk(min(top, len(logits)))
+            drawn = torch.multinomial(likeliest.softmax(0), 1, generator=generator)
+            written = torch.cat([written, ids[drawn][None]], dim=1)
+    finally:
+        model.train(was_training)
     told: Any = written[0].tolist()
     return list(told)

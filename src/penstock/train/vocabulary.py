@@ -29,10 +29,11 @@ def check_vocabulary(sources: Mapping[str, Rows], val: Rows | None, vocab_size: 
         PlanError: it says which file or store they are in.
     """
     for rows in [*sources.values(), *([] if val is None else [val])]:
-        for path, lowest in _lowest(rows):
+        found = _looked_into(rows)
+        for path, lowest, _ in found:
             if lowest < 0:
                 raise PlanError(f"{path} has ids below 0 ({lowest}), which no tokenizer gives.")
-        for path, size in [*_tokenizers(rows), *_looked_into(rows)]:
+        for path, size in [*_tokenizers(rows), *((path, most + 1) for path, _, most in found)]:
             if size > vocab_size:
                 raise PlanError(
                     f"{path} has ids up to {size - 1:,}, and the model knows {vocab_size:,}. Set "
@@ -57,22 +58,11 @@ def _tokenizers(rows: Any) -> list[tuple[Any, int]]:
     ]
 
 
-def _lowest(rows: Any) -> list[tuple[Any, int]]:
-    """The bare files below some rows, with the smallest id at their beginning."""
-    return [
-        (member.path, int(member.array()[:_LOOKED_AT].min(initial=0)))
-        for member in _members(rows)
-        if not hasattr(member, "manifest")
-    ]
-
-
-def _looked_into(rows: Any) -> list[tuple[Any, int]]:
-    """The bare files below some rows, with one more than the largest id at their beginning."""
-    return [
-        (member.path, int(member.array()[:_LOOKED_AT].max(initial=0)) + 1)
-        for member in _members(rows)
-        if not hasattr(member, "manifest")
-    ]
+def _looked_into(rows: Any) -> list[tuple[Any, int, int]]:
+    """The bare files below some rows, with the smallest and the largest id at their beginning."""
+    bare = [member for member in _members(rows) if not hasattr(member, "manifest")]
+    begun = [(member.path, member.array()[:_LOOKED_AT]) for member in bare]
+    return [(path, int(ids.min(initial=0)), int(ids.max(initial=0))) for path, ids in begun]
 
 
 def _members(rows: Any) -> tuple[Any, ...]:
