@@ -26,11 +26,7 @@ import torch
 from feeds import COPIED, Feeds, count_copies
 
 import penstock as ps
-from penstock.train.job import Job, Training
-from penstock.train.learner import Learner
-from penstock.train.model import SIZES
-from penstock.train.optimize import Optimization
-from penstock.train.world import World
+from penstock.train import SIZES, Learner, OptimizationConfig, TrainingConfig, TrainingJob, World
 
 
 def busy_and_equal(store, num_batches, length=1024, batch_size=32):
@@ -104,27 +100,27 @@ class Trainer:
 
     def __init__(self, options, **mode):
         size, length = options.size, options.length
-        shape = replace(SIZES[size], length=length)
-        training = Training(**{"steps": 1, "batch_size": 1, "precision": "bfloat16", **mode})
-        job = Job(
+        model = replace(SIZES[size], length=length)
+        training = TrainingConfig(**{"steps": 1, "batch_size": 1, "precision": "bfloat16", **mode})
+        job = TrainingJob(
             plan=None,
             val=None,
-            shape=shape,
+            model=model,
             training=training,
-            optimization=Optimization(),
+            optimization=OptimizationConfig(),
             output=Path("unused"),
         )
         self.learner = Learner(job, World(0, 1, torch.device(options.device)))
-        self.learner.begin()
-        self.flops = shape.flops_per_token(length)
+        self.learner.start()
+        self.flops = model.flops_per_token
 
     def step(self, batch):
         """Queue one step; returns its loss and the gradient's length, on the device."""
         names = ("inputs", "targets", "position_ids", "document_ids")
         part = [batch[name].contiguous() if name in batch else None for name in names]
-        numbers = self.learner.gradients([part], (batch["targets"] != -100).sum())
+        numbers = self.learner.compute_gradients([part], (batch["targets"] != -100).sum())
         self.learner.optimizers.step(0.1)
-        self.learner.optimizers.clear()
+        self.learner.optimizers.zero_grad()
         return numbers
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 
 from penstock.integrations.pytorch import create_text_dataloaders
-from penstock.train.model import GPT, Shape
-from penstock.train.optimize import Optimization, Optimizers
+from penstock.train import GPT, ModelConfig, OptimizationConfig, Optimizers
 
 
 @torch.no_grad()
@@ -52,7 +51,7 @@ def main() -> None:
     )
     torch.manual_seed(0)
     model = GPT(
-        Shape(
+        ModelConfig(
             layers=options.layers,
             heads=4,
             width=options.width,
@@ -60,7 +59,7 @@ def main() -> None:
             positions="rotary",
         )
     )
-    settings = Optimization(learning_rate=3e-3, warmup_steps=min(50, options.steps // 4))
+    settings = OptimizationConfig(learning_rate=3e-3, warmup_steps=min(50, options.steps // 4))
     optimizers = Optimizers(model, settings)
     print(f"{sum(each.numel() for each in model.parameters()):,} weights")
 
@@ -71,7 +70,7 @@ def main() -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         optimizers.step(settings.rate(step, options.steps))
-        optimizers.clear()
+        optimizers.zero_grad()
         seen += inputs.numel()
         if step % 50 == 0:
             print(f"step {step}: loss {loss.item():.4f}")

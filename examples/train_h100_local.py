@@ -15,11 +15,14 @@ from typing import Any
 import torch
 
 import penstock as ps
-from penstock.train.display import Display
-from penstock.train.job import Job, Training
-from penstock.train.model import shape_of
-from penstock.train.optimize import Optimization
-from penstock.train.run import train
+from penstock.train import (
+    Display,
+    OptimizationConfig,
+    TrainingConfig,
+    TrainingJob,
+    model_config,
+    train,
+)
 
 
 def options_of() -> argparse.Namespace:
@@ -49,11 +52,11 @@ def main() -> None:
     for side, store in stores.items():
         print(f"{side}: {len(store):,} documents, {store.num_tokens:,} tokens")
     faster: dict[str, Any] = {"positions": "rotary", "qk_norm": True, "activation": "relu2"}
-    job = Job(
+    job = TrainingJob(
         plan=ps.Plan(ps.Windows(stores["train"], options.max_length), seed=17),
         val=ps.Windows(stores["val"], options.max_length),
-        shape=shape_of(options.size, length=options.max_length, **faster),
-        training=Training(
+        shape=model_config(options.size, length=options.max_length, **faster),
+        training=TrainingConfig(
             steps=options.steps,
             max_minutes=options.max_minutes,
             batch_size=options.batch_size or "auto",
@@ -64,13 +67,15 @@ def main() -> None:
             val_rows=4_096,
             target_val_loss=3.0781,
         ),
-        optimization=Optimization(optimizer="muon", learning_rate=3e-3, weight_decay=0.01, floor=0),
+        optimization=OptimizationConfig(
+            optimizer="muon", learning_rate=3e-3, weight_decay=0.01, floor=0
+        ),
         output=options.output,
     )
     display = Display()
-    outcome = train(job, tell=display)
+    result = train(job, log=display)
     display.close()
-    print(f"validation loss {outcome.now.val_loss:.4f} after {outcome.now.tokens:,} tokens")
+    print(f"validation loss {result.progress.val_loss:.4f} after {result.progress.tokens:,} tokens")
 
 
 if __name__ == "__main__":

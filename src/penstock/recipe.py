@@ -1,4 +1,4 @@
-"""A run as a file: TOML to the same objects that a script would make.
+"""A run as a file: a TOML recipe becomes the objects that a script would make.
 
     output = "runs/mine"          [model]                    [training]
                                   size = "124M"              max_minutes = 90
@@ -7,77 +7,159 @@
     val = "stores/owt/val"        [optimization]
     length = 1024                 learning_rate = 6e-4
 
-Each table is one dataclass, and its keys are the fields: `Data` here, `Shape` and a size,
-`Optimization` and `Training` in `penstock.train`. A key that none has is an error that names
-the nearest. Paths are as seen from where the command runs. Text in place of a store is built
-into one first, under the output.
+Each table is one dataclass, and its keys are the fields: `DataConfig` here, `ModelConfig` (and
+`size`), `OptimizationConfig` and `TrainingConfig` in `penstock.train.config`. An unknown key is an
+error that suggests the closest known one. Paths are relative to the working directory. Text
+instead of a store is built into a store first, inside the output.
 """
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from penstock.errors import RecipeError
-from penstock.train.data import Data
-from penstock.train.job import Training
-from penstock.train.model import SIZES, Shape
-from penstock.train.optimize import Optimization
+from penstock.errors import PlanError, RecipeError
+from penstock.train.config import (
+    SIZES,
+    ModelConfig,
+    OptimizationConfig,
+    TrainingConfig,
+    model_config,
+)
 
-__all__ = ["Recipe", "parse_recipe", "read_recipe", "set_value"]
+__all__ = [
+    "DataConfig",
+    "Recipe",
+    "RowKind",
+    "SourceConfig",
+    "parse_recipe",
+    "read_recipe",
+    "set_value",
+]
+
+RowKind = Literal["windows", "packs"]
 
 
-_KNOWN = {
-    "data": {each.name for each in fields(Data)},
-    "model": {"size", *(each.name for each in fields(Shape))} - {"length"},  # which is the data's
-    "optimization": {each.name for each in fields(Optimization)},
-    "training": {each.name for each in fields(Training)},
-}
-"""The settings of each table, for those that stand in another."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceConfig:
+    """One source of a mixture."""
+
+    train: str
+    """A store, or text to build one from."""
+    weight: float | None = None
+    """Its share of the rows, relative to the others; set for every source or for none."""
+    rows: RowKind | None = None
+    """How rows are made from this source, if not as `DataConfig.rows` says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """The data to train and validate on."""
+
+    train: str | None = None
+    """A store, a directory with the two sides of a split store, a token file, or text."""
+    val: str | None = None
+    """The same for validation; without it, the validation side of a split store."""
+    sources: dict[str, SourceConfig] = field(default_factory=dict)
+    """Several sources by name, instead of `train`."""
+    length: int = 1024
+    """Tokens per row."""
+    rows: RowKind = "windows"
+    """Windows cut from the token stream, or whole documents packed, with masked attention."""
+    seed: int = 0
+    """Seed of the data order."""
+    shuffle: Literal["full", "block", "part", "none"] | None = None
+    """As in `Plan`; "full" by default, and "part" with `stream`."""
+    tokenizer: str = "gpt2"
+    """The settings from here on apply to text only. A store already has a tokenizer."""
+    documents: str = "lines"
+    eos: bool = True
+    split: str | None = None
+    """The part of `train` to hold out for validation, such as "tail:0.1"."""
+    stream: bool = False
+    """Whether training starts while the text is still being tokenized."""
+
+    def __post_init__(self) -> None:
+        if (self.train is None) == (not self.sources):
+            raise PlanError("Set either data.train or data.sources, not both.")
+        if self.length < 1:
+            raise PlanError(f"length must be at least 1 token; got {self.length}.")
+        weights = [source.weight for source in self.sources.values()]
+        if None in weights and any(weight is not None for weight in weights):
+            raise PlanError(f"Set a weight for every source or for none; the weights: {weights}.")
+        for name in self.sources:
+            if Path(name).name != name or (name == "val" and self.val is not None):
+                raise PlanError(
+                    f"A source cannot be named {name!r}, because its store would be built under "
+                    'that name in the output. Use one word, and not "val" if val is set.'
+                )
+        if self.split is not None and self.sources:
+            raise PlanError(
+                f"split={self.split!r} applies to a single text. With several sources, set val."
+            )
+        if self.stream and (self.sources or self.split is not None):
+            raise PlanError(
+                "stream=true reads a single text from its start, so it cannot be combined with "
+                "sources or split. Set train and val, or build the stores first."
+            )
+        if self.stream and self.shuffle not in (None, "part"):
+            raise PlanError(
+                f"shuffle={self.shuffle!r} needs all rows, but with stream=true the store is still "
+                'being built. Remove it, or use "part".'
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """A run before its files are opened."""
+    """The settings of a run whose data is not opened yet."""
 
     output: Path
-    data: Data
+    data: DataConfig
     model: Mapping[str, Any] = field(default_factory=dict)
-    """A size, and fields of `Shape` that differ from it."""
-    optimization: Optimization = field(default_factory=Optimization)
-    training: Training
+    """A size, and the fields of `ModelConfig` that differ from it."""
+    optimization: OptimizationConfig = field(default_factory=OptimizationConfig)
+    training: TrainingConfig
 
-    def shape(self, vocab_size: int) -> Shape:
-        """The model, for rows of the data's length and tokens of its tokenizer."""
-        told = dict(self.model)
-        size = told.pop("size", "124M")
-        return Shape(
-            **{**asdict(SIZES[size]), "vocab_size": vocab_size, "length": self.data.length, **told}
-        )
+    def model_config(self, vocab_size: int) -> ModelConfig:
+        """The model for rows of `data.length` tokens, with a vocabulary of the data's size.
+
+        A `vocab_size` in the recipe takes precedence.
+        """
+        changes = {"vocab_size": vocab_size, "length": self.data.length, **self.model}
+        return model_config(changes.pop("size", "124M"), **changes)
+
+
+# The settings of each table, to say where a misplaced one belongs.
+_SETTINGS = {
+    "data": {each.name for each in fields(DataConfig)},
+    # The length of rows is a setting of the data.
+    "model": {"size", *(each.name for each in fields(ModelConfig))} - {"length"},
+    "optimization": {each.name for each in fields(OptimizationConfig)},
+    "training": {each.name for each in fields(TrainingConfig)},
+}
 
 
 def read_recipe(path: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe in a file, with some values changed by their dotted names.
 
     Raises:
-        RecipeError: there is no such file, it is not TOML, or it has a key or value that is not
-            understood.
+        RecipeError: the file does not exist, is not TOML, or has an unknown key or a wrong value.
     """
     path = Path(path)
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
-        raise RecipeError(f"{path} does not exist, seen from {Path.cwd()}.") from error
+        raise RecipeError(f"{path} does not exist (working directory: {Path.cwd()}).") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not TOML: {error}.") from error
     tables.setdefault("output", f"runs/{path.stem}")
     for name, value in (changes or {}).items():
         set_value(tables, name, value)
         if name == "data.train":
-            tables["data"].pop("sources", None)  # one text in place of them
+            tables["data"].pop("sources", None)  # one text replaces the mixture
     return parse_recipe(tables, str(path))
 
 
@@ -98,23 +180,24 @@ def set_value(tables: dict[str, Any], name: str, value: Any) -> None:
 
 
 def parse_recipe(tables: Mapping[str, Any], where: str) -> Recipe:
-    """The recipe that the tables of a TOML file mean; `where` is for messages."""
+    """The recipe in the tables of a TOML file; messages name the file as `where`."""
     _refuse_unknown(tables, [each.name for each in fields(Recipe)], where, "")
     for needed in ("data", "training"):
         if needed not in tables:
-            raise RecipeError(f"{where} has no table [{needed}], which a run needs.")
+            raise RecipeError(f"{where} has no table [{needed}], which every recipe needs.")
     for name, value in tables.items():
         if name != "output" and not isinstance(value, Mapping):
-            raise RecipeError(f"{where}: {name} is {value!r}, and must be a table [{name}].")
+            raise RecipeError(f"{where}: {name} is {value!r}, but must be a table [{name}].")
+    optimization = tables.get("optimization", {})
     recipe = Recipe(
         output=Path(_value(tables.get("output", "runs/run"), str, f"{where}: output")),
-        data=_filled(Data, tables["data"], where, "data"),
+        data=_filled(DataConfig, tables["data"], where, "data"),
         model=_model(tables.get("model", {}), where),
-        optimization=_filled(Optimization, tables.get("optimization", {}), where, "optimization"),
-        training=_filled(Training, tables["training"], where, "training"),
+        optimization=_filled(OptimizationConfig, optimization, where, "optimization"),
+        training=_filled(TrainingConfig, tables["training"], where, "training"),
     )
     try:
-        recipe.shape(recipe.model.get("vocab_size", 1))  # what is wrong with it is said at once
+        recipe.model_config(1)  # reports a wrong value now, before any text is tokenized
     except ValueError as error:
         error.add_note(f"In [model] of {where}.")
         raise
@@ -122,8 +205,8 @@ def parse_recipe(tables: Mapping[str, Any], where: str) -> Recipe:
 
 
 def _model(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    hints = {**get_type_hints(Shape), "size": Literal[tuple(SIZES)]}
-    hints.pop("length")  # the data's
+    hints = {**get_type_hints(ModelConfig), "size": Literal[tuple(SIZES)]}
+    hints.pop("length")  # it is a setting of the data
     _refuse_unknown(table, list(hints), where, "model")
     return {
         name: _value(value, hints[name], f"{where}: model.{name}") for name, value in table.items()
@@ -131,7 +214,7 @@ def _model(table: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _filled(kind: type[Any], table: Mapping[str, Any], where: str, prefix: str) -> Any:
-    """An object of a dataclass, its fields from a table."""
+    """A dataclass with its fields from a table."""
     hints = get_type_hints(kind)
     _refuse_unknown(table, list(hints), where, prefix)
     values = {
@@ -150,38 +233,38 @@ def _filled(kind: type[Any], table: Mapping[str, Any], where: str, prefix: str) 
 def _refuse_unknown(table: Mapping[str, Any], known: list[str], where: str, prefix: str) -> None:
     for name in table:
         if name not in known:
-            near = get_close_matches(name, known, 1)
-            guess = f" Did you mean {near[0]}?" if near else f" There are {', '.join(known)}."
-            if homes := [f"[{table}]" for table, names in _KNOWN.items() if name in names]:
-                guess = f" It belongs in {' or '.join(homes)}."
-            spelled = f"{prefix}.{name}" if prefix else name
-            raise RecipeError(f"{where} sets {spelled}, which is no setting.{guess}")
+            close = get_close_matches(name, known, 1)
+            advice = f"Did you mean {close[0]}?" if close else f"Use one of {', '.join(known)}."
+            if homes := [f"[{table}]" for table, names in _SETTINGS.items() if name in names]:
+                advice = f"It belongs in {' or '.join(homes)}."
+            full = f"{prefix}.{name}" if prefix else name
+            raise RecipeError(f"{where} sets {full}, but there is no such setting. {advice}")
 
 
 def _value(value: Any, hint: Any, name: str) -> Any:
-    """A TOML value as the type that a field asks for."""
+    """A TOML value as the type of a field."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for kind in kinds:
         found = _as_kind(value, kind, name)
-        if found is not _NOT:
+        if found is not _NO_MATCH:
             return found
-    allowed = " or ".join(_spelled(kind) for kind in kinds if kind is not type(None))
-    raise RecipeError(f"{name} is {value!r}, and must be {allowed}.")
+    allowed = " or ".join(_kind_name(kind) for kind in kinds if kind is not type(None))
+    raise RecipeError(f"{name} is {value!r}, but must be {allowed}.")
 
 
-_NOT = object()
+_NO_MATCH = object()
 
 
 def _as_kind(value: Any, kind: Any, name: str) -> Any:
-    """The value, if it is of that kind."""
+    """The value if it matches one type, which may be nested; otherwise `_NO_MATCH`."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Literal:
-        return value if value in parts and not isinstance(value, bool) else _NOT
+        # True == 1 in Python, so a Literal of numbers would accept true.
+        return value if value in parts and not isinstance(value, bool) else _NO_MATCH
     if origin is tuple and isinstance(value, list):
-        kinds = parts[:1] * len(value) if parts[-1] is ... else parts
-        if len(kinds) != len(value):
-            return _NOT
-        return tuple(_value(each, one, name) for each, one in zip(value, kinds, strict=True))
+        if len(parts) != len(value):
+            return _NO_MATCH
+        return tuple(_value(each, one, name) for each, one in zip(value, parts, strict=True))
     if origin is dict and isinstance(value, Mapping):
         return {key: _value(each, parts[1], f"{name}.{key}") for key, each in value.items()}
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
@@ -191,10 +274,10 @@ def _as_kind(value: Any, kind: Any, name: str) -> Any:
         return float(value)
     if kind in (int, float, str, bool) and type(value) is kind:
         return value
-    return _NOT
+    return _NO_MATCH
 
 
-def _spelled(kind: Any) -> str:
+def _kind_name(kind: Any) -> str:
     names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
     if get_origin(kind) is Literal:
         return " or ".join(f'"{each}"' for each in get_args(kind))

@@ -23,7 +23,7 @@ def test_it_draws_the_tree_of_a_recipe(invoke, recipe):
     assert "web" in shown
     assert "delivered 300 rows" in shown
     assert "delivered 100 rows" in shown
-    assert "validation: 461 of 461 rows, always the same" in shown
+    assert "validation: 461 of 461 rows, the same every time" in shown
     assert "the run: 100 steps, 400 rows, 6,400 tokens" in shown
 
 

@@ -19,17 +19,17 @@ def test_a_text_file_is_all_it_takes(invoke, text, tmp_path):
     for line in (
         "guessed tokenizer: gpt2",
         "guessed documents: paragraphs, since there are blank lines between them",
-        "guessed validation: the last 10.0% of it",
-        "guessed step: 4 rows",
-        "guessed time: 10 minutes at the most",
-        "building runs/input/stores/train of input.txt",
+        "guessed validation: the last 10.0% of the text",
+        "guessed batch: 4 rows per step",
+        "guessed time: at most 10 minutes",
+        "building runs/input/stores/train from input.txt",
         "step 6: validation loss ",
-        "a sample of runs/input/sample.txt:",
+        "a sample of the model's text, from runs/input/sample.txt:",
         "6 steps, 384 tokens, ",
-        "next: look at runs/input/curve.svg",
+        "next: open runs/input/curve.svg",
     ):
         assert line in shown
-    for changed in ("guessed model", "guessed rows"):
+    for changed in ("guessed model", "guessed length"):
         assert changed not in shown
     left = {path.name for path in (tmp_path / "runs" / "input").iterdir()}
     assert left == {".lock", "checkpoints", "curve.svg", "metrics.jsonl", "sample.txt", "stores"}
@@ -52,17 +52,17 @@ def test_a_recipe_with_flags_over_it(told, text, tmp_path):
     )
     flags = ("--train_file", "input.txt", "--val_file", "input.txt", "--batch_size", 3)
     flags += ("--max_length", 32, "--num_workers", 8, "--prefetch_factor", 4, "--device", "cpu")
-    outcome = told("train", "a.toml", *flags)
+    result = told("train", "a.toml", *flags)
 
-    assert outcome["tokens"] == 3 * 3 * 32
-    assert outcome["output"] == "runs/a"
+    assert result["tokens"] == 3 * 3 * 32
+    assert result["output"] == "runs/a"
 
 
 def test_a_mistake_in_a_recipe_is_one_line(invoke, tmp_path):
     (tmp_path / "a.toml").write_text('[data]\ntrain = "x"\n[training]\nstepps = 3\n')
     shown = invoke("train", "a.toml", code=1).stderr
 
-    assert "RecipeError: a.toml sets training.stepps, which is no setting." in shown
+    assert "RecipeError: a.toml sets training.stepps, but there is no such setting." in shown
     assert "Did you mean steps?" in shown
 
 

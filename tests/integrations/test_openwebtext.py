@@ -1,7 +1,6 @@
 """Local text files under Lightning: streamed, preprocessed, and the batch that fits."""
 
 import copy
-from functools import partial
 from pickle import dumps, loads
 
 import numpy as np
@@ -12,7 +11,6 @@ pytest.importorskip("lightning", reason="needs penstock[lightning]")
 
 from penstock import Texts, build
 from penstock.errors import PlanError, SourceError
-from penstock.integrations.capacity import largest_that_fits
 from penstock.integrations.lightning import LocalOpenWebTextDataModule, debug_datamodule
 from penstock.preprocess import preprocess
 
@@ -196,20 +194,6 @@ def test_without_a_gpu_the_batch_is_32(module):
 
     assert made.batch_size == 32
     assert next(iter(made.train_dataloader()))["input_ids"].shape == (32, 4)
-
-
-def test_the_largest_batch_is_found_in_few_trials():
-    tried = []
-
-    def fits(size, limit):
-        tried.append(size)
-        return size <= limit
-
-    for limit in range(1, 200):
-        tried.clear()
-        assert largest_that_fits(partial(fits, limit=limit)) == limit
-        assert len(tried) <= 17
-    assert largest_that_fits(lambda size: True, most=100) == 100
 
 
 def test_without_streaming_rows_are_shuffled_as_a_whole(module, tmp_path):

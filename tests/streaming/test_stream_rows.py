@@ -14,7 +14,7 @@ from penstock.rows.padded import Documents
 from penstock.rows.windows import Windows
 from penstock.sources.slices import cut
 from penstock.testing import global_rows
-from penstock.train.trace import documents_at
+from penstock.train import documents_at
 
 KINDS = {
     "windows": partial(Windows, length=32),

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.train.job import Job, Training
-from penstock.train.model import Shape
-from penstock.train.optimize import Optimization
+from penstock.train import ModelConfig, OptimizationConfig, TrainingConfig, TrainingJob
 
 torch.set_num_threads(1)
 
@@ -24,22 +22,22 @@ def store(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny():
     """A model of two layers for bytes."""
-    return Shape(layers=2, heads=2, width=32, length=32, vocab_size=257, dropout=0.1)
+    return ModelConfig(layers=2, heads=2, width=32, length=32, vocab_size=257, dropout=0.1)
 
 
 @pytest.fixture
 def job(store, tiny, tmp_path):
-    """A job of 12 steps; keywords change its training, and `shape`, `plan`, … the rest."""
+    """A job of 12 steps; keywords change its training, and `model`, `plan`, … the rest."""
 
     def job(*, optimization=None, **changes):
-        whole = {name: changes.pop(name) for name in ("shape", "plan", "val") if name in changes}
+        whole = {name: changes.pop(name) for name in ("model", "plan", "val") if name in changes}
         training = {"steps": 12, "batch_size": 4, "val_every": 6, "save_every": 6, "seed": 3}
-        made = Job(
+        made = TrainingJob(
             plan=ps.Plan(ps.Windows(store, 32), seed=1),
             val=ps.Windows(store, 32),
-            shape=tiny,
-            training=Training(**{**training, **changes}),
-            optimization=optimization or Optimization(learning_rate=3e-3, warmup_steps=3),
+            model=tiny,
+            training=TrainingConfig(**{**training, **changes}),
+            optimization=optimization or OptimizationConfig(learning_rate=3e-3, warmup_steps=3),
             output=tmp_path / "run",
         )
         return replace(made, **whole)

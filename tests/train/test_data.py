@@ -8,9 +8,8 @@ import pytest
 import penstock as ps
 from penstock.errors import PlanError, RecipeError, SourceError, StoreError
 from penstock.recipe import parse_recipe
-from penstock.train.command import execute, job_of, recipe_of
-from penstock.train.metrics import read_metrics
-from penstock.train.run import train
+from penstock.train import read_metrics, train
+from penstock.train.command import choose_recipe, open_job, run_recipe
 
 SMALL = {"model.layers": 1, "model.width": 16, "model.heads": 2, "training.steps": 3}
 
@@ -19,10 +18,10 @@ def job(source, tmp_path, told=None, **changes):
     """The job of a source that is no recipe, small, with settings by dotted names."""
     changes = {name.replace("__", "."): value for name, value in changes.items()}
     settings = {**SMALL, "output": str(tmp_path / "run"), "data.length": 16, **changes}
-    recipe, guessed = recipe_of(str(source), settings, "cpu")
+    recipe, guessed = choose_recipe(str(source), settings, "cpu")
     told = [] if told is None else told
     told += guessed
-    return job_of(recipe, told.append)
+    return open_job(recipe, told.append)
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def test_a_text_of_one_line_trains_without_validation(tmp_path):
 
     assert made.val is None
     assert told[-1].startswith("no validation: ")
-    assert train(made, device="cpu").now.step == 3
+    assert train(made, device="cpu").progress.step == 3
 
 
 def test_less_validation_text_than_a_row_is_one_row(tmp_path, text):
@@ -47,7 +46,7 @@ def test_less_validation_text_than_a_row_is_one_row(tmp_path, text):
     made = job(text, tmp_path, data__val=str(tmp_path / "val.txt"), data__length=64)
 
     assert len(made.val) == 1
-    assert train(made, device="cpu").now.val_loss > 10
+    assert train(made, device="cpu").progress.val_loss > 10
 
 
 def test_too_little_text_says_where_and_what_to_set(tmp_path):
@@ -72,7 +71,7 @@ def test_text_that_has_changed_is_told_to_go_elsewhere(tmp_path, text):
 
     with pytest.raises(StoreError, match="built otherwise") as caught:
         job(text, tmp_path)
-    assert "name another output" in caught.value.__notes__[0]
+    assert "use another one (-o)" in caught.value.__notes__[0]
 
 
 def test_validation_by_another_tokenizer_is_refused(tmp_path, text):
@@ -80,34 +79,39 @@ def test_validation_by_another_tokenizer_is_refused(tmp_path, text):
         ps.build(text, tmp_path / name, tokenizer=name)
     made = job(tmp_path / "gpt2", tmp_path, data__val=str(tmp_path / "bytes"))
 
-    with pytest.raises(PlanError, match="validation rows are of another tokenizer"):
+    with pytest.raises(PlanError, match="validation data has another tokenizer"):
         train(made, device="cpu")
 
 
 def test_a_vocabulary_that_is_too_small_for_the_data_is_refused(tmp_path, text):
     ps.build(text, tmp_path / "gpt2")
     made = job(tmp_path / "gpt2", tmp_path, model__vocab_size=100)
-    with pytest.raises(PlanError, match=r"gpt2 has ids up to 50,256, and the model knows 100\."):
+    with pytest.raises(
+        PlanError,
+        match=r"gpt2 has token ids up to 50,256, but the vocabulary of the model has 100\.",
+    ):
         train(made, device="cpu")
 
     np.save(tmp_path / "wide.npy", np.arange(60_000, 61_000, dtype=np.uint32))
-    with pytest.raises(PlanError, match=r"wide\.npy has ids up to 60,999, .* vocab_size to 61000"):
+    with pytest.raises(
+        PlanError, match=r"wide\.npy has token ids up to 60,999, .* model\.vocab_size to 61000"
+    ):
         train(job(tmp_path / "wide.npy", tmp_path), device="cpu")
     wider = job(tmp_path / "wide.npy", tmp_path, model__vocab_size=61_000)
-    assert train(wider, device="cpu").now.step == 3
+    assert train(wider, device="cpu").progress.step == 3
 
 
 def test_a_bare_file_of_nanogpt_is_trained_on(tmp_path):
     np.arange(1_000, dtype=np.uint16).tofile(tmp_path / "train.bin")
     told = []
-    recipe, guessed = recipe_of(
+    recipe, guessed = choose_recipe(
         str(tmp_path / "train.bin"), {**SMALL, "output": str(tmp_path / "run")}, "cpu"
     )
-    outcome = execute(recipe, device="cpu", tell=told.append)
+    result = run_recipe(recipe, device="cpu", log=told.append)
 
-    assert "in uint16 as nanoGPT writes them" in guessed[0]
-    assert outcome.now.step == 3
-    assert any("does not say which tokenizer" in str(each) for each in told)
+    assert "uint16 as nanoGPT writes it" in guessed[0]
+    assert result.progress.step == 3
+    assert any("does not record its tokenizer" in str(each) for each in told)
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +127,10 @@ def chats(tmp_path_factory):
 
 def test_windows_of_a_chat_store_are_validated_on_its_answers(chats, tmp_path):
     made = job(chats.path, tmp_path, data__val=str(chats.path), data__length=32)
-    outcome = train(made, device="cpu")
+    result = train(made, device="cpu")
 
-    assert outcome.now.val_loss > 0
-    assert outcome.now.tokens < 3 * 4 * 32 / 2
+    assert result.progress.val_loss > 0
+    assert result.progress.tokens < 3 * 4 * 32 / 2
 
 
 def test_a_step_without_any_target_is_no_error(chats, tmp_path):
@@ -141,11 +145,14 @@ def test_a_step_without_any_target_is_no_error(chats, tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"train": "x", "length": 0}, "length=0 is no row"),
-        ({"sources": {"a": {"train": "x"}}, "split": "tail:0.1"}, "for several sources, give val"),
-        ({"sources": {"../a": {"train": "x"}}}, "A source cannot be called '../a'"),
-        ({"sources": {"val": {"train": "x"}}, "val": "y"}, "A source cannot be called 'val'"),
-        ({"train": "x", "stream": True, "split": "tail:0.1"}, "nor with split"),
+        ({"train": "x", "length": 0}, "length must be at least 1 token; got 0"),
+        ({"sources": {"a": {"train": "x"}}, "split": "tail:0.1"}, "With several sources, set val"),
+        ({"sources": {"../a": {"train": "x"}}}, "A source cannot be named '../a'"),
+        ({"sources": {"val": {"train": "x"}}, "val": "y"}, "A source cannot be named 'val'"),
+        (
+            {"train": "x", "stream": True, "split": "tail:0.1"},
+            "cannot be combined with sources or split",
+        ),
         ({"train": "x", "stream": True, "shuffle": "full"}, "shuffle='full' needs all rows"),
     ],
 )
@@ -176,7 +183,7 @@ def test_training_on_text_that_is_still_tokenized_is_training_on_its_parts_in_or
 
 def test_a_store_is_not_streamed(tmp_path, text):
     ps.build(text, tmp_path / "store")
-    with pytest.raises(PlanError, match="is not text"):
+    with pytest.raises(PlanError, match="is already tokenized"):
         job(tmp_path / "store", tmp_path, data__stream=True)
 
 
@@ -185,7 +192,7 @@ def test_paragraphs_are_seen_with_any_line_ends_and_in_folders(tmp_path, name):
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / "in.txt", tmp_path / "folder" / "a.txt"):
         path.write_bytes(b"".join(b"Line %d\r\nof two.\r\n\r\n" % n for n in range(200)))
-    recipe, guessed = recipe_of(str(tmp_path / name), {}, "cpu")
+    recipe, guessed = choose_recipe(str(tmp_path / name), {}, "cpu")
 
     assert "documents: paragraphs, since there are blank lines between them" in guessed
     assert recipe.output.name == ("in" if name == "in.txt" else "folder")
@@ -194,38 +201,40 @@ def test_paragraphs_are_seen_with_any_line_ends_and_in_folders(tmp_path, name):
 def test_a_folder_is_named_also_from_within(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("some text\n")
     monkeypatch.chdir(tmp_path)
-    recipe, _ = recipe_of(".", {}, "cpu")
+    recipe, _ = choose_recipe(".", {}, "cpu")
 
     assert recipe.output.name == tmp_path.name
-    with pytest.raises(PlanError, match=r"lies in \., which is read.*Name an output elsewhere"):
-        job_of(recipe, lambda _: None)
+    with pytest.raises(
+        PlanError, match=r"is inside \., which is the text to read.*Use an output elsewhere"
+    ):
+        open_job(recipe, lambda _: None)
 
 
 def test_only_the_source_may_be_a_recipe():
-    with pytest.raises(RecipeError, match=r"'a\.toml' is no text to train on"):
-        recipe_of(None, {"data.train": "a.toml"})
-    with pytest.raises(RecipeError, match="5 is no text to train on"):
-        recipe_of(None, {"data.train": 5})
+    with pytest.raises(RecipeError, match=r"'a\.toml' cannot be the data to train on"):
+        choose_recipe(None, {"data.train": "a.toml"})
+    with pytest.raises(RecipeError, match="5 cannot be the data to train on"):
+        choose_recipe(None, {"data.train": 5})
     for nothing in (("", {}), (None, {"data.train": ""})):
         with pytest.raises(RecipeError, match="Give a recipe"):
-            recipe_of(*nothing)
-    with pytest.raises(SourceError, match=r"s3://b/\*\.txt is not a file here\. Build a store"):
-        recipe_of("s3://b/*.txt", {})
+            choose_recipe(*nothing)
+    with pytest.raises(SourceError, match=r"s3://b/\*\.txt is not a local file\. Build a store"):
+        choose_recipe("s3://b/*.txt", {})
     with pytest.raises(SourceError, match=r"d/\*\.bin does not exist"):
-        recipe_of("d/*.bin", {})
+        choose_recipe("d/*.bin", {})
 
 
 def test_ids_below_0_are_refused(tmp_path):
     np.save(tmp_path / "ids.npy", np.array([3, -1, 5] * 50, np.int32))
-    with pytest.raises(PlanError, match=r"ids\.npy has ids below 0 \(-1\)"):
+    with pytest.raises(PlanError, match=r"ids\.npy has negative token ids \(-1\)"):
         train(job(tmp_path / "ids.npy", tmp_path), device="cpu")
 
 
 def test_a_model_may_know_more_ids_than_its_tokenizer(tmp_path, text):
     settings = {**SMALL, "output": str(tmp_path / "run"), "data.length": 16}
-    recipe, _ = recipe_of(str(text), {**settings, "model.vocab_size": 200_000}, "cpu")
+    recipe, _ = choose_recipe(str(text), {**settings, "model.vocab_size": 200_000}, "cpu")
 
-    assert execute(recipe, device="cpu", tell=lambda _: None).finished
+    assert run_recipe(recipe, device="cpu", log=lambda _: None).finished
     assert (tmp_path / "run" / "sample.txt").exists()
 
 
@@ -233,4 +242,4 @@ def test_what_cannot_be_read_as_it_is_can_be_built_first(tmp_path):
     (tmp_path / "in.jsonl").write_text("no JSON\n" * 40)
     with pytest.raises(SourceError) as error:
         job(tmp_path / "in.jsonl", tmp_path)
-    assert "build a store of it first with penstock build" in error.value.__notes__[-1]
+    assert "build a store with penstock build first" in error.value.__notes__[-1]

@@ -11,11 +11,15 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.train.job import Job, Report, Training
-from penstock.train.metrics import read_metrics
-from penstock.train.model import Shape
-from penstock.train.optimize import Optimization
-from penstock.train.run import train
+from penstock.train import (
+    ModelConfig,
+    OptimizationConfig,
+    RunReport,
+    TrainingConfig,
+    TrainingJob,
+    read_metrics,
+    train,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -60,12 +64,12 @@ def test_packed_documents_lose_what_they_lose_alone(store, options):
 def job_of(store, output, kind=ps.Windows, **training):
     shape = {"layers": 2, "heads": 2, "width": 128, "length": 128, "vocab_size": 211}
     settings = {"steps": 30, "batch_size": 4, "val_every": 10, "save_every": 10}
-    return Job(
+    return TrainingJob(
         plan=ps.Plan(kind(store, 128), seed=1),
         val=kind(store, 128),
-        shape=Shape(**shape, positions="rotary"),
-        training=Training(**{**settings, "precision": "bfloat16", **training}),
-        optimization=Optimization(learning_rate=3e-3, warmup_steps=5),
+        model=ModelConfig(**shape, positions="rotary"),
+        training=TrainingConfig(**{**settings, "precision": "bfloat16", **training}),
+        optimization=OptimizationConfig(learning_rate=3e-3, warmup_steps=5),
         output=output,
     )
 
@@ -81,11 +85,11 @@ def test_an_interrupted_run_goes_on_within_rounding(store, tmp_path):
     train(straight)
 
     def stop(told):
-        if isinstance(told, Report) and told.now.step == 15:
+        if isinstance(told, RunReport) and told.progress.step == 15:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(broken, tell=stop)
+        train(broken, log=stop)
     train(broken)
 
     found, right = losses(broken), losses(straight)
@@ -143,8 +147,8 @@ def test_all_modes_see_the_same_rows_and_compile_once(store, tmp_path, kind):
         torch._dynamo.reset()
         counters.clear()
         job = job_of(store, tmp_path / f"{number}", kind, **mode)
-        outcome = train(job)
-        assert outcome.now.val_loss < 4.5
+        result = train(job)
+        assert result.progress.val_loss < 4.5
         if mode.get("compile"):
             assert counters["stats"]["unique_graphs"] == 2  # to train and to validate
         lines = read_metrics(job.output / "metrics.jsonl")
@@ -156,6 +160,6 @@ def test_all_modes_see_the_same_rows_and_compile_once(store, tmp_path, kind):
 def test_the_batch_size_that_fits_is_found(store, tmp_path):
     told = []
     made = job_of(store, tmp_path / "auto", batch_size="auto", global_batch_size=64, steps=2)
-    train(replace(made, val=None), tell=told.append)
+    train(replace(made, val=None), log=told.append)
 
     assert "batch_size: 64 rows of 128 tokens at once" in told

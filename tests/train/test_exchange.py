@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from penstock.errors import PlanError
-from penstock.train.exchange import from_gpt2, gpt2_config, to_gpt2
-from penstock.train.model import GPT, Shape
+from penstock.train import GPT, ModelConfig, from_gpt2, gpt2_config, to_gpt2
 
-SHAPE = Shape(layers=3, heads=4, width=64, length=48, vocab_size=301)
+SHAPE = ModelConfig(layers=3, heads=4, width=64, length=48, vocab_size=301)
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def tokens():
 def test_there_and_back_is_the_same_model(model, tokens):
     again = from_gpt2(to_gpt2(model), heads=4).eval()
 
-    assert replace(again.shape, dropout=0.0) == SHAPE
+    assert replace(again.config, dropout=0.0) == SHAPE
     with torch.no_grad():
         assert torch.equal(model(tokens), again(tokens))
 

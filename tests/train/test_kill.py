@@ -19,25 +19,24 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 import penstock as ps
-from penstock.train.job import Job, Training
-from penstock.train.model import Shape
-from penstock.train.optimize import Optimization
-from penstock.train.run import train
+from penstock.train import ModelConfig, OptimizationConfig, TrainingConfig, TrainingJob, train
 
 store, output, steps, rank, size, rendezvous = sys.argv[1:]
 if int(size) > 1:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=int(size)
     )
-job = Job(
+job = TrainingJob(
     plan=ps.Plan(ps.Windows(store, 32), seed=1),
     val=ps.Windows(store, 32),
-    shape=Shape(layers=2, heads=2, width=32, length=32, vocab_size=257, dropout=float(DROPOUT)),
-    training=Training(
+    model=ModelConfig(
+        layers=2, heads=2, width=32, length=32, vocab_size=257, dropout=float(DROPOUT)
+    ),
+    training=TrainingConfig(
         steps=int(steps), batch_size=4, global_batch_size=8, val_every=10, save_every=5,
         precision="PRECISION",
     ),
-    optimization=Optimization(learning_rate=3e-3, warmup_steps=5, floor=float(FLOOR)),
+    optimization=OptimizationConfig(learning_rate=3e-3, warmup_steps=5, floor=float(FLOOR)),
     output=Path(output),
 )
 train(job, device="DEVICE")

@@ -7,9 +7,9 @@ import torch
 
 import penstock as ps
 from penstock.errors import PlanError
-from penstock.train.model import GPT, SIZES, Shape, shape_of
+from penstock.train import GPT, SIZES, ModelConfig, model_config
 
-PLAIN = Shape(layers=2, heads=2, width=32, length=64, vocab_size=257)
+PLAIN = ModelConfig(layers=2, heads=2, width=32, length=64, vocab_size=257)
 OPTIONS = [{}, {"positions": "rotary"}, {"qk_norm": True}, {"activation": "relu2"}]
 
 
@@ -26,8 +26,8 @@ def made(**options):
 def test_the_sizes_have_as_many_weights_as_their_names_say():
     with torch.device("meta"):
         counts = {
-            name: sum(weight.numel() for weight in GPT(shape).parameters())
-            for name, shape in SIZES.items()
+            name: sum(weight.numel() for weight in GPT(config).parameters())
+            for name, config in SIZES.items()
         }
 
     padding = SIZES["124M"].padded_vocab - SIZES["124M"].vocab_size
@@ -61,7 +61,7 @@ def test_the_loss_is_the_sum_over_targets_that_count(tokens, options):
         hidden = {}
         model.norm.register_forward_hook(lambda *each: hidden.update(out=each[2]))
         model(tokens)
-        chances = (hidden["out"] @ model.tokens.weight.T).log_softmax(-1)
+        chances = (hidden["out"] @ model.token_embedding.weight.T).log_softmax(-1)
 
     picked = [
         -chances[row, place, targets[row, place]]
@@ -139,16 +139,19 @@ def test_without_the_mask_they_do_not(short_store):
 
 
 def test_a_model_that_cannot_be_is_refused():
-    with pytest.raises(PlanError, match="A width of 768 does not divide into 7 heads"):
-        Shape(heads=7)
-    with pytest.raises(PlanError, match="dropout=1 is not a share"):
-        Shape(dropout=1)
-    with pytest.raises(PlanError, match="dimension below 1"):
-        Shape(layers=0)
-    with pytest.raises(PlanError, match="no model size '774M'; there are nano, 124M, 350M"):
-        shape_of("774M")
+    with pytest.raises(
+        PlanError,
+        match=r"width=768 cannot be split into 7 heads .* multiple of 14\.",
+    ):
+        ModelConfig(heads=7)
+    with pytest.raises(PlanError, match="dropout must be at least 0 and below 1; got 1"):
+        ModelConfig(dropout=1)
+    with pytest.raises(PlanError, match="Every dimension of a model must be at least 1"):
+        ModelConfig(layers=0)
+    with pytest.raises(PlanError, match=r"no model size '774M'\. Use one of nano, 124M, 350M\."):
+        model_config("774M")
 
 
 def test_operations_are_counted_as_papers_do():
     """6 N and 12 L H Q T: about 0.86 GFLOP a token at GPT-2's size and 1,024 tokens."""
-    assert SIZES["124M"].flops_per_token(1024) == pytest.approx(0.855e9, rel=0.01)
+    assert SIZES["124M"].flops_per_token == pytest.approx(0.855e9, rel=0.01)

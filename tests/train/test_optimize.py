@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from penstock.errors import PlanError
-from penstock.train.model import GPT, Shape
-from penstock.train.optimize import Optimization, Optimizers
+from penstock.train import GPT, ModelConfig, OptimizationConfig, Optimizers
 
 
 def test_the_rate_rises_then_falls_to_its_floor():
-    settings = Optimization(warmup_steps=10, floor=0.2)
+    settings = OptimizationConfig(warmup_steps=10, floor=0.2)
     rates = [settings.rate(step, 100) for step in range(101)]
 
     assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
@@ -22,7 +21,7 @@ def test_the_rate_rises_then_falls_to_its_floor():
 
 
 def test_a_run_of_unknown_length_stays_at_the_top_after_warming_up():
-    settings = Optimization(warmup_steps=2)
+    settings = OptimizationConfig(warmup_steps=2)
 
     assert [settings.rate(step, None) for step in (0, 1, 2, 500)] == [0.5, 1.0, 1.0, 1.0]
 
@@ -30,27 +29,27 @@ def test_a_run_of_unknown_length_stays_at_the_top_after_warming_up():
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return GPT(Shape(layers=2, heads=2, width=32, length=16, vocab_size=64))
+    return GPT(ModelConfig(layers=2, heads=2, width=32, length=16, vocab_size=64))
 
 
 def test_muon_moves_the_matrices_of_layers_and_adamw_the_rest(model):
     if not hasattr(torch.optim, "Muon"):
         pytest.skip("this torch has no Muon")
-    adamw, muon = Optimizers(model, Optimization(optimizer="muon")).all
+    adamw, muon = Optimizers(model, OptimizationConfig(optimizer="muon")).all
     names = {id(weight): name for name, weight in model.named_parameters()}
 
     moved = {names[id(each)] for group in muon.param_groups for each in group["params"]}
     assert moved == {
         f"layers.{number}.{name}.weight"
         for number in range(2)
-        for name in ("attend.mix", "attend.project", "grow", "shrink")
+        for name in ("attention.qkv", "attention.project", "expand", "contract")
     }
     rest = {names[id(each)] for group in adamw.param_groups for each in group["params"]}
     assert rest == set(names.values()) - moved
 
 
 def test_norms_and_biases_do_not_decay(model):
-    (adamw,) = Optimizers(model, Optimization(weight_decay=0.3)).all
+    (adamw,) = Optimizers(model, OptimizationConfig(weight_decay=0.3)).all
 
     decays = {
         each.dim(): group["weight_decay"]
@@ -64,17 +63,17 @@ def test_norms_and_biases_do_not_decay(model):
 def test_optimizers_go_on_exactly_from_their_state(model, kind):
     if kind == "muon" and not hasattr(torch.optim, "Muon"):
         pytest.skip("this torch has no Muon")
-    settings = Optimization(optimizer=kind)
+    settings = OptimizationConfig(optimizer=kind)
     tokens = torch.randint(64, (2, 16))
 
     def step(model, optimizers):
         model(tokens, tokens).backward()
         optimizers.step(0.5)
-        optimizers.clear()
+        optimizers.zero_grad()
 
     optimizers = Optimizers(model, settings)
     step(model, optimizers)
-    twin = GPT(model.shape)
+    twin = GPT(model.config)
     twin.load_state_dict(model.state_dict())
     again = Optimizers(twin, settings)
     again.load_state_dict(deepcopy(optimizers.state_dict()))
@@ -86,7 +85,7 @@ def test_optimizers_go_on_exactly_from_their_state(model, kind):
 
 
 def test_rates_that_cannot_be_are_refused():
-    with pytest.raises(PlanError, match=r"learning_rate=0, muon_rate=0\.02 and floor=0\.1"):
-        Optimization(learning_rate=0)
-    with pytest.raises(PlanError, match=r"clip=-1\.0 cannot be below 0"):
-        Optimization(clip=-1.0)
+    with pytest.raises(PlanError, match="learning_rate must be above 0 and finite; got 0"):
+        OptimizationConfig(learning_rate=0)
+    with pytest.raises(PlanError, match=r"clip must be at least 0 and finite; got -1\.0"):
+        OptimizationConfig(clip=-1.0)

@@ -8,8 +8,8 @@ import pytest
 import penstock as ps
 from penstock.errors import PlanError, RecipeError, SourceError
 from penstock.recipe import parse_recipe, read_recipe
-from penstock.train.command import changes_of, job_of, recipe_of
-from penstock.train.model import SIZES
+from penstock.train import SIZES
+from penstock.train.command import choose_recipe, open_job, recipe_changes
 
 ROOT = Path(__file__).parents[2]
 LEAST = {"data": {"train": "store"}, "training": {"steps": 5}}
@@ -20,7 +20,7 @@ def test_every_shipped_recipe_is_understood(path):
     recipe = read_recipe(path)
 
     assert recipe.output.parts[0] == "runs"
-    assert recipe.shape(50_257).length == recipe.data.length
+    assert recipe.model_config(50_257).length == recipe.data.length
 
 
 def test_the_recipe_for_an_h100_has_its_goal():
@@ -57,7 +57,7 @@ def test_settings_become_the_fields_of_the_objects():
     assert recipe.optimization.betas == (0.9, 0.99)
     assert recipe.optimization.learning_rate == 1.0
     assert recipe.training.batch_size == "auto"
-    shape = recipe.shape(1_000)
+    shape = recipe.model_config(1_000)
     assert (shape.layers, shape.qk_norm, shape.length, shape.vocab_size) == (24, True, 256, 1_000)
     assert shape.width == SIZES["350M"].width
 
@@ -65,22 +65,28 @@ def test_settings_become_the_fields_of_the_objects():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"trainin": {}}, r"here sets trainin, which is no setting\. Did you mean training\?"),
+        (
+            {"trainin": {}},
+            r"here sets trainin, but there is no such setting\. Did you mean training\?",
+        ),
         ({"training": {"step": 5}}, r"sets training\.step, .* Did you mean steps\?"),
         ({"model": {"sise": "nano"}}, r"sets model\.sise, .* Did you mean size\?"),
-        ({"model": {"xyzzy": 1}}, r"sets model\.xyzzy, which is no setting\. There are layers"),
-        ({"model": {"size": "774M"}}, r'model\.size is \'774M\', and must be "nano" or "124M"'),
-        ({"training": {"steps": "5"}}, r"training\.steps is '5', and must be a whole number"),
+        (
+            {"model": {"xyzzy": 1}},
+            r"sets model\.xyzzy, but there is no such setting\. Use one of layers",
+        ),
+        ({"model": {"size": "774M"}}, r'model\.size is \'774M\', but must be "nano" or "124M"'),
+        ({"training": {"steps": "5"}}, r"training\.steps is '5', but must be a whole number"),
         ({"training": {"steps": True}}, r"training\.steps is True"),
         ({"training": {"steps": 1, "compile": 1}}, r"must be true or false"),
         ({"training": {"steps": 1, "batch_size": "all"}}, r'whole number or "auto"'),
-        ({"optimization": {"betas": [0.9]}}, r"betas is \[0\.9\], and must be a list of 2 numbers"),
+        ({"optimization": {"betas": [0.9]}}, r"betas is \[0\.9\], but must be a list of 2 numbers"),
         ({"model": {"length": 64}}, r"sets model\.length, .* It belongs in \[data\]\."),
         ({"training": {"steps": 1, "learning_rate": 1}}, r"It belongs in \[optimization\]\."),
         ({"model": {"seed": 1}}, r"It belongs in \[data\] or \[training\]\."),
-        ({"output": 3}, r"here: output is 3, and must be a text"),
+        ({"output": 3}, r"here: output is 3, but must be a text"),
         ({"data": {"sources": {"a": {}}}}, r"\[data\.sources\.a\] is not complete"),
-        ({"data": 3}, r"data is 3, and must be a table"),
+        ({"data": 3}, r"data is 3, but must be a table"),
     ],
 )
 def test_a_mistake_is_named_with_the_nearest_name(change, message):
@@ -92,9 +98,9 @@ def test_what_objects_refuse_says_where_it_stands():
     with pytest.raises(PlanError, match="needs an end") as caught:
         parse_recipe({**LEAST, "training": {}}, "here")
     assert caught.value.__notes__ == ["In [training] of here."]
-    with pytest.raises(PlanError, match="either train, or sources"):
+    with pytest.raises(PlanError, match=r"either data\.train or data\.sources"):
         parse_recipe({**LEAST, "data": {}}, "here")
-    with pytest.raises(PlanError, match="does not divide into 5 heads") as caught:
+    with pytest.raises(PlanError, match="cannot be split into 5 heads") as caught:
         parse_recipe({**LEAST, "model": {"heads": 5}}, "here")
     assert caught.value.__notes__ == ["In [model] of here."]
     with pytest.raises(RecipeError, match=r"has no table \[training\]"):
@@ -109,7 +115,7 @@ def test_a_file_that_is_no_toml_is_refused(tmp_path):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(RecipeError, match=r"no\.toml does not exist, seen from"):
+    with pytest.raises(RecipeError, match=r"no\.toml does not exist \(working directory"):
         read_recipe(tmp_path / "no.toml")
 
 
@@ -129,7 +135,7 @@ def test_a_file_to_train_on_takes_the_place_of_a_mixture(tmp_path):
     (tmp_path / "a.toml").write_text(
         '[data.sources.web]\ntrain = "x"\n[training]\nsteps = 5\n', encoding="utf-8"
     )
-    recipe, _ = recipe_of(str(tmp_path / "a.toml"), {"data.train": "t"})
+    recipe, _ = choose_recipe(str(tmp_path / "a.toml"), {"data.train": "t"})
 
     assert recipe.data.train == "t"
     assert not recipe.data.sources
@@ -139,8 +145,8 @@ def test_flags_change_any_recipe(tmp_path):
     (tmp_path / "a.toml").write_text('[data]\ntrain = "x"\n[training]\nsteps = 5\n')
     flags = {"train_file": "t", "val_file": "v", "batch_size": 3, "max_length": 64}
     flags |= {"num_workers": 8, "prefetch_factor": 4, "max_minutes": 2.0, "output": "o"}
-    changes = changes_of(flags, ["training.compile=true", "data.documents=file"])
-    recipe, guessed = recipe_of(str(tmp_path / "a.toml"), changes)
+    changes = recipe_changes(flags, ["training.compile=true", "data.documents=file"])
+    recipe, guessed = choose_recipe(str(tmp_path / "a.toml"), changes)
 
     assert not guessed
     assert (recipe.data.train, recipe.data.val, recipe.data.length) == ("t", "v", 64)
@@ -152,29 +158,31 @@ def test_flags_change_any_recipe(tmp_path):
 
 
 def test_no_workers_make_nothing_ahead():
-    assert changes_of({"num_workers": 0}, []) == {"training.prefetch": 0}
-    assert changes_of({"num_workers": 8}, []) == {}
+    assert recipe_changes({"num_workers": 0}, []) == {"training.prefetch": 0}
+    assert recipe_changes({"num_workers": 8}, []) == {}
     with pytest.raises(RecipeError, match="--set steps is not NAME=VALUE"):
-        changes_of({}, ["steps"])
+        recipe_changes({}, ["steps"])
 
 
 def test_text_is_built_once_and_split(tmp_path):
     (tmp_path / "in.txt").write_text("".join(f"Line {number}.\n\n" for number in range(400)))
-    recipe, guessed = recipe_of(str(tmp_path / "in.txt"), {"output": str(tmp_path / "run")}, "cpu")
+    recipe, guessed = choose_recipe(
+        str(tmp_path / "in.txt"), {"output": str(tmp_path / "run")}, "cpu"
+    )
     told = []
-    job = job_of(recipe, told.append)
+    job = open_job(recipe, told.append)
 
     assert "documents: paragraphs, since there are blank lines between them" in guessed
-    assert "validation: the last 10.0% of it" in guessed
-    assert [each.partition(" of ")[0] for each in told] == [
+    assert "validation: the last 10.0% of the text" in guessed
+    assert [each.partition(" from ")[0] for each in told] == [
         f"building {tmp_path / 'run' / 'stores' / 'train'}"
     ]
     sides = [ps.TokenStore(tmp_path / "run/stores/train" / side) for side in ("train", "val")]
     assert len(sides[0]) + len(sides[1]) == 400
     assert len(sides[1]) == 39  # a tenth of the bytes, in whole documents
-    assert job.shape.vocab_size == 50_257
+    assert job.model.vocab_size == 50_257
     told.clear()
-    assert job_of(recipe, told.append).plan.digest == job.plan.digest
+    assert open_job(recipe, told.append).plan.digest == job.plan.digest
     assert not told
 
 
@@ -183,8 +191,8 @@ def test_a_validation_file_takes_the_place_of_the_split(tmp_path):
         (tmp_path / name).write_text("".join(f"{name} {number}.\n" for number in range(200)))
     changes = {"data.train": str(tmp_path / "a.txt"), "data.val": str(tmp_path / "b.txt")}
     changes |= {"output": str(tmp_path / "run"), "data.length": 32}
-    recipe, guessed = recipe_of(None, changes, "cpu")
-    job = job_of(recipe, lambda _: None)
+    recipe, guessed = choose_recipe(None, changes, "cpu")
+    job = open_job(recipe, lambda _: None)
 
     assert not [line for line in guessed if line.startswith("validation")]
     assert len(ps.TokenStore(tmp_path / "run/stores/train")) == 200
@@ -195,28 +203,28 @@ def test_mixtures_and_stores_are_opened(store, tmp_path):
     sources = {"a": {"train": str(store.path), "weight": 3}}
     sources["b"] = {"train": str(store.path), "weight": 1, "rows": "packs"}
     tables = {**LEAST, "data": {"sources": sources, "val": str(store.path), "length": 32}}
-    job = job_of(parse_recipe(tables, "here"), lambda _: None)
+    job = open_job(parse_recipe(tables, "here"), lambda _: None)
 
     assert job.plan.counts(400) == {"a": 300, "b": 100}
-    assert job.shape.vocab_size == 257
+    assert job.model.vocab_size == 257
     sources["b"].pop("weight")
-    with pytest.raises(PlanError, match="every source a weight, or none"):
+    with pytest.raises(PlanError, match="a weight for every source or for none"):
         parse_recipe(tables, "here")
 
 
 def test_a_source_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(SourceError, match="does not exist, seen from"):
-        recipe_of(str(tmp_path / "nothing.txt"), {})
+    with pytest.raises(SourceError, match=r"does not exist \(working directory"):
+        choose_recipe(str(tmp_path / "nothing.txt"), {})
     with pytest.raises(RecipeError, match="Give a recipe"):
-        recipe_of(None, {})
+        choose_recipe(None, {})
 
 
 def test_a_text_that_is_not_to_be_streamed_keeps_its_validation(tmp_path):
     (tmp_path / "in.txt").write_text("a line of text\n" * 500)
     text = str(tmp_path / "in.txt")
 
-    whole, _ = recipe_of(text, {"data.stream": False}, "cpu")
-    streamed, _ = recipe_of(text, {"data.stream": True}, "cpu")
+    whole, _ = choose_recipe(text, {"data.stream": False}, "cpu")
+    streamed, _ = choose_recipe(text, {"data.stream": True}, "cpu")
 
     assert whole.data.split is not None
     assert streamed.data.split is None

@@ -1,12 +1,15 @@
 """The loop: what it learns, leaves behind, refuses, and how it goes on."""
 
 import errno
+import itertools
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,16 +17,18 @@ import torch
 
 import penstock as ps
 from penstock.errors import PlanError, ResumeError, TrainError
-from penstock.train.feed import Feed
-from penstock.train.fit import fitting_rows
-from penstock.train.job import Report, Training
-from penstock.train.metrics import read_metrics
-from penstock.train.model import GPT
-from penstock.train.optimize import Optimization
-from penstock.train.pace import signals
-from penstock.train.run import train
-from penstock.train.trace import documents_at
-from penstock.train.world import World, device_of
+from penstock.train import (
+    Learner,
+    OptimizationConfig,
+    RunReport,
+    TrainingConfig,
+    World,
+    documents_at,
+    read_metrics,
+    train,
+)
+from penstock.train.data import step_rows
+from penstock.train.distributed import select_device, stop_signals
 
 
 def lines(job, kind="step"):
@@ -41,15 +46,15 @@ def run(job, **options):
 def test_it_learns_and_leaves_its_traces(job):
     made = job(steps=40, val_every=10, save_every=10, target_val_loss=4.0)
     told = []
-    outcome = run(made, tell=told.append)
+    result = run(made, log=told.append)
 
     vals = [each["val_loss"] for each in lines(made, "val")]
     assert [each["step"] for each in lines(made, "val")] == [0, 10, 20, 30, 40]
     assert vals == sorted(vals, reverse=True)
-    assert outcome.finished
-    assert outcome.now.step == 40
-    assert outcome.now.val_loss == vals[-1] < 3.0
-    assert outcome.now.tokens == 40 * 4 * 32
+    assert result.finished
+    assert result.progress.step == 40
+    assert result.progress.val_loss == vals[-1] < 3.0
+    assert result.progress.tokens == 40 * 4 * 32
     assert sorted(losses(made)) == list(range(1, 41))
     assert [path.name for path in sorted((made.output / "checkpoints").iterdir())] == [
         "step-00000030.pt",
@@ -57,10 +62,10 @@ def test_it_learns_and_leaves_its_traces(job):
     ]
     assert "<svg" in (made.output / "curve.svg").read_text()
     (target,) = lines(made, "target")
-    assert target["step"] == outcome.now.target_step
+    assert target["step"] == result.progress.target_step
     assert target["val_loss"] <= 4.0
     assert any(str(each).startswith("target reached: validation loss") for each in told)
-    assert sum(isinstance(each, Report) for each in told) == 40
+    assert sum(isinstance(each, RunReport) for each in told) == 40
 
 
 def test_the_fingerprints_are_those_of_the_plan(job):
@@ -74,10 +79,10 @@ def test_the_fingerprints_are_those_of_the_plan(job):
 
 def test_parts_of_a_step_are_added_up_to_the_same_step(job):
     """To 1e-5: the same sums, in another order. Dropout would be drawn otherwise."""
-    shape = replace(job().shape, dropout=0.0)
-    whole = run(job(batch_size=8, shape=shape))
+    model = replace(job().model, dropout=0.0)
+    whole = run(job(batch_size=8, model=model))
     parts = run(
-        replace(job(batch_size=2, global_batch_size=8, shape=shape), output=whole.output / "parts")
+        replace(job(batch_size=2, global_batch_size=8, model=model), output=whole.output / "parts")
     )
 
     pairs = zip(whole.model.parameters(), parts.model.parameters(), strict=True)
@@ -86,11 +91,11 @@ def test_parts_of_a_step_are_added_up_to_the_same_step(job):
 
 def test_packed_rows_train_with_their_masks(job, store):
     rows = ps.Packs(store, 32)
-    outcome = run(job(plan=ps.Plan(rows, seed=2), val=rows, steps=30))
+    result = run(job(plan=ps.Plan(rows, seed=2), val=rows, steps=30))
 
-    assert outcome.now.val_loss < 4.5
+    assert result.progress.val_loss < 4.5
     # Targets across documents count for nothing, so there are fewer than places.
-    assert outcome.now.tokens < 30 * 4 * 32
+    assert result.progress.tokens < 30 * 4 * 32
 
 
 def test_validation_reads_the_same_rows_whatever_the_batch_size(job, store, tmp_path):
@@ -113,12 +118,12 @@ def test_an_interrupted_run_goes_on_bitwise(job, tmp_path):
     run(straight)
     broken = job(steps=20, save_every=4)
     with pytest.raises(KeyboardInterrupt):
-        run(broken, tell=stopper(after=10))
+        run(broken, log=stopper(after=10))
     assert max(losses(broken)) == 10
     told = []
-    run(broken, tell=told.append)
+    run(broken, log=told.append)
 
-    assert told[0] == "going on after step 8"
+    assert told[0] == "resuming after step 8"
     assert losses(broken) == losses(straight)
     assert lines(broken, "val")[-1]["val_loss"] == lines(straight, "val")[-1]["val_loss"]
 
@@ -127,7 +132,7 @@ def stopper(after):
     """Something that raises as a kill would, out of the middle of a run."""
 
     def tell(told):
-        if isinstance(told, Report) and told.now.step == after:
+        if isinstance(told, RunReport) and told.progress.step == after:
             raise KeyboardInterrupt
 
     return tell
@@ -136,25 +141,25 @@ def stopper(after):
 def test_a_finished_run_is_recognised(job):
     first = run(job())
     told = []
-    again = run(job(), tell=told.append)
+    again = run(job(), log=told.append)
 
-    assert again.now == first.now
-    assert told[-1].endswith("run was finished before, after step 12")
+    assert again.progress == first.progress
+    assert told[-1].endswith("run is already finished, after step 12")
 
 
 def test_more_steps_go_on_from_the_end(job):
     run(job())
-    outcome = run(job(steps=15))
+    result = run(job(steps=15))
 
-    assert outcome.now.step == 15
+    assert result.progress.step == 15
     assert sorted(losses(job())) == list(range(1, 16))
 
 
 def test_another_model_or_other_data_are_refused(job, tiny, store):
     run(job())
 
-    with pytest.raises(TrainError, match=r"holds a run of another model: layers 2 -> 3\."):
-        run(job(steps=20, shape=replace(tiny, layers=3)))
+    with pytest.raises(TrainError, match=r"contains a run of another model: layers 2 -> 3\."):
+        run(job(steps=20, model=replace(tiny, layers=3)))
     with pytest.raises(ResumeError, match="seed 1 -> 9"):
         run(job(steps=20, plan=ps.Plan(ps.Windows(store, 32), seed=9)))
 
@@ -165,7 +170,7 @@ def test_a_damaged_checkpoint_is_named(job):
     newest.write_bytes(newest.read_bytes()[:1000])
 
     told = (
-        r"step-00000012\.pt cannot be read as a checkpoint: .*\. Remove it to go on after step 6\."
+        r"step-00000012\.pt cannot be read as a checkpoint: .*\. Remove it to resume after step 6\."
     )
     with pytest.raises(TrainError, match=told):
         run(job(steps=20))
@@ -174,21 +179,22 @@ def test_a_damaged_checkpoint_is_named(job):
         run(job(steps=20))
     torch.save([1, 2], newest)
     with pytest.raises(
-        TrainError, match=r"is no checkpoint of penstock\. Remove it to go on after"
+        TrainError, match=r"is not a checkpoint of penstock\. Remove it to resume after"
     ):
         run(job(steps=20))
     newest.unlink()
-    assert run(job(steps=20)).now.step == 20
+    assert run(job(steps=20)).progress.step == 20
 
 
 def test_two_runs_into_one_output_are_one_too_many(job):
     def tell(_):
         with pytest.raises(
-            TrainError, match=r"trains into .*run\. Wait for it, or stop it; or name"
+            TrainError,
+            match=r"is training into .*run; .*Wait for it, stop it, or use another output",
         ):
             run(job())
 
-    assert run(job(steps=2), tell=tell).finished
+    assert run(job(steps=2), log=tell).finished
     assert run(job(steps=3)).finished
 
 
@@ -199,40 +205,49 @@ def test_a_finished_run_can_be_seen_where_nothing_can_be_written(job, monkeypatc
         raise PermissionError(errno.EACCES, "read-only")
 
     monkeypatch.setattr(os, "open", refuse)
-    assert run(job()).now.step == 12
+    assert run(job()).progress.step == 12
 
 
-def test_other_minutes_are_planned_for_anew(job):
-    short = run(job(steps=None, max_minutes=0.005)).now
-    longer = run(job(steps=None, max_minutes=0.02)).now
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that advances by 10 ms whenever the loop reads it, so 50 ms a step."""
+    ticks = itertools.count()
+    fake = SimpleNamespace(perf_counter=lambda: next(ticks) / 100)
+    for module in ("penstock.train.run", "penstock.train.metrics"):
+        monkeypatch.setattr(sys.modules[module], "time", fake)
+
+
+def test_other_minutes_are_planned_for_anew(job, clock):
+    short = run(job(steps=None, max_minutes=0.005)).progress
+    longer = run(job(steps=None, max_minutes=0.02)).progress
 
     assert short.minutes is None or short.minutes == 0.005
     assert longer.step > short.step
     assert longer.seconds > 0.6
-    assert run(job(steps=None, max_minutes=0.02)).now.step == longer.step
+    assert run(job(steps=None, max_minutes=0.02)).progress.step == longer.step
     run(job(steps=longer.step + 1))
-    assert run(job(steps=None, max_minutes=0.05)).now.step > longer.step + 1
+    assert run(job(steps=None, max_minutes=0.05)).progress.step > longer.step + 1
 
 
 def test_a_validation_loss_that_is_no_number_ends_the_run_before_it_is_saved(job):
-    hot = Optimization(learning_rate=1e30, warmup_steps=0)
+    hot = OptimizationConfig(learning_rate=1e30, warmup_steps=0)
     made = job(steps=1, optimization=hot)
 
-    with pytest.raises(TrainError, match=r"validation loss after step 1 is nan.*Nothing was saved"):
+    with pytest.raises(TrainError, match=r"validation loss after step 1 is nan.*Nothing is saved"):
         run(made)
     assert not list((made.output / "checkpoints").glob("*"))
-    skipping = run(job(steps=1, optimization=hot, on_nonfinite="skip")).now
+    skipping = run(job(steps=1, optimization=hot, on_nonfinite="skip")).progress
     assert skipping.val_loss != skipping.val_loss
 
 
 def test_devices_and_seeds_that_cannot_be_used_are_told():
-    with pytest.raises(PlanError, match=r"device='mps' is not supported; use cpu, cuda"):
-        device_of("mps")
-    with pytest.raises(PlanError, match=r"seed=18446744073709551616 is too large"):
-        Training(steps=1, seed=2**64)
+    with pytest.raises(PlanError, match=r"device='mps' is not supported\. Use cpu, cuda"):
+        select_device("mps")
+    with pytest.raises(PlanError, match=r"seed must be below 2\*\*63; got 18446744073709551616"):
+        TrainingConfig(steps=1, seed=2**64)
 
 
-WILD = Optimization(learning_rate=1e30, warmup_steps=0, clip=0.0)
+WILD = OptimizationConfig(learning_rate=1e30, warmup_steps=0, clip=0.0)
 
 
 def test_a_loss_that_is_no_number_names_the_step_and_its_documents(job):
@@ -244,7 +259,7 @@ def test_a_loss_that_is_no_number_names_the_step_and_its_documents(job):
     first = (step - 1) * 4
     assert f"It read positions {first} to {first + 3}: document " in message
     assert ", offset " in message
-    assert "Nothing was saved yet." in message
+    assert "Nothing is saved yet." in message
     assert not list(job().output.glob("checkpoints/*"))
 
 
@@ -280,18 +295,18 @@ def test_rows_that_say_nothing_of_documents_are_told_so(tmp_path):
     np.save(tmp_path / "ids.npy", np.arange(500, dtype=np.uint16))
     plan = ps.Plan(ps.Windows(tmp_path / "ids.npy", 32))
 
-    assert documents_at(plan, 0, 4) == "rows that do not say which documents they are of"
+    assert documents_at(plan, 0, 4) == "rows that do not record their documents"
 
 
 def test_such_steps_can_be_skipped(job):
     told = []
     made = job(optimization=WILD, on_nonfinite="skip", val=None)
-    outcome = run(made, tell=told.append)
+    result = run(made, log=told.append)
     skipped = [each for each in told if isinstance(each, str) and each.startswith("skipped: Step")]
 
-    assert outcome.finished
+    assert result.finished
     assert skipped
-    assert all(weight.isfinite().all() for weight in outcome.model.parameters())
+    assert all(weight.isfinite().all() for weight in result.model.parameters())
     assert None in losses(made).values()
 
 
@@ -307,23 +322,27 @@ def test_sigterm_saves_and_ends_the_run_cleanly(job):
 
     thread = threading.Thread(target=after_a_few_steps)
     thread.start()
-    outcome = run(made)
+    result = run(made)
     thread.join()
 
-    assert not outcome.finished
+    assert not result.finished
     assert signal.getsignal(signal.SIGTERM) is before
     (saved,) = (made.output / "checkpoints").iterdir()
-    assert saved.name == f"step-{outcome.now.step:08d}.pt"
-    again = run(replace(made, training=replace(made.training, steps=outcome.now.step + 2)))
-    assert sorted(losses(made)) == list(range(1, again.now.step + 1))
+    assert saved.name == f"step-{result.progress.step:08d}.pt"
+    again = run(replace(made, training=replace(made.training, steps=result.progress.step + 2)))
+    assert sorted(losses(made)) == list(range(1, again.progress.step + 1))
 
 
-def test_a_second_ctrl_c_ends_a_step_that_hangs():
-    with signals() as asked:
+def test_a_second_ctrl_c_ends_a_step_that_hangs(monkeypatch):
+    seconds = [0.0]
+    fake = SimpleNamespace(monotonic=lambda: seconds[0])
+    monkeypatch.setattr(sys.modules["penstock.train.distributed"], "time", fake)
+    with stop_signals() as asked:
         signal.raise_signal(signal.SIGINT)
         assert asked.is_set()
-        signal.raise_signal(signal.SIGINT)  # torchrun passes the first one on
-        time.sleep(1.05)
+        seconds[0] = 0.9
+        signal.raise_signal(signal.SIGINT)  # torchrun forwards the first one
+        seconds[0] = 1.1
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -333,29 +352,28 @@ def test_a_device_that_is_not_there_is_named(job):
     with pytest.raises(PlanError, match="There is no device 'gpu'"):
         train(job(), device="gpu")
     if not torch.cuda.is_available():
-        with pytest.raises(PlanError, match="device='cuda' is not here: torch finds 0 GPUs"):
+        with pytest.raises(PlanError, match="device='cuda' does not exist: torch finds 0 GPUs"):
             train(job(), device="cuda")
 
 
-def test_minutes_become_a_number_of_steps_that_is_kept(job):
+def test_minutes_become_a_number_of_steps_that_is_kept(job, clock):
     made = job(steps=None, max_minutes=0.06, val=None, val_every=10_000, save_every=10_000)
     told = []
-    outcome = run(made, tell=told.append)
+    result = run(made, log=told.append)
 
-    (planned,) = [each for each in told if "minutes will do about" in str(each)]
-    steps = int(planned.split("about ")[1].split()[0].replace(",", ""))
-    assert outcome.now.steps == steps
-    assert outcome.now.seconds < 10
+    (planned,) = [each for each in told if "minutes are enough for" in str(each)]
+    steps = int(planned.split("enough for ")[1].split()[0].replace(",", ""))
+    assert result.progress.steps == steps
     assert lines(made)[-1]["rate"] < 0.5  # the schedule came down in time
-    assert run(made, tell=told.append).now == outcome.now
-    assert "was finished before" in told[-1]
+    assert run(made, log=told.append).progress == result.progress
+    assert "is already finished" in told[-1]
 
 
 def test_a_run_without_an_end_is_refused():
-    with pytest.raises(PlanError, match="A run needs an end: give steps or max_minutes"):
-        Training()
-    with pytest.raises(PlanError, match="val_every=0 is too little"):
-        Training(steps=1, val_every=0)
+    with pytest.raises(PlanError, match="A run needs an end: set steps or max_minutes"):
+        TrainingConfig()
+    with pytest.raises(PlanError, match="val_every must be above 0 and finite; got 0"):
+        TrainingConfig(steps=1, val_every=0)
 
 
 def test_parts_that_do_not_fill_a_step_are_refused(job):
@@ -365,21 +383,19 @@ def test_parts_that_do_not_fill_a_step_are_refused(job):
 
 def test_the_batch_size_is_found_where_it_is_not_given(job):
     told = []
-    run(job(batch_size="auto", global_batch_size=12, steps=1), tell=told.append)
+    run(job(batch_size="auto", global_batch_size=12, steps=1), log=told.append)
 
     assert "batch_size: 6 rows of 32 tokens at once" in told
 
 
-def test_fewer_rows_than_processes_are_refused_and_not_a_crash(job, monkeypatch):
+def test_fewer_rows_than_processes_are_refused_and_not_a_crash(job):
     """As the first of four processes would find it."""
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
-    made = job(batch_size="auto", global_batch_size=2)
-    rows = fitting_rows(GPT(made.shape), torch.device("cpu"), made.training)
+    made, world = job(batch_size="auto", global_batch_size=2), World(0, 4, torch.device("cpu"))
+    rows = Learner(made, world).fitting_rows()
 
     assert rows == 1
     with pytest.raises(PlanError, match="Use a multiple of 4"):
-        Feed(made, World(0, 4, torch.device("cpu")), rows)
+        step_rows(made.training, rows, world)
 
 
 def test_fp8_without_torchao_says_what_is_missing(job):
@@ -392,12 +408,12 @@ def test_fp8_without_torchao_says_what_is_missing(job):
 
 
 def test_bfloat16_trains_too(job):
-    assert run(job(precision="bfloat16", steps=30)).now.val_loss < 4.5
+    assert run(job(precision="bfloat16", steps=30)).progress.val_loss < 4.5
 
 
 def test_the_random_state_of_the_process_is_left_alone_where_no_dropout_is_drawn(job, tiny):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    run(job(shape=replace(tiny, dropout=0.0)))
+    run(job(model=replace(tiny, dropout=0.0)))
 
     assert torch.equal(torch.get_rng_state(), before)

@@ -1,11 +1,14 @@
 """`penstock plan`: what a run would read, before it runs."""
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from penstock.cli.options import AsJson
 from penstock.cli.terminal import print_json, visible, write
 from penstock.cli.train import BatchSize, MaxLength, Settings, Source, TrainFile, ValFile
+
+if TYPE_CHECKING:
+    from penstock.train import TrainingJob
 
 __all__ = ["plan_command"]
 
@@ -21,11 +24,11 @@ def plan_command(
 ) -> None:
     """Show the plan of a recipe: sources, rows, tokens, weights and epochs.
 
-    Text is built into stores first, as training would.
+    Text is built into stores first, as `penstock train` would.
 
     penstock plan recipes/openwebtext-h100.toml
     """
-    from penstock.train.command import changes_of, job_of, recipe_of
+    from penstock.train.command import choose_recipe, open_job, recipe_changes
 
     flags = {
         "train_file": train_file,
@@ -33,35 +36,34 @@ def plan_command(
         "batch_size": batch_size,
         "max_length": max_length,
     }
-    recipe, guessed = recipe_of(source, changes_of(flags, settings or []))
-    if recipe.data.stream:  # the same rows in the same order, once they are all there
+    recipe, guesses = choose_recipe(source, recipe_changes(flags, settings or []))
+    if recipe.data.stream:  # a finished store has the same rows in the same order
         recipe = replace(recipe, data=replace(recipe.data, stream=False, shuffle="part"))
 
-    def tell(told: Any) -> None:
+    def log(event: object) -> None:
         if not as_json:
-            write(str(told))
+            write(str(event))
 
-    for line in guessed:
-        tell(f"guessed {line}")
-    job = job_of(recipe, tell)
-    rows = _rows_of(job)
+    for line in guesses:
+        log(f"guessed {line}")
+    job = open_job(recipe, log)
+    rows = _run_rows(job)
     if as_json:
         print_json({**job.plan.describe(), "digest": job.plan.digest, "run_rows": rows})
         return
     write(visible(job.plan.tree(rows)))
     if job.val is not None:
         used = min(len(job.val), job.training.val_rows)
-        write(f"validation: {used:,} of {len(job.val):,} rows, always the same")
-    length = job.shape.length
+        write(f"validation: {used:,} of {len(job.val):,} rows, the same every time")
     if rows is not None:
-        write(f"the run: {job.training.steps:,} steps, {rows:,} rows, {rows * length:,} tokens")
+        tokens = rows * job.model.length
+        write(f"the run: {job.training.steps:,} steps, {rows:,} rows, {tokens:,} tokens")
 
 
-def _rows_of(job: Any) -> int | None:
-    """The rows of the whole run, where the recipe settles that."""
-    settings = job.training
-    rows = settings.global_batch_size or settings.batch_size
-    if settings.steps is None or rows == "auto":
+def _run_rows(job: "TrainingJob") -> int | None:
+    """The rows of the whole run; None if the recipe does not determine them."""
+    config = job.training
+    rows = config.global_batch_size or config.batch_size
+    if config.steps is None or rows == "auto":
         return None
-    whole: int = min(settings.steps * rows, job.plan.end)
-    return whole
+    return min(config.steps * rows, job.plan.end)

@@ -1,13 +1,17 @@
-"""`penstock train`: from a recipe or a text file to a loss curve."""
+"""`penstock train`: from a recipe, a text file or a store to a trained model."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.options import AsJson
 from penstock.cli.terminal import print_json, shell_word, visible, write
 from penstock.cli.units import duration_text
+
+if TYPE_CHECKING:
+    from penstock.train import RunResult
 
 __all__ = [
     "BatchSize",
@@ -26,7 +30,7 @@ Source = Annotated[
     typer.Argument(
         metavar="SOURCE",
         show_default=False,
-        help="A recipe (.toml), a text file, or a store; for the last two the rest is guessed.",
+        help="A recipe (.toml), a text file or a store. Without a recipe, settings are guessed.",
     ),
 ]
 TrainFile = Annotated[
@@ -40,12 +44,16 @@ ValFile = Annotated[
 BatchSize = Annotated[
     int | None,
     typer.Option(
-        "--batch_size", "--batch-size", min=1, metavar="ROWS", help="Rows at once on a device."
+        "--batch_size",
+        "--batch-size",
+        min=1,
+        metavar="ROWS",
+        help="Rows of a micro-batch on each device.",
     ),
 ]
 MaxLength = Annotated[
     int | None,
-    typer.Option("--max_length", "--max-length", min=1, metavar="TOKENS", help="Tokens of a row."),
+    typer.Option("--max_length", "--max-length", min=1, metavar="TOKENS", help="Tokens per row."),
 ]
 NumWorkers = Annotated[
     int | None,
@@ -54,7 +62,7 @@ NumWorkers = Annotated[
         "--num-workers",
         min=0,
         metavar="NUMBER",
-        help="0 makes no batches ahead. Any other number changes nothing: a thread makes them.",
+        help="0 prepares no batches ahead. Other numbers have no effect: one thread prepares them.",
     ),
 ]
 PrefetchFactor = Annotated[
@@ -64,13 +72,13 @@ PrefetchFactor = Annotated[
         "--prefetch-factor",
         min=0,
         metavar="NUMBER",
-        help="How many blocks of batches are made ahead.",
+        help="Blocks of batches to prepare ahead.",
     ),
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="NAME=VALUE", help="Any setting of the recipe, as training.steps=100."
+        "--set", metavar="NAME=VALUE", help="Any setting of the recipe, such as training.steps=100."
     ),
 ]
 
@@ -84,28 +92,32 @@ def train_command(
     num_workers: NumWorkers = None,
     prefetch_factor: PrefetchFactor = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, metavar="NUMBER", help="Steps of the run.")
+        int | None, typer.Option(min=1, metavar="NUMBER", help="Train for this many steps.")
     ] = None,
     max_minutes: Annotated[
         float | None,
-        typer.Option("--max-minutes", "--max_minutes", metavar="MINUTES", help="End it after."),
+        typer.Option(
+            "--max-minutes", "--max_minutes", metavar="MINUTES", help="Train for this long."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIRECTORY", help="Where the run is written."),
+        typer.Option("--output", "-o", metavar="DIRECTORY", help="Where to write the run."),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="cpu, cuda, cuda:1; the GPU where there is one."),
+        typer.Option(
+            metavar="NAME", help="cpu, cuda or cuda:1; by default the GPU if there is one."
+        ),
     ] = None,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a GPT-2 on a text, a store, or by a recipe.
+    """Train a GPT-2 on a text, a store, or as a recipe says.
 
-    Leaves checkpoints, metrics.jsonl, curve.svg and sample.txt in the output. Safe to kill:
-    the same command goes on from the last checkpoint, exactly. Every flag changes one setting
-    of the recipe.
+    Writes checkpoints, metrics.jsonl, curve.svg and sample.txt to the output. Safe to kill: the
+    same command resumes exactly from the last checkpoint. Every flag changes one setting of the
+    recipe.
 
     penstock train input.txt
 
@@ -113,7 +125,7 @@ def train_command(
 
     torchrun --nproc-per-node 8 -m penstock.train RECIPE
     """
-    from penstock.train.command import changes_of, execute, recipe_of
+    from penstock.train.command import choose_recipe, recipe_changes, run_recipe
     from penstock.train.display import Display
 
     flags = {
@@ -127,35 +139,30 @@ def train_command(
         "max_minutes": max_minutes,
         "output": None if output is None else str(output),
     }
-    recipe, guessed = recipe_of(source, changes_of(flags, settings or []), device)
+    recipe, guesses = choose_recipe(source, recipe_changes(flags, settings or []), device)
     if as_json:
-        print_json(_spell(execute(recipe, device=device, tell=_silent)))
+        print_json(_to_json(run_recipe(recipe, device=device, log=lambda _: None)))
         return
     display = Display()
     try:
-        for line in guessed:
+        for line in guesses:
             display(f"guessed {visible(line, lines=False)}")
-        outcome = execute(recipe, device=device, tell=display)
+        result = run_recipe(recipe, device=device, log=display)
     finally:
         display.close()
-    now, where = outcome.now, shell_word(outcome.output)
-    took = duration_text(now.seconds)
-    if not outcome.finished:
-        write(f"stopped as asked after step {now.step:,}; the same command goes on")
+    progress = result.progress
+    if not result.finished:
+        write(f"stopped as requested after step {progress.step:,}; the same command resumes it")
         return
-    loss = "" if now.val_loss is None else f", validation loss {now.val_loss:.4f}"
-    write(f"{now.step:,} steps, {now.tokens:,} tokens, {took}{loss}")
-    write(f"next: look at {where}/curve.svg")
+    loss = "" if progress.val_loss is None else f", validation loss {progress.val_loss:.4f}"
+    took = duration_text(progress.seconds)
+    write(f"{progress.step:,} steps, {progress.tokens:,} tokens, {took}{loss}")
+    write(f"next: open {shell_word(result.output)}/curve.svg")
 
 
-def _silent(_: Any) -> None:
-    """Say nothing."""
+def _to_json(result: "RunResult") -> dict[str, Any]:
+    from penstock.train.metrics import json_values
 
-
-def _spell(outcome: Any) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from penstock.train.metrics import spelled
-
-    told = {**asdict(outcome.now), "finished": outcome.finished, "output": str(outcome.output)}
-    return spelled({**told, "seconds": round(outcome.now.seconds, 3)})
+    values = asdict(result.progress)
+    values |= {"finished": result.finished, "output": str(result.output)}
+    return json_values({**values, "seconds": round(result.progress.seconds, 3)})

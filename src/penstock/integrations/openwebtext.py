@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import PlanError, SourceError
-from penstock.integrations.capacity import largest_batch
+from penstock.integrations.batch_size import largest_lightning_batch
 from penstock.integrations.data import Making, store_of, streamed
 from penstock.integrations.dress import named_pair
 from penstock.integrations.feed import EvaluationBatches, Feed, TrainingBatches
@@ -209,7 +209,7 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
         model = trainer.lightning_module if trainer is not None else None
         if model is None or trainer.strategy.root_device.type != "cuda":
             return _WITHOUT_CUDA
-        return largest_batch(model, trainer, self.max_length)
+        return largest_lightning_batch(model, trainer, self.max_length)
 
 
 def _beside(given: PathLike | None, text: Path, name: str) -> Path:

@@ -2,6 +2,90 @@
 
     recipe ── rows, plan, loader ── model ── run ──► checkpoints, metrics.jsonl, curve.svg
 
-Small enough to read in one sitting, and made to be copied from: `model` is the GPT-2
-family, `run` the loop. Both need NumPy and torch alone.
+Small enough to read in one sitting, and meant to be copied from: `model` is the GPT-2 family,
+`run` is the training loop. Both need only NumPy and torch.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.train.config import SIZES as SIZES
+    from penstock.train.config import ModelConfig as ModelConfig
+    from penstock.train.config import OptimizationConfig as OptimizationConfig
+    from penstock.train.config import TrainingConfig as TrainingConfig
+    from penstock.train.config import TrainingJob as TrainingJob
+    from penstock.train.config import model_config as model_config
+    from penstock.train.display import Display as Display
+    from penstock.train.display import documents_at as documents_at
+    from penstock.train.distributed import World as World
+    from penstock.train.exchange import from_gpt2 as from_gpt2
+    from penstock.train.exchange import gpt2_config as gpt2_config
+    from penstock.train.exchange import to_gpt2 as to_gpt2
+    from penstock.train.learner import Learner as Learner
+    from penstock.train.metrics import RunProgress as RunProgress
+    from penstock.train.metrics import RunReport as RunReport
+    from penstock.train.metrics import read_metrics as read_metrics
+    from penstock.train.model import GPT as GPT
+    from penstock.train.optimize import Optimizers as Optimizers
+    from penstock.train.run import RunResult as RunResult
+    from penstock.train.run import train as train
+
+# Loaded on first use, because most of these modules import torch.
+_HOMES = {
+    "Display": "penstock.train.display",
+    "GPT": "penstock.train.model",
+    "Learner": "penstock.train.learner",
+    "ModelConfig": "penstock.train.config",
+    "OptimizationConfig": "penstock.train.config",
+    "Optimizers": "penstock.train.optimize",
+    "RunProgress": "penstock.train.metrics",
+    "RunReport": "penstock.train.metrics",
+    "RunResult": "penstock.train.run",
+    "SIZES": "penstock.train.config",
+    "TrainingConfig": "penstock.train.config",
+    "TrainingJob": "penstock.train.config",
+    "World": "penstock.train.distributed",
+    "documents_at": "penstock.train.display",
+    "from_gpt2": "penstock.train.exchange",
+    "gpt2_config": "penstock.train.exchange",
+    "model_config": "penstock.train.config",
+    "read_metrics": "penstock.train.metrics",
+    "to_gpt2": "penstock.train.exchange",
+    "train": "penstock.train.run",
+}
+
+__all__ = [
+    "GPT",
+    "SIZES",
+    "Display",
+    "Learner",
+    "ModelConfig",
+    "OptimizationConfig",
+    "Optimizers",
+    "RunProgress",
+    "RunReport",
+    "RunResult",
+    "TrainingConfig",
+    "TrainingJob",
+    "World",
+    "documents_at",
+    "from_gpt2",
+    "gpt2_config",
+    "model_config",
+    "read_metrics",
+    "to_gpt2",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'penstock.train' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

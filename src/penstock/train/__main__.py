@@ -1,23 +1,23 @@
 """`python -m penstock.train RECIPE`: the trainer where only NumPy and torch are installed.
 
-Under torchrun it is `torchrun --nproc-per-node 8 -m penstock.train RECIPE`. The same flags as
-`penstock train`, but for --json; that one needs typer and rich, too.
+With torchrun: `torchrun --nproc-per-node 8 -m penstock.train RECIPE`. It takes the flags of
+`penstock train`, except --json. That command also needs typer and rich.
 """
 
 import argparse
 import sys
 
 from penstock.errors import PenstockError
-from penstock.train.command import changes_of, execute, recipe_of
+from penstock.train.command import choose_recipe, recipe_changes, run_recipe
 from penstock.train.display import Display
-from penstock.train.job import Tell
-from penstock.train.world import launched_rank
+from penstock.train.distributed import torchrun_rank
+from penstock.train.metrics import Log
 
 
 def main() -> int:
-    """Parse the command line, and train."""
+    """Parse the command line and train; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m penstock.train", description="Train a GPT-2.")
-    parser.add_argument("source", nargs="?", help="a recipe, a text file or a store")
+    parser.add_argument("source", nargs="?", help="a recipe (.toml), a text file or a store")
     parser.add_argument("--output", "-o")
     parser.add_argument("--device")
     for name in ("train_file", "val_file"):
@@ -30,12 +30,12 @@ def main() -> int:
     flags = vars(parser.parse_args())
     source, device, settings = flags.pop("source"), flags.pop("device"), flags.pop("set")
     display = Display()
-    tell: Tell = display if launched_rank() in (None, 0) else (lambda _: None)
+    log: Log = display if torchrun_rank() in (None, 0) else (lambda _: None)
     try:
-        recipe, told = recipe_of(source, changes_of(flags, settings), device)
-        for line in told:
-            tell(f"guessed {line}")
-        outcome = execute(recipe, device=device, tell=tell)
+        recipe, guesses = choose_recipe(source, recipe_changes(flags, settings), device)
+        for line in guesses:
+            log(f"guessed {line}")
+        result = run_recipe(recipe, device=device, log=log)
     except (PenstockError, OSError) as error:
         notes = getattr(error, "__notes__", [])
         sys.stderr.write("\n".join([f"{type(error).__name__}: {error}", *notes, ""]))
@@ -45,8 +45,8 @@ def main() -> int:
         return 130
     finally:
         display.close()
-    if not outcome.finished:
-        sys.stdout.write("stopped as asked; the same command goes on\n")
+    if not result.finished:
+        sys.stdout.write("stopped as requested; the same command resumes the run\n")
     return 0
 
 

@@ -1,61 +1,80 @@
-"""What `penstock train` and `python -m penstock.train` do alike."""
+"""The parts that `penstock train`, `penstock plan` and `python -m penstock.train` share.
 
+A command names a recipe, a text file or a store. For the last two, a recipe is guessed, and each
+guess is printed. Flags then change single settings of the recipe.
+"""
+
+import glob
+import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from penstock.errors import PenstockError, RecipeError, TrainError
+import torch
+
+from penstock.digest import derive_key
+from penstock.errors import PenstockError, RecipeError, SourceError, TrainError
 from penstock.recipe import Recipe, parse_recipe, read_recipe, set_value
 from penstock.store.files import write_file
+from penstock.store.manifest import FILE_NAME
 from penstock.store.reader import TokenStore
-from penstock.train.data import open_data
-from penstock.train.guess import guess
-from penstock.train.job import Job, Outcome, Tell
-from penstock.train.run import train
-from penstock.train.sample import write_on
-from penstock.train.world import device_of
+from penstock.train.config import TrainingJob
+from penstock.train.data import open_data, stores_of, vocab_size_of
+from penstock.train.distributed import select_device
+from penstock.train.metrics import Log
+from penstock.train.model import GPT
+from penstock.train.run import RunResult, train
 
-__all__ = ["changes_of", "execute", "job_of", "recipe_of"]
+__all__ = ["choose_recipe", "generate", "open_job", "recipe_changes", "run_recipe"]
+
+_FLAGS = {
+    "train_file": "data.train",
+    "val_file": "data.val",
+    "batch_size": "training.batch_size",
+    "max_length": "data.length",
+    "prefetch_factor": "training.prefetch",
+    "max_minutes": "training.max_minutes",
+    "steps": "training.steps",
+    "output": "output",
+}
+_INSPECTED_BYTES = 1 << 20
+_BLANK_LINE = re.compile(rb"\n\r?\n")
+_TOKEN_FILES = {
+    ".npy": "data: a token file of GPT-2's tokenizer; no validation",
+    ".bin": "data: a token file of GPT-2's tokenizer, uint16 as nanoGPT writes it; no validation",
+}
+# Of a large text, 10 MB are held out; of less than 100 MB, a tenth.
+_MAX_HELD_OUT_BYTES = 10_000_000
 
 
-def changes_of(flags: Mapping[str, Any], settings: list[str]) -> dict[str, Any]:
-    """Flags and `NAME=VALUE` settings as changes to a recipe, by dotted names.
+def recipe_changes(flags: Mapping[str, Any], settings: list[str]) -> dict[str, Any]:
+    """Flags and `NAME=VALUE` settings, as changes to a recipe by dotted names.
 
-    >>> changes_of({"batch_size": 4, "num_workers": 0}, ["training.compile=true"])
+    >>> recipe_changes({"batch_size": 4, "num_workers": 0}, ["training.compile=true"])
     {'training.batch_size': 4, 'training.prefetch': 0, 'training.compile': True}
     """
-    import tomllib
-
-    names = {
-        "train_file": "data.train",
-        "val_file": "data.val",
-        "batch_size": "training.batch_size",
-        "max_length": "data.length",
-        "prefetch_factor": "training.prefetch",
-        "max_minutes": "training.max_minutes",
-        "steps": "training.steps",
-        "output": "output",
-    }
     given = {name: value for name, value in flags.items() if value is not None}
-    # Rows are made by a thread, never by processes: what is left to choose is whether ahead.
+    # A thread makes the batches, so there are no worker processes to count. 0 means that nothing
+    # is prepared ahead.
     if given.pop("num_workers", None) == 0:
         given["prefetch_factor"] = 0
-    changes = {names[name]: value for name, value in given.items()}
+    changes = {_FLAGS[name]: value for name, value in given.items()}
     for setting in settings:
-        name, equals, spelled = setting.partition("=")
+        name, equals, text = setting.partition("=")
         if not equals:
             raise RecipeError(f"--set {setting} is not NAME=VALUE, such as training.steps=100.")
         try:
-            changes[name.strip()] = tomllib.loads(f"value = {spelled}")["value"]
+            changes[name.strip()] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
-            changes[name.strip()] = spelled
+            changes[name.strip()] = text  # a string without quotes
     return changes
 
 
-def recipe_of(
+def choose_recipe(
     source: str | None, changes: Mapping[str, Any], device: str | None = None
 ) -> tuple[Recipe, list[str]]:
-    """The recipe that a command means, and what was guessed where it names no recipe."""
+    """The recipe of a command, and a line for each guess if the command named no recipe."""
     if source is not None and Path(source).suffix == ".toml":
         return read_recipe(source, changes), []
     source = changes.get("data.train", source)
@@ -63,64 +82,219 @@ def recipe_of(
         raise RecipeError("Give a recipe (.toml), a text file or a store, or --train_file.")
     if not isinstance(source, str) or Path(source).suffix == ".toml":
         raise RecipeError(
-            f"{source!r} is no text to train on. Give a recipe as it is, and in data.train or "
-            "--train_file the path of a text or a store."
+            f"{source!r} cannot be the data to train on. data.train and --train_file take the path "
+            "of a text or a store; a recipe is given without a flag."
         )
-    tables, told = guess(source, device)
+    tables, guesses = _guess_recipe(source, device)
     for name, value in changes.items():
         set_value(tables, name, value)
     data = tables["data"]
-    alone = isinstance(data, dict) and (data.get("val") or data.get("stream"))
-    if alone and "data.split" not in changes:
+    # Nothing is held out of a text that is streamed, or if there is other validation data.
+    no_split = isinstance(data, dict) and (data.get("val") or data.get("stream"))
+    if no_split and "data.split" not in changes:
         data.pop("split", None)
-    return parse_recipe(tables, source), [each.line for each in told if each.holds(changes)]
+    lines = [each.line for each in guesses if not set(each.settings) & set(changes)]
+    return parse_recipe(tables, source), lines
 
 
-def job_of(recipe: Recipe, tell: Tell) -> Job:
-    """The job of a recipe: its stores opened, and built where they are text."""
-    opened = open_data(recipe.data, recipe.output, tell=tell)
-    return Job(
-        plan=opened.plan,
-        val=opened.val,
-        shape=recipe.shape(opened.vocab_size),
+def open_job(recipe: Recipe, log: Log) -> TrainingJob:
+    """The job of a recipe, with its stores opened, and built first if the data is text."""
+    plan, val = open_data(recipe.data, recipe.output, log=log)
+    return TrainingJob(
+        plan=plan,
+        val=val,
+        model=recipe.model_config(vocab_size_of(plan)),
         training=recipe.training,
         optimization=recipe.optimization,
         output=recipe.output,
     )
 
 
-def execute(recipe: Recipe, *, device: str | None, tell: Tell) -> Outcome:
-    """Train by a recipe; leaves checkpoints, metrics.jsonl, curve.svg and sample.txt."""
-    device_of(device)  # a name that is wrong is told before text is built
-    job = job_of(recipe, tell)
-    outcome = train(job, device=device, tell=tell)
-    if outcome.finished and outcome.rank == 0:
-        _write_sample(job, outcome, tell)
-    return outcome
+def run_recipe(recipe: Recipe, *, device: str | None, log: Log) -> RunResult:
+    """Train as a recipe says, then write sample.txt beside the other files of the run."""
+    select_device(device)  # reports a wrong name now, before any text is tokenized
+    job = open_job(recipe, log)
+    result = train(job, device=device, log=log)
+    if result.finished and result.rank == 0:
+        try:
+            text = _sample_text(job, result.model)
+        except (ImportError, PenstockError) as error:
+            log(f"no sample of text: {str(error).splitlines()[0]}")
+        else:
+            write_file(job.output / "sample.txt", [text.encode()])
+            log(f"a sample of the model's text, from {job.output / 'sample.txt'}:\n{text}")
+    return result
 
 
-def _write_sample(job: Job, outcome: Outcome, tell: Tell) -> None:
-    """A few words of the model, where its tokenizer is at hand."""
-    rows: Any = next(iter(job.plan.sources.values()))
-    store = rows.stream.members[0]
+def _sample_text(job: TrainingJob, model: GPT) -> str:
+    """A hundred tokens of the model's own, decoded with the tokenizer of the data."""
+    store = stores_of(next(iter(job.plan.sources.values())))[0]
     if not isinstance(store, TokenStore):
-        tell(f"no sample of text: {store.path} does not say which tokenizer it is of")
-        return
-    try:
-        from penstock.store.decode import tokenizer_of
+        raise TrainError(f"{store.path} does not record its tokenizer")
+    from penstock.store.decode import tokenizer_of  # needs packages that training does not
 
-        tokenizer = tokenizer_of(store.manifest)
-    except (ImportError, PenstockError) as error:
-        tell(f"no sample of text: {str(error).splitlines()[0]}")
-        return
-    begin = store.manifest.contents["eos_id"]
-    first = [int(begin)] if begin is not None else [int(store.tokens(0, 1)[0])]
+    tokenizer = tokenizer_of(store.manifest)
+    end = store.manifest.contents["eos_id"]
+    first = [int(end)] if end is not None else [int(store.tokens(0, 1)[0])]
+    tokens = generate(model, first, num_tokens=100, vocab_size=tokenizer.vocab_size)
+    return tokenizer.decode(tokens[len(first) :]).decode(errors="replace")
+
+
+@torch.no_grad()
+def generate(
+    model: GPT,
+    tokens: list[int],
+    *,
+    num_tokens: int = 100,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    seed: int = 0,
+    vocab_size: int | None = None,
+) -> list[int]:
+    """`tokens`, continued by the model; the same seed draws the same tokens.
+
+    Args:
+        model: A model, which is left in the mode it was in: training or evaluation.
+        tokens: The beginning, at least one token.
+        num_tokens: The number of tokens to add.
+        temperature: 1 draws from the model's distribution; less prefers likely tokens.
+        top_k: Draw from this many of the most likely tokens.
+        seed: The seed of the draws.
+        vocab_size: Draw ids below this number, if the tokenizer has fewer than the model.
+
+    Raises:
+        TrainError: the logits are not finite.
+    """
+    device = model.token_embedding.weight.device
+    generator = torch.Generator(device).manual_seed(derive_key("sample", seed) >> 1)
+    was_training = model.training
+    model.eval()
+    written = torch.tensor([tokens], device=device)
     try:
-        known = tokenizer.vocab_size
-        written = write_on(outcome.model, first, num_tokens=100, vocab_size=known)
-    except TrainError as error:
-        tell(f"no sample of text: {error}")
-        return
-    text = tokenizer.decode(written[len(first) :]).decode(errors="replace")
-    write_file(job.output / "sample.txt", [text.encode()])
-    tell(f"a sample of {job.output / 'sample.txt'}:\n{text}")
+        for _ in range(num_tokens):
+            logits = model(written[:, -model.config.length :])[0, -1, :vocab_size].float()
+            if not bool(logits.isfinite().all()):
+                raise TrainError("The logits of the model are not finite.")
+            likeliest, ids = (logits / temperature).topk(min(top_k, len(logits)))
+            drawn = torch.multinomial(likeliest.softmax(0), 1, generator=generator)
+            written = torch.cat([written, ids[drawn][None]], dim=1)
+    finally:
+        model.train(was_training)
+    return [int(each) for each in written[0]]
+
+
+class _Guess(NamedTuple):
+    """A line about guessed settings; a command that sets one of them does not print it."""
+
+    line: str
+    settings: tuple[str, ...]
+
+
+def _guess_recipe(source: str, device: str | None) -> tuple[dict[str, Any], list[_Guess]]:
+    """The tables of a recipe for a store or a text, and the guesses in them."""
+    if "://" in source:
+        raise SourceError(
+            f"{source} is not a local file. Build a store from it with penstock build, then train "
+            "on that store."
+        )
+    path = Path(source)
+    is_pattern = glob.has_magic(source) and not path.exists() and path.suffix not in _TOKEN_FILES
+    if not is_pattern and not path.exists():
+        raise SourceError(
+            f"{path} does not exist (working directory: {Path.cwd()}). Give a text file, a store "
+            "or a recipe (.toml)."
+        )
+    data, guesses = _guess_data(path)
+    has_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cuda")
+    tables, more = _gpu_settings() if has_gpu else _cpu_settings()
+    tables["data"] |= data
+    place = path
+    if is_pattern:  # the run is named after the last folder without a wildcard
+        place = next(each for each in path.parents if not glob.has_magic(str(each)))
+    name = place.stem if place.is_file() else place.resolve().name
+    tables["output"] = f"runs/{name or 'data'}"
+    return tables, [*guesses, *more, _Guess(f"output: {tables['output']}", ("output",))]
+
+
+def _guess_data(path: Path) -> tuple[dict[str, Any], list[_Guess]]:
+    if path.suffix in _TOKEN_FILES:
+        return {"train": str(path)}, [_Guess(_TOKEN_FILES[path.suffix], ("data.val",))]
+    if (path / FILE_NAME).exists():
+        line = "data: a finished store; no validation (set --val_file)"
+        return {"train": str(path)}, [_Guess(line, ("data.val",))]
+    if (path / "train" / FILE_NAME).exists():
+        line = "data: a finished store and its validation side"
+        return {"train": str(path)}, [_Guess(line, ("data.val",))]
+    size = path.stat().st_size if path.is_file() else 0
+    share = 0.1 if size <= 10 * _MAX_HELD_OUT_BYTES else _MAX_HELD_OUT_BYTES / size
+    documents, why = _documents(path)
+    data = {"train": str(path), "split": f"tail:{share:.6f}", "documents": documents}
+    held_out = ("data.split", "data.val", "data.stream")
+    return data, [
+        _Guess("tokenizer: gpt2", ("data.tokenizer",)),
+        _Guess(f"documents: {why}", ("data.documents",)),
+        _Guess(f"validation: the last {share:.1%} of the text", held_out),
+    ]
+
+
+def _documents(path: Path) -> tuple[str, str]:
+    """What a document is, and why; of several files, the first text file decides."""
+    first = path
+    if not path.is_file():
+        pattern = str(path / "**" / "*.txt") if path.is_dir() else str(path)
+        first = Path(min(glob.iglob(pattern, recursive=True), default=pattern))  # noqa: PTH207  (absolute, too)
+    if first.suffix != ".txt" or not first.is_file():
+        return "lines", "one per line or record"
+    with first.open("rb") as stream:
+        begin = stream.read(_INSPECTED_BYTES)
+    if _BLANK_LINE.search(begin):
+        return "paragraphs", "paragraphs, since there are blank lines between them"
+    return "lines", "one per line, since there are no blank lines"
+
+
+def _cpu_settings() -> tuple[dict[str, Any], list[_Guess]]:
+    tables = {
+        "data": {"length": 128},
+        "model": {"size": "nano", "positions": "rotary"},
+        "optimization": {"learning_rate": 3e-3, "warmup_steps": 50, "betas": [0.9, 0.99]},
+        "training": {
+            "max_minutes": 10,
+            "batch_size": 4,
+            "val_every": 100,
+            "val_rows": 128,
+            "save_every": 100,
+        },
+    }
+    model = "model: nano (4 layers, width 128), since there is no GPU"
+    batch = ("training.batch_size", "training.global_batch_size")
+    return tables, [
+        _Guess(model, ("model.size", "model.layers", "model.width")),
+        _Guess("length: 128 tokens per row", ("data.length",)),
+        _Guess("batch: 4 rows per step", batch),
+        _Guess("time: at most 10 minutes", ("training.max_minutes",)),
+    ]
+
+
+def _gpu_settings() -> tuple[dict[str, Any], list[_Guess]]:
+    tables = {
+        "data": {"length": 1024},
+        "model": {"size": "124M"},
+        "optimization": {"learning_rate": 6e-4, "warmup_steps": 100},
+        "training": {
+            "max_minutes": 10,
+            "global_batch_size": 256,
+            "precision": "bfloat16",
+            "compile": True,
+            "val_every": 100,
+            "val_rows": 512,
+            "save_every": 500,
+        },
+    }
+    precision = "precision: bfloat16, compiled (training.compile=false starts sooner)"
+    return tables, [
+        _Guess("model: 124M", ("model.size", "model.layers", "model.width")),
+        _Guess("length: 1,024 tokens per row", ("data.length",)),
+        _Guess("batch: 256 rows per step", ("training.global_batch_size",)),
+        _Guess(precision, ("training.precision", "training.compile")),
+        _Guess("time: at most 10 minutes", ("training.max_minutes",)),
+    ]

@@ -1,162 +1,95 @@
-"""The data of a run: which stores, cut into which rows, in which order.
+"""The data of a run: from the paths in a recipe to the batches of a step.
 
-Text is taken, too: it is built into a store under the output of the run, which takes seconds a
-gigabyte, and is found there the next time; or it is trained on while that is still being done.
+    paths ── stores (text is built into one first) ── rows ── plan ── loaders ── micro-batches
+
+    a step on all processes    ├───────── global_batch_size ─────────┤
+    this process               ├── its share ──┤
+    computed at once           ├─────┼─────┼───┤        micro-batches of batch_size rows
+
+The loader returns one batch per step and process. So the rows of a step depend neither on how
+many fit on a device nor on the number of devices.
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.digest import digest_json
 from penstock.errors import PlanError, SourceError, StoreBusyError, StoreError
+from penstock.loader.loader import Loader
 from penstock.order.growing import GrowingPlan
 from penstock.order.plan import Plan, Rows
+from penstock.recipe import DataConfig, RowKind
+from penstock.rows.loss import supervised
 from penstock.rows.packs import Packs
 from penstock.rows.stream import ArrayFile
 from penstock.rows.windows import Windows
 from penstock.store.manifest import FILE_NAME
 from penstock.store.reader import TokenStore
-from penstock.train.vocabulary import vocab_size_of
+from penstock.train.config import TrainingConfig, TrainingJob
+from penstock.train.distributed import World
 
-__all__ = ["Data", "Opened", "Source", "open_data"]
+__all__ = [
+    "check_vocabulary",
+    "microbatches",
+    "open_data",
+    "step_rows",
+    "stores_of",
+    "training_loader",
+    "validation_loader",
+    "vocab_size_of",
+]
 
 _POLL_SECONDS = 0.2
 _LEAST_TOKENS = 2  # of a row: an input and its target
-_OTHER_SETTINGS = (
-    "To say more of how {given} is read, build a store of it first with penstock build, and train "
-    "on that."
-)
-_OTHER_TEXT = "It belongs to this run. For other text or settings, name another output (-o)."
-
-Kind = Literal["windows", "packs"]
+_GPT2_VOCAB = 50_257
+_CHECKED_IDS = 1 << 24  # of a bare token file; their minimum and maximum take 0.1 seconds
+_OTHER_TEXT = "That store belongs to this output. For other text or settings, use another one (-o)."
+_FIELDS = ("inputs", "targets", "position_ids", "document_ids")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
-    """One of several sources of a mixture."""
+def open_data(
+    config: DataConfig, output: Path, *, log: Callable[[str], None]
+) -> tuple[Plan, Rows | None]:
+    """The plan to train on and the rows to validate on; text is built into stores first.
 
-    train: str
-    """A store, or text to build one of."""
-    weight: float | None = None
-    """Its share of the rows, as a ratio; given for every source or for none."""
-    rows: Kind | None = None
-    """How it is cut, where otherwise than the rest."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Data:
-    """What to train on."""
-
-    train: str | None = None
-    """A store, a directory with a store's two sides, a token file, or text to build one of."""
-    val: str | None = None
-    """The same for validation; without it, the other side of the store that was split."""
-    sources: dict[str, Source] = field(default_factory=dict)
-    """Several in place of `train`, by name."""
-    length: int = 1024
-    rows: Kind = "windows"
-    """Windows cut from the stream, or documents packed whole, which do not see each other."""
-    seed: int = 0
-    """Of the order."""
-    shuffle: Literal["full", "block", "part", "none"] | None = None
-    """"full" if nothing is said; "part" of text that is still being tokenized."""
-    tokenizer: str = "gpt2"
-    """This, and what follows, are for text only; a store has its own."""
-    documents: str = "lines"
-    eos: bool = True
-    split: str | None = None
-    """What to hold out of `train` for validation, such as "tail:0.1"."""
-    stream: bool = False
-    """Whether training begins while the text is still being tokenized."""
-
-    def __post_init__(self) -> None:
-        if (self.train is None) == (not self.sources):
-            raise PlanError("Give either train, or sources by name: one of them.")
-        if self.length < 1:
-            raise PlanError(f"length={self.length} is no row; it has at least 1 token.")
-        weights = [source.weight for source in self.sources.values()]
-        if None in weights and any(weight is not None for weight in weights):
-            raise PlanError(f"Give every source a weight, or none: they have {weights}.")
-        for name in self.sources:
-            if Path(name).name != name or (name == "val" and self.val is not None):
-                raise PlanError(
-                    f"A source cannot be called {name!r}: the store that is built of it would have "
-                    'that name among those of the run. Use one word, and not "val" beside val.'
-                )
-        if self.split is not None and self.sources:
-            raise PlanError(f"split={self.split!r} is of one text; for several sources, give val.")
-        if self.stream:
-            self._check_stream()
-
-    def _check_stream(self) -> None:
-        if self.sources or self.split is not None:
-            raise PlanError(
-                "stream=true reads one text from its beginning: it goes neither with sources nor "
-                "with split. Give train, and for validation val; or build the stores first."
-            )
-        if self.shuffle not in (None, "part"):
-            raise PlanError(
-                f"shuffle={self.shuffle!r} needs all rows, and with stream=true they are still "
-                'being made. Leave it out, or say "part".'
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Opened:
-    """Data whose stores are there."""
-
-    plan: Plan
-    val: Rows | None
-    vocab_size: int
-
-
-def open_data(data: Data, output: Path, *, tell: Callable[[str], None]) -> Opened:
-    """Open the stores, and build those that are text; `tell` hears of each that is built."""
-    opener = _Opener(data, output, tell)
+    The stores go into `output`. A later run with the same text and settings finds them there.
+    """
+    opener = _Opener(config, output, log)
+    if config.stream and config.train is not None:
+        plan: Any = GrowingPlan(opener.streamed(config.train), seed=config.seed)
+        return plan, opener.val_rows(None)
     held_out: Path | None = None
     sources: Any = {}
-    if data.train is not None and data.stream:
-        sources = opener.streamed(data.train)
-    elif data.train is not None:
-        train, held_out = opener.sides(data.train, "train")
-        sources = opener.rows(train, data.rows)
-    for name, source in data.sources.items():
+    if config.train is not None:
+        train, held_out = opener.sides(config.train, "train")
+        sources = opener.rows(train, config.rows)
+    for name, source in config.sources.items():
         path = opener.sides(source.train, name)[0]
-        sources[name] = opener.rows(path, source.rows or data.rows)
-    val: Rows | None = None
-    if data.val is not None:
-        one, other = opener.sides(data.val, "val")
-        val = opener.val_rows(other or one)
-    elif held_out is not None and _num_tokens(held_out) < _LEAST_TOKENS:
-        tell(f"no validation: {held_out} holds no text, because documents are not cut")
-    elif held_out is not None:
-        val = opener.val_rows(held_out)
-    weights = {name: each.weight for name, each in data.sources.items() if each.weight is not None}
-    plan: Any = (
-        GrowingPlan(sources, seed=data.seed)
-        if data.stream
-        else Plan(sources, weights=weights or None, seed=data.seed, shuffle=data.shuffle or "full")
-    )
-    vocab_size = max(map(vocab_size_of, plan.sources.values()))
-    return Opened(plan=plan, val=val, vocab_size=vocab_size)
-
-
-def _num_tokens(path: Path) -> int:
-    return TokenStore(path).num_tokens if path.is_dir() else _LEAST_TOKENS
+        sources[name] = opener.rows(path, source.rows or config.rows)
+    weights = {
+        name: each.weight for name, each in config.sources.items() if each.weight is not None
+    }
+    shuffle = config.shuffle or "full"
+    plan = Plan(sources, weights=weights or None, seed=config.seed, shuffle=shuffle)
+    return plan, opener.val_rows(held_out)
 
 
 class _Opener:
-    """Paths to rows."""
+    """Turns the paths of a `DataConfig` into rows."""
 
-    def __init__(self, data: Data, output: Path, tell: Callable[[str], None]) -> None:
-        self._data = data
+    def __init__(self, config: DataConfig, output: Path, log: Callable[[str], None]) -> None:
+        self._config = config
         self._stores = output / "stores"
-        self._tell = tell
+        self._log = log
 
     def sides(self, given: str, name: str) -> tuple[Path, Path | None]:
-        """The store to train on that a path means, and its other side, if it has one."""
+        """The training store of a path, and the validation store if it was split."""
         path = Path(given)
         if path.suffix in (".npy", ".bin") or (path / FILE_NAME).exists():
             return path, None
@@ -167,24 +100,25 @@ class _Opener:
         return path / "train", path / "val"
 
     def _built(self, given: str, name: str) -> Path:
+        """The store of a text, built now unless an earlier run has built it."""
         from penstock.store.build import build
 
         store = self._stores / name
-        data = self._data
         if Path(given).is_dir() and store.resolve().is_relative_to(Path(given).resolve()):
             raise PlanError(
-                f"The output {store.parent.parent} lies in {given}, which is read: what the run "
-                "writes would be text of the next one. Name an output elsewhere (-o)."
+                f"The output {store.parent.parent} is inside {given}, which is the text to read: "
+                "the next run would read the files of this one. Use an output elsewhere (-o)."
             )
         there = any((store / each / FILE_NAME).exists() for each in (".", "train"))
         if not there:
-            self._tell(f"building {store} of {given}")
-        held_out = data.split if name == "train" and data.val is None else None
+            self._log(f"building {store} from {given}")
+        held_out = self._config.split if name == "train" and self._config.val is None else None
         while True:
             try:
                 build(given, store, split=held_out, **self._settings)
             except StoreBusyError:
-                # Another process of this run builds it; a lock never outlives its holder.
+                # Another process of this run is building it. Its lock ends with that process,
+                # however that ends, so this loop ends too.
                 time.sleep(_POLL_SECONDS)
             except StoreError as error:
                 if there:
@@ -192,46 +126,203 @@ class _Opener:
                 raise
             except SourceError as error:
                 if Path(given).exists():
-                    error.add_note(_OTHER_SETTINGS.format(given=given))
+                    error.add_note(
+                        f"For other settings of how {given} is read, build a store with penstock "
+                        "build first, and train on that store."
+                    )
                 raise
             else:
                 return store
 
     @property
     def _settings(self) -> dict[str, Any]:
-        data = self._data
-        return {"tokenizer": data.tokenizer, "documents": data.documents, "eos": data.eos}
+        config = self._config
+        return {"tokenizer": config.tokenizer, "documents": config.documents, "eos": config.eos}
 
-    def streamed(self, given: str) -> Rows:
-        """The rows of a text that is tokenized from now on, in the background."""
+    def streamed(self, given: str) -> Any:
+        """The rows of a text that a background build tokenizes from now on."""
         from penstock.streaming.stream import stream
 
         store = self._stores / "train"
         if Path(given).suffix in (".npy", ".bin") or (Path(given) / FILE_NAME).exists():
-            raise PlanError(f"{given} is not text, so there is nothing to wait for: stream=false.")
+            raise PlanError(f"{given} is already tokenized. Use stream=false.")
         if not (store / FILE_NAME).exists():
-            self._tell(f"building {store} of {given}, and training on what is there")
+            self._log(f"building {store} from {given} while training on its finished parts")
         try:
-            return self.rows(stream(given, store, **self._settings), self._data.rows)
+            return self.rows(stream(given, store, **self._settings), self._config.rows)
         except StoreError as error:
             error.add_note(_OTHER_TEXT)
             raise
 
-    def rows(self, store: Any, kind: Kind, **how: Any) -> Rows:
-        """The rows of a store."""
+    def rows(self, store: Any, kind: RowKind, **options: Any) -> Rows:
+        """The rows of a store or token file."""
         if isinstance(store, Path) and store.suffix == ".bin" and store.is_file():
-            store = ArrayFile(store, "uint16")  # nanoGPT's, the only ones that have no header
+            store = ArrayFile(store, "uint16")  # nanoGPT's files have no header with the dtype
         try:
-            made: Rows = (Packs if kind == "packs" else Windows)(store, self._data.length, **how)
+            return (Packs if kind == "packs" else Windows)(store, self._config.length, **options)
         except PlanError as error:
-            where = getattr(store, "path", store)
-            error.add_note(f"In {where}; the length of a row is data.length, or --max_length.")
+            path = store.path if isinstance(store, ArrayFile | TokenStore) else store
+            error.add_note(f"In {path}. Set the length of rows with data.length or --max_length.")
             raise
-        return made
 
-    def val_rows(self, path: Path) -> Rows:
-        """The rows of a store to validate on; less than a row of text is one that is filled up."""
-        kind = self._data.rows
-        if kind == "windows" and path.is_dir() and _num_tokens(path) <= self._data.length:
-            return self.rows(path, kind, tail="pad")
-        return self.rows(path, kind)
+    def val_rows(self, held_out: Path | None) -> Rows | None:
+        """The rows to validate on: those of `val`, or else of the held-out side."""
+        if self._config.val is not None:
+            one, other = self.sides(self._config.val, "val")
+            held_out = other or one
+        elif held_out is not None and _num_tokens(held_out) < _LEAST_TOKENS:
+            self._log(f"no validation: {held_out} holds no text, because documents are not cut")
+            return None
+        if held_out is None:
+            return None
+        kind = self._config.rows
+        # Less text than one window is still one row, padded.
+        if kind == "windows" and held_out.is_dir() and _num_tokens(held_out) <= self._config.length:
+            return self.rows(held_out, kind, tail="pad")
+        return self.rows(held_out, kind)
+
+
+def _num_tokens(path: Path) -> int:
+    return TokenStore(path).num_tokens if path.is_dir() else _LEAST_TOKENS
+
+
+def step_rows(config: TrainingConfig, rows: int, world: World) -> int:
+    """Rows of a step on all processes, which compute micro-batches of `rows` each."""
+    total = config.global_batch_size or rows * world.size
+    if total % (rows * world.size):
+        raise PlanError(
+            f"global_batch_size={total} is not a multiple of batch_size={rows} x {world.size} "
+            f"processes. Use a multiple of {rows * world.size}."
+        )
+    return total
+
+
+def training_loader(job: TrainingJob, world: World, total: int) -> Loader:
+    """The loader of this process, for steps of `total` rows on all processes."""
+    plan: Any = job.plan
+    options: dict[str, Any] = {}
+    if isinstance(plan, GrowingPlan):  # a Loader makes the plan of growing rows itself
+        plan, options = plan.sources["data"], {"seed": plan.seed}
+    return Loader(
+        plan,
+        global_batch_size=total,
+        prefetch=job.training.prefetch,
+        rank=world.rank,
+        world_size=world.size,
+        device=world.device,
+        **options,
+    )
+
+
+def validation_loader(job: TrainingJob, world: World, rows: int) -> Loader | None:
+    """A loader of the same `val_rows` rows at every validation; None without validation data."""
+    if job.val is None:
+        return None
+    some: Any = RowSubset(supervised("validation", job.val), job.training.val_rows)
+    return Loader(
+        some,
+        global_batch_size=min(rows, -(-len(some) // world.size)) * world.size,
+        prefetch=min(1, job.training.prefetch),
+        rank=world.rank,
+        world_size=world.size,
+        device=world.device,
+        epochs=1,
+        drop_last=False,
+        shuffle="none",
+    )
+
+
+def microbatches(batch: dict[str, Tensor], rows: int) -> Iterator[list[Tensor | None]]:
+    """The batch in pieces of `rows` rows, as the arguments of `GPT.forward`."""
+    fields = [batch.get(name) for name in _FIELDS]
+    for start in range(0, len(batch["inputs"]), rows):
+        # Views of one buffer have other strides than whole tensors, and compiled code would be
+        # compiled again for them.
+        piece = slice(start, start + rows)
+        yield [None if each is None else each[piece].contiguous() for each in fields]
+
+
+class RowSubset:
+    """A number of evenly spaced rows of a source, the same ones for every batch size."""
+
+    def __init__(self, rows: Any, num_rows: int) -> None:
+        self._rows = rows
+        self._num_rows = min(num_rows, len(rows))
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_rows", "parts_of", "part_rows", "num_tokens"):
+            raise AttributeError(name)  # these describe all rows, not the subset
+        found = getattr(self._rows, name)
+        if name in ("read_ahead", "read_epochs", "widths"):
+            return lambda samples, *rest: found(self._chosen(samples), *rest)
+        return found
+
+    @property
+    def digest(self) -> str:
+        """A digest of the source and of the number of rows."""
+        return digest_json(["spaced", self._rows.digest, len(self)])
+
+    def read(self, samples: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """The rows `samples` of the subset."""
+        read: dict[str, NDArray[Any]] = self._rows.read(self._chosen(samples))
+        return read
+
+    def _chosen(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.asarray(samples, np.int64) * len(self._rows) // len(self)
+
+
+def stores_of(rows: Any) -> tuple[TokenStore | ArrayFile, ...]:
+    """The stores and token files that rows are read from; none for rows of another kind."""
+    return getattr(getattr(rows, "stream", None), "members", ())
+
+
+def vocab_size_of(plan: Plan) -> int:
+    """The largest vocabulary of the plan's tokenizers; GPT-2's if only bare files are read."""
+    sizes = [size for rows in plan.sources.values() for _, size in _vocabularies(rows)]
+    return max(sizes, default=_GPT2_VOCAB)
+
+
+def _vocabularies(rows: Any) -> list[tuple[Path, int]]:
+    return [
+        (each.path, int(each.manifest.contents["tokenizer"]["vocab_size"]))
+        for each in stores_of(rows)
+        if isinstance(each, TokenStore)
+    ]
+
+
+def check_vocabulary(job: TrainingJob) -> None:
+    """Refuse token ids that the model does not have, or that mean other text in validation.
+
+    A store records its tokenizer. A bare token file does not, so its first ids are read: an id
+    past the vocabulary would end a run with an IndexError, or crash the CUDA context.
+
+    Raises:
+        PlanError: names the file or the store.
+    """
+    vocab_size = job.model.vocab_size
+    sources = job.plan.sources
+    for rows in [*sources.values(), *([] if job.val is None else [job.val])]:
+        vocabularies = _vocabularies(rows)
+        for each in stores_of(rows):
+            if isinstance(each, ArrayFile):
+                ids = each.array()[:_CHECKED_IDS]
+                if ids.min(initial=0) < 0:
+                    raise PlanError(f"{each.path} has negative token ids ({ids.min()}).")
+                vocabularies.append((each.path, int(ids.max(initial=0)) + 1))
+        for path, size in vocabularies:
+            if size > vocab_size:
+                raise PlanError(
+                    f"{path} has token ids up to {size - 1:,}, but the vocabulary of the model has "
+                    f"{vocab_size:,}. Set model.vocab_size to {size} or more, or use other data."
+                )
+    digests = {getattr(rows, "tokenizer_digest", None) for rows in sources.values()} - {None}
+    val_digest = getattr(job.val, "tokenizer_digest", None)
+    if digests and val_digest is not None and val_digest not in digests:
+        raise PlanError(
+            f"The validation data has another tokenizer (digest {val_digest[:8]}) than the "
+            f"training data ({', '.join(sorted(str(each)[:8] for each in digests))}), so the same "
+            "id means other text. Build both with one tokenizer."
+        )

@@ -1,53 +1,69 @@
-"""A run as people watch it: one line that is drawn anew in a terminal, else a line now and then.
+"""A run as people see it: a line about its progress, the loss curve, and the names of documents.
 
-step 1,200/4,800  loss 5.3121  val 5.4410  6,210 tok/s  wait 0.1%  1.2 GB  ETA 9:48
+    step 1,200/4,800  loss 5.3121  val 5.4410  6,210 tok/s  wait 0.1%  1.2 GB  ETA 9:48
 
-Needs rich for the first, and nothing for the second.
+    6 ┤╲                      curve.svg: the training loss, smoothed
+      │ ╲__ •                 the validation loss, with dots
+    5 ┤    ‾‾──•────•         a dashed line at the target
+      └──────────────►  step
+
+In a terminal, rich redraws the line in place. Without rich or a terminal, a line is printed every
+ten seconds. The curve is SVG text, so that no plotting library is needed.
 """
 
-import re
+import math
 import sys
 import time
-from typing import Any, TextIO
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
 
-from penstock.train.job import Report
+import numpy as np
 
-__all__ = ["Display", "report_line"]
+from penstock.cli.terminal import visible
+from penstock.order.plan import Plan
+from penstock.store.files import write_file
+from penstock.store.reader import TokenStore
+from penstock.train.data import stores_of
+from penstock.train.metrics import RunReport
 
-_EVERY_SECONDS = 10.0  # between two lines, where there is no terminal
-_DRAWN_SECONDS = 0.2
-# What a model writes may be anything; what commands a terminal is spelled out.
-_HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+__all__ = ["Display", "documents_at", "draw_curve", "report_line", "write_curve"]
+
+_PRINT_SECONDS = 10.0  # between lines, without a terminal
+_DRAW_SECONDS = 0.2
+_WIDTH, _HEIGHT = 720, 400
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 16, 40, 44
+_MAX_POINTS = 600
+_NAMED_DOCUMENTS = 4
+Point = tuple[float, float]
 
 
 class Display:
-    """Shows reports and remarks on a stream; call it with either.
-
-    With rich and a terminal, the newest report stays on the last line. Otherwise lines are
-    printed, at first soon and then every ten seconds.
-    """
+    """Shows a run on a stream; pass it to `train` as `log`."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
-        self._live: Any = _live(self._stream)
-        self._shown = -1e9
-        self._last: Report | None = None
+        self._live: Any = _live_line(self._stream)
+        self._shown = -math.inf
+        self._last: RunReport | None = None
 
-    def __call__(self, told: Report | str) -> None:
-        """Show a report, if it is time for one, or a remark, at once."""
-        if isinstance(told, str):
-            self._write(_HARMFUL.sub(lambda found: ascii(found[0])[1:-1], told))
+    def __call__(self, event: RunReport | str) -> None:
+        """Show a line of text at once, or a report if the last one is old enough."""
+        if isinstance(event, str):
+            self._write(visible(event))  # a sample of the model may contain escape sequences
             return
-        self._last = told
-        now = time.monotonic()
-        soon = _DRAWN_SECONDS if self._live is not None else min(_EVERY_SECONDS, told.now.step)
-        if now - self._shown < soon and told.now.step != told.now.steps:
+        self._last = event
+        now, step = time.monotonic(), event.progress.step
+        # Without a terminal the first lines come soon, then one every ten seconds.
+        wait = _DRAW_SECONDS if self._live is not None else min(_PRINT_SECONDS, step)
+        if now - self._shown < wait and step != event.progress.steps:
             return
         self._shown = now
         if self._live is not None:
-            self._live.update(report_line(told), refresh=True)
+            self._live.update(report_line(event), refresh=True)
         else:
-            self._write(report_line(told))
+            self._write(report_line(event))
 
     def _write(self, line: str) -> None:
         if self._live is not None:
@@ -57,32 +73,32 @@ class Display:
             self._stream.flush()
 
     def close(self) -> None:
-        """Leave the last line where it is."""
+        """Draw the last report and leave it on the screen."""
         if self._live is not None:
             if self._last is not None:
                 self._live.update(report_line(self._last), refresh=True)
             self._live.stop()
 
 
-def report_line(report: Report) -> str:
-    """How a run stands, in one line."""
-    now = report.now
-    of = "" if now.steps is None else f"/{now.steps:,}"
-    parts = [f"step {now.step:,}{of}", f"loss {now.loss:.4f}"]
-    if now.val_loss is not None:
-        parts.append(f"val {now.val_loss:.4f}")
+def report_line(report: RunReport) -> str:
+    """A report as one line."""
+    progress = report.progress
+    total = "" if progress.steps is None else f"/{progress.steps:,}"
+    parts = [f"step {progress.step:,}{total}", f"loss {progress.loss:.4f}"]
+    if progress.val_loss is not None:
+        parts.append(f"val {progress.val_loss:.4f}")
     parts.append(f"{report.tokens_per_second:,.0f} tok/s")
     if report.mfu is not None:
         parts.append(f"MFU {report.mfu:.1%}")
-    parts += [f"wait {report.waiting:.1%}", f"{report.memory / 1e9:.1f} GB"]
-    if report.remaining is not None and report.remaining < 1e9:
-        minutes, seconds = divmod(round(report.remaining), 60)
+    parts += [f"wait {report.data_wait:.1%}", f"{report.peak_memory / 1e9:.1f} GB"]
+    if report.seconds_left is not None and math.isfinite(report.seconds_left):
+        minutes, seconds = divmod(round(report.seconds_left), 60)
         parts.append(f"ETA {minutes}:{seconds:02d}")
     return "  ".join(parts)
 
 
-def _live(stream: TextIO) -> Any:
-    """A line of rich's that is drawn anew; None without rich or a terminal."""
+def _live_line(stream: TextIO) -> Any:
+    """A line that rich redraws; None without rich or a terminal."""
     if not stream.isatty():
         return None
     try:
@@ -94,3 +110,184 @@ def _live(stream: TextIO) -> Any:
     live = Live(console=console, auto_refresh=False)
     live.start()
     return live
+
+
+def write_curve(
+    path: Path, metrics: Iterable[dict[str, Any]], *, title: str, target: float | None
+) -> None:
+    """Write what `draw_curve` returns to a file."""
+    write_file(path, [draw_curve(metrics, title=title, target=target).encode()])
+
+
+def draw_curve(
+    metrics: Iterable[dict[str, Any]], *, title: str = "loss", target: float | None = None
+) -> str:
+    """The loss curve as SVG.
+
+    Args:
+        metrics: The lines of metrics.jsonl.
+        title: The title above the curve.
+        target: A loss to draw a dashed line at.
+    """
+    points: dict[str, list[Point]] = {"step": [], "val": []}
+    for each in metrics:
+        value = each.get("loss" if each["kind"] == "step" else "val_loss")
+        if each["kind"] in points and isinstance(value, float) and math.isfinite(value):
+            points[each["kind"]].append((each["step"], value))
+    train, val = _averaged(points["step"]), points["val"]
+    losses = [y for _, y in [*train, *val]] + ([] if target is None else [target])
+    low, high = min(losses, default=0.0), max(losses, default=1.0)
+    margin = 0.05 * (high - low) or 0.5
+    steps = max((x for x, _ in [*train, *val]), default=1) or 1
+    scale = _Scale(steps, low - margin, high + margin)
+    # XML allows neither control characters nor lone surrogates, and a path can contain both.
+    title = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in title)
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+            'font-family="sans-serif" font-size="12" fill="#444">',
+            '<rect width="100%" height="100%" fill="white"/>',
+            f'<text x="{_LEFT}" y="22" font-size="15" fill="#222">{escape(title)}</text>',
+            *_axes(scale),
+            *([] if target is None else [_target_line(scale, target)]),
+            _polyline(scale, train, "#9db7d5", "train"),
+            _polyline(scale, val, "#c1440e", "val"),
+            *(
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="#c1440e"/>'
+                for x, y in map(scale.place, val)
+            ),
+            _legend(val),
+            "</svg>\n",
+        ]
+    )
+
+
+class _Scale(NamedTuple):
+    """Converts (step, loss) into coordinates of the picture."""
+
+    steps: float
+    low: float
+    high: float
+
+    def place(self, point: Point) -> Point:
+        across = _WIDTH - _LEFT - _RIGHT
+        down = _HEIGHT - _TOP - _BOTTOM
+        x = _LEFT + across * point[0] / self.steps
+        return x, _TOP + down * (self.high - point[1]) / (self.high - self.low)
+
+
+def _averaged(points: Sequence[Point]) -> list[Point]:
+    """At most 600 points, each the mean of its neighbours."""
+    size = max(1, -(-len(points) // _MAX_POINTS))
+    groups = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(group[-1][0], math.fsum(y for _, y in group) / len(group)) for group in groups]
+
+
+def _ticks(low: float, high: float, most: int = 8) -> list[float]:
+    """Round numbers between two numbers, at most nine of them.
+
+    >>> _ticks(0, 1000), _ticks(5.2, 6.3)
+    ([0.0, 200.0, 400.0, 600.0, 800.0, 1000.0], [5.2, 5.4, 5.6, 5.8, 6.0, 6.2])
+    """
+    size = 10.0 ** math.floor(math.log10((high - low) / most))
+    step = next(size * k for k in (1, 2, 5, 10) if (high - low) / (size * k) <= most)
+    # The tolerance keeps an end such as 5.2, which is 25.999… steps of 0.2 in floating point.
+    first = math.ceil(low / step - 1e-9)
+    count = math.floor(high / step + 1e-9) - first + 1
+    return [round((first + number) * step, 10) for number in range(count)]
+
+
+def _axes(scale: _Scale) -> list[str]:
+    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    lines = []
+    for loss in _ticks(scale.low, scale.high):
+        y = scale.place((0, loss))[1]
+        lines.append(f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="#eee"/>')
+        lines.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{loss:g}</text>')
+    for step in _ticks(0, scale.steps):
+        x = scale.place((step, 0))[0]
+        label = f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{step:,.10g}</text>'
+        lines.append(label)
+    lines.append(f'<path d="M{_LEFT} {_TOP}V{bottom}H{right}" fill="none" stroke="#999"/>')
+    middle = (_LEFT + right) / 2
+    return [*lines, f'<text x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">step</text>']
+
+
+def _target_line(scale: _Scale, target: float) -> str:
+    y = scale.place((0, target))[1]
+    return (
+        f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="#3a7d44" stroke-dasharray="5 4"/>'
+        f'<text x="{_WIDTH - _RIGHT}" y="{y - 5:.1f}" text-anchor="end" fill="#3a7d44">'
+        f"target {target:g}</text>"
+    )
+
+
+def _polyline(scale: _Scale, points: Sequence[Point], colour: str, name: str) -> str:
+    coordinates = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(scale.place, points))
+    style = f'fill="none" stroke="{colour}" stroke-width="1.5"'
+    return f'<polyline id="{name}" points="{coordinates}" {style}/>'
+
+
+def _legend(val: Sequence[Point]) -> str:
+    lowest = f", lowest {min(y for _, y in val):.4f}" if val else ""
+    return (
+        f'<text x="{_WIDTH - _RIGHT}" y="22" text-anchor="end"><tspan fill="#7896b8">train</tspan> '
+        f'<tspan fill="#c1440e">validation{lowest}</tspan></text>'
+    )
+
+
+def documents_at(plan: Plan, start: int, stop: int) -> str:
+    """The documents in the rows at positions `start` up to `stop`: the first few, by name."""
+    names: list[str] = []
+    for sample in plan.samples(start, stop):
+        for name in _documents_of(plan.sources[sample.source], sample.sample):
+            full = name if len(plan.names) == 1 else f"{sample.source}: {name}"
+            if full not in names:
+                names.append(full)
+        if len(names) > _NAMED_DOCUMENTS:
+            break
+    if not names:
+        return "rows that do not record their documents"
+    more = " and more" if len(names) > _NAMED_DOCUMENTS else ""
+    return ", ".join(names[:_NAMED_DOCUMENTS]) + more
+
+
+def _documents_of(rows: Any, sample: int) -> Iterator[str]:
+    """The documents in one row of windows or packs; none if the stores are bare token files."""
+    stores = stores_of(rows)
+    if not stores or not all(isinstance(each, TokenStore) for each in stores):
+        return
+    # Rows can be wrapped, by a transform for example, so their class says nothing.
+    if hasattr(rows, "stride"):
+        spans = [(sample * rows.stride, rows.length)]
+    else:
+        spans = rows.spans(sample) if hasattr(rows, "spans") else []
+    for start, length in spans:
+        yield from _documents_between(rows.stream, start, start + length)
+
+
+def _documents_between(stream: Any, start: int, stop: int) -> Iterator[str]:
+    """The documents that tokens [start, stop) of a stream belong to."""
+    first_piece = int(np.searchsorted(stream.ends, start, side="right"))
+    last_piece = int(np.searchsorted(stream.starts, stop, side="left"))
+    for number in range(first_piece, last_piece):
+        offset = int(stream.starts[number])
+        bounds = stream.bounds(number)
+        # Document d is at [bounds[d - 1], bounds[d]). The numbers are unsigned like the bounds;
+        # otherwise NumPy would convert all bounds to floats.
+        first = np.searchsorted(bounds, np.uint64(max(0, start - offset)), side="right")
+        last = np.searchsorted(bounds, np.uint64(stop - offset), side="left")
+        for document in range(int(first), min(int(last) + 1, len(bounds))):
+            yield _document_name(stream, number, document)
+
+
+def _document_name(stream: Any, piece: int, within: int) -> str:
+    """The name of a document, given its number within a piece: a part of one of the stores."""
+    for store in stream.members:
+        parts = store.manifest.parts
+        if piece < len(parts):
+            number = sum(part.num_documents for part in parts[:piece]) + within
+            origin = store.origin(number)
+            return f"document {number:,} of {store.path} ({origin.file}, offset {origin.offset:,})"
+        piece -= len(parts)
+    raise IndexError(f"piece {piece} is in no store")

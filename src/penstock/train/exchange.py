@@ -1,18 +1,18 @@
 """Weights to transformers' GPT2LMHeadModel, and back.
 
-    ours                        theirs                              as they keep it
-    tokens.weight               transformer.wte, lm_head            without our padding rows
-    places.weight               transformer.wpe
-    layers.3.attend.mix         transformer.h.3.attn.c_attn         (in, out): transposed
-    layers.3.attend.project     transformer.h.3.attn.c_proj         transposed
-    layers.3.grow, shrink       transformer.h.3.mlp.c_fc, c_proj    transposed
-    layers.3.norm_attend        transformer.h.3.ln_1
+    here                           in transformers                     stored there
+    token_embedding                transformer.wte, lm_head            without the padding rows
+    position_embedding             transformer.wpe
+    layers.3.attention.qkv         transformer.h.3.attn.c_attn         (in, out): transposed
+    layers.3.attention.project     transformer.h.3.attn.c_proj         transposed
+    layers.3.expand, contract      transformer.h.3.mlp.c_fc, c_proj    transposed
+    layers.3.attention_norm        transformer.h.3.ln_1
 
-Both are plain dicts of tensors, so transformers itself is not needed to make them:
+Both sides are plain dicts of tensors, so this module does not need transformers:
 
     from transformers import GPT2Config, GPT2LMHeadModel
-    theirs = GPT2LMHeadModel(GPT2Config(**gpt2_config(model.shape)))
-    theirs.load_state_dict(to_gpt2(model))
+    exported = GPT2LMHeadModel(GPT2Config(**gpt2_config(model.config)))
+    exported.load_state_dict(to_gpt2(model))
 """
 
 from collections.abc import Mapping
@@ -22,86 +22,106 @@ import torch
 from torch import Tensor
 
 from penstock.errors import PlanError
-from penstock.train.model import GPT, Shape
+from penstock.train.config import ModelConfig
+from penstock.train.model import GPT
 
 __all__ = ["from_gpt2", "gpt2_config", "to_gpt2"]
 
-_END = 50_256
-_WHOLE = {"tokens.weight": "wte.weight", "places.weight": "wpe.weight"}
-_WHOLE |= {f"norm.{kind}": f"ln_f.{kind}" for kind in ("weight", "bias")}
-_LAYER = {
-    "norm_attend": "ln_1",
-    "attend.mix": "attn.c_attn",
-    "attend.project": "attn.c_proj",
-    "norm_think": "ln_2",
-    "grow": "mlp.c_fc",
-    "shrink": "mlp.c_proj",
+_END_OF_TEXT = 50_256
+_NAMES = {
+    "token_embedding.weight": "wte.weight",
+    "position_embedding.weight": "wpe.weight",
+    "norm.weight": "ln_f.weight",
+    "norm.bias": "ln_f.bias",
+}
+_LAYER_NAMES = {
+    "attention_norm": "ln_1",
+    "attention.qkv": "attn.c_attn",
+    "attention.project": "attn.c_proj",
+    "mlp_norm": "ln_2",
+    "expand": "mlp.c_fc",
+    "contract": "mlp.c_proj",
 }
 
 
-def gpt2_config(shape: Shape) -> dict[str, Any]:
-    """The arguments of the GPT2Config that means the same model.
+def gpt2_config(config: ModelConfig) -> dict[str, Any]:
+    """The arguments of transformers' GPT2Config for the same model.
 
     Raises:
-        PlanError: GPT-2 has no such model.
+        PlanError: the model has an option that GPT-2 does not have.
     """
-    plain = {"positions": "learned", "qk_norm": False, "activation": "gelu"}
-    others = {name: getattr(shape, name) for name in plain if getattr(shape, name) != plain[name]}
-    if others:
+    options = {
+        "positions": (config.positions, "learned"),
+        "qk_norm": (config.qk_norm, False),
+        "activation": (config.activation, "gelu"),
+    }
+    changed = [f"{name}={value!r}" for name, (value, gpt2) in options.items() if value != gpt2]
+    if changed:
         raise PlanError(
-            f"GPT-2 has no {', '.join(f'{name}={value!r}' for name, value in others.items())}: a "
-            "model with these options cannot be given to transformers' GPT2LMHeadModel."
+            f"GPT-2 has no {', '.join(changed)}, so a model with this option cannot become a "
+            "GPT2LMHeadModel of transformers."
         )
+    # transformers warns about special tokens outside of the vocabulary.
+    end = _END_OF_TEXT if config.vocab_size > _END_OF_TEXT else None
     return {
-        "vocab_size": shape.vocab_size,
-        "n_positions": shape.length,
-        "n_embd": shape.width,
-        "n_layer": shape.layers,
-        "n_head": shape.heads,
-        "resid_pdrop": shape.dropout,
-        "embd_pdrop": shape.dropout,
+        "vocab_size": config.vocab_size,
+        "n_positions": config.length,
+        "n_embd": config.width,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "resid_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
         "attn_pdrop": 0.0,
-        # GPT-2's own tokens at the ends, where the model has them.
-        **{f"{end}_token_id": _END if shape.vocab_size > _END else None for end in ("bos", "eos")},
+        "bos_token_id": end,
+        "eos_token_id": end,
     }
 
 
 def to_gpt2(model: GPT) -> dict[str, Tensor]:
-    """The weights of `model` under their names in GPT2LMHeadModel, as copies."""
-    gpt2_config(model.shape)
-    given: dict[str, Tensor] = {}
+    """Copies of the weights of `model`, under their names in GPT2LMHeadModel."""
+    gpt2_config(model.config)  # raises if GPT-2 has no such model
+    exported: dict[str, Tensor] = {}
     for name, weight in model.state_dict().items():
-        theirs, transposed = _their_name(name)
-        given[theirs] = (weight.t() if transposed else weight).clone().contiguous()
-    given["transformer.wte.weight"] = given["transformer.wte.weight"][: model.shape.vocab_size]
-    return {**given, "lm_head.weight": given["transformer.wte.weight"]}
+        gpt2_name, transposed = _gpt2_name(name)
+        exported[gpt2_name] = (weight.t() if transposed else weight).clone().contiguous()
+    embedding = exported["transformer.wte.weight"][: model.config.vocab_size]
+    return {**exported, "transformer.wte.weight": embedding, "lm_head.weight": embedding}
 
 
 def from_gpt2(weights: Mapping[str, Tensor], *, heads: int = 12) -> GPT:
-    """A model with the weights of a GPT2LMHeadModel, or of the GPT2Model inside one."""
-    held = {
-        f"transformer.{name.removeprefix('transformer.')}": each for name, each in weights.items()
-    }
-    vocab_size, width = held["transformer.wte.weight"].shape
-    layers = 1 + max(int(name.split(".")[2]) for name in held if name.startswith("transformer.h."))
-    length = len(held["transformer.wpe.weight"])
+    """A model with the weights of a GPT2LMHeadModel, or of the GPT2Model inside one.
+
+    The weights do not say how many attention heads there are: pass `heads`.
+    """
+    prefix = "transformer."
+    weights = {f"{prefix}{name.removeprefix(prefix)}": each for name, each in weights.items()}
+    vocab_size, width = weights["transformer.wte.weight"].shape
+    numbers = [int(name.split(".")[2]) for name in weights if name.startswith("transformer.h.")]
     model = GPT(
-        Shape(layers=layers, heads=heads, width=width, length=length, vocab_size=vocab_size)
+        ModelConfig(
+            layers=1 + max(numbers),
+            heads=heads,
+            width=width,
+            length=len(weights["transformer.wpe.weight"]),
+            vocab_size=vocab_size,
+        )
     )
     with torch.no_grad():
         for name, weight in model.state_dict().items():
-            theirs, transposed = _their_name(name)
-            value = held[theirs].t() if transposed else held[theirs]
+            gpt2_name, transposed = _gpt2_name(name)
+            value = weights[gpt2_name].t() if transposed else weights[gpt2_name]
             weight[: len(value)].copy_(value)
-            weight[len(value) :].zero_()
+            weight[len(value) :].zero_()  # the padding rows of the embedding
     return model
 
 
-def _their_name(name: str) -> tuple[str, bool]:
-    """What transformers calls one of our weights, and whether it is kept transposed there."""
-    if name in _WHOLE:
-        return f"transformer.{_WHOLE[name]}", False
+def _gpt2_name(name: str) -> tuple[str, bool]:
+    """The name of a weight in transformers, and whether it is stored transposed there."""
+    if name in _NAMES:
+        return f"transformer.{_NAMES[name]}", False
     _, number, rest = name.split(".", 2)
-    part, _, kind = rest.rpartition(".")
-    theirs = _LAYER[part]
-    return f"transformer.h.{number}.{theirs}.{kind}", "c_" in theirs and kind == "weight"
+    module, _, kind = rest.rpartition(".")
+    gpt2_module = _LAYER_NAMES[module]
+    # GPT-2 stores its projections, all named "c_…", as Conv1D: (in, out) instead of (out, in).
+    transposed = "c_" in gpt2_module and kind == "weight"
+    return f"transformer.h.{number}.{gpt2_module}.{kind}", transposed

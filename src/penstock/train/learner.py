@@ -1,7 +1,7 @@
-"""A model and what moves it: everything of a step that is computed on the device.
+"""The model and its optimizers: everything about a step that is computed on the device.
 
-Gradients are of the mean over all targets of a step, whichever process or part holds them, so
-rows with few targets count for few, and the number of processes changes only rounding.
+The loss of a step is the mean over all its targets, on all processes and in all micro-batches. So
+rows with few targets count less, and the number of processes changes only the rounding.
 """
 
 from collections.abc import Iterable
@@ -11,62 +11,102 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.errors import TrainError
-from penstock.train.job import Job
+from penstock.errors import PlanError, TrainError
+from penstock.integrations.batch_size import largest_batch, round_down
+from penstock.train.config import TrainingJob
+from penstock.train.distributed import World
 from penstock.train.model import GPT
 from penstock.train.optimize import Optimizers
-from penstock.train.world import World
 
 __all__ = ["Learner"]
 
-Part = list[Tensor | None]
+_CPU_ROWS = 8
+# The most tokens of a micro-batch. Twice as many made an H200 a seventh slower, not faster.
+_MAX_TOKENS = 65_536
+
+MicroBatch = list[Tensor | None]
 """Inputs, targets, position ids and document ids of a few rows."""
 
 
 class Learner:
-    """The model of a job on one process, its optimizers, and how it is computed."""
+    """The model of a job on one process, with its optimizers."""
 
-    def __init__(self, job: Job, here: World) -> None:
-        settings = job.training
-        self._world = here
+    def __init__(self, job: TrainingJob, world: World) -> None:
+        self._config = job.training
+        self._world = world
         self._clip = job.optimization.clip or torch.inf
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
-            self.model = GPT(job.shape, recompute=settings.recompute)
-        self.model.to(here.device)
-        if settings.precision == "fp8":
+            torch.manual_seed(job.training.seed)
+            self.model = GPT(job.model, recompute=job.training.recompute)
+        self.model.to(world.device)
+        if job.training.precision == "fp8":
             _use_fp8(self.model)
         self.optimizers = Optimizers(self.model, job.optimization)
-        self._narrow = settings.precision != "float32"
-        self._compiled = settings.compile
-        self._spread: Any = self.model
+        self._parallel: Any = self.model
         self._forward: Any = self.model
 
-    def load(self, saved: dict[str, Any]) -> None:
-        """Take the weights and memories of a checkpoint."""
-        self.model.load_state_dict(saved["model"])
-        self.optimizers.load_state_dict(saved["optimizers"])
-
     def state(self) -> dict[str, Any]:
-        """What `load` takes."""
+        """The weights and the optimizers' state, for a checkpoint."""
         return {"model": self.model.state_dict(), "optimizers": self.optimizers.state_dict()}
 
-    def begin(self) -> None:
-        """Share the weights with the other processes, and compile."""
-        self._spread = self._world.spread(self.model)
-        self._forward = torch.compile(self._spread) if self._compiled else self._spread
-        self._spread.train()
+    def load(self, state: dict[str, Any]) -> None:
+        """Load what `state` returned."""
+        self.model.load_state_dict(state["model"])
+        self.optimizers.load_state_dict(state["optimizers"])
 
-    def gradients(self, parts: Iterable[Part], num_targets: Tensor) -> Tensor:
-        """Compute the gradients of a step; returns its mean loss and the gradient's length."""
-        parts = list(parts)
-        num_targets = num_targets.clamp(min=1)  # a step may hold nothing that is trained on
+    def start(self) -> None:
+        """Wrap the model for several processes, and compile it; call this after `load`."""
+        self._parallel = self._world.data_parallel(self.model)
+        self._forward = torch.compile(self._parallel) if self._config.compile else self._parallel
+        self._parallel.train()
+
+    def fitting_rows(self) -> int:
+        """The most rows that can be computed at once on the GPU; without a GPU, 8.
+
+        With a `global_batch_size`, a divisor of the rows of this process.
+        """
+        total = self._config.global_batch_size
+        # Fewer rows than processes are an error, but `step_rows` explains it better.
+        share = None if total is None else max(1, total // self._world.size)
+        device, length = self._world.device, self.model.config.length
+        if device.type != "cuda":
+            return round_down(_CPU_ROWS, share)
+
+        def step(rows: int) -> None:
+            vocab_size = self.model.config.vocab_size
+            tokens = torch.randint(vocab_size, (rows, length), device=device)
+            loss: Any = self._loss([tokens, tokens])
+            loss.backward()
+
+        most = max(1, min(_MAX_TOKENS // length, share or _MAX_TOKENS))
+        weights = list(self.model.parameters())
+        rows = largest_batch(step, weights, device, most=most, divides=share)
+        if rows == 0:
+            raise PlanError(
+                f"Not one row of {length:,} tokens fits on {device}. Use recompute=true, a shorter "
+                "length or a smaller model."
+            )
+        return rows
+
+    def compute_gradients(self, microbatches: Iterable[MicroBatch], num_targets: Tensor) -> Tensor:
+        """Compute and clip the gradients of a step.
+
+        Args:
+            microbatches: The rows of this process.
+            num_targets: The number of targets on all processes.
+
+        Returns:
+            The mean loss on all processes, and the norm of the gradient before clipping.
+        """
+        microbatches = list(microbatches)
+        num_targets = num_targets.clamp(min=1)  # a step may have no target at all
         total = torch.zeros((), device=self._world.device)
-        for number, part in enumerate(parts, 1):
-            # Sums over processes are taken once, with the last part.
-            apart = number < len(parts) and self._world.size > 1
-            with self._spread.no_sync() if apart else nullcontext():
-                loss = self._losses(part)
+        for number, microbatch in enumerate(microbatches, 1):
+            # The processes exchange gradients once a step, with the last micro-batch.
+            alone = number < len(microbatches) and self._world.size > 1
+            with self._parallel.no_sync() if alone else nullcontext():
+                loss = self._loss(microbatch)
+                # The processes' gradients are averaged, so the number of processes cancels out.
                 scaled: Any = loss * (self._world.size / num_targets)
                 scaled.backward()
             total += loss.detach()
@@ -74,30 +114,33 @@ class Learner:
         return torch.stack([self._world.sum(total) / num_targets, norm])
 
     @torch.no_grad()
-    def evaluate(self, parts: Iterable[Part]) -> float:
-        """The mean loss of all targets in `parts`, of all processes together."""
-        self._spread.eval()
+    def evaluate(self, microbatches: Iterable[MicroBatch]) -> float:
+        """The mean loss over all targets, on all processes."""
+        self._parallel.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self._world.device)
-        for part in parts:
-            assert part[1] is not None  # a batch has targets
-            sums += torch.stack([self._losses(part).double(), (part[1] != -100).sum().double()])
+        for microbatch in microbatches:
+            targets = microbatch[1]
+            assert targets is not None  # every batch of the loader has targets
+            sums += torch.stack([self._loss(microbatch).double(), (targets != -100).sum().double()])
         loss, num_targets = self._world.sum(sums).tolist()
-        self._spread.train()
+        self._parallel.train()
         if not num_targets:
             raise TrainError(
-                "The validation rows hold no target, so they have no loss: every token in them is "
-                "marked as not to be trained on. Validate on others, or on more (val_rows)."
+                "The validation rows have no targets, because every token in them is masked out "
+                "of the loss. Use other validation data, or read more of it (val_rows)."
             )
         return float(loss / num_targets)
 
-    def _losses(self, part: Part) -> Tensor:
-        with torch.autocast(self._world.device.type, torch.bfloat16, enabled=self._narrow):
-            summed: Tensor = self._forward(*part)
-        return summed
+    def _loss(self, microbatch: MicroBatch) -> Tensor:
+        """The sum of the losses of a micro-batch."""
+        narrow = self._config.precision != "float32"
+        with torch.autocast(self._world.device.type, torch.bfloat16, enabled=narrow):
+            loss: Tensor = self._forward(*microbatch)
+        return loss
 
 
 def _use_fp8(model: nn.Module) -> None:
-    """Linear layers inside the model in 8 bits; the embedding and the head stay as they are."""
+    """Compute the linear layers in 8 bits, but neither the embedding nor the output layer."""
     try:
         from torchao.float8 import convert_to_float8_training
     except ImportError as error:

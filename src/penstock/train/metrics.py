@@ -1,28 +1,47 @@
-"""What a run writes down as it goes: metrics.jsonl, one object a line.
+"""The measurements of a run: its progress, its speed, and the file metrics.jsonl.
 
     {"kind": "step", "step": 40, "loss": 6.31, "rate": 0.4, "norm": 0.8, "tokens": 20480, …}
     {"kind": "val", "step": 40, "val_loss": 6.52, …}
     {"kind": "target", "step": 900, "val_loss": 5.49, …}
 
-Losses are written so that they read back to the same number. A run that resumes cuts off what
-was written after its checkpoint and writes it again, the same.
+Losses are written with all digits, so they read back as the same number. A run that resumes
+removes the lines after its checkpoint and writes them again, with the same values.
 """
 
 import json
 import math
 import os
-from collections.abc import Iterator
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from penstock.errors import MissingExtraError
 from penstock.store.files import write_file
+from penstock.train.config import ModelConfig
+from penstock.train.distributed import World
 
-__all__ = ["Metrics", "peak_flops", "read_metrics", "spelled"]
+__all__ = [
+    "Log",
+    "Metrics",
+    "RunProgress",
+    "RunReport",
+    "Throughput",
+    "json_values",
+    "peak_flops",
+    "peak_memory",
+    "read_metrics",
+]
 
-# Dense, without sparsity, in bfloat16; from the makers' data sheets.
-_PEAKS = {
+# Dense products in bfloat16, without sparsity, from the makers' data sheets. The first name that
+# the device's name contains counts, so "H100 PCIe" stands before "H100".
+_PEAK_FLOPS = {
     "H200": 989e12,
     "H100 PCIe": 756e12,
     "H100": 989e12,
@@ -33,32 +52,126 @@ _PEAKS = {
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
 }
+_WINDOW_STEPS = 10
 
 
-def peak_flops(device: torch.device) -> float | None:
-    """The most operations a second that a device claims in bfloat16, where we know."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for known, peak in _PEAKS.items() if known in name), None)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunProgress:
+    """How far a run has come. A checkpoint stores it."""
+
+    step: int = 0
+    """Steps done."""
+    steps: int | None = None
+    """Steps in total, if that is known yet."""
+    minutes: float | None = None
+    """The `max_minutes` that `steps` was planned from, if it was."""
+    tokens: int = 0
+    """Targets trained on."""
+    seconds: float = 0.0
+    """Time spent, including earlier sessions of the same run."""
+    loss: float | None = None
+    val_loss: float | None = None
+    validated: int | None = None
+    """The step of the last validation. It is also set if there is no validation data."""
+    target_step: int | None = None
+    """The step at which the validation loss first reached `target_val_loss`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunReport:
+    """The state of a run after a step, for a display."""
+
+    progress: RunProgress
+    tokens_per_second: float
+    mfu: float | None
+    """Model FLOPs utilisation: the share of the GPU's peak that the model's arithmetic uses."""
+    data_wait: float
+    """The share of the time spent waiting for data."""
+    seconds_left: float | None
+    peak_memory: int
+    """The most bytes in use so far, on the GPU; without a GPU, in this process."""
+
+
+Log = Callable[[RunReport | str], None]
+"""A callback. It gets a `RunReport` after every step, and a line of text for other events."""
+
+
+class Throughput:
+    """The speed of the last ten steps; pauses to validate and save are not counted."""
+
+    TIMED_STEPS = 2 * _WINDOW_STEPS
+    """After this many steps the speed is reliable: compilation slows down the first ones."""
+
+    def __init__(self, model: ModelConfig, world: World) -> None:
+        self._model, self._world = model, world
+        self._peak_flops = peak_flops(world.device)
+        self.num_steps = 0
+        self.last_pause = 0.0  # seconds
+        self._paused = 0.0
+        # The end of each step, its tokens, and how long it waited for data. N + 1 ends enclose N
+        # steps.
+        self._ends: deque[tuple[float, int, float]] = deque(maxlen=_WINDOW_STEPS + 1)
+
+    def add_step(self, num_tokens: int, waited: float) -> None:
+        """Record a step that has just ended."""
+        self.num_steps += 1
+        self._ends.append((time.perf_counter() - self._paused, num_tokens, waited))
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Do not count the time spent in this block."""
+        started = time.perf_counter()
+        yield
+        self.last_pause = time.perf_counter() - started
+        self._paused += self.last_pause
+
+    @property
+    def _span(self) -> float:
+        return max(1e-9, self._ends[-1][0] - self._ends[0][0]) if len(self._ends) > 1 else math.inf
+
+    @property
+    def seconds_per_step(self) -> float:
+        """The mean over the last ten steps."""
+        return self._span / max(1, len(self._ends) - 1)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The mean over the last ten steps."""
+        return sum(tokens for _, tokens, _ in list(self._ends)[1:]) / self._span
+
+    def report(self, progress: RunProgress) -> RunReport:
+        """A report with the speed of the last ten steps."""
+        mfu = None
+        if self._peak_flops is not None:
+            flops = self._model.flops_per_token * self.tokens_per_second
+            mfu = flops / (self._peak_flops * self._world.size)
+        left = None if progress.steps is None else progress.steps - progress.step
+        return RunReport(
+            progress=progress,
+            tokens_per_second=self.tokens_per_second,
+            mfu=mfu,
+            data_wait=sum(waited for *_, waited in list(self._ends)[1:]) / self._span,
+            seconds_left=None if left is None else left * self.seconds_per_step,
+            peak_memory=peak_memory(self._world.device),
+        )
 
 
 class Metrics:
-    """The file of a run; at first, what its last checkpoint does not know of is cut off.
+    """The file metrics.jsonl, open for writing.
 
     Args:
-        path: The file.
-        step: The last step that was saved.
-        validated: The last validation that was saved.
-        tensorboard: Whether the same is written for TensorBoard.
+        path: The file. Lines that are newer than the checkpoint are removed from it.
+        step: The step of the checkpoint.
+        validated: The last validation that the checkpoint knows of.
+        tensorboard: Whether to write the same numbers for TensorBoard.
     """
 
     def __init__(
         self, path: Path, *, step: int, validated: int | None = None, tensorboard: bool = False
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._board = _board(path.parent, step) if tensorboard else None
-        # A step may be saved, and its validation come after.
+        self._board = _tensorboard(path.parent, step) if tensorboard else None
+        # A checkpoint can be saved before the validation of the same step.
         last = ("step", "val", "target") if validated == step else ("step",)
         kept = [
             each
@@ -69,7 +182,7 @@ class Metrics:
         self._stream = path.open("a", encoding="utf-8")
 
     def add(self, kind: str, step: int, **values: Any) -> None:
-        """Write one line; it is the system's before this returns."""
+        """Write one line. It survives a kill of this process, but not a power cut; see `sync`."""
         self._stream.write(_line({"kind": kind, "step": step, **values}).decode())
         self._stream.flush()
         if self._board is not None:
@@ -78,7 +191,7 @@ class Metrics:
                     self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def sync(self) -> None:
-        """Force all that was written to disk."""
+        """Force all lines to disk."""
         os.fsync(self._stream.fileno())
 
     def close(self) -> None:
@@ -89,7 +202,10 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file, if it is there; what a kill cut short, or is not ours, is left out."""
+    """The lines of metrics.jsonl; none if there is no such file.
+
+    A last line that a kill has cut short is skipped, and so are lines of other programs.
+    """
     if not path.exists():
         return
     for line in path.read_bytes().split(b"\n"):
@@ -101,8 +217,8 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             yield found
 
 
-def spelled(values: dict[str, Any]) -> dict[str, Any]:
-    """Values as JSON can write them: it has no word for what is not a number, so that is None."""
+def json_values(values: dict[str, Any]) -> dict[str, Any]:
+    """`values` with None for NaN and infinity, which JSON does not have."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in values.items()
@@ -110,17 +226,33 @@ def spelled(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _line(values: dict[str, Any]) -> bytes:
-    return json.dumps(spelled(values)).encode() + b"\n"
+    return json.dumps(json_values(values)).encode() + b"\n"
 
 
-def _board(directory: Path, step: int) -> Any:
+def _tensorboard(directory: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        from penstock.errors import MissingExtraError
-
         raise MissingExtraError(
             "tensorboard=true needs tensorboard, which is not installed. Install it with: "
             'pip install "penstock[tensorboard]"'
         ) from error
     return SummaryWriter(directory / "tensorboard", purge_step=step + 1 if step else 0)
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """The peak bfloat16 FLOP/s of a GPU; None for a CPU or an unknown GPU."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for known, peak in _PEAK_FLOPS.items() if known in name), None)
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes in use so far: on the GPU, or in this process without a GPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,106 +1,62 @@
-"""GPT-2 and its near relations, in one file.
+"""GPT-2 and close variants of it.
 
-    tokens ─ embed (+ positions) ─ [ attend, think ] x layers ─ norm ─ logits ─ loss
+    tokens ─ embedding (+ positions) ─ [ attention, MLP ] x layers ─ norm ─ logits ─ loss
 
-The plain settings are GPT-2 as it was published, and its weights go to transformers and back
-(`penstock.train.exchange`). Three options make it learn faster from the same tokens: rotary
-positions, norms on queries and keys, and squared ReLU.
+The default settings are GPT-2 as it was published; `penstock.train.exchange` converts its weights
+to and from transformers. Three options make the model learn faster from the same tokens: rotary
+positions, normalised queries and keys, and squared ReLU.
 
-Rows of several documents bring `document_ids`; then no token looks at another document. On a
-GPU the mask goes to FlexAttention, which skips what it hides; elsewhere it is an array.
+Rows with several documents come with `document_ids`; then no token attends to another document.
+On a GPU the mask goes to FlexAttention, which skips masked blocks. On a CPU it is a boolean array.
 """
 
-from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from penstock.errors import PlanError
+from penstock.train.config import ModelConfig
 
-__all__ = ["GPT", "SIZES", "Shape"]
+__all__ = ["GPT"]
 
-_PADDED_TO = 64  # rows of the embedding: whole tiles of the matrix units, 25 % faster logits
 _ROTARY_BASE = 10_000.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """Everything that decides which weights a model has, and what it computes."""
-
-    layers: int = 12
-    heads: int = 12
-    width: int = 768
-    length: int = 1024
-    """The longest row."""
-    vocab_size: int = 50_257
-    dropout: float = 0.0
-    """Of what layers add; not of attention, whose fast kernels know none."""
-    positions: Literal["learned", "rotary"] = "learned"
-    qk_norm: bool = False
-    """Whether queries and keys are normed, which bears larger learning rates."""
-    activation: Literal["gelu", "relu2"] = "gelu"
-
-    def __post_init__(self) -> None:
-        if min(self.layers, self.heads, self.width, self.length, self.vocab_size) < 1:
-            raise PlanError(f"{self} has a dimension below 1.")
-        if self.width % self.heads or self.width // self.heads % 2:
-            raise PlanError(
-                f"A width of {self.width} does not divide into {self.heads} heads of even size."
-            )
-        if not 0 <= self.dropout < 1:
-            raise PlanError(f"dropout={self.dropout} is not a share below 1.")
-
-    @property
-    def padded_vocab(self) -> int:
-        """Rows of the embedding."""
-        return -(-self.vocab_size // _PADDED_TO) * _PADDED_TO
-
-    def flops_per_token(self, length: int) -> float:
-        """Floating-point operations of a token, forward and backward, as papers count them.
-
-        Six a weight that multiplies something, and twelve a layer, channel and token looked at.
-        """
-        weights = 12 * self.layers * self.width**2 + self.padded_vocab * self.width
-        return 6.0 * weights + 12.0 * self.layers * self.width * length
-
-
-SIZES: dict[str, Shape] = {
-    "nano": Shape(layers=4, heads=4, width=128, length=128, dropout=0.1),
-    "124M": Shape(),
-    "350M": Shape(layers=24, heads=16, width=1024),
-}
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines of the rotary angles, for each position and pair of channels."""
 
 
 class GPT(nn.Module):
-    """A decoder; called with inputs and targets it gives the sum of the losses.
+    """A decoder-only transformer.
 
     Args:
-        shape: Which one.
-        recompute: Whether activations are computed again in the backward pass, layer by layer,
-            instead of being kept.
+        config: Its size and options.
+        recompute: Whether the backward pass recomputes the activations of each layer, instead of
+            keeping them in memory.
     """
 
-    def __init__(self, shape: Shape, *, recompute: bool = False) -> None:
+    def __init__(self, config: ModelConfig, *, recompute: bool = False) -> None:
         super().__init__()
-        self.shape = shape
+        self.config = config
         self.recompute = recompute
-        self.tokens = nn.Embedding(shape.padded_vocab, shape.width)
-        learned = shape.positions == "learned"
-        self.places = nn.Embedding(shape.length, shape.width) if learned else None
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
-        self.norm = nn.LayerNorm(shape.width)
-        self._begin()
+        self.token_embedding = nn.Embedding(config.padded_vocab, config.width)
+        learned = config.positions == "learned"
+        self.position_embedding = nn.Embedding(config.length, config.width) if learned else None
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+        self._initialise()
 
-    def _begin(self) -> None:
-        """GPT-2's first weights: small, and smaller where layers add to what flows through."""
+    def _initialise(self) -> None:
+        """Draw GPT-2's initial weights.
+
+        Two matrices of each layer add their output to the residual stream. They start smaller by
+        1 / sqrt(2 * layers), so that the stream's variance does not grow with depth.
+        """
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
-                adds = name.endswith(("attend.project.weight", "shrink.weight"))
-                scale = (2 * self.shape.layers) ** -0.5 if adds else 1.0
+                adds = name.endswith(("attention.project.weight", "contract.weight"))
+                scale = (2 * self.config.layers) ** -0.5 if adds else 1.0
                 nn.init.normal_(weight, std=0.02 * scale)
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
@@ -108,100 +64,99 @@ class GPT(nn.Module):
     def forward(
         self,
         inputs: Tensor,  # (rows, length) int64
-        targets: Tensor | None = None,  # the same; -100 counts for nothing
+        targets: Tensor | None = None,  # (rows, length) int64; -100 is ignored
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
     ) -> Tensor:
         """The sum of the losses of all targets; without targets, the logits."""
-        hidden = self.tokens(inputs)
+        hidden = self.token_embedding(inputs)
         if position_ids is None:
             position_ids = torch.arange(inputs.shape[1], device=inputs.device)
-        turns = None
-        if self.places is not None:
-            hidden = hidden + self.places(position_ids)
+        rotation = None
+        if self.position_embedding is not None:
+            hidden = hidden + self.position_embedding(position_ids)
         else:
-            turns = _turns(position_ids, self.shape.width // self.shape.heads)
-        hidden = functional.dropout(hidden, self.shape.dropout, self.training)
+            rotation = _rotation(position_ids, self.config.width // self.config.heads)
+        hidden = functional.dropout(hidden, self.config.dropout, self.training)
         mask = None if document_ids is None else _mask(document_ids)
         for layer in self.layers:
             if self.recompute and self.training:
-                hidden = checkpoint(layer, hidden, turns, mask, use_reentrant=False)
+                hidden = checkpoint(layer, hidden, rotation, mask, use_reentrant=False)
             else:
-                hidden = layer(hidden, turns, mask)
-        # The head is the embedding, tied as in GPT-2.
-        logits = functional.linear(self.norm(hidden), self.tokens.weight)
+                hidden = layer(hidden, rotation, mask)
+        # The output layer shares the weights of the embedding, as in GPT-2.
+        logits = functional.linear(self.norm(hidden), self.token_embedding.weight)
         if targets is None:
-            return logits[..., : self.shape.vocab_size]
+            return logits[..., : self.config.vocab_size]
         return functional.cross_entropy(
             logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum"
         )
 
 
 class Layer(nn.Module):
-    """Attention, then a feed-forward network, each added to what comes in."""
+    """Attention, then an MLP; each adds its output to its input."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.norm_attend = nn.LayerNorm(shape.width)
-        self.attend = Attention(shape)
-        self.norm_think = nn.LayerNorm(shape.width)
-        self.grow = nn.Linear(shape.width, 4 * shape.width)
-        self.shrink = nn.Linear(4 * shape.width, shape.width)
-        self.squared = shape.activation == "relu2"
-        self.dropout = shape.dropout
+        self.attention_norm = nn.LayerNorm(config.width)
+        self.attention = Attention(config)
+        self.mlp_norm = nn.LayerNorm(config.width)
+        self.expand = nn.Linear(config.width, 4 * config.width)
+        self.contract = nn.Linear(4 * config.width, config.width)
+        self.config = config
 
-    def forward(self, hidden: Tensor, turns: Any, mask: Any) -> Tensor:
-        """The same shape as `hidden`."""
-        hidden = hidden + self._dropped(self.attend(self.norm_attend(hidden), turns, mask))
-        inner = self.grow(self.norm_think(hidden))
-        inner = (
-            inner.relu().square() if self.squared else functional.gelu(inner, approximate="tanh")
-        )
-        return hidden + self._dropped(self.shrink(inner))
+    def forward(self, hidden: Tensor, rotation: Rotation | None, mask: Any) -> Tensor:
+        """The new hidden states, in the shape of `hidden`."""
+        hidden = hidden + self._dropout(self.attention(self.attention_norm(hidden), rotation, mask))
+        inner = self.expand(self.mlp_norm(hidden))
+        if self.config.activation == "relu2":
+            inner = inner.relu().square()
+        else:
+            inner = functional.gelu(inner, approximate="tanh")
+        return hidden + self._dropout(self.contract(inner))
 
-    def _dropped(self, added: Tensor) -> Tensor:
-        return functional.dropout(added, self.dropout, self.training)
+    def _dropout(self, output: Tensor) -> Tensor:
+        return functional.dropout(output, self.config.dropout, self.training)
 
 
 class Attention(nn.Module):
-    """Every token looks at those before it, in its own document where there is a mask."""
+    """Causal self-attention; with a mask, within documents."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.heads = shape.heads
-        self.qk_norm = shape.qk_norm
-        self.mix = nn.Linear(shape.width, 3 * shape.width)
-        self.project = nn.Linear(shape.width, shape.width)
+        self.heads = config.heads
+        self.qk_norm = config.qk_norm
+        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.project = nn.Linear(config.width, config.width)
 
-    def forward(self, hidden: Tensor, turns: Any, mask: Any) -> Tensor:
-        """The same shape as `hidden`."""
+    def forward(self, hidden: Tensor, rotation: Rotation | None, mask: Any) -> Tensor:
+        """The output for each token, in the shape of `hidden`."""
         rows, length, width = hidden.shape
         query, key, value = (
             part.view(rows, length, self.heads, -1).transpose(1, 2)  # (rows, heads, length, size)
-            for part in self.mix(hidden).chunk(3, dim=-1)
+            for part in self.qkv(hidden).chunk(3, dim=-1)
         )
         if self.qk_norm:
             query, key = (functional.rms_norm(each, each.shape[-1:]) for each in (query, key))
-        if turns is not None:
-            query, key = _turned(query, turns), _turned(key, turns)
-        # Norms and turns are done in float32 under autocast; attention wants one kind of number.
+        if rotation is not None:
+            query, key = _rotate(query, rotation), _rotate(key, rotation)
+        # Autocast computes norms and rotations in float32; attention needs a single dtype.
         query, key = query.to(value.dtype), key.to(value.dtype)
         if mask is None or isinstance(mask, Tensor):
-            looked = functional.scaled_dot_product_attention(
+            output = functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, is_causal=mask is None
             )
         else:
-            looked = _flex()(query, key, value, block_mask=mask)
-        together = looked.transpose(1, 2).reshape(rows, length, width)
-        projected: Tensor = self.project(together)
+            output = _flex_attention()(query, key, value, block_mask=mask)
+        projected: Tensor = self.project(output.transpose(1, 2).reshape(rows, length, width))
         return projected
 
 
 def _mask(document_ids: Tensor) -> Any:
-    """What each place may look at: places before it, and itself, of the same document.
+    """Which tokens each token attends to: itself and earlier ones of the same document.
 
-    FlexAttention's blocks on a GPU, where it is a sparse kernel; an array of booleans,
-    (rows, 1, length, length), elsewhere.
+    On a GPU a block mask for FlexAttention, whose kernel skips blocks without any visible token;
+    elsewhere a boolean array, (rows, 1, length, length).
     """
     rows, length = document_ids.shape
     if document_ids.device.type == "cuda":
@@ -215,41 +170,32 @@ def _mask(document_ids: Tensor) -> Any:
     return (same & torch.ones_like(same[0]).tril()).unsqueeze(1)
 
 
-def _flex() -> Any:
-    """FlexAttention as a kernel: inside a model that is compiled it is compiled with it."""
+def _flex_attention() -> Any:
+    """FlexAttention, compiled: without compilation it would be as slow as a dense mask."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+    # A model that is being compiled compiles it as a part of itself.
+    return flex_attention if torch.compiler.is_compiling() else _compiled_flex_attention()
 
 
 @cache
-def _compiled_flex() -> Any:
+def _compiled_flex_attention() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _turns(position_ids: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines by which the two halves of a head are turned at each position."""
-    halves = torch.arange(size // 2, device=position_ids.device, dtype=torch.float32)
-    angles = position_ids[..., None].float() * _ROTARY_BASE ** (-halves * 2 / size)
+def _rotation(position_ids: Tensor, size: int) -> Rotation:
+    """The rotary angles of each position, for heads of `size` channels."""
+    pairs = torch.arange(size // 2, device=position_ids.device, dtype=torch.float32)
+    angles = position_ids[..., None].float() * _ROTARY_BASE ** (-pairs * 2 / size)
     angles = angles.unsqueeze(-3)  # (rows, 1, length, size / 2), or without rows
     return angles.cos(), angles.sin()
 
 
-def _turned(heads: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    cosines, sines = turns
+def _rotate(heads: Tensor, rotation: Rotation) -> Tensor:
+    """`heads` with each pair of channels (i, i + size / 2) rotated by its angle."""
+    cosines, sines = rotation
     first, second = heads.chunk(2, dim=-1)
-    turned = (first * cosines - second * sines, first * sines + second * cosines)
-    return torch.cat(turned, dim=-1).to(heads.dtype)
-
-
-def shape_of(size: str, **changes: Any) -> Shape:
-    """A size by name, with some of it changed.
-
-    >>> shape_of("124M", positions="rotary").width
-    768
-    """
-    if size not in SIZES:
-        raise PlanError(f"There is no model size {size!r}; there are {', '.join(SIZES)}.")
-    return replace(SIZES[size], **changes)
+    rotated = (first * cosines - second * sines, first * sines + second * cosines)
+    return torch.cat(rotated, dim=-1).to(heads.dtype)

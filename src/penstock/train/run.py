@@ -1,22 +1,23 @@
-"""The loop.
+"""The training loop.
 
-    batch ─ parts ─ forward, backward ─ sum over processes ─ clip ─ step ─► the next batch
-                                                   │
-              every so often: validate, save       └─ numbers, read one step late
+    batch ─ micro-batches ─ forward, backward ─ sum over processes ─ clip ─ update ─► next batch
+                                                       │
+              now and then: validate, save             └─ loss and norm, read one step later
 
-The loop never waits for the GPU: what a step gave is copied beside it and read after the next
-step was queued. A loss that is not a number is therefore seen one step later, and always before
-anything is saved; with `on_nonfinite="skip"` it is read at once, and the step is left out.
+The loop does not wait for the GPU. It starts to copy the loss of a step to the host, queues the
+next step, and only then reads the loss. So a loss that is not finite is noticed one step late, but
+always before a checkpoint is saved. With `on_nonfinite="skip"` the loss is read at once, and the
+update of that step is skipped.
 
-The same command goes on where a run stopped: killed, out of time, or on another number of
-processes. On a CPU in float32 the losses are then bitwise those of a run that never stopped.
+The same command resumes a run that was killed, ran out of time or had another number of
+processes. On a CPU in float32 the losses are then bitwise those of an uninterrupted run.
 """
 
 import math
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,333 +27,320 @@ from torch import Tensor
 
 from penstock.digest import derive_key
 from penstock.errors import TrainError
-from penstock.train.checkpoint import Checkpoints
-from penstock.train.curve import write_curve
-from penstock.train.feed import Feed
-from penstock.train.fit import fitting_rows
-from penstock.train.job import Job, Outcome, Progress, Report, Tell
+from penstock.train.checkpoint import Checkpoints, locked_output
+from penstock.train.config import TrainingJob
+from penstock.train.data import (
+    check_vocabulary,
+    microbatches,
+    step_rows,
+    training_loader,
+    validation_loader,
+)
+from penstock.train.display import documents_at, write_curve
+from penstock.train.distributed import HostCopy, World, join_processes, stop_signals, to_signed
 from penstock.train.learner import Learner
-from penstock.train.metrics import Metrics, peak_flops, read_metrics
-from penstock.train.output import alone
-from penstock.train.pace import TIMED_STEPS, Pace, Reading, device_memory, signals
-from penstock.train.trace import documents_at
-from penstock.train.vocabulary import check_vocabulary
-from penstock.train.world import World, signed, world
+from penstock.train.metrics import Log, Metrics, RunProgress, Throughput, read_metrics
+from penstock.train.model import GPT
 
-__all__ = ["train"]
+__all__ = ["RunResult", "train"]
 
-_TIME_SHARE = 0.97  # of the minutes that are planned for
-_ASKED = 1 << 20  # above any number of processes that are late
+_PLANNED_SHARE = 0.97  # of max_minutes; the rest is reserve for slower steps
+# Each process adds 1 to a sum if its time is over, and this number if it was asked to stop. It is
+# above any number of processes, so the sum shows both.
+_STOP_REQUEST = 1 << 20
 
 
-def train(job: Job, *, device: str | None = None, tell: Tell | None = None) -> Outcome:
-    """Run a job to its end, from where it stopped if it did.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResult:
+    """The outcome of a run."""
+
+    progress: RunProgress
+    finished: bool
+    """False if the run was asked to stop; the same call then resumes it."""
+    rank: int
+    """The rank of this process; rank 0 writes the files."""
+    model: GPT
+    output: Path
+
+
+def train(job: TrainingJob, *, device: str | None = None, log: Log | None = None) -> RunResult:
+    """Train to the end of a job, from its last checkpoint if there is one.
 
     Args:
-        job: What to train on what.
-        device: "cpu", "cuda" or "cuda:1"; the GPU where there is one.
-        tell: Called after every step with how it stands, and with what is worth a line.
+        job: The data and the settings.
+        device: "cpu", "cuda" or "cuda:1"; by default the GPU if there is one.
+        log: Called with a `RunReport` after every step, and with a line of text for other
+            events. `Display` shows both.
     """
-    with world(device) as here, signals() as asked, alone(job.output, here):
-        if here.device.type == "cuda":
+    with join_processes(device) as world, stop_signals() as stop, locked_output(job.output, world):
+        if world.device.type == "cuda":
             torch.set_float32_matmul_precision("high")
-        return _Run(job, here, tell or (lambda _: None), asked).go()
+        return _Loop(job, world, log or (lambda _: None), stop).run()
 
 
-class _Taken(NamedTuple):
-    """A step that was queued."""
+class _QueuedStep(NamedTuple):
+    """A step whose numbers are still on their way to the host."""
 
     step: int
-    numbers: Reading  # loss, length of the gradient
-    counts: Reading  # targets, fingerprint, whether to stop
+    results: HostCopy  # loss, norm of the gradient
+    counts: HostCopy  # targets, fingerprint, requests to stop
     rate: float
     waited: float
 
 
-class _Run:
-    """One process's part of a run."""
+class _Loop:
+    """The work of one process."""
 
-    def __init__(self, job: Job, here: World, tell: Tell, asked: threading.Event) -> None:
-        self.job, self.world, self.asked = job, here, asked
-        self.settings = job.training
-        self.tell: Tell = tell if here.leads else (lambda _: None)
-        check_vocabulary(job.plan.sources, job.val, job.shape.vocab_size)
-        self.learner = Learner(job, here)
-        rows = self.settings.batch_size
-        if rows == "auto":
-            rows = here.agreed(fitting_rows(self.learner.model, here.device, self.settings))
-            self.tell(f"batch_size: {rows} rows of {job.shape.length:,} tokens at once")
-        self.feed = Feed(job, here, rows)
-        kept = self.settings.keep_last
-        self.checkpoints = Checkpoints(job.output / "checkpoints", keep_last=kept)
-        self.now = Progress(steps=self.settings.steps)  # of steps whose numbers are known
+    def __init__(self, job: TrainingJob, world: World, log: Log, stop: threading.Event) -> None:
+        self.job, self.config, self.world, self.stop = job, job.training, world, stop
+        self.log: Log = log if world.is_main else (lambda _: None)
+        check_vocabulary(job)
+        self.learner = Learner(job, world)
+        size = self.config.batch_size
+        self.rows = self.learner.fitting_rows() if size == "auto" else size
+        if size == "auto":
+            self.log(f"batch_size: {self.rows} rows of {job.model.length:,} tokens at once")
+        self.step_rows = step_rows(self.config, self.rows, world)
+        self.loader = training_loader(job, world, self.step_rows)
+        self.val_loader = validation_loader(job, world, self.rows)
+        directory = job.output / "checkpoints"
+        self.checkpoints = Checkpoints(directory, keep_last=self.config.keep_last)
+        self.progress = RunProgress(steps=self.config.steps)  # of steps whose loss is known
         self._resume()
-        self.queued = self.saved = self.now.step
+        self.queued = self.saved = self.progress.step
         self.stopping = self.interrupted = False
-        self.pace = Pace()
-        self.peak = peak_flops(here.device)
-        self.begun = time.perf_counter() - self.now.seconds
+        self.throughput = Throughput(job.model, world)
+        self.started = time.perf_counter() - self.progress.seconds
         self.metrics: Metrics | None = None
 
     def _resume(self) -> None:
-        saved = self.checkpoints.load()
+        """Load the last checkpoint, if there is one."""
+        saved = self.checkpoints.load(self.job.model)
         if saved is None:
             return
-        ours = asdict(self.job.shape)
-        if saved["shape"] != ours:
-            changed = [
-                f"{name} {value!r} -> {ours.get(name)!r}"
-                for name, value in saved["shape"].items()
-                if ours.get(name) != value
-            ]
-            raise TrainError(
-                f"{self.job.output} holds a run of another model: {', '.join(changed)}. Go on with "
-                "the model it has, or name another output."
-            )
         self.learner.load(saved)
-        self.feed.loader.load_state_dict(saved["data"])
-        self.now = Progress(**saved["progress"])
-        minutes = self.settings.max_minutes
-        if self.settings.steps is not None:
-            self.now = replace(self.now, steps=self.settings.steps, minutes=None)
-        elif saved["progress"].get("minutes", minutes) != minutes:  # older ones do not say
-            self.now = replace(self.now, steps=None, minutes=None)  # planned anew
-        self.tell(f"going on after step {self.now.step:,}")
+        self.loader.load_state_dict(saved["data"])
+        self.progress = RunProgress(**saved["progress"])
+        if self.config.steps is not None:
+            self.progress = replace(self.progress, steps=self.config.steps, minutes=None)
+        elif self.progress.minutes != self.config.max_minutes:  # plan the steps again
+            self.progress = replace(self.progress, steps=None, minutes=None)
+        self.log(f"resuming after step {self.progress.step:,}")
 
-    def go(self) -> Outcome:
-        """Steps until the end, and what is left behind after it."""
-        late = self.world.agreed(int(self._is_late()))
-        self.stopping = bool(late and self.now.step)
+    def run(self) -> RunResult:
+        """Train to the end, and draw the loss curve."""
+        late = self.world.from_main(int(self._is_late()))
+        self.stopping = bool(late and self.progress.step)
         path, curve = self.job.output / "metrics.jsonl", self.job.output / "curve.svg"
-        finished = self._is_over() and self.now.validated == self.now.step
+        finished = self._is_over() and self.progress.validated == self.progress.step
         if finished:
-            self.tell(f"{self.job.output} was finished before, after step {self.now.step:,}")
+            self.log(f"{self.job.output} is already finished, after step {self.progress.step:,}")
         else:
-            self._work(path)
-        if self.world.leads and not (finished and curve.exists()):
-            title = f"{self.job.output.name}: {self.now.tokens:,} tokens"
-            target = self.settings.target_val_loss
+            self._train(path)
+        if self.world.is_main and not (finished and curve.exists()):
+            title = f"{self.job.output.name}: {self.progress.tokens:,} tokens"
+            target = self.config.target_val_loss
             write_curve(curve, read_metrics(path), title=title, target=target)
-        self.world.wait()
-        return self._outcome()
-
-    def _work(self, path: Path) -> None:
-        """From the first step to the last checkpoint, written down at `path`."""
-        self.learner.begin()
-        if self.world.leads:
-            now, board = self.now, self.settings.tensorboard
-            self.metrics = Metrics(path, step=now.step, validated=now.validated, tensorboard=board)
-        try:
-            if self.now.step == 0:
-                with self.pace.paused():
-                    self._validate()
-                if self.settings.compile:
-                    self.pace.pause = 0.0  # most of it was compiling, which comes once
-            self._loop(iter(self.feed.loader))
-            if self.now.validated != self.now.step and not self.interrupted:
-                self._validate()
-                self.saved = -1  # what was saved of this step does not know of it
-            if self.saved != self.now.step:
-                self._save()
-        finally:
-            if self.metrics is not None:
-                self.metrics.close()
-
-    def _is_over(self) -> bool:
-        """Whether no step is left to take."""
-        reached = self.now.steps is not None and self.queued >= self.now.steps
-        return self.stopping or reached
-
-    def _outcome(self) -> Outcome:
-        return Outcome(
-            now=self.now,
+        self.world.barrier()
+        return RunResult(
+            progress=self.progress,
             finished=not self.interrupted,
             rank=self.world.rank,
             model=self.learner.model,
             output=self.job.output,
         )
 
-    def _loop(self, batches: Iterator[dict[str, Tensor]]) -> None:
-        pending: _Taken | None = None
-        while not self._is_over():
-            taken = self._take(batches)
-            if pending is not None:
-                self._settle(pending)
-            pending = taken
-            if taken is None:
-                break
-            pauses = self._is_due(self.settings.val_every) or self._is_due(self.settings.save_every)
-            if pauses or self.world.device.type == "cpu":  # where everything is done already
-                self._settle(taken)
-                pending = None
-            if pauses:
-                self._pause()
-        if pending is not None:
-            self._settle(pending)
-
-    def _is_due(self, every: int) -> bool:
-        return self.queued % every == 0
-
-    def _pause(self) -> None:
-        """Validate or save, on time that does not count as training."""
-        with self.pace.paused():
-            if self._is_due(self.settings.val_every):
+    def _train(self, path: Path) -> None:
+        """Everything from the first step to the last checkpoint."""
+        self.learner.start()
+        if self.world.is_main:
+            now, board = self.progress, self.config.tensorboard
+            self.metrics = Metrics(path, step=now.step, validated=now.validated, tensorboard=board)
+        try:
+            if self.progress.step == 0:
+                with self.throughput.pause():
+                    self._validate()
+                if self.config.compile:
+                    # Most of this pause was compilation, which later validations do not repeat.
+                    self.throughput.last_pause = 0.0
+            self._take_steps(iter(self.loader))
+            if self.progress.validated != self.progress.step and not self.interrupted:
                 self._validate()
-            if self._is_due(self.settings.save_every):
+                self.saved = -1  # a checkpoint of this step does not know this validation
+            if self.saved != self.progress.step:
                 self._save()
+        finally:
+            if self.metrics is not None:
+                self.metrics.close()
 
-    def _take(self, batches: Iterator[dict[str, Tensor]]) -> _Taken | None:
-        """Queue one step; returns its numbers, still on their way. None where data has ended."""
-        begun = time.perf_counter()
+    def _is_over(self) -> bool:
+        reached = self.progress.steps is not None and self.queued >= self.progress.steps
+        return self.stopping or reached
+
+    def _take_steps(self, batches: Iterator[dict[str, Tensor]]) -> None:
+        """Queue steps until the end, reading the numbers of each after the next is queued."""
+        pending: _QueuedStep | None = None
+        while not self._is_over():
+            queued = self._queue_step(batches)
+            if pending is not None:
+                self._finish_step(pending)
+            pending = queued
+            if queued is None:
+                break
+            validates = self.queued % self.config.val_every == 0
+            saves = self.queued % self.config.save_every == 0
+            # On a CPU the numbers are there already.
+            if validates or saves or self.world.device.type == "cpu":
+                self._finish_step(queued)
+                pending = None
+            if validates or saves:
+                with self.throughput.pause():
+                    if validates:
+                        self._validate()
+                    if saves:
+                        self._save()
+        if pending is not None:
+            self._finish_step(pending)
+
+    def _queue_step(self, batches: Iterator[dict[str, Tensor]]) -> _QueuedStep | None:
+        """Queue one step on the device; None if the data has ended."""
+        started = time.perf_counter()
         batch = next(batches, None)
-        waited = time.perf_counter() - begun
+        waited = time.perf_counter() - started
         if batch is None:
             return None
-        if self.job.shape.dropout:
-            # Drawn from a key of its own, so that a step is the same in every run that takes it.
-            key = derive_key("dropout", self.settings.seed, self.queued, self.world.rank)
+        if self.job.model.dropout:
+            # A key for each step and rank: a resumed run draws the dropout of the original.
+            key = derive_key("dropout", self.config.seed, self.queued, self.world.rank)
             torch.manual_seed(key >> 1)
-        # All processes must stop after the same step, so each tells the others.
-        stop = self._is_late() + self.asked.is_set() * _ASKED
-        counts = self.world.put([0, signed(self.feed.loader.fingerprint or 0), stop])
+        # All processes must stop after the same step, so requests to stop are summed with the
+        # counts of the step.
+        stop = self._is_late() + self.stop.is_set() * _STOP_REQUEST
+        counts = self.world.put([0, to_signed(self.loader.fingerprint or 0), stop])
         counts[0] = (batch["targets"] != -100).sum()
         self.world.sum(counts)
-        numbers = self.learner.gradients(self.feed.parts(batch), counts[0])
-        rate = self.job.optimization.rate(self.queued, self.now.steps)
-        if self.settings.on_nonfinite == "stop" or bool(numbers.isfinite().all()):
+        results = self.learner.compute_gradients(microbatches(batch, self.rows), counts[0])
+        rate = self.job.optimization.rate(self.queued, self.progress.steps)
+        if self.config.on_nonfinite == "stop" or bool(results.isfinite().all()):
             self.learner.optimizers.step(rate)
-        self.learner.optimizers.clear()
+        self.learner.optimizers.zero_grad()
         self.queued += 1
-        return _Taken(self.queued, Reading(numbers.double()), Reading(counts), rate, waited)
+        return _QueuedStep(self.queued, HostCopy(results.double()), HostCopy(counts), rate, waited)
 
-    def _settle(self, taken: _Taken) -> None:
-        """Read the numbers of a step, write them down, and see whether to go on."""
-        loss, norm = taken.numbers.read()
-        num_targets, fingerprint, stop = taken.counts.read()
+    def _finish_step(self, queued: _QueuedStep) -> None:
+        """Read the numbers of a step, write them to the metrics, and decide whether to stop."""
+        loss, norm = queued.results.read()
+        num_targets, fingerprint, stop = queued.counts.read()
         if not math.isfinite(loss + norm):
-            self._refuse(taken.step, loss, norm)
-        self.now = replace(
-            self.now,
-            step=taken.step,
-            tokens=self.now.tokens + num_targets,
-            seconds=time.perf_counter() - self.begun,
+            self._on_nonfinite(queued.step, loss, norm)
+        self.progress = replace(
+            self.progress,
+            step=queued.step,
+            tokens=self.progress.tokens + num_targets,
+            seconds=time.perf_counter() - self.started,
             loss=loss,
         )
         self.stopping |= stop > 0
-        self.interrupted |= stop >= _ASKED
-        self.pace.add(num_targets, taken.waited)
-        if self.now.steps is None and self.pace.num_steps == TIMED_STEPS:
-            minutes = self.settings.max_minutes
-            self.now = replace(self.now, steps=self._planned(), minutes=minutes)
-        if self.metrics is None:
-            return
-        self.metrics.add(
+        self.interrupted |= stop >= _STOP_REQUEST
+        self.throughput.add_step(num_targets, queued.waited)
+        if self.progress.steps is None and self.throughput.num_steps == Throughput.TIMED_STEPS:
+            self._plan_steps()
+        self._record(
             "step",
-            self.now.step,
             loss=loss,
             norm=norm,
-            rate=taken.rate,
-            tokens=self.now.tokens,
-            seconds=round(self.now.seconds, 4),
-            tokens_per_second=round(self.pace.tokens_per_second, 1),
-            waited=round(taken.waited, 6),
+            rate=queued.rate,
+            tokens_per_second=round(self.throughput.tokens_per_second, 1),
+            waited=round(queued.waited, 6),
             fingerprint=fingerprint % 2**64,
         )
-        self.tell(self._report())
+        if self.world.is_main:
+            self.log(self.throughput.report(self.progress))
 
-    def _refuse(self, step: int, loss: float, norm: float) -> None:
-        """A loss or gradient that is not a number: say where it came from, and stop or skip."""
-        rows = self.feed.whole
-        first = self.feed.loader.position - (self.queued - step + 1) * rows
-        told = (
-            f"Step {step:,} has a loss of {loss} and a gradient of length {norm}. It read "
-            f"positions {first:,} to {first + rows - 1:,}: "
-            f"{documents_at(self.job.plan, first, first + rows)}."
+    def _on_nonfinite(self, step: int, loss: float, norm: float) -> None:
+        """Name the documents of a step with a loss or norm that is not finite; stop or skip."""
+        first = self.loader.position - (self.queued - step + 1) * self.step_rows
+        last = first + self.step_rows - 1
+        message = (
+            f"Step {step:,} has loss {loss} and gradient norm {norm}. It read positions {first:,} "
+            f"to {last:,}: {documents_at(self.job.plan, first, last + 1)}."
         )
-        if self.settings.on_nonfinite == "skip":
-            self.tell(f"skipped: {told}")
+        if self.config.on_nonfinite == "skip":
+            self.log(f"skipped: {message}")
             return
         raise TrainError(
-            f"{told} {self._last_saved()}. Lower the learning rate, look at these documents, or "
-            'pass on_nonfinite="skip" to leave such steps out.'
+            f"{message} {self._last_saved()} Lower the learning rate, inspect these documents, or "
+            'set on_nonfinite="skip" to skip such steps.'
         )
 
     def _last_saved(self) -> str:
-        kept = list(self.checkpoints.paths())
-        return f"The last checkpoint is of step {kept[-1]:,}" if kept else "Nothing was saved yet"
+        steps = list(self.checkpoints.paths())
+        return f"The last checkpoint is step {steps[-1]:,}." if steps else "Nothing is saved yet."
 
     def _is_late(self) -> bool:
-        """Whether the minutes are over, but for what the last validation will take."""
-        minutes = self.settings.max_minutes
-        spent = time.perf_counter() - self.begun + self.pace.pause
+        """Whether `max_minutes` are over, including the time of one more validation."""
+        minutes = self.config.max_minutes
+        spent = time.perf_counter() - self.started + self.throughput.last_pause
         return minutes is not None and spent > 60 * minutes
 
-    def _planned(self) -> int | None:
-        """How many steps the minutes will do, by the time that the last few took."""
-        minutes = self.settings.max_minutes
-        assert minutes is not None  # a run without a number of steps has minutes
-        left = 60 * minutes * _TIME_SHARE - self.now.seconds
-        each = self.pace.seconds_per_step + self.pace.pause / self.settings.val_every
-        steps = self.world.agreed(self.queued + max(0, int(left / each)))
-        took = self.pace.seconds_per_step * 1e3
-        self.tell(f"{minutes:g} minutes will do about {steps:,} steps of {took:,.0f} ms")
-        return steps
-
-    def _report(self) -> Report:
-        speed, each = self.pace.tokens_per_second, self.pace.seconds_per_step
-        flops = self.job.shape.flops_per_token(self.job.shape.length) * speed
-        steps = self.now.steps
-        return Report(
-            now=self.now,
-            tokens_per_second=speed,
-            mfu=flops / (self.peak * self.world.size) if self.peak else None,
-            waiting=self.pace.waiting,
-            remaining=None if steps is None else each * (steps - self.now.step),
-            memory=device_memory(self.world.device),
-        )
+    def _plan_steps(self) -> None:
+        """Set the number of steps that fit into `max_minutes`, from the speed so far."""
+        minutes = self.config.max_minutes
+        assert minutes is not None  # TrainingConfig demands steps or max_minutes
+        left = 60 * minutes * _PLANNED_SHARE - self.progress.seconds
+        seconds = self.throughput.seconds_per_step
+        with_pauses = seconds + self.throughput.last_pause / self.config.val_every
+        steps = self.world.from_main(self.queued + max(0, int(left / with_pauses)))
+        self.progress = replace(self.progress, steps=steps, minutes=minutes)
+        self.log(f"{minutes:g} minutes are enough for {steps:,} steps of {seconds * 1e3:,.0f} ms")
 
     def _validate(self) -> None:
-        """The mean loss of the validation rows, and whether it is the one hoped for."""
-        self.now = replace(self.now, validated=self.now.step)
-        if self.feed.val is None:
+        """Compute the validation loss, and see whether it reaches the target."""
+        self.progress = replace(self.progress, validated=self.progress.step)
+        if self.val_loader is None:
             return
-        self.feed.val.seek(0)
-        loss = self.learner.evaluate(chain.from_iterable(map(self.feed.parts, self.feed.val)))
-        self.now = replace(self.now, val_loss=loss, seconds=time.perf_counter() - self.begun)
+        step, rows = self.progress.step, self.rows
+        self.val_loader.seek(0)
+        batches = chain.from_iterable(microbatches(batch, rows) for batch in self.val_loader)
+        loss = self.learner.evaluate(batches)
+        seconds = time.perf_counter() - self.started
+        self.progress = replace(self.progress, val_loss=loss, seconds=seconds)
         self._record("val", val_loss=loss)
-        if not math.isfinite(loss) and self.settings.on_nonfinite == "stop":
+        if not math.isfinite(loss) and self.config.on_nonfinite == "stop":
             raise TrainError(
-                f"The validation loss after step {self.now.step:,} is {loss}: the model's numbers "
-                f"are not finite any more. {self._last_saved()}. Lower the learning rate."
+                f"The validation loss after step {step:,} is {loss}, so the weights are no longer "
+                f"usable. {self._last_saved()} Lower the learning rate."
             )
-        self.tell(f"step {self.now.step:,}: validation loss {loss:.4f}")
-        target = self.settings.target_val_loss
-        if target is not None and loss <= target and self.now.target_step is None:
-            self.now = replace(self.now, target_step=self.now.step)
+        self.log(f"step {step:,}: validation loss {loss:.4f}")
+        target = self.config.target_val_loss
+        if target is not None and loss <= target and self.progress.target_step is None:
+            self.progress = replace(self.progress, target_step=step)
             self._record("target", val_loss=loss, target=target)
-            self.tell(
-                f"target reached: validation loss {loss:.4f} <= {target:g} at step "
-                f"{self.now.step:,}, after {self.now.seconds / 60:.1f} minutes and "
-                f"{self.now.tokens:,} tokens"
+            self.log(
+                f"target reached: validation loss {loss:.4f} <= {target:g} at step {step:,}, after "
+                f"{seconds / 60:.1f} minutes and {self.progress.tokens:,} tokens"
             )
 
     def _record(self, kind: str, **values: Any) -> None:
+        """Write a line to metrics.jsonl, on the main process."""
         if self.metrics is not None:
-            seconds = round(self.now.seconds, 4)
-            self.metrics.add(kind, self.now.step, **values, tokens=self.now.tokens, seconds=seconds)
+            progress = self.progress
+            shared = {"tokens": progress.tokens, "seconds": round(progress.seconds, 4)}
+            self.metrics.add(kind, progress.step, **values, **shared)
 
     def _save(self) -> None:
-        """Write a checkpoint, by the process that leads; the others wait for it."""
-        self.saved = self.now.step
-        self.now = replace(self.now, seconds=time.perf_counter() - self.begun)
-        if self.world.leads:
+        """Write a checkpoint, on the main process; the others wait for it."""
+        self.saved = self.progress.step
+        self.progress = replace(self.progress, seconds=time.perf_counter() - self.started)
+        if self.world.is_main:
             contents = {
-                "progress": asdict(self.now),
-                "shape": asdict(self.job.shape),
-                "data": self.feed.loader.state_dict(),
+                "progress": asdict(self.progress),
+                "model_config": asdict(self.job.model),
+                "data": self.loader.state_dict(),
                 **self.learner.state(),
             }
+            # The metrics first: a power cut must not leave a checkpoint without its lines.
             if self.metrics is not None:
-                self.metrics.sync()  # a power cut must not leave a checkpoint without its lines
-            self.checkpoints.save(self.now.step, contents)
-        self.world.wait()
+                self.metrics.sync()
+            self.checkpoints.save(self.progress.step, contents)
+        self.world.barrier()

@@ -9,12 +9,10 @@ import pytest
 import torch
 
 from penstock.errors import MissingExtraError, TrainError
-from penstock.train.curve import draw_curve
-from penstock.train.display import Display, report_line
-from penstock.train.job import Progress, Report
+from penstock.train import GPT, Display, RunProgress, RunReport
+from penstock.train.command import generate
+from penstock.train.display import draw_curve, report_line
 from penstock.train.metrics import Metrics, peak_flops, read_metrics
-from penstock.train.model import GPT
-from penstock.train.sample import write_on
 
 
 def metrics(num_steps=2_000):
@@ -52,9 +50,9 @@ def test_a_run_of_nothing_and_losses_that_are_no_numbers_are_drawn_too():
 
 
 def report(**changes):
-    now = Progress(step=1_200, steps=4_800, loss=5.31214, val_loss=5.441)
-    told = {"tokens_per_second": 6210.4, "mfu": 0.412, "waiting": 0.001, "remaining": 588.0}
-    return Report(now=now, memory=1_200_000_000, **{**told, **changes})
+    now = RunProgress(step=1_200, steps=4_800, loss=5.31214, val_loss=5.441)
+    told = {"tokens_per_second": 6210.4, "mfu": 0.412, "data_wait": 0.001, "seconds_left": 588.0}
+    return RunReport(progress=now, peak_memory=1_200_000_000, **{**told, **changes})
 
 
 def test_a_report_is_one_line():
@@ -135,23 +133,23 @@ def test_a_cpu_claims_no_peak():
 def test_a_model_writes_the_same_words_for_the_same_seed(tiny):
     torch.manual_seed(0)
     model = GPT(tiny)
-    one, two, three = (write_on(model, [7], num_tokens=50, seed=seed) for seed in (1, 1, 2))
+    one, two, three = (generate(model, [7], num_tokens=50, seed=seed) for seed in (1, 1, 2))
 
     assert one == two != three
     assert len(one) == 51
     assert one[0] == 7
     assert max(one) < 257
     assert model.training
-    assert max(write_on(model, [7], num_tokens=50, vocab_size=20)) < 20
+    assert max(generate(model, [7], num_tokens=50, vocab_size=20)) < 20
 
 
 def test_a_model_without_numbers_writes_nothing(tiny):
     model = GPT(tiny)
     with torch.no_grad():
-        model.tokens.weight.fill_(float("nan"))
+        model.token_embedding.weight.fill_(float("nan"))
 
-    with pytest.raises(TrainError, match="not finite any more"):
-        write_on(model, [7])
+    with pytest.raises(TrainError, match="not finite"):
+        generate(model, [7])
 
 
 def test_a_title_of_any_bytes_is_a_picture_all_the_same():

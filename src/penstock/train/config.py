@@ -1,0 +1,197 @@
+"""The settings of a training run.
+
+    table of a recipe    dataclass             it decides
+    [model]              ModelConfig           which weights there are, and what they compute
+    [optimization]       OptimizationConfig    how gradients change the weights
+    [training]           TrainingConfig        how long, how much at once, what is saved
+
+`penstock.recipe` fills them from a TOML file; its table [data] becomes a plan and rows. A script
+makes all of them itself, as a `TrainingJob`. Each dataclass checks its values when it is made.
+"""
+
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.errors import PlanError
+from penstock.order.plan import Plan, Rows
+
+__all__ = [
+    "SIZES",
+    "ModelConfig",
+    "OptimizationConfig",
+    "TrainingConfig",
+    "TrainingJob",
+    "model_config",
+]
+
+# The embedding has a multiple of 64 rows. Matrix units work on whole tiles: the logits of
+# 50,304 ids are computed 25 % faster than those of 50,257.
+_VOCAB_MULTIPLE = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """The size and the options of a GPT."""
+
+    layers: int = 12
+    heads: int = 12
+    width: int = 768
+    length: int = 1024
+    """The most tokens in a row."""
+    vocab_size: int = 50_257
+    dropout: float = 0.0
+    """Applied to the embeddings and to the output of each sub-layer. Attention weights get none,
+    because the fast attention kernels do not support it."""
+    positions: Literal["learned", "rotary"] = "learned"
+    qk_norm: bool = False
+    """Whether queries and keys are normalised, which allows higher learning rates."""
+    activation: Literal["gelu", "relu2"] = "gelu"
+
+    def __post_init__(self) -> None:
+        if min(self.layers, self.heads, self.width, self.length, self.vocab_size) < 1:
+            raise PlanError(f"Every dimension of a model must be at least 1; got {self}.")
+        if self.width % (2 * self.heads):  # rotary positions turn pairs of channels
+            raise PlanError(
+                f"width={self.width} cannot be split into {self.heads} heads of an even size. Use "
+                f"a multiple of {2 * self.heads}."
+            )
+        if not 0 <= self.dropout < 1:
+            raise PlanError(f"dropout must be at least 0 and below 1; got {self.dropout}.")
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of the embedding: `vocab_size` rounded up to a multiple of 64."""
+        return -(-self.vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
+
+    @property
+    def flops_per_token(self) -> float:
+        """Floating-point operations per token in rows of `length`, forward and backward.
+
+        As in the PaLM paper: 6 for each weight of a matrix product, and 12 for each layer,
+        channel and token of context.
+        """
+        weights = 12 * self.layers * self.width**2 + self.padded_vocab * self.width
+        return 6.0 * weights + 12.0 * self.layers * self.width * self.length
+
+
+SIZES: dict[str, ModelConfig] = {
+    "nano": ModelConfig(layers=4, heads=4, width=128, length=128, dropout=0.1),
+    "124M": ModelConfig(),
+    "350M": ModelConfig(layers=24, heads=16, width=1024),
+}
+
+
+def model_config(size: str, **changes: Any) -> ModelConfig:
+    """A size by its name, with some settings changed.
+
+    >>> model_config("124M", positions="rotary").width
+    768
+    """
+    if size not in SIZES:
+        raise PlanError(f"There is no model size {size!r}. Use one of {', '.join(SIZES)}.")
+    return replace(SIZES[size], **changes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizationConfig:
+    """The optimizer and its learning rate schedule."""
+
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    learning_rate: float = 6e-4
+    """The highest learning rate of AdamW."""
+    muon_rate: float = 0.02
+    """The highest learning rate of Muon."""
+    warmup_steps: int = 100
+    floor: float = 0.1
+    """The final learning rate, as a fraction of the highest."""
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 1.0
+    """Gradients with a larger norm are scaled down to this norm. 0 turns clipping off."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.floor <= 1:
+            raise PlanError(f"floor must be between 0 and 1; got {self.floor}.")
+        _check_numbers(self, may_be_zero=("warmup_steps", "floor", "weight_decay", "clip"))
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise PlanError(f"betas must be at least 0 and below 1; got {list(self.betas)}.")
+
+    def rate(self, step: int, steps: int | None) -> float:
+        """The learning rate of a step, as a fraction of the highest.
+
+        It rises over the warm-up, then follows half a cosine down to `floor`. If the number of
+        steps is not known yet, it stays at 1 after the warm-up.
+
+        >>> config = OptimizationConfig(warmup_steps=2)
+        >>> [round(config.rate(step, 10), 2) for step in (0, 1, 2, 6, 9)]
+        [0.5, 1.0, 1.0, 0.55, 0.13]
+        """
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if steps is None or steps <= self.warmup_steps:
+            return 1.0
+        done = min(1.0, (step - self.warmup_steps) / (steps - self.warmup_steps))
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingConfig:
+    """How long to train, how much at once, and what to save."""
+
+    steps: int | None = None
+    """Without it, the first steps are timed and the run plans as many as fit `max_minutes`."""
+    max_minutes: float | None = None
+    batch_size: int | Literal["auto"] = "auto"
+    """Rows of a micro-batch, on each device. "auto" is the most that fit on the GPU, but no more
+    than 65,536 tokens; without a GPU, 8 rows."""
+    global_batch_size: int | None = None
+    """Rows of a step on all devices; gradients are accumulated over several micro-batches."""
+    precision: Literal["float32", "bfloat16", "fp8"] = "float32"
+    compile: bool = False
+    recompute: bool = False
+    """Whether the backward pass recomputes activations: less memory, more time."""
+    prefetch: int = 2
+    """Blocks of batches that a background thread prepares ahead; 0 turns it off."""
+    val_every: int = 250
+    val_rows: int = 1_024
+    """Rows of the validation set to read; the same ones every time."""
+    save_every: int = 500
+    keep_last: int = 2
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    target_val_loss: float | None = None
+    seed: int = 0
+    """Seed of the initial weights and of dropout."""
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        if self.steps is None and self.max_minutes is None:
+            raise PlanError("A run needs an end: set steps or max_minutes.")
+        _check_numbers(self, may_be_zero=("seed", "prefetch"))
+        if self.seed >= 1 << 63:  # torch takes signed 64-bit seeds
+            raise PlanError(f"seed must be below 2**63; got {self.seed}.")
+
+
+def _check_numbers(config: Any, may_be_zero: tuple[str, ...]) -> None:
+    """Raise a PlanError unless every number in a dataclass is finite and above 0."""
+    for name, value in asdict(config).items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        if not math.isfinite(value) or value < 0 or (value == 0 and name not in may_be_zero):
+            least = "at least" if name in may_be_zero else "above"
+            raise PlanError(f"{name} must be {least} 0 and finite; got {value}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingJob:
+    """The opened data and all settings of a run."""
+
+    plan: Plan
+    val: Rows | None
+    """Rows to validate on, if any."""
+    model: ModelConfig
+    training: TrainingConfig
+    optimization: OptimizationConfig
+    output: Path
+    """The directory for checkpoints, metrics and the loss curve."""

@@ -1,0 +1,193 @@
+"""The processes of a run: a single one, or those that torchrun started.
+
+    torchrun --nproc-per-node 8 -m penstock.train recipe.toml
+
+Processes communicate through gloo on CPUs and through nccl on GPUs. torchrun sets environment
+variables that say which process this is.
+"""
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from penstock.errors import PlanError
+
+__all__ = [
+    "HostCopy",
+    "World",
+    "join_processes",
+    "select_device",
+    "stop_signals",
+    "to_signed",
+    "torchrun_rank",
+]
+
+_SECOND_CTRL_C_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The rank of this process, the number of processes, and the device of this one."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes the files and the log."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """`values`, summed over all processes in place."""
+        if self.size > 1:
+            distributed.all_reduce(values)
+        return values
+
+    def put(self, values: list[int]) -> Tensor:
+        """Integers on the device, copied without waiting for work that is queued there."""
+        host = torch.tensor(values)
+        if self.device.type == "cuda":
+            return host.pin_memory().to(self.device, non_blocking=True)
+        return host.to(self.device)
+
+    def from_main(self, value: int) -> int:
+        """The main process's value, on every process."""
+        # A sum of one value and zeros: all_reduce works alike on gloo and nccl.
+        return int(self.sum(torch.tensor(value if self.is_main else 0, device=self.device)))
+
+    def barrier(self) -> None:
+        """Wait until all processes have called this."""
+        if self.size > 1:
+            self.from_main(0)
+
+    def data_parallel(self, model: torch.nn.Module) -> Any:
+        """`model`, with its gradients averaged over all processes."""
+        if self.size == 1:
+            return model
+        from torch.nn.parallel import DistributedDataParallel
+
+        ids = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=ids)
+
+
+class HostCopy:
+    """A few numbers that are being copied from the device to the host.
+
+    The copy starts at once and does not block. The loop can queue the next step before it
+    calls `read`, so that the GPU is never idle.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = values.to("cpu", non_blocking=True)
+        self._copied: Any = None
+        if values.is_cuda:
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    def read(self) -> list[Any]:
+        """The numbers; waits for the copy to end."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return list(self._values.tolist())
+
+
+def to_signed(number: int) -> int:
+    """An unsigned 64-bit integer as the signed one with the same bits.
+
+    torch has no sums of uint64. Sums of both wrap around alike, so a fingerprint can be summed
+    as int64.
+
+    >>> to_signed(2**64 - 1), to_signed(7)
+    (-1, 7)
+    """
+    return number - 2**64 if number >= 2**63 else number
+
+
+def torchrun_rank() -> int | None:
+    """The rank that torchrun gave to this process; None if torchrun did not start it."""
+    return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+
+def select_device(name: str | None) -> torch.device:
+    """The device with this name; without a name, the GPU if there is one, otherwise the CPU.
+
+    Raises:
+        PlanError: there is no such device.
+    """
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise PlanError(f"There is no device {name!r}. Use cpu, cuda or cuda:1.") from error
+    if device.type not in ("cpu", "cuda"):
+        raise PlanError(f"device={name!r} is not supported. Use cpu, cuda or cuda:1.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise PlanError(f"device={name!r} does not exist: torch finds {found} GPUs. Use cpu.")
+    return device
+
+
+@contextmanager
+def join_processes(device: str | None = None) -> Iterator[World]:
+    """Join the process group if torchrun started this process; leave it at the end.
+
+    A process group that the caller has already joined is used, and is not left.
+    """
+    joined = distributed.is_available() and distributed.is_initialized()
+    launched = not joined and torchrun_rank() is not None
+    place = select_device(device)
+    if place.type == "cuda":
+        number = int(os.environ.get("LOCAL_RANK", "0")) if launched else place.index
+        if number is not None:
+            torch.cuda.set_device(number)
+        place = torch.device("cuda", torch.cuda.current_device())
+    if launched:
+        distributed.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    try:
+        if joined or launched:
+            yield World(distributed.get_rank(), distributed.get_world_size(), place)
+        else:
+            yield World(0, 1, place)
+    finally:
+        if launched:
+            distributed.destroy_process_group()
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and Ctrl-C set, instead of ending the process.
+
+    A step can take long or wait for data, so a second Ctrl-C raises KeyboardInterrupt at once.
+    """
+    requested = threading.Event()
+    first = math.inf
+
+    def handle(number: int, _: Any) -> None:
+        nonlocal first
+        # torchrun forwards a Ctrl-C to processes that already received it from the terminal.
+        # Only one that comes a second after the first is a second request.
+        if number == signal.SIGINT and time.monotonic() > first + _SECOND_CTRL_C_SECONDS:
+            raise KeyboardInterrupt
+        first = min(first, time.monotonic())
+        requested.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield requested  # only the main thread may set signal handlers
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, handle) for number in numbers]
+    try:
+        yield requested
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
