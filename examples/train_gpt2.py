@@ -1,10 +1,10 @@
-"""Train a small GPT-2 on train.txt and val.txt, with a loop you can read on one page.
+"""Train a small GPT-2 on train.txt and val.txt, with a training loop of one page.
 
     python examples/prepare_data.py        # writes data/train.txt and data/val.txt
     python examples/train_gpt2.py --data data --steps 500
 
-The model is penstock's, the loop is here: change it as you like. `penstock train` has the same
-loop with checkpoints, several GPUs, mixed precision and a live display.
+The model comes from penstock, and the loop is here: change it as you like. `penstock train` has
+the same loop with checkpoints, several GPUs, mixed precision and a live display.
 """
 
 import argparse
@@ -20,13 +20,11 @@ from penstock.train import GPT, ModelConfig, OptimizationConfig, Optimizers
 
 @torch.no_grad()
 def validate(model: GPT, batches: torch.utils.data.DataLoader, limit: int) -> float:
-    """The mean loss of the first batches."""
+    """The mean loss of the first `limit` batches."""
     model.eval()
     total, count = 0.0, 0
-    for number, (inputs, targets) in enumerate(batches):
-        if number == limit:
-            break
-        total += model(inputs, targets).item()
+    for inputs, targets in itertools.islice(batches, limit):
+        total += model(inputs, targets).item()  # the sum over all targets
         count += targets.numel()
     model.train()
     return total / count
@@ -59,23 +57,23 @@ def main() -> None:
             positions="rotary",
         )
     )
-    settings = OptimizationConfig(learning_rate=3e-3, warmup_steps=min(50, options.steps // 4))
-    optimizers = Optimizers(model, settings)
+    config = OptimizationConfig(learning_rate=3e-3, warmup_steps=min(50, options.steps // 4))
+    optimizers = Optimizers(model, config)
     print(f"{sum(each.numel() for each in model.parameters()):,} weights")
 
-    begun, seen = time.perf_counter(), 0
-    epochs = itertools.chain.from_iterable(itertools.repeat(train))  # in a new order each time
+    started, seen = time.perf_counter(), 0
+    epochs = itertools.chain.from_iterable(itertools.repeat(train))  # each in a new order
     for step, (inputs, targets) in enumerate(itertools.islice(epochs, options.steps)):
         loss = model(inputs, targets) / targets.numel()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-        optimizers.step(settings.rate(step, options.steps))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        optimizers.step(config.rate(step, options.steps))
         optimizers.zero_grad()
         seen += inputs.numel()
         if step % 50 == 0:
             print(f"step {step}: loss {loss.item():.4f}")
-    speed = seen / (time.perf_counter() - begun)
-    print(f"validation loss {validate(model, val, 16):.4f}, {speed:,.0f} tokens a second")
+    speed = seen / (time.perf_counter() - started)
+    print(f"validation loss {validate(model, val, 16):.4f}, {speed:,.0f} tokens per second")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     python examples/train_h100_local.py \
         --train_file training_data/owt_train.txt --val_file training_data/owt_valid.txt
 
-The files are tokenized once, in minutes, into stores under the output; later starts find them.
-Stop it at any time: the same command goes on from the last checkpoint. Without a GPU it trains
-the smallest model, to show that it works.
+The files are tokenized once, within minutes, into stores in the output directory. You can stop the
+run at any time; the same command resumes it from the last checkpoint. Without a GPU it trains the
+smallest model, to show that the script works.
 """
 
 import argparse
@@ -25,15 +25,15 @@ from penstock.train import (
 )
 
 
-def options_of() -> argparse.Namespace:
-    """The command line."""
+def parse_options() -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--train_file", type=Path, default=Path("training_data/owt_train.txt"))
     parser.add_argument("--val_file", type=Path, default=Path("training_data/owt_valid.txt"))
     parser.add_argument("--output", type=Path, default=Path("runs/h100"))
-    parser.add_argument("--batch_size", type=int, help="rows at once; the most that fit by default")
+    parser.add_argument("--batch_size", type=int, help="rows at once; by default the most that fit")
     parser.add_argument("--max_length", type=int, default=1024)
-    parser.add_argument("--num_workers", type=int, default=8, help="0 makes no batches ahead")
+    parser.add_argument("--num_workers", type=int, default=8, help="0 prepares no batches ahead")
     parser.add_argument("--prefetch_factor", type=int, default=4)
     parser.add_argument("--max_minutes", type=float, default=90)
     parser.add_argument("--steps", type=int)
@@ -43,7 +43,7 @@ def options_of() -> argparse.Namespace:
 
 def main() -> None:
     """Build both stores, then train."""
-    options = options_of()
+    options = parse_options()
     on_gpu = torch.cuda.is_available()
     stores = {
         side: ps.build(file, options.output / "stores" / side)
@@ -51,11 +51,12 @@ def main() -> None:
     }
     for side, store in stores.items():
         print(f"{side}: {len(store):,} documents, {store.num_tokens:,} tokens")
-    faster: dict[str, Any] = {"positions": "rotary", "qk_norm": True, "activation": "relu2"}
+    # Options that learn more from the same tokens than a plain GPT-2.
+    better: dict[str, Any] = {"positions": "rotary", "qk_norm": True, "activation": "relu2"}
     job = TrainingJob(
         plan=ps.Plan(ps.Windows(stores["train"], options.max_length), seed=17),
         val=ps.Windows(stores["val"], options.max_length),
-        shape=model_config(options.size, length=options.max_length, **faster),
+        model=model_config(options.size, length=options.max_length, **better),
         training=TrainingConfig(
             steps=options.steps,
             max_minutes=options.max_minutes,

@@ -27,4 +27,4 @@ def test_it_trains_on_two_files(tmp_path):
     assert done.returncode == 0, done.stderr
     losses = [float(each) for each in re.findall(r"loss ([\d.]+)", done.stdout)]
     assert losses[0] > 10 > losses[-1]
-    assert re.search(r"[\d,]+ tokens a second\n$", done.stdout)
+    assert re.search(r"[\d,]+ tokens per second\n$", done.stdout)

@@ -38,12 +38,12 @@ def test_twenty_kills_change_no_loss(store, tmp_path, figure):
     torch.set_num_threads(1)
     steps, generator = 400, np.random.default_rng(11)
     kills.here(store, tmp_path / "straight", steps)
-    straight = kills.told(tmp_path / "straight")
+    straight = kills.recorded(tmp_path / "straight")
     moments = sorted(generator.integers(1, steps - 5, 20).tolist())
     ever, real = kills.killed_run(store, tmp_path / "run", steps, moments, generator)
 
     assert real == 20
-    assert kills.told(tmp_path / "run") == straight
+    assert kills.recorded(tmp_path / "run") == straight
     known = {json.dumps(line) for line in straight}
     assert all(json.dumps(line) in known for line in ever)
     figure(f"training, killed {real} times: {len(straight):,} lines of losses equal bitwise")
@@ -70,7 +70,7 @@ def test_torchrun_starts_two_processes_of_a_recipe(store, tmp_path):
     )
 
     assert done.returncode == 0, done.stderr
-    lines = kills.told(tmp_path / "runs" / "a")
+    lines = kills.recorded(tmp_path / "runs" / "a")
     loader = ps.Loader(ps.Plan(ps.Windows(store, 32)), 8)
     right = [loader.fingerprint for _, _ in zip(range(8), loader, strict=False)]
     assert [line["fingerprint"] for line in lines if line["kind"] == "step"] == right

@@ -14,14 +14,14 @@ from penstock.train.command import choose_recipe, open_job, run_recipe
 SMALL = {"model.layers": 1, "model.width": 16, "model.heads": 2, "training.steps": 3}
 
 
-def job(source, tmp_path, told=None, **changes):
+def job(source, tmp_path, logged=None, **changes):
     """The job of a source that is no recipe, small, with settings by dotted names."""
     changes = {name.replace("__", "."): value for name, value in changes.items()}
     settings = {**SMALL, "output": str(tmp_path / "run"), "data.length": 16, **changes}
     recipe, guessed = choose_recipe(str(source), settings, "cpu")
-    told = [] if told is None else told
-    told += guessed
-    return open_job(recipe, told.append)
+    logged = [] if logged is None else logged
+    logged += guessed
+    return open_job(recipe, logged.append)
 
 
 @pytest.fixture
@@ -33,11 +33,11 @@ def text(tmp_path):
 
 def test_a_text_of_one_line_trains_without_validation(tmp_path):
     (tmp_path / "one.txt").write_text("word " * 200)
-    told = []
-    made = job(tmp_path / "one.txt", tmp_path, told)
+    logged = []
+    made = job(tmp_path / "one.txt", tmp_path, logged)
 
     assert made.val is None
-    assert told[-1].startswith("no validation: ")
+    assert logged[-1].startswith("no validation: ")
     assert train(made, device="cpu").progress.step == 3
 
 
@@ -103,15 +103,15 @@ def test_a_vocabulary_that_is_too_small_for_the_data_is_refused(tmp_path, text):
 
 def test_a_bare_file_of_nanogpt_is_trained_on(tmp_path):
     np.arange(1_000, dtype=np.uint16).tofile(tmp_path / "train.bin")
-    told = []
+    logged = []
     recipe, guessed = choose_recipe(
         str(tmp_path / "train.bin"), {**SMALL, "output": str(tmp_path / "run")}, "cpu"
     )
-    result = run_recipe(recipe, device="cpu", log=told.append)
+    result = run_recipe(recipe, device="cpu", log=logged.append)
 
     assert "uint16 as nanoGPT writes it" in guessed[0]
     assert result.progress.step == 3
-    assert any("does not record its tokenizer" in str(each) for each in told)
+    assert any("does not record its tokenizer" in str(each) for each in logged)
 
 
 @pytest.fixture(scope="module")

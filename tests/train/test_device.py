@@ -84,8 +84,8 @@ def test_an_interrupted_run_goes_on_within_rounding(store, tmp_path):
     straight, broken = (job_of(store, tmp_path / name) for name in ("straight", "broken"))
     train(straight)
 
-    def stop(told):
-        if isinstance(told, RunReport) and told.progress.step == 15:
+    def stop(logged):
+        if isinstance(logged, RunReport) and logged.progress.step == 15:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -110,11 +110,13 @@ def test_twenty_kills_change_losses_by_no_more_than_rounding(
     moments = sorted(generator.integers(1, steps - 5, 10).tolist())
     _, real = kills.killed_run(store, tmp_path / "run", steps, moments, generator, **how)
 
-    right, again, found = (kills.told(tmp_path / name) for name in ("straight", "again", "run"))
+    right, again, found = (kills.recorded(tmp_path / name) for name in ("straight", "again", "run"))
     rows = [[line.get("fingerprint") for line in lines] for lines in (right, found)]
     kept, changed = (furthest(right, lines) for lines in (again, found))
-    told = f"{precision}, killed {real} times: losses differ by {changed:.1e}; without, {kept:.1e}"
-    record_property("figure", told)
+    logged = (
+        f"{precision}, killed {real} times: losses differ by {changed:.1e}; without, {kept:.1e}"
+    )
+    record_property("figure", logged)
     assert real == 10
     assert rows[0] == rows[1]
     assert changed < 2e-2
@@ -158,8 +160,8 @@ def test_all_modes_see_the_same_rows_and_compile_once(store, tmp_path, kind):
 
 
 def test_the_batch_size_that_fits_is_found(store, tmp_path):
-    told = []
+    logged = []
     made = job_of(store, tmp_path / "auto", batch_size="auto", global_batch_size=64, steps=2)
-    train(replace(made, val=None), log=told.append)
+    train(replace(made, val=None), log=logged.append)
 
-    assert "batch_size: 64 rows of 128 tokens at once" in told
+    assert "batch_size: 64 rows of 128 tokens at once" in logged

@@ -51,8 +51,8 @@ def test_a_run_of_nothing_and_losses_that_are_no_numbers_are_drawn_too():
 
 def report(**changes):
     now = RunProgress(step=1_200, steps=4_800, loss=5.31214, val_loss=5.441)
-    told = {"tokens_per_second": 6210.4, "mfu": 0.412, "data_wait": 0.001, "seconds_left": 588.0}
-    return RunReport(progress=now, peak_memory=1_200_000_000, **{**told, **changes})
+    logged = {"tokens_per_second": 6210.4, "mfu": 0.412, "data_wait": 0.001, "seconds_left": 588.0}
+    return RunReport(progress=now, peak_memory=1_200_000_000, **{**logged, **changes})
 
 
 def test_a_report_is_one_line():

@@ -91,7 +91,7 @@ def written(output):
     return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
-def told(output):
+def recorded(output):
     """What a run computed, without what its clock said."""
     clocked = ("seconds", "waited", "tokens_per_second")
     return [
@@ -114,7 +114,7 @@ def killed_run(store, output, steps, moments, generator, **how):
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=60)
         real += process.returncode == -signal.SIGKILL
-        ever += told(output)
+        ever += recorded(output)
     here(store, output, steps, **how)
     return ever, real
 
@@ -124,7 +124,7 @@ def straight(store, tmp_path_factory):
     """The run that nothing happens to."""
     output = tmp_path_factory.mktemp("straight") / "run"
     here(store, output, 60)
-    return told(output)
+    return recorded(output)
 
 
 def test_a_killed_run_has_bitwise_the_losses_of_one_that_was_not(store, straight, tmp_path):
@@ -132,7 +132,7 @@ def test_a_killed_run_has_bitwise_the_losses_of_one_that_was_not(store, straight
     ever, real = killed_run(store, tmp_path / "run", 60, [13, 38], generator)
 
     assert real == 2
-    assert told(tmp_path / "run") == straight
+    assert recorded(tmp_path / "run") == straight
     assert all(line in straight for line in ever)
 
 
@@ -151,13 +151,15 @@ def losses_of_two_and_one(store, folder, *, tolerance, **how):
     here(store, both, 40, plain=True, **how)
     here(store, alone, 40, plain=True, **how)
 
-    steps = [[line for line in told(output) if line["kind"] == "step"] for output in (both, alone)]
+    steps = [
+        [line for line in recorded(output) if line["kind"] == "step"] for output in (both, alone)
+    ]
     pairs = list(zip(*steps, strict=True))
     assert [one["fingerprint"] for one, _ in pairs] == [two["fingerprint"] for _, two in pairs]
     assert len({one["fingerprint"] for one, _ in pairs}) == len(pairs) == 40
     assert max(abs(one["loss"] - two["loss"]) for one, two in pairs) < tolerance
     vals = [
-        {line["step"]: line["val_loss"] for line in told(output) if line["kind"] == "val"}
+        {line["step"]: line["val_loss"] for line in recorded(output) if line["kind"] == "val"}
         for output in (both, alone)
     ]
     assert vals[0].keys() == vals[1].keys() == {0, 10, 20, 30, 40}

@@ -169,21 +169,21 @@ def test_text_is_built_once_and_split(tmp_path):
     recipe, guessed = choose_recipe(
         str(tmp_path / "in.txt"), {"output": str(tmp_path / "run")}, "cpu"
     )
-    told = []
-    job = open_job(recipe, told.append)
+    logged = []
+    job = open_job(recipe, logged.append)
 
     assert "documents: paragraphs, since there are blank lines between them" in guessed
     assert "validation: the last 10.0% of the text" in guessed
-    assert [each.partition(" from ")[0] for each in told] == [
+    assert [each.partition(" from ")[0] for each in logged] == [
         f"building {tmp_path / 'run' / 'stores' / 'train'}"
     ]
     sides = [ps.TokenStore(tmp_path / "run/stores/train" / side) for side in ("train", "val")]
     assert len(sides[0]) + len(sides[1]) == 400
     assert len(sides[1]) == 39  # a tenth of the bytes, in whole documents
     assert job.model.vocab_size == 50_257
-    told.clear()
-    assert open_job(recipe, told.append).plan.digest == job.plan.digest
-    assert not told
+    logged.clear()
+    assert open_job(recipe, logged.append).plan.digest == job.plan.digest
+    assert not logged
 
 
 def test_a_validation_file_takes_the_place_of_the_split(tmp_path):

@@ -19,26 +19,26 @@ def run(job, **options):
 
 
 def stopper(when):
-    """Something that raises as a kill would, at the first thing told that `when` is true of."""
+    """Something that raises as a kill would, at the first thing logged that `when` is true of."""
 
-    def tell(told):
-        if when(told):
+    def log(logged):
+        if when(logged):
             raise KeyboardInterrupt
 
-    return tell
+    return log
 
 
 def at_step(step):
-    return lambda told: isinstance(told, RunReport) and told.progress.step == step
+    return lambda logged: isinstance(logged, RunReport) and logged.progress.step == step
 
 
 def test_fewer_steps_than_were_taken_are_a_finished_run(job):
     run(job())
-    told = []
-    result = run(job(steps=5), log=told.append)
+    logged = []
+    result = run(job(steps=5), log=logged.append)
 
     assert result.progress.step == 12
-    assert told[-1].endswith("is already finished, after step 12")
+    assert logged[-1].endswith("is already finished, after step 12")
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_its_metrics_again(job):
@@ -66,7 +66,7 @@ def test_the_last_checkpoint_knows_the_last_validation(job):
 def test_a_run_killed_in_its_last_validation_makes_up_for_it(job):
     made = job(steps=12, save_every=4, val_every=5)
     with pytest.raises(KeyboardInterrupt):
-        run(made, log=stopper(lambda told: str(told).startswith("step 12: validation")))
+        run(made, log=stopper(lambda logged: str(logged).startswith("step 12: validation")))
     assert not (made.output / "curve.svg").exists()
     result = run(made)
 

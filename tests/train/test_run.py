@@ -45,8 +45,8 @@ def run(job, **options):
 
 def test_it_learns_and_leaves_its_traces(job):
     made = job(steps=40, val_every=10, save_every=10, target_val_loss=4.0)
-    told = []
-    result = run(made, log=told.append)
+    logged = []
+    result = run(made, log=logged.append)
 
     vals = [each["val_loss"] for each in lines(made, "val")]
     assert [each["step"] for each in lines(made, "val")] == [0, 10, 20, 30, 40]
@@ -64,8 +64,8 @@ def test_it_learns_and_leaves_its_traces(job):
     (target,) = lines(made, "target")
     assert target["step"] == result.progress.target_step
     assert target["val_loss"] <= 4.0
-    assert any(str(each).startswith("target reached: validation loss") for each in told)
-    assert sum(isinstance(each, RunReport) for each in told) == 40
+    assert any(str(each).startswith("target reached: validation loss") for each in logged)
+    assert sum(isinstance(each, RunReport) for each in logged) == 40
 
 
 def test_the_fingerprints_are_those_of_the_plan(job):
@@ -120,10 +120,10 @@ def test_an_interrupted_run_goes_on_bitwise(job, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(broken, log=stopper(after=10))
     assert max(losses(broken)) == 10
-    told = []
-    run(broken, log=told.append)
+    logged = []
+    run(broken, log=logged.append)
 
-    assert told[0] == "resuming after step 8"
+    assert logged[0] == "resuming after step 8"
     assert losses(broken) == losses(straight)
     assert lines(broken, "val")[-1]["val_loss"] == lines(straight, "val")[-1]["val_loss"]
 
@@ -131,20 +131,20 @@ def test_an_interrupted_run_goes_on_bitwise(job, tmp_path):
 def stopper(after):
     """Something that raises as a kill would, out of the middle of a run."""
 
-    def tell(told):
-        if isinstance(told, RunReport) and told.progress.step == after:
+    def log(logged):
+        if isinstance(logged, RunReport) and logged.progress.step == after:
             raise KeyboardInterrupt
 
-    return tell
+    return log
 
 
 def test_a_finished_run_is_recognised(job):
     first = run(job())
-    told = []
-    again = run(job(), log=told.append)
+    logged = []
+    again = run(job(), log=logged.append)
 
     assert again.progress == first.progress
-    assert told[-1].endswith("run is already finished, after step 12")
+    assert logged[-1].endswith("run is already finished, after step 12")
 
 
 def test_more_steps_go_on_from_the_end(job):
@@ -169,10 +169,10 @@ def test_a_damaged_checkpoint_is_named(job):
     newest = sorted((job().output / "checkpoints").iterdir())[-1]
     newest.write_bytes(newest.read_bytes()[:1000])
 
-    told = (
+    logged = (
         r"step-00000012\.pt cannot be read as a checkpoint: .*\. Remove it to resume after step 6\."
     )
-    with pytest.raises(TrainError, match=told):
+    with pytest.raises(TrainError, match=logged):
         run(job(steps=20))
     newest.write_bytes(b"")
     with pytest.raises(TrainError, match=r"cannot be read as a checkpoint: .+\. Remove it"):
@@ -187,14 +187,14 @@ def test_a_damaged_checkpoint_is_named(job):
 
 
 def test_two_runs_into_one_output_are_one_too_many(job):
-    def tell(_):
+    def log(_):
         with pytest.raises(
             TrainError,
             match=r"is training into .*run; .*Wait for it, stop it, or use another output",
         ):
             run(job())
 
-    assert run(job(steps=2), log=tell).finished
+    assert run(job(steps=2), log=log).finished
     assert run(job(steps=3)).finished
 
 
@@ -282,8 +282,8 @@ def test_the_documents_of_a_row_are_those_that_its_tokens_lie_in(store, kind):
     plan = ps.Plan(rows, seed=2)
     ends = np.cumsum([len(each) for each in store])
     for sample in plan.samples(0, 40):
-        told = documents_at(plan, sample.position, sample.position + 1)
-        named = [int(each) for each in re.findall(r"document (\d+) of ", told)]
+        logged = documents_at(plan, sample.position, sample.position + 1)
+        named = [int(each) for each in re.findall(r"document (\d+) of ", logged)]
         spans = rows.spans(sample.sample) if kind is ps.Packs else [(sample.sample * 32, 32)]
         offsets = np.concatenate([np.arange(start, start + size) for start, size in spans])
         right = np.searchsorted(ends, offsets, side="right").tolist()
@@ -299,10 +299,12 @@ def test_rows_that_say_nothing_of_documents_are_told_so(tmp_path):
 
 
 def test_such_steps_can_be_skipped(job):
-    told = []
+    logged = []
     made = job(optimization=WILD, on_nonfinite="skip", val=None)
-    result = run(made, log=told.append)
-    skipped = [each for each in told if isinstance(each, str) and each.startswith("skipped: Step")]
+    result = run(made, log=logged.append)
+    skipped = [
+        each for each in logged if isinstance(each, str) and each.startswith("skipped: Step")
+    ]
 
     assert result.finished
     assert skipped
@@ -358,15 +360,15 @@ def test_a_device_that_is_not_there_is_named(job):
 
 def test_minutes_become_a_number_of_steps_that_is_kept(job, clock):
     made = job(steps=None, max_minutes=0.06, val=None, val_every=10_000, save_every=10_000)
-    told = []
-    result = run(made, log=told.append)
+    logged = []
+    result = run(made, log=logged.append)
 
-    (planned,) = [each for each in told if "minutes are enough for" in str(each)]
+    (planned,) = [each for each in logged if "minutes are enough for" in str(each)]
     steps = int(planned.split("enough for ")[1].split()[0].replace(",", ""))
     assert result.progress.steps == steps
     assert lines(made)[-1]["rate"] < 0.5  # the schedule came down in time
-    assert run(made, log=told.append).progress == result.progress
-    assert "is already finished" in told[-1]
+    assert run(made, log=logged.append).progress == result.progress
+    assert "is already finished" in logged[-1]
 
 
 def test_a_run_without_an_end_is_refused():
@@ -382,10 +384,10 @@ def test_parts_that_do_not_fill_a_step_are_refused(job):
 
 
 def test_the_batch_size_is_found_where_it_is_not_given(job):
-    told = []
-    run(job(batch_size="auto", global_batch_size=12, steps=1), log=told.append)
+    logged = []
+    run(job(batch_size="auto", global_batch_size=12, steps=1), log=logged.append)
 
-    assert "batch_size: 6 rows of 32 tokens at once" in told
+    assert "batch_size: 6 rows of 32 tokens at once" in logged
 
 
 def test_fewer_rows_than_processes_are_refused_and_not_a_crash(job):
