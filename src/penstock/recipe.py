@@ -156,6 +156,7 @@ def read_recipe(path: str | Path, changes: Mapping[str, Any] | None = None) -> R
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not TOML: {error}.") from error
     tables.setdefault("output", f"runs/{path.stem}")
+    # Changes are applied to the tables, before any check, so they can repair a wrong value.
     for name, value in (changes or {}).items():
         set_value(tables, name, value)
         if name == "data.train":
@@ -243,6 +244,7 @@ def _refuse_unknown(table: Mapping[str, Any], known: list[str], where: str, pref
 
 def _value(value: Any, hint: Any, name: str) -> Any:
     """A TOML value as the type of a field."""
+    # `int | None` is a union of two types, and its values are tried against each.
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for kind in kinds:
         found = _as_kind(value, kind, name)

@@ -199,6 +199,7 @@ def _show_resume(plan: "Plan") -> None:
     """Stop after 1,000 steps, resume with two ranks, and compare the rows."""
     import torch
 
+    # The state holds the position in global rows, so it fits any number of ranks.
     single = _loader(plan)
     for _ in islice(single, 1_000):
         pass
@@ -284,6 +285,7 @@ def write_prose(path: Path, files: list[Path]) -> list[str]:
     lines = [json.dumps({"name": name, "text": text}) + "\n" for name, text in pages]
     data = "".join(lines).encode()
     if not path.exists() or path.read_bytes() != data:
+        # A kill must not leave half a file, which the next build would read.
         temporary = path.with_name(f".{path.name}.tmp")
         temporary.write_bytes(data)
         temporary.replace(path)

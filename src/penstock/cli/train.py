@@ -13,17 +13,14 @@ from penstock.cli.units import duration_text
 if TYPE_CHECKING:
     from penstock.train import RunResult
 
-__all__ = [
-    "BatchSize",
-    "MaxLength",
-    "NumWorkers",
-    "PrefetchFactor",
-    "Settings",
-    "Source",
-    "TrainFile",
-    "ValFile",
-    "train_command",
-]
+__all__ = ["BatchSize", "MaxLength", "Settings", "Source", "TrainFile", "ValFile", "train_command"]
+
+
+def _option(name: str, help_text: str, metavar: str, least: int | None = None) -> Any:
+    """An option that can be written with underscores or with hyphens."""
+    flags = dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"])
+    return typer.Option(*flags, metavar=metavar, min=least, help=help_text)
+
 
 Source = Annotated[
     str | None,
@@ -33,53 +30,30 @@ Source = Annotated[
         help="A recipe (.toml), a text file or a store. Without a recipe, settings are guessed.",
     ),
 ]
-TrainFile = Annotated[
-    str | None,
-    typer.Option("--train_file", "--train-file", metavar="FILE", help="Text or store to train on."),
-]
-ValFile = Annotated[
-    str | None,
-    typer.Option("--val_file", "--val-file", metavar="FILE", help="Text or store to validate on."),
-]
+TrainFile = Annotated[str | None, _option("train_file", "Text or store to train on.", "FILE")]
+ValFile = Annotated[str | None, _option("val_file", "Text or store to validate on.", "FILE")]
 BatchSize = Annotated[
-    int | None,
-    typer.Option(
-        "--batch_size",
-        "--batch-size",
-        min=1,
-        metavar="ROWS",
-        help="Rows of a micro-batch on each device.",
-    ),
+    int | None, _option("batch_size", "Rows of a micro-batch on each device.", "ROWS", 1)
 ]
-MaxLength = Annotated[
-    int | None,
-    typer.Option("--max_length", "--max-length", min=1, metavar="TOKENS", help="Tokens per row."),
-]
-NumWorkers = Annotated[
-    int | None,
-    typer.Option(
-        "--num_workers",
-        "--num-workers",
-        min=0,
-        metavar="NUMBER",
-        help="0 prepares no batches ahead. Other numbers have no effect: one thread prepares them.",
-    ),
-]
+MaxLength = Annotated[int | None, _option("max_length", "Tokens per row.", "TOKENS", 1)]
+_NUM_WORKERS = "0 prepares no batches ahead. Other numbers have no effect: one thread does it."
+NumWorkers = Annotated[int | None, _option("num_workers", _NUM_WORKERS, "NUMBER", 0)]
 PrefetchFactor = Annotated[
-    int | None,
-    typer.Option(
-        "--prefetch_factor",
-        "--prefetch-factor",
-        min=0,
-        metavar="NUMBER",
-        help="Blocks of batches to prepare ahead.",
-    ),
+    int | None, _option("prefetch_factor", "Blocks of batches to prepare ahead.", "NUMBER", 0)
+]
+Steps = Annotated[int | None, _option("steps", "Train for this many steps.", "NUMBER", 1)]
+MaxMinutes = Annotated[float | None, _option("max_minutes", "Train for this long.", "MINUTES")]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="DIRECTORY", help="Where to write the run."),
+]
+Device = Annotated[
+    str | None,
+    _option("device", "cpu, cuda or cuda:1; by default the GPU if there is one.", "NAME"),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="NAME=VALUE", help="Any setting of the recipe, such as training.steps=100."
-    ),
+    _option("set", "Any setting of the recipe, such as training.steps=100.", "NAME=VALUE"),
 ]
 
 
@@ -91,25 +65,10 @@ def train_command(
     max_length: MaxLength = None,
     num_workers: NumWorkers = None,
     prefetch_factor: PrefetchFactor = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, metavar="NUMBER", help="Train for this many steps.")
-    ] = None,
-    max_minutes: Annotated[
-        float | None,
-        typer.Option(
-            "--max-minutes", "--max_minutes", metavar="MINUTES", help="Train for this long."
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="DIRECTORY", help="Where to write the run."),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="cpu, cuda or cuda:1; by default the GPU if there is one."
-        ),
-    ] = None,
+    steps: Steps = None,
+    max_minutes: MaxMinutes = None,
+    output: Output = None,
+    device: Device = None,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:

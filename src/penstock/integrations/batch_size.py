@@ -39,6 +39,7 @@ def largest_that_fits(fits: Callable[[int], bool], most: int = _MOST) -> int:
     good, size = 0, 1
     while good < most and fits(size):
         good, size = size, min(2 * size, most)
+    # From here on `good` fits and `bad` does not, or is past the limit.
     bad = size if good < most else most + 1
     while bad - good > 1:
         middle = (good + bad) // 2

@@ -32,28 +32,18 @@ if TYPE_CHECKING:
     from penstock.train.run import train as train
 
 # Loaded on first use, because most of these modules import torch.
-_HOMES = {
-    "Display": "penstock.train.display",
-    "GPT": "penstock.train.model",
-    "Learner": "penstock.train.learner",
-    "ModelConfig": "penstock.train.config",
-    "OptimizationConfig": "penstock.train.config",
-    "Optimizers": "penstock.train.optimize",
-    "RunProgress": "penstock.train.metrics",
-    "RunReport": "penstock.train.metrics",
-    "RunResult": "penstock.train.run",
-    "SIZES": "penstock.train.config",
-    "TrainingConfig": "penstock.train.config",
-    "TrainingJob": "penstock.train.config",
-    "World": "penstock.train.distributed",
-    "documents_at": "penstock.train.display",
-    "from_gpt2": "penstock.train.exchange",
-    "gpt2_config": "penstock.train.exchange",
-    "model_config": "penstock.train.config",
-    "read_metrics": "penstock.train.metrics",
-    "to_gpt2": "penstock.train.exchange",
-    "train": "penstock.train.run",
+_MODULES = {
+    "config": "SIZES ModelConfig OptimizationConfig TrainingConfig TrainingJob model_config",
+    "display": "Display documents_at",
+    "distributed": "World",
+    "exchange": "from_gpt2 gpt2_config to_gpt2",
+    "learner": "Learner",
+    "metrics": "RunProgress RunReport read_metrics",
+    "model": "GPT",
+    "optimize": "Optimizers",
+    "run": "RunResult train",
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "GPT",
@@ -82,7 +72,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'penstock.train' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(f"penstock.train.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -54,6 +54,8 @@ class Checkpoints:
         """Write the checkpoint of a step, then remove the oldest ones beyond `keep_last`."""
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_temporary(self.directory)  # left by a run that was killed while it saved
+        # torch.save writes to memory first: its own file could be cut short by a full disk, and
+        # the name of a checkpoint must never belong to half a file.
         buffer = io.BytesIO()
         torch.save({"format": _FORMAT, "step": step, **contents}, buffer)
         # An older checkpoint is removed only after the new one is on disk under its name.
@@ -77,7 +79,7 @@ class Checkpoints:
         advice = f"Remove it to {instead}."
         try:
             loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:
+        except Exception as error:  # torch raises many classes for damaged files
             first = (str(error).splitlines() or [type(error).__name__])[0]
             why = first.split(". ")[0].rstrip(".")
             raise TrainError(f"{path} cannot be read as a checkpoint: {why}. {advice}") from error
@@ -113,6 +115,7 @@ def locked_output(output: Path, world: World) -> Iterator[None]:
     Raises:
         TrainError: another run holds the lock; the two would overwrite each other's files.
     """
+    # Only the main process writes, and only it can hold the lock: the others would find it taken.
     with ExitStack() as stack:
         if world.is_main:
             try:

@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -44,8 +44,12 @@ _TOKEN_FILES = {
     ".npy": "data: a token file of GPT-2's tokenizer; no validation",
     ".bin": "data: a token file of GPT-2's tokenizer, uint16 as nanoGPT writes it; no validation",
 }
+_MODEL_SETTINGS = ("model.size", "model.layers", "model.width")
 # Of a large text, 10 MB are held out; of less than 100 MB, a tenth.
 _MAX_HELD_OUT_BYTES = 10_000_000
+
+Guesses = dict[str, tuple[str, ...]]
+"""Lines about guessed settings. A line is not printed if a flag sets one of its settings."""
 
 
 def recipe_changes(flags: Mapping[str, Any], settings: list[str]) -> dict[str, Any]:
@@ -55,8 +59,8 @@ def recipe_changes(flags: Mapping[str, Any], settings: list[str]) -> dict[str, A
     {'training.batch_size': 4, 'training.prefetch': 0, 'training.compile': True}
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    # A thread makes the batches, so there are no worker processes to count. 0 means that nothing
-    # is prepared ahead.
+    # Scripts pass --num_workers out of habit, but a thread makes the batches, so there are no
+    # worker processes to count. 0 means that nothing is prepared ahead.
     if given.pop("num_workers", None) == 0:
         given["prefetch_factor"] = 0
     changes = {_FLAGS[name]: value for name, value in given.items()}
@@ -93,7 +97,7 @@ def choose_recipe(
     no_split = isinstance(data, dict) and (data.get("val") or data.get("stream"))
     if no_split and "data.split" not in changes:
         data.pop("split", None)
-    lines = [each.line for each in guesses if not set(each.settings) & set(changes)]
+    lines = [line for line, names in guesses.items() if not set(names) & set(changes)]
     return parse_recipe(tables, source), lines
 
 
@@ -116,6 +120,7 @@ def run_recipe(recipe: Recipe, *, device: str | None, log: Log) -> RunResult:
     job = open_job(recipe, log)
     result = train(job, device=device, log=log)
     if result.finished and result.rank == 0:
+        # The model is trained and saved by now: a sample that cannot be made is no error.
         try:
             text = _sample_text(job, result.model)
         except (ImportError, PenstockError) as error:
@@ -134,6 +139,8 @@ def _sample_text(job: TrainingJob, model: GPT) -> str:
     from penstock.store.decode import tokenizer_of  # needs packages that training does not
 
     tokenizer = tokenizer_of(store.manifest)
+    # The end token precedes the first token of every document but the first, so after it the model
+    # writes the beginning of a document.
     end = store.manifest.contents["eos_id"]
     first = [int(end)] if end is not None else [int(store.tokens(0, 1)[0])]
     tokens = generate(model, first, num_tokens=100, vocab_size=tokenizer.vocab_size)
@@ -166,12 +173,14 @@ def generate(
         TrainError: the logits are not finite.
     """
     device = model.token_embedding.weight.device
+    # A separate generator: the global one stays as it was.
     generator = torch.Generator(device).manual_seed(derive_key("sample", seed) >> 1)
     was_training = model.training
     model.eval()
     written = torch.tensor([tokens], device=device)
     try:
         for _ in range(num_tokens):
+            # There is no cache of keys and values: for a hundred tokens it is not worth its code.
             logits = model(written[:, -model.config.length :])[0, -1, :vocab_size].float()
             if not bool(logits.isfinite().all()):
                 raise TrainError("The logits of the model are not finite.")
@@ -183,14 +192,7 @@ def generate(
     return [int(each) for each in written[0]]
 
 
-class _Guess(NamedTuple):
-    """A line about guessed settings; a command that sets one of them does not print it."""
-
-    line: str
-    settings: tuple[str, ...]
-
-
-def _guess_recipe(source: str, device: str | None) -> tuple[dict[str, Any], list[_Guess]]:
+def _guess_recipe(source: str, device: str | None) -> tuple[dict[str, Any], Guesses]:
     """The tables of a recipe for a store or a text, and the guesses in them."""
     if "://" in source:
         raise SourceError(
@@ -206,35 +208,34 @@ def _guess_recipe(source: str, device: str | None) -> tuple[dict[str, Any], list
         )
     data, guesses = _guess_data(path)
     has_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cuda")
-    tables, more = _gpu_settings() if has_gpu else _cpu_settings()
+    tables, more = _guess_settings(gpu=has_gpu)
     tables["data"] |= data
     place = path
     if is_pattern:  # the run is named after the last folder without a wildcard
         place = next(each for each in path.parents if not glob.has_magic(str(each)))
     name = place.stem if place.is_file() else place.resolve().name
     tables["output"] = f"runs/{name or 'data'}"
-    return tables, [*guesses, *more, _Guess(f"output: {tables['output']}", ("output",))]
+    return tables, {**guesses, **more, f"output: {tables['output']}": ("output",)}
 
 
-def _guess_data(path: Path) -> tuple[dict[str, Any], list[_Guess]]:
-    if path.suffix in _TOKEN_FILES:
-        return {"train": str(path)}, [_Guess(_TOKEN_FILES[path.suffix], ("data.val",))]
+def _guess_data(path: Path) -> tuple[dict[str, Any], Guesses]:
+    finished: str | None = _TOKEN_FILES.get(path.suffix)
     if (path / FILE_NAME).exists():
-        line = "data: a finished store; no validation (set --val_file)"
-        return {"train": str(path)}, [_Guess(line, ("data.val",))]
-    if (path / "train" / FILE_NAME).exists():
-        line = "data: a finished store and its validation side"
-        return {"train": str(path)}, [_Guess(line, ("data.val",))]
+        finished = "data: a finished store; no validation (set --val_file)"
+    elif (path / "train" / FILE_NAME).exists():
+        finished = "data: a finished store and its validation side"
+    if finished is not None:
+        return {"train": str(path)}, {finished: ("data.val",)}
     size = path.stat().st_size if path.is_file() else 0
     share = 0.1 if size <= 10 * _MAX_HELD_OUT_BYTES else _MAX_HELD_OUT_BYTES / size
     documents, why = _documents(path)
     data = {"train": str(path), "split": f"tail:{share:.6f}", "documents": documents}
     held_out = ("data.split", "data.val", "data.stream")
-    return data, [
-        _Guess("tokenizer: gpt2", ("data.tokenizer",)),
-        _Guess(f"documents: {why}", ("data.documents",)),
-        _Guess(f"validation: the last {share:.1%} of the text", held_out),
-    ]
+    return data, {
+        "tokenizer: gpt2": ("data.tokenizer",),
+        f"documents: {why}": ("data.documents",),
+        f"validation: the last {share:.1%} of the text": held_out,
+    }
 
 
 def _documents(path: Path) -> tuple[str, str]:
@@ -252,49 +253,30 @@ def _documents(path: Path) -> tuple[str, str]:
     return "lines", "one per line, since there are no blank lines"
 
 
-def _cpu_settings() -> tuple[dict[str, Any], list[_Guess]]:
-    tables = {
-        "data": {"length": 128},
-        "model": {"size": "nano", "positions": "rotary"},
-        "optimization": {"learning_rate": 3e-3, "warmup_steps": 50, "betas": [0.9, 0.99]},
-        "training": {
-            "max_minutes": 10,
-            "batch_size": 4,
-            "val_every": 100,
-            "val_rows": 128,
-            "save_every": 100,
-        },
+def _guess_settings(*, gpu: bool) -> tuple[dict[str, Any], Guesses]:
+    """The tables of a recipe for this kind of device, and the guesses in them."""
+    model, rows, length = ("124M", 256, 1024) if gpu else ("nano", 4, 128)
+    training: dict[str, Any] = {"max_minutes": 10, "val_every": 100}
+    guesses: Guesses = {
+        f"model: {model}" + ("" if gpu else ", since there is no GPU"): _MODEL_SETTINGS,
+        f"length: {length:,} tokens per row": ("data.length",),
+        f"batch: {rows} rows per step": ("training.global_batch_size",),
+        "time: at most 10 minutes": ("training.max_minutes",),
     }
-    model = "model: nano (4 layers, width 128), since there is no GPU"
-    batch = ("training.batch_size", "training.global_batch_size")
-    return tables, [
-        _Guess(model, ("model.size", "model.layers", "model.width")),
-        _Guess("length: 128 tokens per row", ("data.length",)),
-        _Guess("batch: 4 rows per step", batch),
-        _Guess("time: at most 10 minutes", ("training.max_minutes",)),
-    ]
-
-
-def _gpu_settings() -> tuple[dict[str, Any], list[_Guess]]:
+    if gpu:
+        optimization: dict[str, Any] = {"learning_rate": 6e-4, "warmup_steps": 100}
+        training |= {"global_batch_size": rows, "precision": "bfloat16", "compile": True}
+        training |= {"val_rows": 512, "save_every": 500}
+        line = "precision: bfloat16, compiled (training.compile=false starts sooner)"
+        guesses[line] = ("training.precision", "training.compile")
+    else:
+        optimization = {"learning_rate": 3e-3, "warmup_steps": 50, "betas": [0.9, 0.99]}
+        training |= {"batch_size": rows, "val_rows": 128, "save_every": 100}
+        guesses[f"batch: {rows} rows per step"] += ("training.batch_size",)
     tables = {
-        "data": {"length": 1024},
-        "model": {"size": "124M"},
-        "optimization": {"learning_rate": 6e-4, "warmup_steps": 100},
-        "training": {
-            "max_minutes": 10,
-            "global_batch_size": 256,
-            "precision": "bfloat16",
-            "compile": True,
-            "val_every": 100,
-            "val_rows": 512,
-            "save_every": 500,
-        },
+        "data": {"length": length},
+        "model": {"size": model, **({} if gpu else {"positions": "rotary"})},
+        "optimization": optimization,
+        "training": training,
     }
-    precision = "precision: bfloat16, compiled (training.compile=false starts sooner)"
-    return tables, [
-        _Guess("model: 124M", ("model.size", "model.layers", "model.width")),
-        _Guess("length: 1,024 tokens per row", ("data.length",)),
-        _Guess("batch: 256 rows per step", ("training.global_batch_size",)),
-        _Guess(precision, ("training.precision", "training.compile")),
-        _Guess("time: at most 10 minutes", ("training.max_minutes",)),
-    ]
+    return tables, guesses

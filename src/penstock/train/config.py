@@ -132,6 +132,7 @@ class OptimizationConfig:
             return (step + 1) / self.warmup_steps
         if steps is None or steps <= self.warmup_steps:
             return 1.0
+        # A resumed run can have fewer steps than it has done; the cosine must not rise again.
         done = min(1.0, (step - self.warmup_steps) / (steps - self.warmup_steps))
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
 
@@ -169,7 +170,7 @@ class TrainingConfig:
         if self.steps is None and self.max_minutes is None:
             raise PlanError("A run needs an end: set steps or max_minutes.")
         _check_numbers(self, may_be_zero=("seed", "prefetch"))
-        if self.seed >= 1 << 63:  # torch takes signed 64-bit seeds
+        if self.seed >= 1 << 63:
             raise PlanError(f"seed must be below 2**63; got {self.seed}.")
 
 

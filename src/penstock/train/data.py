@@ -61,6 +61,7 @@ def open_data(
     The stores go into `output`. A later run with the same text and settings finds them there.
     """
     opener = _Opener(config, output, log)
+    # This is one of two places that know of growing stores; the other is `training_loader`.
     if config.stream and config.train is not None:
         plan: Any = GrowingPlan(opener.streamed(config.train), seed=config.seed)
         return plan, opener.val_rows(None)
@@ -112,6 +113,7 @@ class _Opener:
         there = any((store / each / FILE_NAME).exists() for each in (".", "train"))
         if not there:
             self._log(f"building {store} from {given}")
+        # With other validation data, nothing needs to be held out of the text.
         held_out = self._config.split if name == "train" and self._config.val is None else None
         while True:
             try:
@@ -218,9 +220,13 @@ def validation_loader(job: TrainingJob, world: World, rows: int) -> Loader | Non
     """A loader of the same `val_rows` rows at every validation; None without validation data."""
     if job.val is None:
         return None
+    # A chat store marks which tokens are trained on; `supervised` applies these marks to windows.
     some: Any = RowSubset(supervised("validation", job.val), job.training.val_rows)
     return Loader(
         some,
+        # At most `rows` rows for each process, and no more than there are: 10 rows on 4
+        # processes are batches of 3 each. drop_last=False pads the last batch with rows whose
+        # targets are all ignored, so that every process takes the same number of steps.
         global_batch_size=min(rows, -(-len(some) // world.size)) * world.size,
         prefetch=min(1, job.training.prefetch),
         rank=world.rank,
@@ -271,6 +277,7 @@ class RowSubset:
         return read
 
     def _chosen(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        # 3 of 10 rows: [0, 1, 2] * 10 // 3 = [0, 3, 6].
         return np.asarray(samples, np.int64) * len(self._rows) // len(self)
 
 
@@ -308,6 +315,7 @@ def check_vocabulary(job: TrainingJob) -> None:
         vocabularies = _vocabularies(rows)
         for each in stores_of(rows):
             if isinstance(each, ArrayFile):
+                # An unsigned dtype cannot be negative, but a .npy file may be of int32 or int64.
                 ids = each.array()[:_CHECKED_IDS]
                 if ids.min(initial=0) < 0:
                     raise PlanError(f"{each.path} has negative token ids ({ids.min()}).")

@@ -172,12 +172,14 @@ class _Scale(NamedTuple):
     def place(self, point: Point) -> Point:
         across = _WIDTH - _LEFT - _RIGHT
         down = _HEIGHT - _TOP - _BOTTOM
+        # y grows downwards in SVG, so the highest loss is at the top.
         x = _LEFT + across * point[0] / self.steps
         return x, _TOP + down * (self.high - point[1]) / (self.high - self.low)
 
 
 def _averaged(points: Sequence[Point]) -> list[Point]:
     """At most 600 points, each the mean of its neighbours."""
+    # 1,500 points make 500 groups of 3. A million points would be an SVG of 12 MB.
     size = max(1, -(-len(points) // _MAX_POINTS))
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(group[-1][0], math.fsum(y for _, y in group) / len(group)) for group in groups]
@@ -189,6 +191,7 @@ def _ticks(low: float, high: float, most: int = 8) -> list[float]:
     >>> _ticks(0, 1000), _ticks(5.2, 6.3)
     ([0.0, 200.0, 400.0, 600.0, 800.0, 1000.0], [5.2, 5.4, 5.6, 5.8, 6.0, 6.2])
     """
+    # The smallest of 1, 2, 5 or 10 times a power of ten that gives at most `most` intervals.
     size = 10.0 ** math.floor(math.log10((high - low) / most))
     step = next(size * k for k in (1, 2, 5, 10) if (high - low) / (size * k) <= most)
     # The tolerance keeps an end such as 5.2, which is 25.999… steps of 0.2 in floating point.
@@ -268,6 +271,8 @@ def _documents_of(rows: Any, sample: int) -> Iterator[str]:
 
 def _documents_between(stream: Any, start: int, stop: int) -> Iterator[str]:
     """The documents that tokens [start, stop) of a stream belong to."""
+    # The pieces of a stream are the parts of its stores, one after the other. A row can reach
+    # into the next piece.
     first_piece = int(np.searchsorted(stream.ends, start, side="right"))
     last_piece = int(np.searchsorted(stream.starts, stop, side="left"))
     for number in range(first_piece, last_piece):

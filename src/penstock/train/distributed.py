@@ -55,6 +55,7 @@ class World:
 
     def put(self, values: list[int]) -> Tensor:
         """Integers on the device, copied without waiting for work that is queued there."""
+        # Only a copy from pinned memory is asynchronous. torch keeps the buffer until it is done.
         host = torch.tensor(values)
         if self.device.type == "cuda":
             return host.pin_memory().to(self.device, non_blocking=True)
@@ -88,6 +89,7 @@ class HostCopy:
     """
 
     def __init__(self, values: Tensor) -> None:
+        # Without the event, `tolist` could read the host buffer before the copy has filled it.
         self._values = values.to("cpu", non_blocking=True)
         self._copied: Any = None
         if values.is_cuda:
@@ -115,6 +117,7 @@ def to_signed(number: int) -> int:
 
 def torchrun_rank() -> int | None:
     """The rank that torchrun gave to this process; None if torchrun did not start it."""
+    # RANK alone proves nothing: other launchers set it too.
     return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
@@ -147,6 +150,7 @@ def join_processes(device: str | None = None) -> Iterator[World]:
     launched = not joined and torchrun_rank() is not None
     place = select_device(device)
     if place.type == "cuda":
+        # One GPU for each process of a node. nccl uses the current one, so it is set first.
         number = int(os.environ.get("LOCAL_RANK", "0")) if launched else place.index
         if number is not None:
             torch.cuda.set_device(number)

@@ -35,6 +35,7 @@ class Learner:
         self._config = job.training
         self._world = world
         self._clip = job.optimization.clip or torch.inf
+        # The weights are drawn on the CPU, so they are the same on every device.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(job.training.seed)
             self.model = GPT(job.model, recompute=job.training.recompute)
@@ -117,6 +118,7 @@ class Learner:
     def evaluate(self, microbatches: Iterable[MicroBatch]) -> float:
         """The mean loss over all targets, on all processes."""
         self._parallel.eval()
+        # In float64: float32 cannot count past 2**24 targets.
         sums = torch.zeros(2, dtype=torch.float64, device=self._world.device)
         for microbatch in microbatches:
             targets = microbatch[1]

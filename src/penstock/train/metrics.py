@@ -120,6 +120,7 @@ class Throughput:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Do not count the time spent in this block."""
+        # Not in a `finally`: an exception ends the run, and its speed with it.
         started = time.perf_counter()
         yield
         self.last_pause = time.perf_counter() - started
@@ -127,6 +128,7 @@ class Throughput:
 
     @property
     def _span(self) -> float:
+        # Before the second step there is no speed: every rate is 0, not a division by zero.
         return max(1e-9, self._ends[-1][0] - self._ends[0][0]) if len(self._ends) > 1 else math.inf
 
     @property
@@ -172,12 +174,14 @@ class Metrics:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._board = _tensorboard(path.parent, step) if tensorboard else None
         # A checkpoint can be saved before the validation of the same step.
+        # Its validation then comes again, and must not be in the file twice.
         last = ("step", "val", "target") if validated == step else ("step",)
         kept = [
             each
             for each in read_metrics(path)
             if each["step"] < step or (each["step"] == step and each["kind"] in last)
         ]
+        # Written to a temporary file and renamed: a kill leaves the old lines or the new ones.
         write_file(path, [_line(each) for each in kept])
         self._stream = path.open("a", encoding="utf-8")
 
@@ -187,6 +191,7 @@ class Metrics:
         self._stream.flush()
         if self._board is not None:
             for name, value in values.items():
+                # TensorBoard stores float32, which cannot hold a 64-bit fingerprint.
                 if isinstance(value, int | float) and name != "fingerprint":
                     self._board.add_scalar(f"{kind}/{name}", value, step)
 

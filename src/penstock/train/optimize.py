@@ -43,6 +43,7 @@ class Optimizers:
         ]
         if matrices:
             self.all.append(_muon(matrices, config))
+        # The schedule scales both optimizers alike, each from its own highest rate.
         for optimizer in self.all:
             for group in optimizer.param_groups:
                 group["highest_lr"] = group["lr"]
@@ -71,6 +72,7 @@ class Optimizers:
         """
         try:
             for optimizer, state in zip(self.all, states, strict=True):
+                # load_state_dict also restores the settings of the groups; put ours back.
                 current = [
                     {name: value for name, value in group.items() if name != "params"}
                     for group in optimizer.param_groups

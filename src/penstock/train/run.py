@@ -110,6 +110,7 @@ class _Loop:
         self.queued = self.saved = self.progress.step
         self.stopping = self.interrupted = False
         self.throughput = Throughput(job.model, world)
+        # As if the run had started once, without the time between its sessions.
         self.started = time.perf_counter() - self.progress.seconds
         self.metrics: Metrics | None = None
 
@@ -259,6 +260,7 @@ class _Loop:
 
     def _on_nonfinite(self, step: int, loss: float, norm: float) -> None:
         """Name the documents of a step with a loss or norm that is not finite; stop or skip."""
+        # The loader is after the last queued step: this one, or the next if this is read late.
         first = self.loader.position - (self.queued - step + 1) * self.step_rows
         last = first + self.step_rows - 1
         message = (
