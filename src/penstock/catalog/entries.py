@@ -55,7 +55,7 @@ class Entry:
     remotes: tuple[Remote, ...]
     split: float | None = None
     """Where the text comes as one file: how much of it is for training."""
-    documents: str = "lines"
+    documents: str = "auto"
     """What a document is in its files, as `penstock.build` takes it."""
     eos: bool = True
     """Whether documents end with the end token in stores that a fetch builds."""
@@ -159,7 +159,6 @@ ENTRIES: tuple[Entry, ...] = (
         home="https://github.com/karpathy/char-rnn",
         licence="public domain (the text)",
         split=TRAIN_SPLIT_RATIO,
-        documents="file",
         eos=False,
         remotes=(
             Remote(

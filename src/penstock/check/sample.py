@@ -1,11 +1,12 @@
 """A sample of one file, and what it looks like."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.errors import SourceError
 from penstock.sources.document import Reject
 from penstock.sources.expand import Expanded
 from penstock.sources.listing import InputFile
+from penstock.sources.pieces import file_rule
 from penstock.sources.read import read_slice
 from penstock.sources.reading import Reading
 from penstock.sources.slices import cut
@@ -29,6 +30,8 @@ class LookedAt:
     rejects: list[Reject] = field(default_factory=list)
     sample_bytes: int = 0
     """Of the sample, as text."""
+    documents: str | None = None
+    """What a document is in a text file, as `documents=` has it; never "auto"."""
     whole: bool = False
     """Whether the sample is all of the file."""
     error: str | None = None
@@ -42,6 +45,9 @@ class LookedAt:
 
 def sample(file: LookedAt, listed: InputFile, reading: Reading, budget: int) -> None:
     """Read documents of one file, about `budget` bytes of it."""
+    if reading.documents == "auto" and listed.format == "text":
+        reading = replace(reading, documents=file_rule(listed, reading))
+    file.documents = reading.documents if listed.format == "text" else None
     if reading.documents == "file" and listed.format == "text":
         file.texts, file.whole = _head(listed, reading, budget)
         file.sample_bytes = sum(map(len, file.texts))
@@ -85,13 +91,13 @@ def _head(listed: InputFile, reading: Reading, budget: int) -> tuple[list[bytes]
     return [data] if data.strip() else [], whole
 
 
-def hint(file: LookedAt, reading: Reading) -> None:
+def hint(file: LookedAt) -> None:
     """What the documents look like that they are not read as."""
     sample = file.texts[:100]
     if not sample or file.format != "text":
         return
     separator = b"<|endoftext|>"
-    if reading.documents != separator.decode() and any(separator in text for text in sample):
+    if file.documents != separator.decode() and any(separator in text for text in sample):
         file.hints.append(
             "<|endoftext|> stands in the text; if it separates documents, say "
             "--documents '<|endoftext|>'"

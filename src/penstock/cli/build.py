@@ -59,7 +59,7 @@ def build_command(
         ),
     ] = "gpt2",
     format: FormatOption = Format.AUTO,
-    documents: DocumentsOption = "lines",
+    documents: DocumentsOption = "auto",
     field: FieldOption = "text",
     errors: ErrorsOption = Errors.STRICT,
     chat: Annotated[
@@ -79,8 +79,9 @@ def build_command(
         str | None,
         typer.Option(
             metavar="RULE",
-            help="Hold out a share as STORE/val: tail:0.1 is the last tenth, hash:0.1 a tenth of "
-            "the documents, chosen by their text.",
+            help="Hold out a share as STORE/val: tail:0.1 is the last tenth (the documents that "
+            "begin there, or the characters of a single document), hash:0.1 a tenth of the "
+            "documents, chosen by their text.",
         ),
     ] = None,
     append: Annotated[

@@ -116,7 +116,7 @@ def _spell(fetched: "Fetched", stores: "dict[str, TokenStore]") -> dict[str, Any
         "stores": {
             side: {
                 "path": str(store.path),
-                "num_documents": len(store),
+                "num_documents": store.manifest.num_documents,
                 "num_tokens": store.num_tokens,
                 "digest": store.digest,
             }
@@ -182,10 +182,9 @@ def _next(fetched: "Fetched", stores: "dict[str, TokenStore]", stale: list[str])
     eos = "" if entry.eos else " --no-eos"
     before = f"delete {_places(fetched, stale)}, then " if stale else ""
     text, store = shell_word(fetched.files[side]), shell_word(directory / side)
-    return (
-        f"{before}penstock build {text} -o {store} "
-        f"--format text --documents {shell_word(entry.documents)}{eos}"
-    )
+    is_auto = entry.documents == "auto"
+    documents = "" if is_auto else f" --documents {shell_word(entry.documents)}"
+    return f"{before}penstock build {text} -o {store} --format text{documents}{eos}"
 
 
 def _list(*, as_json: bool) -> None:

@@ -26,12 +26,18 @@ Source = Annotated[
     typer.Argument(
         metavar="SOURCE",
         show_default=False,
-        help="A recipe (.toml), a text file, or a store; for the last two the rest is guessed.",
+        help="A recipe (.toml), a text file, or a store; for the last two the rest is guessed. A "
+        "text is read as penstock build reads it.",
     ),
 ]
 TrainFile = Annotated[
     str | None,
-    typer.Option("--train_file", "--train-file", metavar="FILE", help="Text or store to train on."),
+    typer.Option(
+        "--train_file",
+        "--train-file",
+        metavar="FILE",
+        help="Text, of which every line is a document, or a store to train on.",
+    ),
 ]
 ValFile = Annotated[
     str | None,

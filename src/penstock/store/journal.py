@@ -45,6 +45,8 @@ class SealedSlice:
     parts: dict[str, PartRecord]
     """By the side of the split they belong to; a store without a split has the side ""."""
     rejects: list[Reject] = field(default_factory=list)
+    rules: dict[str, int] = field(default_factory=dict)
+    """How many of the files that begin here follow each rule that "auto" found."""
 
     def spell(self) -> bytes:
         """As JSON."""
@@ -54,6 +56,7 @@ class SealedSlice:
                 "tally": asdict(self.tally),
                 "parts": {side: part.spell() for side, part in self.parts.items()},
                 "rejects": [asdict(reject) for reject in self.rejects],
+                "rules": self.rules,
             }
         )
 
@@ -64,12 +67,14 @@ class SealedSlice:
         parts = {}
         for side, part in told["parts"].items():
             files = {kind: (entry[0], entry[1]) for kind, entry in part["files"].items()}
-            parts[side] = PartRecord(part["part"], part["documents"], part["tokens"], files)
+            counts = (part["part"], part["documents"], part["tokens"])
+            parts[side] = PartRecord(*counts, files, part.get("continued", 0))
         return cls(
             told["number"],
             Tally(**told["tally"]),
             parts,
             [Reject(**reject) for reject in told["rejects"]],
+            told.get("rules", {}),
         )
 
 

@@ -6,7 +6,7 @@ give the same store, and one that was killed is gone on with only if they are.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from penstock.sources.texts import Texts
 from penstock.store.split import parse_split
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
 
-__all__ = ["Prepared", "prepare"]
+__all__ = ["Prepared", "prepare", "separators_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +86,7 @@ def prepare(  # noqa: PLR0913  (the arguments of `build`)
         tokenizer, special_tokens, files = stage.chat.tokenizer, "text", chat_files(files)
         eos, bos = stage.eos, stage.bos
     loaded = load_tokenizer(tokenizer, special_tokens=special_tokens, engine=engine)
+    reading = replace(reading, separators=separators_of(loaded))
     directory = Path(store)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -116,6 +117,15 @@ def prepare(  # noqa: PLR0913  (the arguments of `build`)
         chat=stage,
         threads=threads or _default_threads(),
     )
+
+
+def separators_of(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """What separates documents under "auto": `<|endoftext|>`, and the tokenizer's own end token.
+
+    `</s>` never does: it is a tag of HTML.
+    """
+    tokens = ["<|endoftext|>", tokenizer.eos_token]
+    return tuple(dict.fromkeys(token for token in tokens if token and token != "</s>"))
 
 
 def _default_threads() -> int:

@@ -13,17 +13,12 @@ Of a build whose parts are read meanwhile, one worker alone works while nobody w
 import itertools
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from penstock.sources.document import Batch, Reject, Tally
-from penstock.sources.read import read_slice
 from penstock.sources.slices import Slice
 from penstock.store.files import sync_directory, sync_file
 from penstock.store.job import Job, Progress
@@ -31,8 +26,9 @@ from penstock.store.journal import MANY_TOKENS, Journal, SealedSlice
 from penstock.store.live import Readers, give_way
 from penstock.store.manifest import part_file
 from penstock.store.memory import keep_freed_memory
-from penstock.store.part import PartBuilder
+from penstock.store.part import Encoded, PartBuilder
 from penstock.store.rejects import refuse_bad
+from penstock.store.rules import log_rules
 from penstock.store.split import SIDES
 from penstock.tokenize.oracle import compare
 
@@ -223,7 +219,7 @@ def _next_slice(shared: _Shared) -> Slice | None:
     return None
 
 
-_Filled = tuple[dict[str, PartBuilder], Tally, list[Reject]]
+_Filled = tuple[dict[str, PartBuilder], Tally, list[Reject], dict[str, int]]
 
 
 def _tokenize(job: Job, shared: _Shared, piece: Slice, num_helpers: int) -> _Filled:
@@ -232,6 +228,7 @@ def _tokenize(job: Job, shared: _Shared, piece: Slice, num_helpers: int) -> _Fil
     builders = {side: PartBuilder(job.tokenizer, job.eos_id, job.bos_id) for side in sides}
     tally = Tally()
     rejects: list[Reject] = []
+    rules: Counter[str] = Counter()
     left = piece.disk_bytes
     told = not job.live
     for batch, encoded in _encoded(job, piece, builders, num_helpers):
@@ -249,6 +246,8 @@ def _tokenize(job: Job, shared: _Shared, piece: Slice, num_helpers: int) -> _Fil
             told = True
         tally.add(batch.tally)
         rejects += batch.rejects
+        rules.update(rule for _, rule in batch.rules)
+        log_rules(job, batch.rules)
         tokens = sum(builder.num_tokens for builder in builders.values()) - tokens_before
         seen = min(left, batch.tally.total_bytes)
         left -= seen
@@ -258,26 +257,21 @@ def _tokenize(job: Job, shared: _Shared, piece: Slice, num_helpers: int) -> _Fil
             shared.num_documents += batch.tally.documents
             shared.num_tokens += tokens
     shared.advance(left)
-    return builders, tally, rejects
-
-
-_Encoded = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.uint64]]
+    return builders, tally, rejects, dict(sorted(rules.items()))
 
 
 def _encoded(
     job: Job, piece: Slice, builders: dict[str, PartBuilder], num_helpers: int
-) -> Iterator[tuple[Batch, _Encoded | None]]:
+) -> Iterator[tuple[Batch, Encoded | None]]:
     """The batches of a slice, in order; with helpers, as tokens already."""
-    batches = read_slice(job.files, piece, job.reading)
+    batches = job.batches(piece)
     if num_helpers < 2 or job.split is not None or job.chat is not None:
         for batch in batches:
-            batch.files += job.first_file
             yield batch, None
         return
     with ThreadPoolExecutor(num_helpers, thread_name_prefix="build-help") as helpers:
-        pending: deque[tuple[Batch, Future[_Encoded]]] = deque()
+        pending: deque[tuple[Batch, Future[Encoded]]] = deque()
         for batch in batches:
-            batch.files += job.first_file
             pending.append((batch, helpers.submit(builders[""].encode, batch)))
             if len(pending) > 2 * num_helpers:
                 done, encoded = pending.popleft()
@@ -296,14 +290,14 @@ def _fill(job: Job, builder: PartBuilder, batch: Batch) -> list[Reject]:
 
 def _seal(job: Job, piece: Slice, filled: _Filled) -> SealedSlice:
     """Write the parts of one slice; to disk, unless they are read first."""
-    builders, tally, rejects = filled
+    builders, tally, rejects, rules = filled
     parts = {}
     for side, builder in builders.items():
         directory = job.side_directory(side)
         parts[side] = builder.seal(directory, job.first_part + piece.index, live=job.live)
         if not job.live:
             sync_directory(directory)
-    return SealedSlice(piece.index, tally, parts, rejects)
+    return SealedSlice(piece.index, tally, parts, rejects, rules)
 
 
 def _force(job: Job, record: SealedSlice) -> None:

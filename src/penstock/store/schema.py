@@ -39,7 +39,7 @@ def check_contents(contents: dict[str, Any]) -> None:
         raise ValueError("no build is listed")
     for number, done in enumerate(contents["builds"]):
         _check_build(done, f"builds[{number}]")
-    for name in ("documents", "tokens"):
+    for name in ("documents", "tokens", *({"pieces"} & set(contents["counts"]))):
         _count(contents["counts"][name], f"counts.{name}")
 
 
@@ -51,6 +51,8 @@ def _check_build(done: dict[str, Any], place: str) -> None:
     _digest(done["rejects"]["sha256"], f"{place}.rejects.sha256")
     for reason, value in done["rejects"]["reasons"].items():
         _count(value, f"{place}.rejects.reasons.{reason}")
+    for rule, value in done.get("documents", {}).items():
+        _count(value, f"{place}.documents.{rule}")
     if not isinstance(done["reading"], dict):
         raise ValueError(f"{place}.reading is {done['reading']!r:.60}")
     for each in done["inputs"]:
@@ -63,6 +65,7 @@ def check_part(entry: dict[str, Any], dtype: str) -> None:
     number, documents, tokens = counts = entry["part"], entry["documents"], entry["tokens"]
     if not all(type(count) is int and 0 <= count <= _MAX_COUNT for count in counts):
         raise ValueError(f"a count of part {number!r:.60} is out of range")
+    _count(entry.get("continued", 0), f"continued of part {number}", documents)
     sizes = {
         "tokens": HEADER_BYTES + tokens * (2 if dtype == "uint16" else 4),
         "bounds": HEADER_BYTES + documents * 8,

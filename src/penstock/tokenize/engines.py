@@ -249,6 +249,7 @@ class ObjectEngine:
         self._tokenizer = tokenizer
         # tiktoken raises on text that spells a special token; its "ordinary" call does not.
         self._encode = getattr(tokenizer, "encode_ordinary", tokenizer.encode)
+        self.eos_token = getattr(tokenizer, "eos_token", None)
 
     def encode(self, texts: Any) -> Encoded:
         """Ids of `texts`, one call a document."""

@@ -105,6 +105,14 @@ class Tokenizer:
         return found
 
     @property
+    def eos_token(self) -> str | None:
+        """The text of the token that ends a document, where that is known."""
+        if self.definition is not None:
+            return self.definition.eos_token
+        found = self.engine.eos_token if isinstance(self.engine, ObjectEngine) else None
+        return None if found is None else str(found)
+
+    @property
     def canary(self) -> str:
         """A digest of the ids of a fixed text."""
         return digest_bytes(self.encode(_CANARY).astype("<u4").tobytes())

@@ -41,6 +41,8 @@ def changes_of(flags: Mapping[str, Any], settings: list[str]) -> dict[str, Any]:
     if given.pop("num_workers", None) == 0:
         given["prefetch_factor"] = 0
     changes = {names[name]: value for name, value in given.items()}
+    if "train_file" in given:  # read as LocalOpenWebTextDataModule reads it
+        changes["data.documents"] = "lines"
     for setting in settings:
         name, equals, spelled = setting.partition("=")
         if not equals:

@@ -16,8 +16,9 @@ from penstock.order.plan import Plan, Rows
 from penstock.rows.packs import Packs
 from penstock.rows.stream import ArrayFile
 from penstock.rows.windows import Windows
-from penstock.store.manifest import FILE_NAME
+from penstock.store.manifest import FILE_NAME, builds, read_manifest
 from penstock.store.reader import TokenStore
+from penstock.store.rules import describe_rules
 from penstock.train.vocabulary import vocab_size_of
 
 __all__ = ["Data", "Opened", "Source", "open_data"]
@@ -64,7 +65,8 @@ class Data:
     """"full" if nothing is said; "part" of text that is still being tokenized."""
     tokenizer: str = "gpt2"
     """This, and what follows, are for text only; a store has its own."""
-    documents: str = "lines"
+    documents: str = "auto"
+    """What a document is, as `penstock.build` takes it."""
     eos: bool = True
     split: str | None = None
     """What to hold out of `train` for validation, such as "tail:0.1"."""
@@ -130,7 +132,7 @@ def open_data(data: Data, output: Path, *, tell: Callable[[str], None]) -> Opene
         one, other = opener.sides(data.val, "val")
         val = opener.val_rows(other or one)
     elif held_out is not None and _num_tokens(held_out) < _LEAST_TOKENS:
-        tell(f"no validation: {held_out} holds no text, because documents are not cut")
+        tell(f"no validation: {held_out} holds fewer than {_LEAST_TOKENS} tokens")
     elif held_out is not None:
         val = opener.val_rows(held_out)
     weights = {name: each.weight for name, each in data.sources.items() if each.weight is not None}
@@ -145,6 +147,12 @@ def open_data(data: Data, output: Path, *, tell: Callable[[str], None]) -> Opene
 
 def _num_tokens(path: Path) -> int:
     return TokenStore(path).num_tokens if path.is_dir() else _LEAST_TOKENS
+
+
+def _document_in(store: Path) -> str:
+    """What a document is in a store that was built, in words."""
+    path = store if (store / FILE_NAME).exists() else store / "train"
+    return describe_rules(builds(read_manifest(path)))
 
 
 class _Opener:
@@ -195,6 +203,8 @@ class _Opener:
                     error.add_note(_OTHER_SETTINGS.format(given=given))
                 raise
             else:
+                if not there:
+                    self._tell(f"a document is {_document_in(store)}")
                 return store
 
     @property

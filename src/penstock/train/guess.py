@@ -1,7 +1,6 @@
 """A recipe for a file that came without one, and what was guessed for it."""
 
 import glob
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +12,7 @@ from penstock.store.manifest import FILE_NAME
 
 __all__ = ["Guess", "guess"]
 
-_LOOKED_AT = 1 << 20
-_BLANK_LINE = re.compile(rb"\n\r?\n")
+_DOCUMENTS = "documents: the text between <|endoftext|> where it is found, otherwise whole files"
 _TOKENS = {
     ".npy": "data: a file of tokens, GPT-2's; no validation",
     ".bin": "data: a file of tokens, GPT-2's in uint16 as nanoGPT writes them; no validation",
@@ -70,28 +68,12 @@ def _data(path: Path) -> tuple[dict[str, Any], list[Guess]]:
         return {"train": str(path)}, [Guess(line, ("data.val",))]
     size = path.stat().st_size if path.is_file() else 0
     share = 0.1 if size <= 10 * _MOST_HELD_OUT else _MOST_HELD_OUT / size
-    documents, why = _documents(path)
-    data = {"train": str(path), "split": f"tail:{share:.6f}", "documents": documents}
+    data = {"train": str(path), "split": f"tail:{share:.6f}"}
     return data, [
         Guess("tokenizer: gpt2", ("data.tokenizer",)),
-        Guess(f"documents: {why}", ("data.documents",)),
+        Guess(_DOCUMENTS, ("data.documents",)),
         Guess(f"validation: the last {share:.1%} of it", ("data.split", "data.val", "data.stream")),
     ]
-
-
-def _documents(path: Path) -> tuple[str, str]:
-    """What a document is, and why; of several files, the first that is text tells."""
-    first = path
-    if not path.is_file():
-        pattern = str(path / "**" / "*.txt") if path.is_dir() else str(path)
-        first = Path(min(glob.iglob(pattern, recursive=True), default=pattern))  # noqa: PTH207  (absolute, too)
-    if first.suffix != ".txt" or not first.is_file():
-        return "lines", "one a line, or a record"
-    with first.open("rb") as stream:
-        begin = stream.read(_LOOKED_AT)
-    if _BLANK_LINE.search(begin):
-        return "paragraphs", "paragraphs, since there are blank lines between them"
-    return "lines", "one a line, since no blank lines were seen"
 
 
 def _on_cpu() -> tuple[dict[str, Any], list[Guess]]:
