@@ -95,7 +95,7 @@ def read():
     """Documents, rejects and counts of inputs, as a build would see them."""
 
     def read(inputs, *, slice_bytes=64_000_000, **options):
-        reading = Reading(**options)
+        reading = Reading(**{"documents": "lines", **options})
         files = list_files(inputs, reading)
         found = Found()
         for piece in cut(files, reading, slice_bytes=slice_bytes):

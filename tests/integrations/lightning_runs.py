@@ -72,7 +72,7 @@ def expected_steps(data, kind, scratch, *, global_batch, num_steps, slice_bytes=
 
     kept, cut.__kwdefaults__["slice_bytes"] = cut.__kwdefaults__["slice_bytes"], slice_bytes
     try:
-        store = build(data / "train.txt", scratch, eos=kind != "padded")
+        store = build(data / "train.txt", scratch, eos=kind != "padded", documents="lines")
     finally:
         cut.__kwdefaults__["slice_bytes"] = kept
     if kind == "padded":

@@ -404,7 +404,9 @@ def test_a_state_of_other_data_is_refused(module):
 
 
 def test_stores_and_lists_are_data_too(module, sides, tmp_path):
-    built = build(sides["train"], tmp_path / "store", tokenizer="bytes", eos=False)
+    built = build(
+        sides["train"], tmp_path / "store", tokenizer="bytes", eos=False, documents="lines"
+    )
     made = module(data={"train": built.path, "validation": built})
 
     assert isinstance(made.val_dataset.stream.members[0], TokenStore)

@@ -79,7 +79,7 @@ def prepare(inputs, tmp_path, monkeypatch):
 
     def build(place, **options):
         source = more if options.get("append") else inputs
-        penstock.build(source, place, tokenizer="bytes", threads=2, **options)
+        penstock.build(source, place, tokenizer="bytes", threads=2, **options, documents="lines")
 
     def prepare(scenario, place):
         split = {"split": "hash:0.3"} if "split" in scenario else {}
@@ -156,14 +156,16 @@ def test_a_killed_build_does_not_go_on_with_changed_inputs(prepare, inputs, tmp_
     path.write_bytes(path.read_bytes().replace(b"line 7 ", b"LINE 7 "))
 
     with pytest.raises(StoreError, match=r"unfinished build with other settings: stamps: "):
-        penstock.build(inputs, tmp_path / "store", tokenizer="bytes")
+        penstock.build(inputs, tmp_path / "store", tokenizer="bytes", documents="lines")
 
 
 def test_a_killed_build_does_not_go_on_with_other_settings(prepare, inputs, tmp_path):
     killed(prepare("build", tmp_path / "store"), 30)
 
     with pytest.raises(StoreError, match=r"reading\.errors: 'strict' -> 'replace'.*delete"):
-        penstock.build(inputs, tmp_path / "store", tokenizer="bytes", errors="replace")
+        penstock.build(
+            inputs, tmp_path / "store", tokenizer="bytes", errors="replace", documents="lines"
+        )
 
 
 def test_a_killed_append_must_be_repeated_before_anything_else(prepare, inputs, tmp_path):
@@ -171,7 +173,7 @@ def test_a_killed_append_must_be_repeated_before_anything_else(prepare, inputs, 
 
     assert len(penstock.verify(tmp_path / "store")) == 500
     with pytest.raises(StoreError, match=r"append that was not finished\. Repeat that append"):
-        penstock.build(inputs, tmp_path / "store", tokenizer="bytes")
+        penstock.build(inputs, tmp_path / "store", tokenizer="bytes", documents="lines")
 
 
 def test_a_sealed_part_that_was_cut_since_is_made_again(prepare, tmp_path, sums):

@@ -43,7 +43,9 @@ def small_store(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(cut.__kwdefaults__, "slice_bytes", 20)
         texts = Texts(["some document", "and another one", "a third"])
-        return penstock.build(texts, tmp_path_factory.mktemp("m"), tokenizer="bytes")
+        return penstock.build(
+            texts, tmp_path_factory.mktemp("m"), tokenizer="bytes", documents="lines"
+        )
 
 
 @pytest.fixture(scope="module")

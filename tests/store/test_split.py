@@ -43,7 +43,13 @@ def write(folder, kind):
 
 @pytest.mark.parametrize("kind", ["text", "gz", "jsonl", "parquet", "texts"])
 def test_a_tail_is_the_last_share_of_the_input(kind, tmp_path):
-    penstock.build(write(tmp_path, kind), tmp_path / "s", tokenizer="bytes", split="tail:0.1")
+    penstock.build(
+        write(tmp_path, kind),
+        tmp_path / "s",
+        tokenizer="bytes",
+        split="tail:0.1",
+        documents="lines",
+    )
     train, val = sides(tmp_path / "s")
 
     assert train + val == TEXTS
@@ -54,7 +60,11 @@ def test_a_tail_may_begin_in_any_of_many_files(tmp_path):
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text("\n".join(TEXTS[number * 100 : number * 100 + 100]))
     penstock.build(
-        sorted(tmp_path.glob("*.txt")), tmp_path / "s", tokenizer="bytes", split="tail:0.35"
+        sorted(tmp_path.glob("*.txt")),
+        tmp_path / "s",
+        tokenizer="bytes",
+        split="tail:0.35",
+        documents="lines",
     )
     train, val = sides(tmp_path / "s")
 
@@ -64,7 +74,13 @@ def test_a_tail_may_begin_in_any_of_many_files(tmp_path):
 
 @pytest.mark.parametrize("kind", ["text", "gz", "jsonl", "parquet", "texts"])
 def test_a_hash_split_depends_on_the_texts_alone(kind, tmp_path):
-    penstock.build(write(tmp_path, kind), tmp_path / "s", tokenizer="bytes", split="hash:0.1")
+    penstock.build(
+        write(tmp_path, kind),
+        tmp_path / "s",
+        tokenizer="bytes",
+        split="hash:0.1",
+        documents="lines",
+    )
     penstock.build(Texts(TEXTS[::-1]), tmp_path / "r", tokenizer="bytes", split="hash:0.1")
     train, val = sides(tmp_path / "s")
 
@@ -103,8 +119,10 @@ def test_text_and_tables_have_no_common_measure_for_a_tail(tmp_path):
     inputs = [write(tmp_path, "text"), write(tmp_path, "parquet")]
 
     with pytest.raises(StoreError, match=r"bytes and tables in rows.*split=.hash."):
-        penstock.build(inputs, tmp_path / "s", tokenizer="bytes", split="tail:0.1")
-    penstock.build(inputs, tmp_path / "s", tokenizer="bytes", split="hash:0.1")
+        penstock.build(
+            inputs, tmp_path / "s", tokenizer="bytes", split="tail:0.1", documents="lines"
+        )
+    penstock.build(inputs, tmp_path / "s", tokenizer="bytes", split="hash:0.1", documents="lines")
 
 
 def test_the_directory_of_a_split_says_where_its_stores_are(tmp_path):

@@ -66,5 +66,9 @@ def test_a_first_slice_without_documents_does_not_use_up_the_comparison(wrong, t
 
     with pytest.raises(TokenizerError, match="disagree on document 0"):
         penstock.build(
-            [tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "s", tokenizer=tokenizer, threads=1
+            [tmp_path / "a.txt", tmp_path / "b.txt"],
+            tmp_path / "s",
+            tokenizer=tokenizer,
+            threads=1,
+            documents="lines",
         )

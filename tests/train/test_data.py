@@ -60,7 +60,7 @@ def test_too_little_text_says_where_and_what_to_set(tmp_path):
 
 
 def test_a_split_directory_given_for_validation_means_its_validation_side(tmp_path, text):
-    ps.build(text, tmp_path / "both", split="tail:0.1", tokenizer="gpt2")
+    ps.build(text, tmp_path / "both", split="tail:0.1", tokenizer="gpt2", documents="lines")
     made = job(tmp_path / "both", tmp_path, data__val=str(tmp_path / "both"))
 
     assert made.val.stream.members[0].path == tmp_path / "both" / "val"
@@ -77,7 +77,7 @@ def test_text_that_has_changed_is_told_to_go_elsewhere(tmp_path, text):
 
 def test_validation_by_another_tokenizer_is_refused(tmp_path, text):
     for name in ("gpt2", "bytes"):
-        ps.build(text, tmp_path / name, tokenizer=name)
+        ps.build(text, tmp_path / name, tokenizer=name, documents="lines")
     made = job(tmp_path / "gpt2", tmp_path, data__val=str(tmp_path / "bytes"))
 
     with pytest.raises(PlanError, match="validation rows are of another tokenizer"):
@@ -85,7 +85,7 @@ def test_validation_by_another_tokenizer_is_refused(tmp_path, text):
 
 
 def test_a_vocabulary_that_is_too_small_for_the_data_is_refused(tmp_path, text):
-    ps.build(text, tmp_path / "gpt2")
+    ps.build(text, tmp_path / "gpt2", documents="lines")
     made = job(tmp_path / "gpt2", tmp_path, model__vocab_size=100)
     with pytest.raises(PlanError, match=r"gpt2 has ids up to 50,256, and the model knows 100\."):
         train(made, device="cpu")
@@ -175,7 +175,7 @@ def test_training_on_text_that_is_still_tokenized_is_training_on_its_parts_in_or
 
 
 def test_a_store_is_not_streamed(tmp_path, text):
-    ps.build(text, tmp_path / "store")
+    ps.build(text, tmp_path / "store", documents="lines")
     with pytest.raises(PlanError, match="is not text"):
         job(tmp_path / "store", tmp_path, data__stream=True)
 

@@ -149,6 +149,11 @@ def _num_tokens(path: Path) -> int:
     return TokenStore(path).num_tokens if path.is_dir() else _LEAST_TOKENS
 
 
+def _is_store(path: Path) -> bool:
+    """Whether a store is at `path`, or the two sides of one."""
+    return any((path / each / FILE_NAME).exists() for each in (".", "train"))
+
+
 def _document_in(store: Path) -> str:
     """What a document is in a store that was built, in words."""
     path = store if (store / FILE_NAME).exists() else store / "train"
@@ -169,7 +174,10 @@ class _Opener:
         if path.suffix in (".npy", ".bin") or (path / FILE_NAME).exists():
             return path, None
         if not (path / "train" / FILE_NAME).exists():
+            is_new = not _is_store(self._stores / name)
             path = self._built(given, name)
+            if is_new:
+                self._tell(f"a document is {_document_in(path)}")
         if (path / FILE_NAME).exists():
             return path, None
         return path / "train", path / "val"
@@ -184,7 +192,7 @@ class _Opener:
                 f"The output {store.parent.parent} lies in {given}, which is read: what the run "
                 "writes would be text of the next one. Name an output elsewhere (-o)."
             )
-        there = any((store / each / FILE_NAME).exists() for each in (".", "train"))
+        there = _is_store(store)
         if not there:
             self._tell(f"building {store} of {given}")
         held_out = data.split if name == "train" and data.val is None else None
@@ -203,8 +211,6 @@ class _Opener:
                     error.add_note(_OTHER_SETTINGS.format(given=given))
                 raise
             else:
-                if not there:
-                    self._tell(f"a document is {_document_in(store)}")
                 return store
 
     @property
