@@ -46,13 +46,14 @@ def test_it_ends_with_a_short_summary_and_the_next_command(build):
 
     assert lines[0] == "tokenizer bytes, engine bytes"
     assert re.fullmatch(r"store built in [\d.]+ m?s", lines[1])
-    assert [line.split() for line in lines[2:6]] == [
+    assert [line.split() for line in lines[2:7]] == [
         ["documents", "4"],
+        ["document", "is", "a", "line"],
         ["tokens", "75"],
         ["bytes/token", "0.95"],
         ["rejected", "none"],
     ]
-    assert lines[6:] == ["next: penstock info store"]
+    assert lines[7:] == ["next: penstock info store"]
 
 
 def test_a_finished_build_says_so(build, told, corpus):
@@ -80,6 +81,8 @@ def test_json_has_all_numbers(told, corpus):
             }
         ],
         "num_documents": 4,
+        "num_pieces": 4,
+        "documents": "a line",
         "num_tokens": 75,
         "bytes_per_token": 71 / 75,
         "rejects": {},

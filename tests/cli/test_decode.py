@@ -42,6 +42,8 @@ def test_json_has_text_and_origin(told, store, corpus):
                 "offset": 0,
                 "num_tokens": 21,
                 "text": "To be, or not to be:",
+                "begins": True,
+                "ends": True,
             }
         ]
     }

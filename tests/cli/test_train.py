@@ -18,7 +18,8 @@ def test_a_text_file_is_all_it_takes(invoke, text, tmp_path):
 
     for line in (
         "guessed tokenizer: gpt2",
-        "guessed documents: paragraphs, since there are blank lines between them",
+        "guessed documents: the text between <|endoftext|> where it is found, otherwise whole",
+        "a document is a whole file",
         "guessed validation: the last 10.0% of it",
         "guessed step: 4 rows",
         "guessed time: 10 minutes at the most",

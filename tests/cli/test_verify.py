@@ -31,6 +31,7 @@ def test_json_is_one_object(told, store):
         "whole": True,
         "num_parts": 1,
         "num_documents": 4,
+        "num_pieces": 4,
         "num_tokens": 75,
         "digest": store.digest,
     }

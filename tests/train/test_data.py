@@ -32,14 +32,23 @@ def text(tmp_path):
     return path
 
 
-def test_a_text_of_one_line_trains_without_validation(tmp_path):
+def test_a_text_of_one_line_is_validated_on_its_last_tenth(tmp_path):
     (tmp_path / "one.txt").write_text("word " * 200)
     told = []
     made = job(tmp_path / "one.txt", tmp_path, told)
 
-    assert made.val is None
-    assert told[-1].startswith("no validation: ")
+    assert told[-1] == "a document is a whole file"
+    held_out = made.val.stream.members[0]
+    assert held_out.text(0) == "word " * 20
     assert train(made, device="cpu").now.step == 3
+
+
+def test_files_that_no_split_divides_are_refused_with_what_to_do(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "in" / name).write_text("word " * 200)
+    with pytest.raises(StoreError, match=r"The split leaves .*val empty: .* 2 documents"):
+        job(tmp_path / "in", tmp_path)
 
 
 def test_less_validation_text_than_a_row_is_one_row(tmp_path, text):
@@ -165,7 +174,7 @@ def test_training_on_text_that_is_still_tokenized_is_training_on_its_parts_in_or
         return [(each["loss"], each["fingerprint"]) for each in metrics if each["kind"] == "step"]
 
     built = tmp_path / "built"
-    ps.build(text, built, documents="paragraphs")
+    ps.build(text, built)
     straight = run("straight", 8, data__train=str(built), data__shuffle="part")
     run("streamed", 4, data__stream=True, optimization__floor=1.0)
     fingerprints = [each for _, each in run("streamed", 8, data__stream=True)]
@@ -181,13 +190,14 @@ def test_a_store_is_not_streamed(tmp_path, text):
 
 
 @pytest.mark.parametrize("name", ["in.txt", "folder", "folder/*.txt"])
-def test_paragraphs_are_seen_with_any_line_ends_and_in_folders(tmp_path, name):
+def test_a_text_is_read_by_its_separator_or_whole_wherever_it_is(tmp_path, name):
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / "in.txt", tmp_path / "folder" / "a.txt"):
         path.write_bytes(b"".join(b"Line %d\r\nof two.\r\n\r\n" % n for n in range(200)))
     recipe, guessed = recipe_of(str(tmp_path / name), {}, "cpu")
 
-    assert "documents: paragraphs, since there are blank lines between them" in guessed
+    assert recipe.data.documents == "auto"
+    assert any(line.startswith("documents: the text between <|endoftext|>") for line in guessed)
     assert recipe.output.name == ("in" if name == "in.txt" else "folder")
 
 

@@ -1,13 +1,14 @@
 """A sample of one file, and what it looks like."""
 
 from dataclasses import dataclass, field, replace
+from typing import BinaryIO
 
 from penstock.errors import SourceError
 from penstock.sources.document import Reject
 from penstock.sources.expand import Expanded
-from penstock.sources.listing import InputFile
+from penstock.sources.listing import InputFile, open_file
 from penstock.sources.pieces import file_rule
-from penstock.sources.read import read_slice
+from penstock.sources.read import byte_order_mark, read_slice
 from penstock.sources.reading import Reading
 from penstock.sources.slices import cut
 from penstock.sources.split import splitter_for
@@ -49,7 +50,7 @@ def sample(file: LookedAt, listed: InputFile, reading: Reading, budget: int) -> 
         reading = replace(reading, documents=file_rule(listed, reading))
     file.documents = reading.documents if listed.format == "text" else None
     if reading.documents == "file" and listed.format == "text":
-        file.texts, file.whole = _head(listed, reading, budget)
+        file.texts, file.whole = _parts(listed, reading, budget)
         file.sample_bytes = sum(map(len, file.texts))
         return
     anywhere = listed.format == "jsonl" or splitter_for(reading.documents).cuts_anywhere
@@ -72,23 +73,53 @@ def sample(file: LookedAt, listed: InputFile, reading: Reading, budget: int) -> 
             return
 
 
-def _head(listed: InputFile, reading: Reading, budget: int) -> tuple[list[bytes], bool]:
-    """The beginning of a file that is one document, cut at a character."""
-    stream = Expanded(listed, reading.max_expansion)
-    try:
-        data = stream.read(budget)
-        whole = not stream.read(1)
-    finally:
-        stream.close()
-    if not whole:
+def _parts(listed: InputFile, reading: Reading, budget: int) -> tuple[list[bytes], bool]:
+    """Parts of a file that is one document, cut at characters: its beginning, middle and end.
+
+    Of a compressed file only the beginning, since the rest cannot be read without it.
+    """
+    whole = listed.compression is None and listed.size <= budget
+    if listed.compression or whole:
+        expanded = Expanded(listed, reading.max_expansion)
+        try:
+            data = expanded.read(budget)
+            whole = not expanded.read(1)
+        finally:
+            expanded.close()
+        found = [(0, data)]
+    else:
+        size = budget // _PLACES
+        places = [number * (listed.size - size) // (_PLACES - 1) for number in range(_PLACES)]
+        with open_file(listed) as stream:
+            found = [(place, _read_at(stream, place, size)) for place in places]
+    texts = [_decoded(listed, place, data, reading) for place, data in found]
+    return [text for text in texts if text.strip()], whole
+
+
+def _read_at(stream: BinaryIO, place: int, size: int) -> bytes:
+    stream.seek(place)
+    data = b""
+    while len(data) < size and (more := stream.read(size - len(data))):
+        data += more
+    return data
+
+
+def _decoded(listed: InputFile, place: int, data: bytes, reading: Reading) -> bytes:
+    """A part of a text, without the halves of characters at its ends and a byte order mark."""
+    lead = byte_order_mark(data, listed) if place == 0 else 0
+    while place and lead < min(3, len(data)) and data[lead] & 0xC0 == 0x80:
+        lead += 1
+    data = data[lead:]
+    if place + lead + len(data) < listed.size or listed.compression:
         data = data[:-4] + data[-4:].decode(errors="ignore").encode()
     try:
         data.decode()
     except UnicodeDecodeError as error:
         if reading.errors == "strict":
-            raise SourceError(f"{listed.name} is not UTF-8 at byte {error.start:,}") from None
+            where = place + lead + error.start
+            raise SourceError(f"{listed.name} is not UTF-8 at byte {where:,}") from None
         data = data.decode(errors="replace").encode()
-    return [data] if data.strip() else [], whole
+    return data
 
 
 def hint(file: LookedAt) -> None:

@@ -22,7 +22,7 @@ from penstock.sources.tables import read_table
 from penstock.sources.texts import read_texts
 from penstock.sources.whole import IsCutSafe, read_whole, rule_of
 
-__all__ = ["BOM", "read_slice"]
+__all__ = ["BOM", "byte_order_mark", "read_slice"]
 
 _LOOK_BYTES = 1 << 16
 BOM = b"\xef\xbb\xbf"
@@ -98,7 +98,7 @@ def _read_span(
         if len(data) < size:
             data += read_at(span.start + len(data), size - len(data))
         _refuse_short(file, span.start + len(data), span.stop)
-        lead = _byte_order_mark(data, file) if span.start == 0 else 0
+        lead = byte_order_mark(data, file) if span.start == 0 else 0
         batches = read_whole(
             data[lead:] if lead else data,
             file=span.file,
@@ -203,7 +203,7 @@ def _whole_records(read_at: _ReadAt, splitter: Splitter, place: int, size: int) 
 def _read_block(
     block: bytes, splitter: Splitter, file: InputFile, number: int, place: int, reading: Reading
 ) -> Batch:
-    lead = _byte_order_mark(block, file) if place == 0 else 0
+    lead = byte_order_mark(block, file) if place == 0 else 0
     body = block[lead:] if lead else block
     spans = splitter.spans(body)
     if file.format == "jsonl":
@@ -242,7 +242,7 @@ def _account(tally: Tally, spans: Spans, num_bytes: int) -> None:
     tally.separator_bytes = num_bytes - tally.total_bytes
 
 
-def _byte_order_mark(block: bytes, file: InputFile) -> int:
+def byte_order_mark(block: bytes, file: InputFile) -> int:
     """The length of a UTF-8 mark at the start of a file; another encoding is refused."""
     if block.startswith(BOM):
         return len(BOM)

@@ -31,6 +31,7 @@ from penstock.store.manifest import (
 )
 from penstock.store.prepare import Prepared, prepare
 from penstock.store.reader import TokenStore
+from penstock.store.rejects import refuse_only_bad
 from penstock.store.rules import count_rules
 from penstock.store.run import run
 from penstock.store.split import SIDES, parse_split
@@ -184,6 +185,7 @@ def execute(
         progress=progress,
     )
     refuse_lost_bytes(job, done)
+    refuse_only_bad(job.files, done)
     _refuse_empty_side(job, done)
     remember_stamps(job.directory, job.files)
     for side in SIDES[::-1] if job.split else ("",):
@@ -219,9 +221,10 @@ def _refuse_empty_side(job: Job, done: list[SealedSlice]) -> None:
         if not num_documents and not (directory / FILE_NAME).exists():
             others = sum(part.num_documents for record in done for part in record.parts.values())
             raise StoreError(
-                f"The split leaves {directory} empty: all {others:,} documents are on the other "
-                "side. Hold out another share, use more documents, or build the two sides from "
-                f"files of their own. Delete {job.directory} before you build with another split."
+                f"The split leaves {directory} empty: the inputs have {others:,} documents, and "
+                "none begins on that side. Hold out another share, use more documents, or build "
+                f"the two sides from separate files. Delete {job.directory} before you build with "
+                "another split."
             )
 
 
