@@ -271,5 +271,5 @@ def test_a_tiny_file_passes(tmp_path, monkeypatch):
     (tmp_path / "tiny.txt").write_text("hello world\n")
     report = check(["tiny.txt"], Trial(tokenizer="bytes", reading=Reading()))
 
-    assert "rows cut to 11 tokens" in report.findings[2].told
+    assert "rows cut to 12 tokens" in report.findings[2].told
     assert [finding.passed for finding in report.findings[:4]] == [True] * 4

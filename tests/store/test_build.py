@@ -173,7 +173,7 @@ def test_appending_is_offered_where_it_would_be_taken(options, offered, tmp_path
     penstock.build(old, store, tokenizer="bytes", documents="lines")
 
     with pytest.raises(StoreError, match=r"new\.txt is new") as caught:
-        penstock.build([old, new], store, tokenizer="bytes", **options, documents="lines")
+        penstock.build([old, new], store, **{"tokenizer": "bytes", "documents": "lines", **options})
     assert (f"or add {new} alone, by a build with append=True" in str(caught.value)) is offered
 
 
@@ -213,7 +213,7 @@ def test_a_request_that_cannot_be_meant_leaves_nothing_behind(
 ):
     with pytest.raises(error, match=message):
         penstock.build(
-            inputs, tmp_path / "store", **{"tokenizer": "bytes", **options}, documents="lines"
+            inputs, tmp_path / "store", **{"tokenizer": "bytes", "documents": "lines", **options}
         )
     left = tmp_path / "store"
     assert not left.exists() or not [

@@ -76,12 +76,17 @@ def prepare(inputs, tmp_path, monkeypatch):
     monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 6_000)
     more = tmp_path / "more.txt"
     more.write_text("".join(f"appended line {number}\n" for number in range(400)))
+    one = tmp_path / "one.txt"
+    one.write_text("".join(f"line {number} of one document\n" for number in range(700)))
 
-    def build(place, **options):
-        source = more if options.get("append") else inputs
-        penstock.build(source, place, tokenizer="bytes", threads=2, **options, documents="lines")
+    def build(place, documents="lines", **options):
+        source = more if options.get("append") else inputs if documents == "lines" else one
+        options = {"tokenizer": "bytes", "threads": 2, **options}
+        penstock.build(source, place, documents=documents, **options)
 
     def prepare(scenario, place):
+        if "one document" in scenario:
+            return lambda: build(place, documents="auto", split="tail:0.3")
         split = {"split": "hash:0.3"} if "split" in scenario else {}
         if "append" not in scenario:
             return lambda: build(place, **split)
@@ -91,7 +96,9 @@ def prepare(inputs, tmp_path, monkeypatch):
     return prepare
 
 
-@pytest.mark.parametrize("scenario", ["build", "split build", "append", "split append"])
+@pytest.mark.parametrize(
+    "scenario", ["build", "split build", "append", "split append", "split one document"]
+)
 def test_a_build_killed_at_any_call_goes_on_to_the_same_bytes(
     scenario, prepare, tmp_path, sums, figure
 ):

@@ -110,11 +110,12 @@ def _decoded(listed: InputFile, place: int, data: bytes, reading: Reading) -> by
     while place and lead < min(3, len(data)) and data[lead] & 0xC0 == 0x80:
         lead += 1
     data = data[lead:]
-    if place + lead + len(data) < listed.size or listed.compression:
-        data = data[:-4] + data[-4:].decode(errors="ignore").encode()
+    is_cut = listed.compression is not None or place + lead + len(data) < listed.size
     try:
         data.decode()
     except UnicodeDecodeError as error:
+        if is_cut and error.reason == "unexpected end of data":
+            return data[: error.start]
         if reading.errors == "strict":
             where = place + lead + error.start
             raise SourceError(f"{listed.name} is not UTF-8 at byte {where:,}") from None

@@ -32,9 +32,9 @@ RANGE_BYTES = 1 << 20
 """How far after the wanted place a cut is searched."""
 CONTEXT_BYTES = 2_048
 """How much text `find_cut` shows to `IsCutSafe` on each side: 512 characters of 4 bytes."""
-# Each try costs about a millisecond, so a tokenizer that has no safe place is found out in
-# half a second.
-_MOST_TRIES = 128
+# A place that is not safe costs about a millisecond. A line end that is safe is found among the
+# first few; a tokenizer that has none is refused in a moment.
+_MOST_TRIES = 32
 # A line end between two characters that are not white space; else, a single space.
 _PLACES = (re.compile(rb"(?<=\S)\r?\n(?=\S)"), re.compile(rb"(?<=\S) (?=\S)"))
 

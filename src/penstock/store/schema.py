@@ -65,7 +65,8 @@ def check_part(entry: dict[str, Any], dtype: str) -> None:
     number, documents, tokens = counts = entry["part"], entry["documents"], entry["tokens"]
     if not all(type(count) is int and 0 <= count <= _MAX_COUNT for count in counts):
         raise ValueError(f"a count of part {number!r:.60} is out of range")
-    _count(entry.get("continued", 0), f"continued of part {number}", documents)
+    if "continued" in entry:
+        _count(entry["continued"], f"continued of part {number}", documents)
     sizes = {
         "tokens": HEADER_BYTES + tokens * (2 if dtype == "uint16" else 4),
         "bounds": HEADER_BYTES + documents * 8,
