@@ -21,6 +21,7 @@ from penstock.loader.batch import Format, Shape
 from penstock.loader.device import DeviceCopy
 from penstock.loader.log import FingerprintLog
 from penstock.loader.make import Made, Maker
+from penstock.loader.packed import check_packed, gives_positions
 from penstock.loader.prefetch import Ahead
 from penstock.loader.prefix import identity_at, place_of
 from penstock.loader.state import check_state, identify, write_state
@@ -248,7 +249,12 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """Batches from `position` on."""
+        self._check_packed()
         return self._iterate(self._take_over())
+
+    def _check_packed(self) -> None:
+        if self.shape.format == "hf" and gives_positions(self.plan.sources.values()):
+            check_packed()
 
     def _take_over(self) -> int:
         """End what reads now; returns the turn of what does from here on."""
@@ -288,6 +294,7 @@ class Loader:
 
     def follow(self, made: Iterable[tuple[Any, int]]) -> Iterator[Any]:
         """Hand out batches that were made elsewhere, with their fingerprints, from `step` on."""
+        self._check_packed()
         return self._follow(self._take_over(), self.step, made)
 
     def _follow(self, turn: int, first: int, made: Iterable[tuple[Any, int]]) -> Iterator[Any]:
