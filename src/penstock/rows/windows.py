@@ -7,7 +7,7 @@
 A row holds `length + 1` tokens, so inputs and targets are two views of one buffer, and
 with `stride=length` every token but the very first is a target exactly once. What is left
 at the end is less than a row: `tail="drop"` leaves it out (and says how many targets that
-are), `tail="pad"` makes a last row of it. No row knows of parts: one may begin in a part
+are), `tail="pad"` makes a last row of it, or several where rows overlap. No row knows of parts: one may begin in a part
 and end in the next, or run through several.
 
 Models that shift labels themselves (`format="hf"`) get the inputs alone. The first token of
@@ -98,19 +98,15 @@ class Windows:
         # The target after the last full row's is the first that no row holds.
         seen = (full - 1) * self.stride + length if full else 0
         self.tail_targets = max(0, num_tokens - 1 - seen)
-        # Overlapping rows get a padded one even where the last full row ends with the last token:
-        # that token is the target after its inputs, which models that shift labels never see.
-        num_rows = full + (self.tail == "pad" and self._last_targets(full) > 0)
+        # Padded, a row begins at every multiple of the stride that a token follows: so each token is
+        # among the first `stride` targets of one row, which every format trains on.
+        num_rows = full if self.tail == "drop" else -(-max(0, num_tokens - 1) // self.stride)
         if num_rows == 0:
             raise PlanError(
                 f"{num_tokens:,} tokens do not make one row of {length:,} inputs and their targets "
                 f"({length + 1:,} tokens). Use a shorter length, or more text."
             )
         self._num_full, self._num_rows = full, num_rows
-
-    def _last_targets(self, row: int) -> int:
-        """How many targets `row` has where fewer than `length` tokens follow its first."""
-        return self.stream.num_tokens - 1 - row * self.stride
 
     def overlapping(self) -> "Windows":
         """These windows for models that shift labels themselves: one token of overlap.
@@ -179,9 +175,9 @@ class Windows:
 
         Targets that `borders="mask"` ignores are counted.
         """
-        padded = len(self) - self._num_full  # the length first: it may not be known yet
-        full = self._num_full
-        return full * self.length + (self._last_targets(full) if padded else 0)
+        rows = np.arange(min(len(self), self._num_full), len(self))  # the length may not be known
+        padded = self.stream.num_tokens - 1 - rows * self.stride
+        return self._num_full * self.length + int(padded.sum())
 
     @property
     def unread_targets(self) -> int:
@@ -196,8 +192,9 @@ class Windows:
     def unread(self, per_row: int) -> int:
         """Tokens that are the target of no row, where a row trains on its first `per_row`."""
         last = len(self) - 1
+        targets = self.stream.num_tokens - 1
         before = last * min(self.stride, per_row)
-        return self.stream.num_tokens - 1 - before - min(per_row, self._last_targets(last))
+        return targets - before - min(per_row, targets - last * self.stride)
 
     @property
     def part_rows(self) -> NDArray[np.int64]:
@@ -219,8 +216,8 @@ class Windows:
     def read(self, samples: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """The rows `samples`: `tokens` of shape (rows, length + 1), as narrow as stored.
 
-        The arrays are new, and the caller's to keep. A padded tail row has `num_targets` less
-        than `length`; its unused places hold 0. With `borders=True`, also `position_ids` and
+        The arrays are new, and the caller's to keep. A padded row has `num_targets` less than
+        `length`; its unused places hold 0. With `borders=True`, also `position_ids` and
         `document_ids`, (rows, length) int32; with "mask", `same_document` (rows, length), False
         where the target is of another document than its input.
         """
@@ -237,8 +234,8 @@ class Windows:
         tokens = gather(self.stream, numbers, starts, self.length + 1)
         read = {"tokens": tokens}
         if self._num_rows > self._num_full:
-            last = samples == self._num_full
-            read["num_targets"] = np.where(last, self._last_targets(self._num_full), self.length)
+            left = self.stream.num_tokens - 1 - starts
+            read["num_targets"] = np.minimum(left, self.length)
         if self.borders == "mask":
             begin = begins(self.stream, starts, numbers, self.length + 1)
             read["same_document"] = ~begin[:, 1:]
