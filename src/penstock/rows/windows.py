@@ -7,8 +7,8 @@
 A row holds `length + 1` tokens, so inputs and targets are two views of one buffer, and
 with `stride=length` every token but the very first is a target exactly once. What is left
 at the end is less than a row: `tail="drop"` leaves it out (and says how many targets that
-are), `tail="pad"` makes a last row of it, or several where rows overlap. No row knows of parts: one may begin in a part
-and end in the next, or run through several.
+are), `tail="pad"` makes a last row of it, or several where rows overlap. No row knows of parts:
+one may begin in a part and end in the next, or run through several.
 
 Models that shift labels themselves (`format="hf"`) get the inputs alone. The first token of
 a row is then no target, so rows must overlap by one token to have every token as a target:
@@ -98,8 +98,8 @@ class Windows:
         # The target after the last full row's is the first that no row holds.
         seen = (full - 1) * self.stride + length if full else 0
         self.tail_targets = max(0, num_tokens - 1 - seen)
-        # Padded, a row begins at every multiple of the stride that a token follows: so each token is
-        # among the first `stride` targets of one row, which every format trains on.
+        # Padded, a row begins at every multiple of the stride that a token follows. So each token
+        # is among the first `stride` targets of one row, which every format trains on.
         num_rows = full if self.tail == "drop" else -(-max(0, num_tokens - 1) // self.stride)
         if num_rows == 0:
             raise PlanError(
