@@ -47,7 +47,8 @@ def store(tmp_path):
 
 @pytest.fixture
 def windows(tmp_path):
-    return Windows(build(Texts(TEXTS), tmp_path / "windows", tokenizer="bytes"), 16)
+    store = build(Texts(TEXTS), tmp_path / "windows", tokenizer="bytes")
+    return Windows(store, 16, stride=15)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -187,7 +188,7 @@ def test_packs_and_items_are_for_models_too(store, windows):
     batch = next(iter(StepLoader(Packs(store, 32), 2)))
     item = RowItems(windows)[3]
 
-    assert list(batch) == ["input_ids", "attention_mask", "labels", "position_ids"]
+    assert list(batch) == ["input_ids", "labels", "position_ids"]
     assert item["input_ids"].tolist() == windows.read([3])["tokens"][0, :16].tolist()
     assert torch.equal(item["input_ids"], item["labels"])
     assert len(RowItems(windows)) == len(windows)

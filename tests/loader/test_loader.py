@@ -62,7 +62,8 @@ def test_a_tuple_holds_inputs_and_targets(windows):
     assert torch.equal(second, named["targets"])
 
 
-def test_hf_labels_are_shifted_by_the_model_to_the_same_targets_but_the_last(windows):
+def test_hf_labels_are_shifted_by_the_model_to_the_same_targets_but_the_last(store):
+    windows = Windows(store, LENGTH, stride=LENGTH - 1)
     named = Loader(windows, 8, seed=1)[2]
     batch = Loader(windows, 8, seed=1, format="hf")[2]
     logits = torch.randn(8, LENGTH, 257, generator=torch.Generator().manual_seed(0))
@@ -77,9 +78,9 @@ def test_hf_labels_are_shifted_by_the_model_to_the_same_targets_but_the_last(win
     assert internal == ours
 
 
-def test_hf_labels_may_be_written_to(windows):
+def test_hf_labels_may_be_written_to(store):
     """Training code sets labels to -100 in place; the inputs must stay."""
-    batch = Loader(windows, 8, format="hf")[0]
+    batch = Loader(Windows(store, LENGTH, stride=LENGTH - 1), 8, format="hf")[0]
     before = batch["input_ids"].clone()
     batch["labels"][:] = -100
 
@@ -87,7 +88,7 @@ def test_hf_labels_may_be_written_to(windows):
 
 
 def test_hf_masks_the_same_targets_as_the_others(store):
-    windows = Windows(store, LENGTH, tail="pad")
+    windows = Windows(store, LENGTH, stride=LENGTH - 1, tail="pad")
     settings = {"epochs": 1, "drop_last": False, "shuffle": "none"}
     named = Loader(windows, 7, **settings)[-1]["targets"]
     labels = Loader(windows, 7, **settings, format="hf")[-1]["labels"]

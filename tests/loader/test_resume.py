@@ -51,6 +51,7 @@ def ranks(rows, world_size, prefetch=0, **settings):
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:format=.hf. leaves out")
 def test_a_run_is_resumable(windows, common):
     def make(rank, world_size, prefetch):
         return Loader(

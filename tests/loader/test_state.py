@@ -238,6 +238,7 @@ def test_a_bare_file_of_other_ids_is_refused(tmp_path):
         loader.load_state_dict(state)
 
 
+@pytest.mark.filterwarnings("ignore:format=.hf. leaves out")
 def test_what_does_not_change_the_rows_may_change(windows, store):
     """Batch size, ranks, threads, format, borders and the end of the run are free."""
     loader = Loader(windows, 8, epochs=1)

@@ -88,6 +88,7 @@ def test_some_tokens_are_masked_in_their_places(store, kind):
 
 
 @every_kind
+@pytest.mark.filterwarnings("ignore:format=.hf. leaves out")
 @pytest.mark.parametrize("format", ["dict", "hf"])
 def test_every_token_is_dropped_and_no_pad_and_no_target(store, kind, format):
     rows = KINDS[kind](store)

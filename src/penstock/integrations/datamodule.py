@@ -18,11 +18,12 @@ from typing import Any, Literal
 
 from penstock.errors import PlanError, SourceError
 from penstock.integrations.data import Making, blank_rows, named_sides, store_of, streamed
-from penstock.integrations.dress import MaskedPacks, PaddedDress
+from penstock.integrations.dress import MaskedPacks, OneRow, PaddedDress
 from penstock.integrations.feed import EvaluationBatches, Feed, TrainingBatches
 from penstock.integrations.module import ResumableDataModule
 from penstock.integrations.tokenizer import named_tokenizer
 from penstock.integrations.windows import Labels, check_labels
+from penstock.loader.packed import check_packed, prepare
 from penstock.rows.packs import Packs
 from penstock.rows.padded import Documents, Overflow
 from penstock.rows.windows import Windows
@@ -48,6 +49,10 @@ class LLMDataModule(ResumableDataModule):
 
     `labels` are the `input_ids`, with -100 exactly where `attention_mask` is 0: models of
     `transformers` shift them by themselves. A real end token keeps its label.
+
+    With `packing=True` batches have `input_ids`, `labels` and `position_ids`. When the Trainer
+    asks for a loader, the models of `transformers` in the LightningModule are made ready for
+    them, as by `penstock.integrations.huggingface.keep_documents_apart`.
     """
 
     def __init__(  # noqa: PLR0913  (what people set, flat: Lightning's command line reads it)
@@ -95,9 +100,9 @@ class LLMDataModule(ResumableDataModule):
             eos: Whether to put the end token after each row.
             overflow: Rows of more than `max_length` tokens are cut off, which is told; or "split".
             packing: Whether rows are whole documents fitted together, instead of one each with
-                padding. Adds `position_ids`.
+                padding. Batches then have `position_ids` instead of `attention_mask`.
             streaming: Whether training begins while text is still being tokenized. Without
-                `packing`, rows are then windows of the text laid end to end, without padding.
+                `packing`, rows are then windows of the concatenated text, without padding.
             labels: "same", or "shifted" for models that do not shift by themselves.
             pad_to_multiple_of: Batches are as wide as a multiple of this.
             padding_side: Where padding stands.
@@ -194,15 +199,26 @@ class LLMDataModule(ResumableDataModule):
         workers = 0 if self.streaming and shuffle == "part" else self.num_workers
         windows = isinstance(rows, Windows)
         exact = not self.packing and (windows or not rows.stream.has_loss)
+        shifted = self.labels == "shifted"
+        dress: Any = PaddedDress(self.pad_id, shifted=shifted, exact=exact)
+        if self.packing and not shifted and self._prepare_model():
+            dress = OneRow(dress)
         return Feed(
             plan=self.plan(rows, shuffle),
             global_batch=self.device_rows * world_size,
             rank=rank,
             world_size=world_size,
-            dress=PaddedDress(self.pad_id, shifted=self.labels == "shifted", exact=exact),
+            dress=dress,
             narrow=True,
             workers=self.workers(workers, self._pin_memory),
         )
+
+    def _prepare_model(self) -> bool:
+        """Make the Trainer's model ready for packed rows; whether it wants one row a batch."""
+        module = getattr(self.trainer, "lightning_module", None)
+        flat = prepare(module)
+        check_packed()
+        return flat
 
     def _inputs(self, *, fetch: bool) -> dict[str, Any]:
         """What each side is made of."""
@@ -245,7 +261,9 @@ class LLMDataModule(ResumableDataModule):
         stream = streamed(inputs, self._making)
         if self.packing:
             return MaskedPacks(Packs(stream, self.max_length))
-        return Windows(stream, self.max_length, tail="pad")
+        rows = Windows(stream, self.max_length, tail="pad")
+        # Where the model shifts labels itself, every token is a target only if rows overlap.
+        return rows if self.labels == "shifted" else rows.overlapping()
 
     def _opened(self, side: str) -> Any:
         rows = getattr(self, f"{side}_dataset")

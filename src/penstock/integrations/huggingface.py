@@ -11,26 +11,34 @@ already, and says so; and to skip its batches is to count, so nothing is read tw
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from penstock.errors import PlanError, ResumeError
-from penstock.integrations.dress import MaskedPacks, PaddedDress, named_pair
+from penstock.integrations.dress import OneRow
 from penstock.integrations.feed import Feed
+from penstock.integrations.items import RowItems, formatted
 from penstock.integrations.spool import is_dataset, spool
-from penstock.integrations.windows import Labels, check_labels
+from penstock.integrations.windows import Labels
 from penstock.loader.loader import Loader
+from penstock.loader.packed import check_packed, keep_documents_apart, prepare
 from penstock.order.plan import Plan
-from penstock.rows.packs import Packs
-from penstock.rows.padded import Documents
-from penstock.rows.windows import Windows
 from penstock.store.build import build
 from penstock.store.reader import TokenStore
 
-__all__ = ["RowItems", "RowsTrainer", "StepLoader", "build_dataset", "is_dataset", "spool"]
+__all__ = [
+    "RowItems",
+    "RowsTrainer",
+    "StepLoader",
+    "build_dataset",
+    "is_dataset",
+    "keep_documents_apart",
+    "spool",
+]
 
 PathLike = str | os.PathLike[str]
 
@@ -57,28 +65,6 @@ def build_dataset(
     target = Path(store)
     files = spool(dataset, target.with_name(f"{target.name}.texts"), column)
     return build(files, target, format="parquet", field="text", **settings)
-
-
-class _Dressed(NamedTuple):
-    rows: Any
-    dress: Any
-    narrow: bool
-
-
-def _dressed(rows: Any, pad_id: int | None, labels: Labels) -> _Dressed:
-    """Rows as Hugging Face's models take them."""
-    check_labels(labels)
-    shifted = labels == "shifted"
-    if isinstance(rows, Windows):
-        return _Dressed(rows, named_pair, False)
-    if isinstance(rows, Packs):
-        rows = MaskedPacks(rows)
-    if not isinstance(rows, MaskedPacks | Documents):
-        raise PlanError(f"{rows!r:.80} are no rows: give Windows, Packs or Documents.")
-    if pad_id is None:
-        pad_id = rows.pad_id if isinstance(rows, Documents) else 0
-    exact = isinstance(rows, Documents) and not rows.stream.has_loss
-    return _Dressed(rows, PaddedDress(pad_id, shifted=shifted, exact=exact), True)
 
 
 class _EpochSteps(Sampler[list[int]]):
@@ -146,30 +132,36 @@ class StepLoader(DataLoader[Any]):
         seed: int = 0,
         pad_id: int | None = None,
         labels: Labels = "same",
+        model: Any = None,
         num_workers: int = 0,
         **options: Any,
     ) -> None:
-        """Steps over rows, or over a plan of one source.
+        """Steps over rows.
 
         Args:
-            rows: `Windows` (`input_ids` and `labels`), `Documents` or `Packs` (with
-                `attention_mask`, and `position_ids` for packs).
+            rows: `Windows` (`input_ids` and `labels`; where made without `stride=`, they overlap
+                by one token so that every token is a target), `Documents` (also
+                `attention_mask`) or `Packs` (also `position_ids`, and no `attention_mask`).
             batch_size: Rows of a step on this rank.
             rank: Which of the ranks this is.
             world_size: How many there are.
             seed: Another seed, another order.
             pad_id: What padding holds.
             labels: "same", for models that shift by themselves, or "shifted".
+            model: The model that packed rows are for. It is made ready as by
+                `keep_documents_apart`; with FlashAttention, the rows of a batch become one row.
             num_workers: Processes that make batches.
             **options: Of `torch.utils.data.DataLoader`, as `pin_memory`.
         """
-        dressed = _dressed(rows, pad_id, labels)
+        dressed = formatted(rows, pad_id, labels)
+        self._packed = dressed.packed
+        flat = dressed.packed and prepare(model)
         self.feed = Feed(
             plan=Plan(dressed.rows, seed=seed),
             global_batch=batch_size * world_size,
             rank=rank,
             world_size=world_size,
-            dress=dressed.dress,
+            dress=OneRow(dressed.dress) if flat else dressed.dress,
             format="hf" if labels == "same" and not dressed.narrow else "dict",
             narrow=dressed.narrow,
         )
@@ -190,6 +182,8 @@ class StepLoader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Any:
+        if self._packed:
+            check_packed()
         steps = self._steps
         first, size = steps.skipped, self.feed.global_batch
         for number, batch in enumerate(super().__iter__(), start=first + 1):
@@ -226,38 +220,6 @@ class StepLoader(DataLoader[Any]):
         self._position = loader.position
 
 
-class RowItems(Dataset[dict[str, torch.Tensor]]):
-    """Rows one by one, as a map-style dataset: for evaluation, which any trainer may deal out.
-
-    Items of `Windows` and `Packs` are equally long; those of `Documents` want a collator that
-    pads, as `penstock.integrations.pytorch.pad_collate` or Hugging Face's.
-    """
-
-    def __init__(self, rows: Any, *, labels: Labels = "same", pad_id: int | None = None) -> None:
-        dressed = _dressed(rows, pad_id, labels)
-        self._loader = Loader(
-            Plan(dressed.rows, shuffle="none"),
-            1,
-            rank=0,
-            world_size=1,
-            format="hf" if labels == "same" and not dressed.narrow else "dict",
-            narrow=dressed.narrow,
-            prefetch=0,
-        )
-        self._dress = dressed.dress
-        self._length = len(dressed.rows)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not 0 <= index < self._length:
-            raise IndexError(f"row {index:,} is not among {self._length:,}")
-        self._loader.seek(index)
-        batch = self._dress(self._loader.make(self._loader.step).batch)
-        return {name: values[0] for name, values in batch.items()}
-
-
 class RowsTrainer:
     """A mixin for `transformers.Trainer` that trains on rows.
 
@@ -269,6 +231,8 @@ class RowsTrainer:
 
     The order depends on `args.data_seed`, or `args.seed`. A run that is stopped resumes at the
     very next step, by the trainer's own count of steps; keep batch size times ranks as it was.
+
+    For packed rows, the model is made ready as by `keep_documents_apart`.
     """
 
     train_rows: Any = None
@@ -279,9 +243,11 @@ class RowsTrainer:
 
     def get_train_dataloader(self) -> Any:
         """Steps over `train_rows`; of `train_dataset`, as ever, where there are none."""
-        if self.train_rows is None:
-            return super().get_train_dataloader()  # type: ignore[misc]
         args: Any = self.args  # type: ignore[attr-defined]
+        if self.train_rows is None:
+            dataset: Any = self.train_dataset  # type: ignore[attr-defined]
+            with self._stacking(dataset, args.train_batch_size):
+                return super().get_train_dataloader()  # type: ignore[misc]
         return StepLoader(
             self.train_rows,
             args.train_batch_size,
@@ -290,7 +256,41 @@ class RowsTrainer:
             seed=args.seed if args.data_seed is None else args.data_seed,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
+            model=self.model,  # type: ignore[attr-defined]
         )
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """The Trainer's; items of packed rows are stacked, whatever its collator would add."""
+        found: Any = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
+        if isinstance(found, str):
+            found = self.eval_dataset[found]  # type: ignore[attr-defined]
+        with self._stacking(found, self.args.eval_batch_size):  # type: ignore[attr-defined]
+            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Likewise."""
+        with self._stacking(test_dataset, self.args.eval_batch_size):  # type: ignore[attr-defined]
+            return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
+
+    @contextmanager
+    def _stacking(self, dataset: Any, batch_size: int) -> Iterator[None]:
+        """Make the model ready for a dataset of packed rows, and its DataLoader add no mask."""
+        if not (isinstance(dataset, RowItems) and dataset.packed):
+            yield
+            return
+        trainer: Any = self
+        if prepare(trainer.model) and batch_size > 1:
+            raise PlanError(
+                f"The model uses FlashAttention, which finds packed documents in batches of one "
+                f"row only, and here a batch is {batch_size:,}. Set per_device_eval_batch_size=1 "
+                "(and train on train_rows=), or load the model with attn_implementation="
+                '"sdpa".'
+            )
+        collator, trainer.data_collator = trainer.data_collator, default_collate
+        try:
+            yield
+        finally:
+            trainer.data_collator = collator
 
 
 def _same(batch: Any) -> Any:

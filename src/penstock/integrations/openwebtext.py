@@ -3,9 +3,9 @@
     owt_train.txt ── streamed: training begins after the first 64 MB ──┐
     owt_train_preprocessed.npy ── mapped into memory ──────────────────┴─ windows ──► Trainer
 
-One document a line, blank lines skipped, an end token after each, all of it laid end to end
-and cut into rows of `max_length` that do not overlap. The last row is filled up, with -100 in
-its labels, so no token is lost.
+One document a line, blank lines skipped, an end token after each, all of it concatenated and
+cut into rows of `max_length` that do not overlap (with `labels="same"`, by one token). The last
+row is filled up, with -100 in its labels, so no token is lost.
 """
 
 import os
@@ -76,7 +76,8 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
                 text files need not exist.
             preprocessed_train: That of training; `owt_train_preprocessed.npy` beside `train_file`.
             preprocessed_val: That of validation; `owt_val_preprocessed.npy` beside `val_file`.
-            labels: "shifted", or "same" for models that shift by themselves.
+            labels: "shifted", or "same" for models that shift by themselves; rows then overlap by
+                one token, so that every token is a target.
             tokenizer: As `penstock.load_tokenizer` takes it.
             documents: What a document is: "lines", "paragraphs", "file", or a separator.
             streaming: Whether training begins while text is still tokenized; otherwise all of it is
@@ -177,9 +178,12 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
     def _rows(self, side: str) -> Windows:
         path = self._file(side)
         if self.use_preprocessed:
-            return Windows(ArrayFile(path), self.max_length, tail="pad")
-        make = streamed if self.streaming and side == "train" else store_of
-        return Windows(make(path, self._making), self.max_length, tail="pad")
+            rows = Windows(ArrayFile(path), self.max_length, tail="pad")
+        else:
+            make = streamed if self.streaming and side == "train" else store_of
+            rows = Windows(make(path, self._making), self.max_length, tail="pad")
+        # Where the model shifts labels itself, every token is a target only if rows overlap.
+        return rows if self.labels == "shifted" else rows.overlapping()
 
     def _file(self, side: str) -> Path:
         text = self.train_file if side == "train" else self.val_file

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import PlanError
 from penstock.loader.fingerprint import combine, of_samples, of_tokens, source_keys
+from penstock.loader.packed import gives_positions
 from penstock.loader.readahead import ReadAhead
 from penstock.order.plan import Plan
 from penstock.order.shard import PADDING, Shard
@@ -111,6 +112,7 @@ class Assembler:
         self.length = self._rows[0].length
         self.whole_documents = any(hasattr(each, "whole_documents") for each in self._rows)
         """Whether some rows begin a document, so that their first token is no target."""
+        self._gives_positions = self.whole_documents and gives_positions(self._rows)
         self.side: Side | None = _padded_side(self._rows)
         """Where rows are padded, if they are padded to the widest of a step."""
         self._keys = source_keys(plan.names)
@@ -232,6 +234,11 @@ class Assembler:
                 for rows in np.split(order, cuts)
             ]
         fields = _scattered(parts, len(numbers), whole_documents=self.whole_documents)
+        if self._gives_positions:
+            # Beside packed rows, batches of windows alone have the same keys as all the others.
+            for name in ("document_ids", "position_ids"):
+                if name not in fields:
+                    fields[name] = np.array(_unsaid(name, fields, whole_documents=True))
         tokens = fields.pop("tokens")
         targets = self._targets(fields.pop("num_targets", None), positions, tokens)
         masks = [fields.pop("target_mask", None), fields.pop("same_document", None)]

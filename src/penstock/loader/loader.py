@@ -21,9 +21,11 @@ from penstock.loader.batch import Format, Shape
 from penstock.loader.device import DeviceCopy
 from penstock.loader.log import FingerprintLog
 from penstock.loader.make import Made, Maker
+from penstock.loader.packed import check_packed, gives_positions
 from penstock.loader.prefetch import Ahead
 from penstock.loader.prefix import identity_at, place_of
 from penstock.loader.state import check_state, identify, write_state
+from penstock.loader.targets import check_targets, unread_targets
 from penstock.order.growing import GrowingPlan
 from penstock.order.integers import END
 from penstock.order.plan import Plan, Rows
@@ -87,7 +89,8 @@ class Loader:
             format: "dict" (`inputs`, `targets`, shifted), "tuple" of the same, or "hf"
                 (`input_ids`, `labels`, not shifted).
             lengths: Shorter rows at first, by position: {0: 256, 50_000: 1024} cuts each row
-                of 1024 into four until position 50,000. The tokens and their order stay.
+                of 1024 into four until position 50,000. The tokens and their order stay; with
+                format="hf" the four overlap by one token each.
             ids: Add `source`, `epoch`, `sample` and `position` of each row.
             narrow: Leave ids as narrow as they are stored, (rows, length + 1) under the name
                 `tokens`; with `target_mask` in batches that have targets to ignore.
@@ -135,6 +138,7 @@ class Loader:
                 f"lengths={lengths} cuts rows of one length; these are as long as their documents."
             )
         self.shape = Shape(format, self._assembler.length, lengths, ids=ids)
+        check_targets(self.plan.sources, self.shape)
         self._maker = Maker(
             self.shape,
             self.device,
@@ -179,6 +183,15 @@ class Loader:
     def position(self) -> int:
         """The position of the next row, in rows of all ranks together."""
         return self._position
+
+    @property
+    def unread_targets(self) -> int:
+        """Tokens of all windows that are the target of no row, in the format in use.
+
+        Where `lengths` changes, with rows as long as they are at the position.
+        """
+        length = self.shape.length_at(self._position)
+        return unread_targets(self.plan.sources, self.shape, length)
 
     @property
     def ends(self) -> bool:
@@ -236,7 +249,12 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """Batches from `position` on."""
+        self._check_packed()
         return self._iterate(self._take_over())
+
+    def _check_packed(self) -> None:
+        if self.shape.format == "hf" and gives_positions(self.plan.sources.values()):
+            check_packed()
 
     def _take_over(self) -> int:
         """End what reads now; returns the turn of what does from here on."""
@@ -276,6 +294,7 @@ class Loader:
 
     def follow(self, made: Iterable[tuple[Any, int]]) -> Iterator[Any]:
         """Hand out batches that were made elsewhere, with their fingerprints, from `step` on."""
+        self._check_packed()
         return self._follow(self._take_over(), self.step, made)
 
     def _follow(self, turn: int, first: int, made: Iterable[tuple[Any, int]]) -> Iterator[Any]:

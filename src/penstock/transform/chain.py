@@ -71,6 +71,11 @@ class Chain:
             raise PlanError("A chain needs at least one transform; this one has none.")
         self.transforms = transforms
 
+    @property
+    def gives_labels(self) -> bool:
+        """Whether places predict themselves, which is so after `MaskedTokens`."""
+        return any(getattr(each, "gives_labels", False) for each in self.transforms)
+
     def __repr__(self) -> str:
         return f"Chain({', '.join(map(repr, self.transforms))})"
 

@@ -41,6 +41,9 @@ _SELECT, _KIND, _RANDOM = range(3)  # the uses of a row's key
 class MaskedTokens:
     """Some tokens hidden, replaced or kept, and to be predicted: BERT's 80/10/10."""
 
+    gives_labels = True
+    """Places predict themselves, so nothing is shifted and a row's first token is a target too."""
+
     def __init__(
         self,
         mask_id: int,

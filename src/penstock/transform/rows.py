@@ -67,6 +67,11 @@ class Transformed:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.rows, name)
 
+    @property
+    def gives_labels(self) -> bool:
+        """Whether places predict themselves instead of the next token."""
+        return any(getattr(each, "gives_labels", False) for each in (self.transform, self.rows))
+
     @cached_property
     def digest(self) -> str:
         """A digest of the rows, the transform and the seed; a plan's is computed from it."""
