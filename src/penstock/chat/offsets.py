@@ -19,7 +19,11 @@ from penstock.tokenize.engines import ByteEngine, Encoded, GigatokenEngine
 from penstock.tokenize.plain import PlainText
 from penstock.tokenize.tokenizer import Tokenizer
 
-__all__ = ["Placed", "Placer"]
+__all__ = ["ANCHOR", "Placed", "Placer"]
+
+# Some tokenizers put a blank before the first word of a text, and of the first piece alone. A
+# piece that is not the first is given after this token, which is cut off again.
+ANCHOR = "\ue0a5penstock\ue0a5"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +108,6 @@ class Placer:
 class _Reference:
     """Hugging Face's `tokenizers`, special tokens taken as text."""
 
-    # Some tokenizers put a blank before the first word of a text, and of the first piece alone.
-    # A piece that is not the first is given after this token, which is cut off again.
-    _ANCHOR = "\ue0a5penstock\ue0a5"
-
     def __init__(self, tokenizer: Tokenizer) -> None:
         from penstock.errors import TokenizerError
 
@@ -117,10 +117,10 @@ class _Reference:
                 "masked. Use a tokenizer.json, tiktoken, or bytes."
             )
         self._anchored = '"prepend_scheme": "first"' in tokenizer.definition.text
-        self._plain = PlainText(tokenizer.definition, (self._ANCHOR,) if self._anchored else ())
+        self._plain = PlainText(tokenizer.definition, (ANCHOR,) if self._anchored else ())
 
     def place(self, text: str, begin: int, first: bool) -> Placed:
-        anchor = self._ANCHOR if self._anchored and not first else ""
+        anchor = ANCHOR if self._anchored and not first else ""
         tokenizer = self._plain.tokenizer([text])
         found = tokenizer.encode(anchor + text, add_special_tokens=False)
         skipped = 1 if anchor else 0

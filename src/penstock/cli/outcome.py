@@ -39,12 +39,16 @@ class Outcome:
     def spell(self) -> dict[str, Any]:
         """As plain JSON."""
         from penstock.store.summary import bytes_per_token
+        from penstock.tokenize.extend import padded
 
         done = self.store.manifest.contents["builds"][-1]
+        vocab_size = self.store.manifest.contents["tokenizer"]["vocab_size"]
         return {
             "stores": [_spell(side, store) for side, store in self.stores.items()],
             "num_documents": sum(len(store) for store in self.stores.values()),
             "num_tokens": sum(store.num_tokens for store in self.stores.values()),
+            "vocab_size": vocab_size,
+            "padded_vocab_size": padded(vocab_size),
             "bytes_per_token": bytes_per_token(self.store),
             "rejects": done["rejects"]["reasons"],
             "num_skipped": done["counts"].get("skipped", 0),

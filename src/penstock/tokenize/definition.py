@@ -93,6 +93,11 @@ class Definition:
         pairs = ((number, each) for number, each in enumerate(vocab) if isinstance(each, list))
         return {str(each[0]): number for number, each in pairs if each}
 
+    @property
+    def begins_with(self) -> str | None:
+        """The token that the post-processor puts before each text, where it does."""
+        return _first_token(self.config.get("post_processor"))
+
     def save(self, directory: Path) -> None:
         """Write the files by which `find_definition` and `transformers` know a tokenizer."""
         directory.mkdir(parents=True, exist_ok=True)
@@ -125,6 +130,19 @@ class Definition:
             return next((piece for piece, each in self.pieces.items() if each == number), None)
         unknown = model.get("unk_token")
         return unknown if isinstance(unknown, str) else None
+
+
+def _first_token(step: Any) -> str | None:
+    """What a post-processor of tokenizer.json puts first."""
+    if not isinstance(step, dict):
+        return None
+    if step.get("type") == "Sequence":
+        return next(filter(None, map(_first_token, step.get("processors") or [])), None)
+    if step.get("type") in ("BertProcessing", "RobertaProcessing"):
+        return str(step["cls"][0])
+    first = (step.get("single") or [None])[0] if step.get("type") == "TemplateProcessing" else None
+    found = first.get("SpecialToken") if isinstance(first, dict) else None
+    return str(found["id"]) if found else None
 
 
 def _told(value: Any) -> Any:

@@ -8,7 +8,9 @@ new rows at the end of its embedding only. A token that is there already keeps i
     + <|im_end|>         50,258
 """
 
-from collections.abc import Iterable, Sequence
+import logging
+import multiprocessing
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +19,17 @@ from penstock.tokenize.definition import Definition, special_token
 from penstock.tokenize.objects import is_tiktoken, special_tokens_known
 from penstock.tokenize.plain import load_hub
 
-__all__ = ["checked_tokens", "extended_definition", "extended_encoding", "numbered"]
+__all__ = [
+    "checked_tokens",
+    "extended_definition",
+    "extended_encoding",
+    "log_added",
+    "numbered",
+    "padded",
+]
+
+_log = logging.getLogger("penstock")
+_logged: set[tuple[str, ...]] = set()
 
 
 def checked_tokens(tokens: str | Iterable[str]) -> list[str]:
@@ -109,3 +121,30 @@ def extended_encoding(tokenizer: Any, tokens: Sequence[str]) -> tuple[Any, dict[
         special_tokens={**special, **new},
     )
     return made, new
+
+
+def padded(vocab_size: int) -> int:
+    """The next multiple of 64, a fast size for a model's embedding.
+
+    >>> padded(50_259), padded(64)
+    (50304, 64)
+    """
+    return -(-vocab_size // 64) * 64
+
+
+def log_added(name: str, added: Mapping[str, int], vocab_size: int) -> None:
+    """Log which tokens a tokenizer was extended by, once: the model must have as many ids."""
+    key = (name, *added)
+    if key in _logged or multiprocessing.parent_process() is not None:
+        return
+    _logged.add(key)
+    pairs = [f"{token} ({number:,})" for token, number in added.items()]
+    more = [f"and {len(pairs) - 10:,} more"] if len(pairs) > 10 else []
+    _log.warning(
+        "%s has these tokens besides: %s. Its vocab_size is now %s, and the model's embedding "
+        "needs as many rows; the next multiple of 64 is %s.",
+        name,
+        ", ".join(pairs[:10] + more),
+        f"{vocab_size:,}",
+        f"{padded(vocab_size):,}",
+    )

@@ -33,7 +33,9 @@ from penstock.tokenize.extend import (
     checked_tokens,
     extended_definition,
     extended_encoding,
+    log_added,
     numbered,
+    padded,
 )
 from penstock.tokenize.objects import (
     end_id,
@@ -44,7 +46,7 @@ from penstock.tokenize.objects import (
     vocab_size_of,
 )
 
-__all__ = ["SpecialTokens", "Tokenizer", "load_tokenizer"]
+__all__ = ["SpecialTokens", "Tokenizer", "load_tokenizer", "with_special"]
 
 SpecialTokens = Literal["text", "parse"]
 
@@ -81,7 +83,7 @@ class Tokenizer:
     @property
     def padded_vocab_size(self) -> int:
         """The next multiple of 64 from `vocab_size` on, a fast size for a model's embedding."""
-        return -(-self.vocab_size // 64) * 64
+        return padded(self.vocab_size)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -207,7 +209,7 @@ def load_tokenizer(
     if isinstance(tokenizer, Tokenizer):
         if special_tokens == "parse" and tokenizer.special_tokens == "text":
             raise TokenizerError(f"{tokenizer.name} takes special tokens in a text as text.")
-        return _extended(tokenizer, more) if more else tokenizer
+        return _told(_extended(tokenizer, more)) if more else tokenizer
     if isinstance(tokenizer, str) and tokenizer.startswith("tiktoken:"):
         tokenizer = tiktoken_encoding(tokenizer.removeprefix("tiktoken:"))
     definition = (
@@ -216,8 +218,14 @@ def load_tokenizer(
         else from_object(tokenizer)
     )
     if definition is None:
-        return _from_object(tokenizer, special_tokens, more)
-    return _from_definition(extended_definition(definition, more), special_tokens, engine)
+        return _told(_from_object(tokenizer, special_tokens, more))
+    return _told(_from_definition(extended_definition(definition, more), special_tokens, engine))
+
+
+def _told(tokenizer: Tokenizer) -> Tokenizer:
+    if tokenizer.added_tokens:
+        log_added(tokenizer.name, tokenizer.added_tokens, tokenizer.vocab_size)
+    return tokenizer
 
 
 def _bytes(added: Mapping[str, int]) -> Tokenizer:
@@ -233,13 +241,29 @@ def _extended(tokenizer: Tokenizer, tokens: list[str]) -> Tokenizer:
         definition = extended_definition(tokenizer.definition, tokens)
         if definition is tokenizer.definition:
             return tokenizer
-        return _from_definition(definition, tokenizer.special_tokens, tokenizer.engine.name)
+        return _reloaded(tokenizer, definition)
     if isinstance(tokenizer.engine, ByteEngine):
         known = dict(tokenizer.added_tokens)
         return _bytes(known | numbered([t for t in tokens if t not in known], 257 + len(known)))
     source = getattr(tokenizer.engine, "_tokenizer", None)
     made = _from_object(source, tokenizer.special_tokens, tokens)
     return replace(made, added_tokens={**tokenizer.added_tokens, **made.added_tokens})
+
+
+def with_special(tokenizer: Tokenizer, tokens: Iterable[str]) -> Tokenizer:
+    """`tokenizer`, to which these of its tokens are special, so that no text can write them.
+
+    Its digest stays: all ids mean what they meant.
+    """
+    definition = tokenizer.definition
+    assert definition is not None  # all tokens of others are special, if they are known at all
+    return _reloaded(tokenizer, replace(definition, named=(*definition.named, *tokens)))
+
+
+def _reloaded(tokenizer: Tokenizer, definition: Definition) -> Tokenizer:
+    """The same tokenizer by another definition, with the engine that it had if that can load it."""
+    engine = "tokenizers" if isinstance(tokenizer.engine, HubEngine) else "auto"
+    return _from_definition(definition, tokenizer.special_tokens, engine)
 
 
 def _from_definition(

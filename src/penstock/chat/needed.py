@@ -1,0 +1,117 @@
+r"""The markers of a template that must be tokens, and the tokenizer that has them.
+
+    <|im_start|>user\nZqvi alpha?<|im_end|>\n<|im_start|>assistant\nZqwo beta.<|im_end|>\n
+    └ around ──┘                 └ around ─────────────┘                      └── end ─┘
+
+A marker that is no token of its own is read as several ordinary ones. Whoever writes a message
+can write them too, and so end a turn that is not theirs; and a conversation grows by a third. So:
+
+- What ends a turn of the assistant must be a token.
+- All markers of a built-in template must be tokens.
+- Other markers that look like tokens (`<|user|>`, in a template that ends turns with `</s>`) may
+  be text, as they are to the models that were published with such templates; a line in the log
+  says so.
+
+A marker that is a token, but is not called special, is treated as special by the chat: only the
+template can write it.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+
+from penstock.chat.builtin import BUILTIN
+from penstock.chat.markers import Markers
+from penstock.chat.special import special_tokens_of
+from penstock.chat.template import Template
+from penstock.chat.turns import ANSWER
+from penstock.errors import TemplateError, TokenizerError
+from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer, with_special
+
+__all__ = ["tokenizer_with_markers"]
+
+_log = logging.getLogger("penstock")
+
+# What looks like a token: <|im_end|>, also with the wide bars that DeepSeek writes.
+_CONTROL = re.compile("<\\|[\\w/:.-]{1,40}\\|>|<\uff5c[\\w/:.\u2581 -]{1,40}\uff5c>")
+# Thoughts may be part of what a message says, and then are not the template's alone.
+_THOUGHT = re.compile("think|thought|reason", re.IGNORECASE)
+
+
+def tokenizer_with_markers(
+    tokenizer: Tokenizer, template: Template, sample: str, markers: Markers, *, add: bool
+) -> Tokenizer:
+    """A tokenizer to which the markers of the template are special tokens.
+
+    Args:
+        tokenizer: The tokenizer that was given.
+        template: The template.
+        sample: What it makes of a question and an answer; "" where that is not known.
+        markers: Finds markers in it.
+        add: Whether to add the tokens that are missing.
+
+    Raises:
+        TemplateError: tokens are missing, and are not to be added.
+    """
+    has = _finder(tokenizer)
+    around = [sample[slice(*span)] for span in markers.find(sample)]
+    tail = sample.partition(ANSWER)[2]
+    group = markers.first_group(tail)
+    end = [] if group is None else [tail[slice(*span)] for span in _within(markers, tail, group)]
+    ends_with_token = not end or any(map(has, end))
+    lost = [
+        each
+        for each in dict.fromkeys([*around, *_CONTROL.findall(template.source)])
+        if not has(each) and (_CONTROL.fullmatch(each) or (each in end and not ends_with_token))
+    ]
+    if add:
+        tokenizer = load_tokenizer(tokenizer, add_tokens=lost)
+    elif lost and (template.name in BUILTIN or not ends_with_token):
+        raise _refusal(tokenizer, template, lost)
+    elif lost:
+        _log.warning(
+            "The template %s writes %s, which %s has no token for: the text of a message can hold "
+            'the same tokens. If the model does not know them so, add_tokens="auto" '
+            "(--add-tokens auto) makes each a token.",
+            template.name,
+            ", ".join(lost),
+            tokenizer.name,
+        )
+    return _with_all_special(tokenizer, [each for each in around if not _THOUGHT.search(each)])
+
+
+def _refusal(tokenizer: Tokenizer, template: Template, lost: list[str]) -> TemplateError:
+    named = ", ".join(f'"{each}"' for each in lost)
+    return TemplateError(
+        f"The template {template.name} writes {', '.join(lost)}, and {tokenizer.name} has no such "
+        "token: each would be several ordinary tokens, which the text of a message can hold too, "
+        f"so that anybody could end a turn. Add them to the tokenizer with add_tokens=[{named}] or "
+        'add_tokens="auto" (--add-tokens auto), or use a tokenizer that has them.'
+    )
+
+
+def _with_all_special(tokenizer: Tokenizer, markers: list[str]) -> Tokenizer:
+    """A tokenizer that calls those of its tokens special which the template writes around turns."""
+    special = special_tokens_of(tokenizer).tokens
+    has = _finder(tokenizer)
+    ordinary = [each for each in dict.fromkeys(markers) if each not in special and has(each)]
+    return with_special(tokenizer, ordinary) if ordinary else tokenizer
+
+
+def _finder(tokenizer: Tokenizer) -> Callable[[str], bool]:
+    """Tells whether a text is a token of the tokenizer."""
+    special = special_tokens_of(tokenizer).tokens
+
+    def has(text: str) -> bool:
+        if text in special:
+            return True
+        try:
+            return tokenizer.token_id(text) is not None
+        except TokenizerError:
+            return False
+
+    return has
+
+
+def _within(markers: Markers, text: str, group: tuple[int, int]) -> list[tuple[int, int]]:
+    return [span for span in markers.find(text) if group[0] <= span[0] and span[1] <= group[1]]
