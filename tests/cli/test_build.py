@@ -70,6 +70,8 @@ def test_json_has_all_numbers(told, corpus):
         ],
         "num_documents": 4,
         "num_tokens": 75,
+        "vocab_size": 257,
+        "padded_vocab_size": 320,
         "bytes_per_token": 71 / 75,
         "rejects": {},
         "num_skipped": 1,

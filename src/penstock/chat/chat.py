@@ -89,13 +89,13 @@ class Chat:
         rewritten: Rewritten = "mask",
         borders: Borders = "join",
         special_in_content: bool = False,
-        add_tokens: Literal["auto"] | Sequence[str] = (),
+        add_tokens: Literal["auto"] | Sequence[str] | None = None,
         settings: dict[str, Any] | None = None,
     ) -> None:
         if rewritten not in ("mask", "train", "refuse"):
             raise TemplateError(f'rewritten={rewritten!r} is not "mask", "train" or "refuse".')
         self.template = load_template(template)
-        loaded = load_tokenizer(tokenizer, add_tokens=() if add_tokens == "auto" else add_tokens)
+        loaded = load_tokenizer(tokenizer, add_tokens=None if add_tokens == "auto" else add_tokens)
         self._source, self._add_tokens = tokenizer, add_tokens
         self._options = {
             "rewritten": rewritten,

@@ -20,10 +20,9 @@ import logging
 import re
 from collections.abc import Callable
 
-from penstock.chat.builtin import BUILTIN
 from penstock.chat.markers import Markers
 from penstock.chat.special import special_tokens_of
-from penstock.chat.template import Template
+from penstock.chat.template import Template, is_builtin
 from penstock.chat.turns import ANSWER
 from penstock.errors import TemplateError, TokenizerError
 from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer, with_special
@@ -66,7 +65,7 @@ def tokenizer_with_markers(
     ]
     if add:
         tokenizer = load_tokenizer(tokenizer, add_tokens=lost)
-    elif lost and (template.name in BUILTIN or not ends_with_token):
+    elif lost and (is_builtin(template) or not ends_with_token):
         raise _refusal(tokenizer, template, lost)
     elif lost:
         _log.warning(

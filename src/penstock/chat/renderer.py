@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from penstock.chat.builtin import BUILTIN, WRITERS, builtin_source
+from penstock.chat.builtin import WRITERS
 from penstock.chat.jinja import GENERATION, Program
 from penstock.chat.markers import Markers
 from penstock.chat.messages import Conversation
 from penstock.chat.script import Script, Span, merged
-from penstock.chat.template import Template
+from penstock.chat.template import Template, is_builtin
 from penstock.chat.trace import Leaf, Run, Traced, trace, traced_join
 from penstock.chat.turns import (
     ANSWER,
@@ -80,9 +80,8 @@ class Renderer:
 
     def __post_init__(self) -> None:
         self._program = Program(self.template.source, self.template.name)
-        name = self.template.name
-        known = name in BUILTIN and self.template.source == builtin_source(name)
-        self._writer = WRITERS[name] if known and not self.settings else None
+        known = is_builtin(self.template) and not self.settings
+        self._writer = WRITERS[self.template.name] if known else None
         self._forms: dict[str, str] = {"user": "either", "assistant": "either"}
         self._forms = self._probe_forms()
 

@@ -171,7 +171,7 @@ def build_command(
     if eos_token is not None and not eos:
         raise typer.BadParameter("--no-eos and --eos-token exclude each other.")
     parsed = special_tokens if chat is None else SpecialTokens.TEXT
-    more: Any = "auto" if add_tokens == ["auto"] else add_tokens or ()
+    more: Any = "auto" if add_tokens == ["auto"] else add_tokens
     if chat is None and (chat_date, rewritten) != (None, Rewritten.MASK):
         raise typer.BadParameter("--chat-date and --rewritten belong to a template; give --chat.")
     settings: dict[str, Any] = {

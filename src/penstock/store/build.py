@@ -50,7 +50,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     eos: bool | str = True,
     bos: bool | str = False,
     special_tokens: SpecialTokens = "text",
-    add_tokens: Literal["auto"] | Sequence[str] = (),
+    add_tokens: Literal["auto"] | Sequence[str] | None = None,
     chat: Any = None,
     split: str | None = None,
     append: bool = False,

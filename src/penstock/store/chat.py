@@ -96,7 +96,7 @@ def chat_stage(
     *,
     eos: bool | str,
     bos: bool | str,
-    add_tokens: Literal["auto"] | Sequence[str] = (),
+    add_tokens: Literal["auto"] | Sequence[str] | None = None,
 ) -> ChatStage:
     """The stage that a build asks for with `chat=`, a template or a `Chat`."""
     if not isinstance(chat, Chat):

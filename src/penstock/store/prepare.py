@@ -62,7 +62,7 @@ def prepare(  # noqa: PLR0913  (the arguments of `build`)
     max_expansion: int,
     engine: Literal["auto", "gigatoken", "tokenizers"],
     threads: int | None,
-    add_tokens: Literal["auto"] | Sequence[str] = (),
+    add_tokens: Literal["auto"] | Sequence[str] | None = None,
     chat: Any = None,
     split: str | None = None,
     append: bool = False,
@@ -90,7 +90,7 @@ def prepare(  # noqa: PLR0913  (the arguments of `build`)
             chat, tokenizer, engine, special_tokens, eos=eos, bos=bos, add_tokens=add_tokens
         )
         tokenizer, special_tokens, files = stage.chat.tokenizer, "text", chat_files(files)
-        eos, bos, add_tokens = stage.eos, stage.bos, ()
+        eos, bos, add_tokens = stage.eos, stage.bos, None
     elif add_tokens == "auto":
         raise StoreError(
             'add_tokens="auto" (--add-tokens auto) adds the markers of a chat template, and there '

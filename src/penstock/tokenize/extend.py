@@ -77,9 +77,16 @@ def extended_definition(definition: Definition, tokens: Sequence[str]) -> Defini
         config={**definition.config, "added_tokens": listed},
         added={**definition.added, **known, **new},
     )
-    if new:
+    if new and _has_gaps(definition):
         _refuse_other_ids(made, new)
     return made
+
+
+def _has_gaps(definition: Definition) -> bool:
+    """Whether ids are missing between 0 and the largest one, or in the model alone."""
+    model = set(definition.pieces.values())
+    added = {token["id"] for token in definition.config.get("added_tokens") or []}
+    return len(model) != max(model, default=-1) + 1 or len(model | added) != definition.vocab_size
 
 
 def _refuse_other_ids(definition: Definition, new: dict[str, int]) -> None:

@@ -181,7 +181,7 @@ def load_tokenizer(
     *,
     special_tokens: SpecialTokens = "text",
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto",
-    add_tokens: Iterable[str] = (),
+    add_tokens: Iterable[str] | None = None,
 ) -> Tokenizer:
     """The tokenizer that `tokenizer` means.
 
@@ -203,7 +203,7 @@ def load_tokenizer(
     """
     if special_tokens not in ("text", "parse"):
         raise TokenizerError(f'special_tokens={special_tokens!r} is not "text" or "parse".')
-    more = checked_tokens(add_tokens)
+    more = checked_tokens(add_tokens or ())
     if isinstance(tokenizer, str) and tokenizer == "bytes":
         tokenizer = _bytes({})
     if isinstance(tokenizer, Tokenizer):
