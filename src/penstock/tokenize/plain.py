@@ -72,7 +72,9 @@ class PlainText:
         model = self._definition.config["model"]
         if not pieces or not _is_bpe(model) or model.get("ignore_merges"):
             return tuple(sorted(pieces))
-        built = {_built(merge, model) for merge in _merges(model)}
+        lengths = {len(each) for each in pieces}
+        # Most merges build something of another length; to join only the others takes a fifth.
+        built = {_built(merge, model) for merge in _merges(model) if _length(merge) in lengths}
         affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
         return tuple(sorted(each for each in pieces if each in built or len(each) < 2 or affixes))
 
@@ -197,6 +199,11 @@ def _merges(model: dict[str, Any]) -> list[Any]:
 
 def _pair(merge: Any) -> list[str]:
     return merge.split(" ") if isinstance(merge, str) else list(merge)
+
+
+def _length(merge: Any) -> int:
+    """How long the piece is that a merge builds, prefixes aside."""
+    return len(merge) - 1 if isinstance(merge, str) else sum(map(len, merge))
 
 
 def _built(merge: Any, model: dict[str, Any]) -> str:
