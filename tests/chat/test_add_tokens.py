@@ -4,7 +4,6 @@ import json
 import pickle
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,11 @@ GEMMA = (
 )
 
 
-@pytest.mark.parametrize("tokenizer", ["gpt2", "bytes"])
+@pytest.fixture(params=["trained", "bytes"])
+def tokenizer(request, make_tokenizer):
+    return "bytes" if request.param == "bytes" else make_tokenizer([])
+
+
 @pytest.mark.parametrize("template", ["chatml", "nanochat", GEMMA, ZEPHYR])
 def test_markers_that_are_no_tokens_are_refused_with_what_to_do(template, tokenizer):
     with pytest.raises(TemplateError, match="has no such token") as error:
@@ -41,7 +44,6 @@ def test_markers_that_are_no_tokens_are_refused_with_what_to_do(template, tokeni
 
 
 @pytest.mark.parametrize("template", ["chatml", "nanochat", GEMMA, ZEPHYR])
-@pytest.mark.parametrize("tokenizer", ["gpt2", "bytes"])
 def test_each_marker_is_one_token_that_no_message_can_write(template, tokenizer):
     chat = Chat(template, tokenizer, add_tokens="auto")
     added = chat.tokenizer.added_tokens
@@ -59,7 +61,7 @@ def sorted_edges(added):
     return min(added.values()), max(added.values()) + 1
 
 
-def test_a_question_of_gsm8k_is_as_long_as_its_words(data):
+def test_a_question_of_gsm8k_is_as_long_as_its_words(data, gpt2, gpt2_chat):
     """As text, the markers of ChatML made one example grow from 86 to 114 tokens."""
     line = next((data / "gsm8k").rglob("*train*.jsonl")).read_text(encoding="utf-8").split("\n")[0]
     record = json.loads(line)
@@ -67,9 +69,8 @@ def test_a_question_of_gsm8k_is_as_long_as_its_words(data):
         {"role": "user", "content": record["question"]},
         {"role": "assistant", "content": record["answer"]},
     ]
-    chat = Chat("chatml", "gpt2", add_tokens="auto")
-    script = chat.script(messages)
-    plain = load_tokenizer("gpt2").encode(script.text)
+    chat = Chat("chatml", gpt2_chat)
+    plain = gpt2.encode(chat.script(messages).text)
 
     assert len(plain) - len(chat.render(messages)) == 24  # 4 markers, 7 tokens each
 
@@ -136,48 +137,50 @@ def written(tmp_path, number=20):
     return path
 
 
-def test_a_store_records_its_tokens_and_finds_them_again(tmp_path, caplog):
-    store = penstock.build(written(tmp_path), tmp_path / "store", chat="chatml", add_tokens="auto")
+def test_a_store_records_its_tokens_and_finds_them_again(tmp_path, gpt2, gpt2_chat):
+    settings = {"tokenizer": gpt2, "chat": "chatml"}
+    store = penstock.build(written(tmp_path), tmp_path / "store", add_tokens="auto", **settings)
     told = store.manifest.contents["tokenizer"]
     again = penstock.TokenStore(tmp_path / "store")
 
     assert told["added_tokens"] == {"<|im_start|>": 50_257, "<|im_end|>": 50_258}
     assert told["vocab_size"] == 50_259
-    assert again.text(0) == Chat("chatml", "gpt2", add_tokens="auto").script(TURNS).text
-    assert again.text(0, tokenizer="gpt2") == again.text(0)
-    caplog.clear()
+    assert again.text(0).endswith("<|im_start|>assistant\nIt is 4.<|im_end|>\n")
+    assert again.text(0, tokenizer=gpt2) == again.text(0)
     more = tmp_path / "more.jsonl"
-    more.write_text(json.dumps({"messages": TURNS[:2]}))
-    settings = {"chat": "chatml", "append": True}
-    assert len(penstock.build(more, tmp_path / "store", add_tokens="auto", **settings)) == 21
-    other = tmp_path / "other.jsonl"
-    other.write_text(json.dumps({"messages": TURNS}))
+    more.write_text(json.dumps({"messages": TURNS}))
+    settings["append"] = True
+    longer = penstock.build(more, tmp_path / "store", add_tokens=CHATML, **settings)
+    assert len(longer) == 21
+    settings["tokenizer"] = gpt2_chat  # which has more
     with pytest.raises(StoreError, match="other settings"):
-        penstock.build(other, tmp_path / "store", add_tokens=[*CHATML, "<|more|>"], **settings)
+        penstock.build(written(tmp_path, 3), tmp_path / "store", **settings)
 
 
-def test_documents_may_be_built_with_the_same_tokens(tmp_path):
-    chats = penstock.build(written(tmp_path), tmp_path / "a", chat="chatml", add_tokens="auto")
+def test_documents_may_be_built_with_the_same_tokens(tmp_path, make_tokenizer):
+    settings = {"tokenizer": make_tokenizer([]), "add_tokens": CHATML}
+    chats = penstock.build(written(tmp_path), tmp_path / "a", chat="chatml", **settings)
     texts = penstock.Texts(["a<|im_end|>b"])
-    documents = penstock.build(texts, tmp_path / "b", add_tokens=CHATML)
-    parsed = penstock.build(texts, tmp_path / "c", add_tokens=CHATML, special_tokens="parse")
+    documents = penstock.build(texts, tmp_path / "b", **settings)
+    parsed = penstock.build(texts, tmp_path / "c", special_tokens="parse", **settings)
+    end = chats.manifest.contents["tokenizer"]["added_tokens"]["<|im_end|>"]
 
     assert documents.manifest.contents["tokenizer"] == chats.manifest.contents["tokenizer"]
-    assert 50_258 not in documents.document(0)
-    assert 50_258 in parsed.document(0)
+    assert end not in documents.document(0)
+    assert end in parsed.document(0)
     with pytest.raises(StoreError, match="Name the tokens"):
         penstock.build(texts, tmp_path / "d", add_tokens="auto")
 
 
-def test_a_store_without_added_tokens_says_nothing_of_them(tmp_path):
-    store = penstock.build(penstock.Texts(["a"]), tmp_path / "a")
+def test_a_store_without_added_tokens_says_nothing_of_them(tmp_path, gpt2):
+    store = penstock.build(penstock.Texts(["a"]), tmp_path / "a", tokenizer=gpt2)
 
     assert "added_tokens" not in store.manifest.contents["tokenizer"]
 
 
-def test_what_was_added_is_logged_with_the_sizes_a_model_needs(caplog):
-    load_tokenizer("gpt2", add_tokens=["<|only in this test|>"])
-    load_tokenizer("gpt2", add_tokens=["<|only in this test|>"])
+def test_what_was_added_is_logged_with_the_sizes_a_model_needs(caplog, gpt2):
+    for _ in range(2):
+        load_tokenizer(gpt2, add_tokens=["<|only in this test|>"])
     (line,) = [each.message for each in caplog.records if "only in this test" in each.message]
 
     assert "<|only in this test|> (50,257)" in line
@@ -225,13 +228,13 @@ def test_an_extended_tokenizer_survives_save_and_load(kind, tmp_path, make_token
     assert theirs(chat.script(TURNS).text)["input_ids"] == tokens.tolist()
 
 
-def test_it_survives_pickling_too():
-    chat = Chat("chatml", "gpt2", add_tokens="auto")
+def test_it_survives_pickling_too(make_tokenizer):
+    chat = Chat("chatml", load_tokenizer(make_tokenizer([])), add_tokens="auto")
     again = pickle.loads(pickle.dumps(chat))
 
     assert again.digest == chat.digest
     assert np.array_equal(again.render(TURNS).tokens, chat.render(TURNS).tokens)
-    assert again.tokenizer.padded_vocab_size == 50_304
+    assert again.tokenizer.padded_vocab_size == 448
 
 
 def test_tiktoken_encodings_are_extended():
@@ -247,7 +250,7 @@ def test_tiktoken_encodings_are_extended():
 
 
 def test_tokens_that_are_there_are_not_added_again(gpt2):
-    once = load_tokenizer("gpt2", add_tokens=CHATML)
+    once = load_tokenizer(gpt2, add_tokens=CHATML)
     twice = load_tokenizer(once, add_tokens=[*CHATML, "<|endoftext|>", "<|im_end|>"])
     more = load_tokenizer(once, add_tokens=["</s>"])
 
@@ -306,12 +309,9 @@ def test_the_line_of_the_readme_works_as_printed(tmp_path, python):
     assert "50,304" in done.stderr
     told = json.loads(python(run, tmp_path, *shlex.split(command), "--json").stdout)
     assert (told["vocab_size"], told["padded_vocab_size"]) == (50_259, 50_304)
-    quiet = python(run, tmp_path, *shlex.split(command.replace("stores/chat", "q")), "--quiet")
-    assert (quiet.stdout, quiet.stderr) == ("", "")
     shown = python(run, tmp_path, "info", "stores/chat").stdout
     assert "<|im_start|>, <|im_end|>" in shown
     assert "next multiple of 64: 50,304" in shown
-    assert sys.flags.optimize == 0
 
 
 def test_the_command_line_says_what_to_type(tmp_path, python):
@@ -319,8 +319,9 @@ def test_the_command_line_says_what_to_type(tmp_path, python):
     chats = written(tmp_path)
     failed = python(run, "build", chats, "-o", tmp_path / "a", "--chat", "chatml", check=False)
     tokens = [word for token in CHATML for word in ("--add-tokens", token)]
-    python(run, "build", chats, "-o", tmp_path / "b", "--chat", "chatml", *tokens)
+    done = python(run, "build", chats, "-qo", tmp_path / "b", "--chat", "chatml", *tokens)
 
     assert failed.returncode == 1
     assert "--add-tokens auto" in failed.stderr
+    assert (done.stdout, done.stderr) == ("", "")
     assert len(penstock.TokenStore(tmp_path / "b")) == 20

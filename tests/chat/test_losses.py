@@ -9,7 +9,6 @@ import tokenizers
 import penstock
 from penstock.chat.chat import Chat
 from penstock.errors import ChatError
-from penstock.tokenize.tokenizer import load_tokenizer
 
 TEMPLATES = Path(__file__).parent / "templates"
 QWEN35 = (TEMPLATES / "qwen35.jinja").read_text(encoding="utf-8").removesuffix("\n")
@@ -140,28 +139,28 @@ def test_a_chat_without_a_build_says_it_once(gpt2_chat, caplog):
     assert [line[:41] for line in lines] == ["In 4 of 4 conversations 4 turns are not t"]
 
 
-def begins(processor, **named):
-    made = tokenizers.Tokenizer.from_str(load_tokenizer("gpt2").definition.text)
-    made.add_special_tokens(["<s>", "</s>"])
-    made.post_processor = processor
+@pytest.fixture
+def begins(make_tokenizer):
+    """A tokenizer with a post-processor, that names its tokens."""
 
-    class Named:
-        backend_tokenizer = made
+    def begins(processor, **named):
+        made = make_tokenizer(["<s>", "</s>"])
+        made.post_processor = processor
+        return type("Named", (), {"backend_tokenizer": made, **named})()
 
-    for key, token in named.items():
-        setattr(Named, key, token)
-    return Named()
+    return begins
 
 
-TEMPLATE = tokenizers.processors.TemplateProcessing(
-    single="<s> $A", special_tokens=[("<s>", 50_257)]
-)
-ROBERTA = tokenizers.processors.RobertaProcessing(("</s>", 50_258), ("<s>", 50_257))
+BOS = 434
+TEMPLATE = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
+ROBERTA = tokenizers.processors.RobertaProcessing(("</s>", BOS + 1), ("<s>", BOS))
 SEQUENCE = tokenizers.processors.Sequence([tokenizers.processors.ByteLevel(), TEMPLATE])
 
 
 @pytest.mark.parametrize("processor", [TEMPLATE, ROBERTA, SEQUENCE])
-def test_a_build_says_that_it_does_not_add_the_token_that_begins_texts(processor, tmp_path, caplog):
+def test_a_build_says_that_it_does_not_add_the_token_that_begins_texts(
+    processor, begins, tmp_path, caplog
+):
     named, unnamed = begins(processor, bos_token="<s>"), begins(processor, bos_token="</s>")
     store = penstock.build(penstock.Texts(["a"]), tmp_path / "a", tokenizer=named, eos=False)
     other = penstock.build(penstock.Texts(["a"]), tmp_path / "b", tokenizer=unnamed, eos=False)
@@ -173,12 +172,13 @@ def test_a_build_says_that_it_does_not_add_the_token_that_begins_texts(processor
 
     assert lines[0].endswith("This build does not; bos=True (--bos) does.")
     assert lines[1].endswith('This build does not; bos="<s>" (--bos-token "<s>") does.')
-    assert 50_257 not in [*store.document(0), *other.document(0)]
-    assert asked.document(0)[0] == 50_257
+    assert named.backend_tokenizer.token_to_id("<s>") == BOS
+    assert BOS not in [*store.document(0), *other.document(0)]
+    assert asked.document(0)[0] == BOS
     assert not [each for each in caplog.records if "begins each text" in each.message]
 
 
-def test_a_template_that_begins_with_that_token_is_not_told_of_it(tmp_path, caplog):
+def test_a_template_that_begins_with_that_token_is_not_told_of_it(begins, tmp_path, caplog):
     tokenizer = begins(TEMPLATE, bos_token="<s>", eos_token="</s>")
     bare = "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
     for number, chat in enumerate(("{{ bos_token }}" + bare, bare)):
