@@ -1,8 +1,8 @@
 r"""Special tokens in the text of a template, whether or not the tokenizer has them.
 
-A model that is given ChatML with GPT-2's vocabulary reads `<|im_end|>` as seven ordinary
-tokens; it still is where a turn ends. So a marker is a special token of the tokenizer, or
-something written like one: `<|im_end|>`, `<end_of_turn>`, `</s>`, `[/INST]`.
+A marker is a special token of the tokenizer, or something that looks like one: `<|im_end|>`,
+`<end_of_turn>`, `</s>`, `[/INST]`. Which of them the tokenizer must have is decided in
+`penstock.chat.needed`.
 """
 
 import re

@@ -4,7 +4,8 @@ r"""The markers of a template that must be tokens, and the tokenizer that has th
     └ around ──┘                 └ around ─────────────┘                      └── end ─┘
 
 A marker that is no token of its own is read as several ordinary ones. Whoever writes a message
-can write them too, and so end a turn that is not theirs; and a conversation grows by a third. So:
+can write them too, and so end a turn that is not theirs. And a short conversation grows by a
+quarter: the second example of GSM8K from 90 tokens to 114. So:
 
 - What ends a turn of the assistant must be a token.
 - All markers of a built-in template must be tokens.
