@@ -256,8 +256,8 @@ class ObjectEngine:
         # tiktoken raises on text that holds a special token; its "ordinary" call does not.
         self._encode = getattr(tokenizer, "encode_ordinary", tokenizer.encode)
         self._options: dict[str, bool] = {}
-        if hasattr(tokenizer, "all_special_ids"):
-            # `transformers` would parse special tokens in a text, and put others around it.
+        if any(each.__module__.startswith("transformers.") for each in type(tokenizer).__mro__):
+            # It would parse special tokens in a text, and put others around it.
             self._options = {"add_special_tokens": False, "split_special_tokens": True}
 
     def encode(self, texts: Any) -> Encoded:

@@ -212,11 +212,13 @@ def load_tokenizer(
         return _told(_extended(tokenizer, more)) if more else tokenizer
     if isinstance(tokenizer, str) and tokenizer.startswith("tiktoken:"):
         tokenizer = tiktoken_encoding(tokenizer.removeprefix("tiktoken:"))
-    definition = (
-        find_definition(str(tokenizer))
-        if isinstance(tokenizer, str) or hasattr(tokenizer, "__fspath__")
-        else from_object(tokenizer)
-    )
+    definition: Definition | None
+    if isinstance(tokenizer, str) or hasattr(tokenizer, "__fspath__"):
+        definition = find_definition(str(tokenizer))
+    else:  # an object, or one of ours under the names of `transformers`
+        inner = getattr(tokenizer, "tokenizer", None)
+        ours = inner.definition if isinstance(inner, Tokenizer) else None
+        definition = ours or from_object(tokenizer)
     if definition is None:
         return _told(_from_object(tokenizer, special_tokens, more))
     return _told(_from_definition(extended_definition(definition, more), special_tokens, engine))
