@@ -19,13 +19,12 @@ template can write it.
 
 import logging
 import re
-from collections.abc import Callable
 
 from penstock.chat.markers import Markers
 from penstock.chat.special import special_tokens_of
 from penstock.chat.template import Template, is_builtin
 from penstock.chat.turns import ANSWER
-from penstock.errors import TemplateError, TokenizerError
+from penstock.errors import TemplateError
 from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer, with_special
 
 __all__ = ["tokenizer_with_markers"]
@@ -53,28 +52,28 @@ def tokenizer_with_markers(
     Raises:
         TemplateError: tokens are missing, and are not to be added.
     """
-    has = _finder(tokenizer)
+    known = _tokens(tokenizer)
     around = [sample[slice(*span)] for span in markers.find(sample)]
     tail = sample.partition(ANSWER)[2]
     group = markers.first_group(tail)
     end = [] if group is None else [tail[slice(*span)] for span in _within(markers, tail, group)]
-    ends_with_token = not end or any(map(has, end))
+    ends_with_token = not end or not known.isdisjoint(end)
     lost = [
         each
         for each in dict.fromkeys([*around, *_CONTROL.findall(template.source)])
-        if not has(each) and (_CONTROL.fullmatch(each) or (each in end and not ends_with_token))
+        if each not in known and (_CONTROL.fullmatch(each) or (each in end and not ends_with_token))
     ]
     if add:
         tokenizer = load_tokenizer(tokenizer, add_tokens=lost)
     elif lost and (is_builtin(template) or not ends_with_token):
         raise _refusal(tokenizer, template, lost)
-    elif lost:
+    elif written := [each for each in lost if each in around]:
         _log.warning(
             "The template %s writes %s, which %s has no token for: the text of a message can hold "
             'the same tokens. If the model does not know them so, add_tokens="auto" '
             "(--add-tokens auto) makes each a token.",
             template.name,
-            ", ".join(lost),
+            ", ".join(written),
             tokenizer.name,
         )
     return _with_all_special(tokenizer, [each for each in around if not _THOUGHT.search(each)])
@@ -92,25 +91,19 @@ def _refusal(tokenizer: Tokenizer, template: Template, lost: list[str]) -> Templ
 
 def _with_all_special(tokenizer: Tokenizer, markers: list[str]) -> Tokenizer:
     """A tokenizer that calls those of its tokens special which the template writes around turns."""
-    special = special_tokens_of(tokenizer).tokens
-    has = _finder(tokenizer)
-    ordinary = [each for each in dict.fromkeys(markers) if each not in special and has(each)]
-    return with_special(tokenizer, ordinary) if ordinary else tokenizer
+    ordinary = _tokens(tokenizer) - special_tokens_of(tokenizer).tokens.keys()
+    wanted = [each for each in dict.fromkeys(markers) if each in ordinary]
+    return with_special(tokenizer, wanted) if wanted else tokenizer
 
 
-def _finder(tokenizer: Tokenizer) -> Callable[[str], bool]:
-    """Tells whether a text is a token of the tokenizer."""
-    special = special_tokens_of(tokenizer).tokens
+def _tokens(tokenizer: Tokenizer) -> set[str]:
+    """The tokens that the tokenizer looks for in a text before all else.
 
-    def has(text: str) -> bool:
-        if text in special:
-            return True
-        try:
-            return tokenizer.token_id(text) is not None
-        except TokenizerError:
-            return False
-
-    return has
+    An ordinary piece of the vocabulary is none: whether a text gives it depends on its neighbours.
+    """
+    config = tokenizer.definition.config if tokenizer.definition is not None else {}
+    added = (token["content"] for token in config.get("added_tokens") or [])
+    return {*special_tokens_of(tokenizer).tokens, *added}
 
 
 def _within(markers: Markers, text: str, group: tuple[int, int]) -> list[tuple[int, int]]:

@@ -166,7 +166,10 @@ def load_hub(text: str, name: str) -> Any:
 
     try:
         tokenizer = Tokenizer.from_str(text)
-    except Exception as error:
+    except BaseException as error:
+        # A panic inside `tokenizers` is no Exception: merges that lack the model's prefix.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise TokenizerError(f"{name} is no usable tokenizer.json: {error}.") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
