@@ -278,7 +278,7 @@ def chat_of(kind, name):
     source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8").removesuffix("\n")
     named = {"bos_token": family.get("bos", ""), "eos_token": family["eos"]}
     template = "chatml" if name == "chatml" else Template(name, source, named)
-    return Chat(template, KINDS[kind](), add_tokens=family["special"])
+    return Chat(template, loaded(kind), add_tokens=family["special"])
 
 
 @cache

@@ -128,3 +128,23 @@ def test_the_end_token_need_not_be_flagged(tmp_path, unigram):
     for config in ('{"eos_token": "</s>"}', '{"additional_special_tokens": [{"content": "</s>"}]}'):
         (tmp_path / "tokenizer_config.json").write_text(config)
         assert 1 not in load_tokenizer(tmp_path).encode("a</s>")
+
+
+def test_an_unknown_token_that_ends_documents_is_refused_where_a_text_gives_it():
+    made = tokenizers.Tokenizer(models.WordLevel({"</s>": 0, "a": 1}, "</s>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["</s>"])
+    tokenizer = load_tokenizer(made)
+
+    assert tokenizer.encode("a a").tolist() == [1, 1]
+    with pytest.raises(TokenizerError, match="gave '</s>', the id 0, for a text"):
+        tokenizer.encode("a b")
+
+
+def test_a_piece_may_have_the_name_of_a_hidden_one():
+    vocab = {"?": 0, "<eos>": 1, f"{MARK}0": 2, f"{MARK}{MARK}0": 3}
+    made = tokenizers.Tokenizer(models.WordLevel(vocab, "?"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["<eos>"])
+
+    assert load_tokenizer(made).encode(f"{MARK}0 <eos> {MARK}{MARK}0").tolist() == [2, 0, 3]

@@ -58,9 +58,15 @@ class PlainText:
 
     @cached_property
     def forbidden(self) -> dict[int, str]:
-        """Ids that no text may give, and their tokens: all special ones but the unknown token."""
-        unknown = self._definition.unk_token
-        tokens = [each for each in self._definition.special_tokens if each != unknown]
+        """Ids that no text may give, and their tokens: all special ones but the unknown token.
+
+        If that also begins or ends documents, it may not be given either.
+        """
+        unknown = {self._definition.unk_token} - {
+            self._definition.eos_token,
+            self._definition.bos_token,
+        }
+        tokens = [each for each in self._definition.special_tokens if each not in unknown]
         numbers = ((self._definition.token_id(each), each) for each in tokens)
         return {number: token for number, token in numbers if number is not None}
 
@@ -86,6 +92,8 @@ class PlainText:
         """
         self._refuse_lost_character()
         mark = _BYTE_MARK if self.is_byte_level else _MARK * (num_marks + 1)
+        while self.hidden and any(each.startswith(mark) for each in self._definition.pieces):
+            mark += mark[0]  # a piece has such a name already
         names = {piece: f"{mark}{number}" for number, piece in enumerate(self.hidden)}
         special = set(self._definition.special_tokens)
         added = [
