@@ -118,6 +118,19 @@ def gpt2():
     return load_tokenizer("gpt2")
 
 
+MARKERS = ["<|im_start|>", "<|im_end|>", "</s>", "<|bos|>", "<|user_start|>", "<|user_end|>"]
+MARKERS += ["<|assistant_start|>", "<|assistant_end|>", "<|python_start|>", "<|python_end|>"]
+MARKERS += ["<|output_start|>", "<|output_end|>"]
+
+
+@pytest.fixture(scope="session")
+def gpt2_chat():
+    """GPT-2's tokenizer with the markers of the built-in chat templates, and `</s>`."""
+    from penstock.tokenize.tokenizer import load_tokenizer
+
+    return load_tokenizer("gpt2", add_tokens=MARKERS)
+
+
 @pytest.fixture(scope="session")
 def sums():
     """SHA-256 of every file of a store, by name; the lock is not part of a store."""

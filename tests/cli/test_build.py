@@ -84,6 +84,8 @@ def test_json_has_all_numbers(told, corpus):
         "num_pieces": 4,
         "documents": "a line",
         "num_tokens": 75,
+        "vocab_size": 257,
+        "padded_vocab_size": 320,
         "bytes_per_token": 71 / 75,
         "rejects": {},
         "num_skipped": 1,

@@ -127,7 +127,13 @@ def chats(tmp_path_factory):
         {"role": "assistant", "content": "Yes."},
     ]
     texts = ps.Texts([json.dumps({"messages": messages})] * 40)
-    return ps.build(texts, tmp_path_factory.mktemp("chats") / "store", chat="chatml", max_bad=20)
+    return ps.build(
+        texts,
+        tmp_path_factory.mktemp("chats") / "store",
+        chat="chatml",
+        add_tokens="auto",
+        max_bad=20,
+    )
 
 
 def test_windows_of_a_chat_store_are_validated_on_its_answers(chats, tmp_path):

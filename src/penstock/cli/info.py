@@ -81,6 +81,7 @@ def _making(summary: "Summary") -> list[tuple[str, Any]]:
     digest = str(tokenizer["digest"] or "none")[:12]
     rows = [
         ("tokenizer", f"{name}, {tokenizer['vocab_size']:,} tokens, digest {digest}"),
+        *_added(tokenizer),
         ("edges", f"eos {_id_text(summary.eos_id)}, bos {_id_text(summary.bos_id)}"),
         ("on disk", f"{size_text(summary.disk_bytes)}, {summary.dtype}, {_parts_text(summary)}"),
         ("inputs", _inputs_text(summary)),
@@ -94,6 +95,23 @@ def _making(summary: "Summary") -> list[tuple[str, Any]]:
         mended = number_of(summary.num_replaced, "document")
         rows.append(("mended", f"{mended} with bytes that are not UTF-8"))
     return [*rows, ("rejected", reasons_text(summary.rejects)), ("digest", summary.digest[:16])]
+
+
+def _added(tokenizer: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The tokens that the tokenizer was extended by, and the size that a model may want."""
+    from penstock.tokenize.extend import padded
+
+    if not tokenizer.get("added_tokens"):
+        return []
+    shown = visible(", ".join(tokenizer["added_tokens"]), lines=False)
+    return [
+        ("added tokens", shown),
+        (
+            "vocab_size",
+            f"{tokenizer['vocab_size']:,}; next multiple of 64: "
+            f"{padded(tokenizer['vocab_size']):,}",
+        ),
+    ]
 
 
 def _id_text(token: int | None) -> str:

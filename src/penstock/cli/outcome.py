@@ -40,14 +40,18 @@ class Outcome:
         """As plain JSON."""
         from penstock.store.rules import describe_rules
         from penstock.store.summary import bytes_per_token
+        from penstock.tokenize.extend import padded
 
         done = self.store.manifest.contents["builds"][-1]
+        vocab_size = self.store.manifest.contents["tokenizer"]["vocab_size"]
         return {
             "stores": [_spell(side, store) for side, store in self.stores.items()],
             "num_documents": sum(store.manifest.num_documents for store in self.stores.values()),
             "num_pieces": sum(len(store) for store in self.stores.values()),
             "documents": describe_rules(self.store.manifest.contents["builds"]),
             "num_tokens": sum(store.num_tokens for store in self.stores.values()),
+            "vocab_size": vocab_size,
+            "padded_vocab_size": padded(vocab_size),
             "bytes_per_token": bytes_per_token(self.store),
             "rejects": done["rejects"]["reasons"],
             "num_skipped": done["counts"].get("skipped", 0),

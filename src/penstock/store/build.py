@@ -52,6 +52,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     eos: bool | str = True,
     bos: bool | str = False,
     special_tokens: SpecialTokens = "text",
+    add_tokens: Literal["auto"] | Sequence[str] | None = None,
     chat: Any = None,
     split: str | None = None,
     append: bool = False,
@@ -82,6 +83,8 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         eos: Whether a document ends with the tokenizer's end token, or which token it is.
         bos: Whether it begins with one; it is never put twice.
         special_tokens: "text" takes `<|endoftext|>` in a document as text, "parse" as a token.
+        add_tokens: Special tokens to add to the tokenizer; their ids follow its vocabulary and are
+            recorded in the store. "auto" adds the markers of the chat template that it lacks.
         chat: A chat template, or a `Chat`: the inputs are conversations (JSON Lines, JSON arrays,
             Parquet), and each token is stored with whether it is trained on. The tokens at the
             ends are the template's; `eos` is put, and trained on, only where it writes none.
@@ -121,6 +124,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         eos=eos,
         bos=bos,
         special_tokens=special_tokens,
+        add_tokens=add_tokens,
         chat=chat,
         split=split,
         append=append,
@@ -187,6 +191,8 @@ def execute(
     refuse_lost_bytes(job, done)
     refuse_only_bad(job.files, done)
     _refuse_empty_side(job, done)
+    if job.chat is not None:
+        job.chat.report.log()
     remember_stamps(job.directory, job.files)
     for side in SIDES[::-1] if job.split else ("",):
         commit(job, side, prepared.settings, done, job.side_directory(side))

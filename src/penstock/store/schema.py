@@ -19,12 +19,7 @@ _MAX_VOCAB = 2**32
 
 def check_contents(contents: dict[str, Any]) -> None:
     """Raise ValueError, KeyError or TypeError where a field is absent, odd or out of range."""
-    tokenizer = contents["tokenizer"]
-    _string(tokenizer["name"], "tokenizer.name")
-    _string(tokenizer["canary"], "tokenizer.canary")
-    vocab_size = _count(tokenizer["vocab_size"], "tokenizer.vocab_size", _MAX_VOCAB)
-    if tokenizer["digest"] is not None:
-        _string(tokenizer["digest"], "tokenizer.digest")
+    vocab_size = _check_tokenizer(contents["tokenizer"])
     if contents["dtype"] == "uint16" and vocab_size > 65_536:
         raise ValueError(f"a vocabulary of {vocab_size:,} does not fit uint16")
     for name in ("eos_id", "bos_id"):
@@ -41,6 +36,18 @@ def check_contents(contents: dict[str, Any]) -> None:
         _check_build(done, f"builds[{number}]")
     for name in ("documents", "tokens", *({"pieces"} & set(contents["counts"]))):
         _count(contents["counts"][name], f"counts.{name}")
+
+
+def _check_tokenizer(tokenizer: dict[str, Any]) -> int:
+    """Raise where the tokenizer is described oddly; returns the size of its vocabulary."""
+    _string(tokenizer["name"], "tokenizer.name")
+    _string(tokenizer["canary"], "tokenizer.canary")
+    vocab_size = _count(tokenizer["vocab_size"], "tokenizer.vocab_size", _MAX_VOCAB)
+    if tokenizer["digest"] is not None:
+        _string(tokenizer["digest"], "tokenizer.digest")
+    for token, number in tokenizer.get("added_tokens", {}).items():
+        _count(number, f"tokenizer.added_tokens[{token!r:.40}]", vocab_size - 1)
+    return vocab_size
 
 
 def _check_build(done: dict[str, Any], place: str) -> None:

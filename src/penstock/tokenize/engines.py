@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import chain
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import TokenizerError
 from penstock.tokenize.definition import Definition
+from penstock.tokenize.plain import PlainText, load_hub
 
 __all__ = ["ByteEngine", "Encoded", "Engine", "GigatokenEngine", "HubEngine", "ObjectEngine"]
 
@@ -62,8 +63,8 @@ class GigatokenEngine:
     name = "gigatoken"
 
     def __init__(self, definition: Definition, *, parse: bool) -> None:
-        # gigatoken always parses special tokens that it knows of, so it is not told.
-        self._text = definition.text if parse else json.dumps(definition.without_special_tokens())
+        plain = None if parse else PlainText(definition).gigatoken_config()
+        self._text = definition.text if plain is None else json.dumps(plain)
         self._definition = definition
         self._begin()
 
@@ -179,27 +180,19 @@ class HubEngine:
 
     def __init__(self, definition: Definition, *, parse: bool) -> None:
         self._definition = definition
-        self._parse = parse
+        self._plain = None if parse else PlainText(definition)
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled `tokenizers.Tokenizer` forgets that special tokens are text to it.
-        return {"_definition": self._definition, "_parse": self._parse}
+        plain = None if self._plain is None else PlainText(self._definition)
+        return {"_definition": self._definition, "_plain": plain}
 
     @cached_property
     def _tokenizer(self) -> Any:
         # Loaded on first use: decoding and short encodings never need the reference.
-        from tokenizers import Tokenizer
-
-        try:
-            tokenizer = Tokenizer.from_str(self._definition.text)
-        except Exception as error:
-            raise TokenizerError(
-                f"{self._definition.name} is no usable tokenizer.json: {error}."
-            ) from error
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        tokenizer.encode_special_tokens = not self._parse
-        return tokenizer
+        if self._plain is not None and not self._plain.hidden:
+            return self._plain.tokenizer(())  # the same vocabulary, loaded once
+        return load_hub(self._definition.text, self._definition.name)
 
     def load(self) -> None:
         """Load the definition now, and not on first use.
@@ -208,12 +201,18 @@ class HubEngine:
             TokenizerError: it defines nothing that `tokenizers` knows.
         """
         assert self._tokenizer is not None  # the property raises or gives a tokenizer
+        if self._plain:
+            self._plain.tokenizer(())
 
     def encode(self, texts: Any) -> Encoded:
         """Ids of `texts`, without the tokens a model would add around them."""
         strings = [text.decode() for text in texts.to_pylist()]
-        encodings = self._tokenizer.encode_batch_fast(strings, add_special_tokens=False)
-        return _flat([encoding.ids for encoding in encodings])
+        tokenizer = self._plain.tokenizer(strings) if self._plain else self._tokenizer
+        encodings = tokenizer.encode_batch_fast(strings, add_special_tokens=False)
+        ids, offsets = _flat([encoding.ids for encoding in encodings])
+        if self._plain:
+            self._plain.check(ids)
+        return ids, offsets
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
         """The text that `ids` stand for; exact only where the tokenizer is reversible."""
@@ -221,10 +220,13 @@ class HubEngine:
 
 
 class ByteEngine:
-    """A token a byte; 256 ends a document."""
+    """A token a byte; 256 ends a document, and added tokens follow."""
 
     name = "bytes"
     vocab_size = 256
+
+    def __init__(self, added: Mapping[str, int] | None = None) -> None:
+        self._added = {number: token.encode() for token, number in (added or {}).items()}
 
     def encode(self, texts: Any) -> Encoded:
         """The bytes themselves."""
@@ -235,8 +237,11 @@ class ByteEngine:
         return data.astype(np.uint32), offsets
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
-        """The bytes, with what is no byte left out."""
-        return bytes(ids[ids < 256].astype(np.uint8))
+        """The bytes and the added tokens; the end token is left out."""
+        if not self._added or not (ids > 256).any():
+            return bytes(ids[ids < 256].astype(np.uint8))
+        words = [bytes((each,)) if each < 256 else self._added.get(each, b"") for each in ids]
+        return b"".join(words)
 
 
 class ObjectEngine:
@@ -245,15 +250,34 @@ class ObjectEngine:
     name = "object"
     vocab_size = None
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, special_ids: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
-        # tiktoken raises on text that spells a special token; its "ordinary" call does not.
+        self._special = np.array(sorted(special_ids), np.int64)
+        # tiktoken raises on text that holds a special token; its "ordinary" call does not.
         self._encode = getattr(tokenizer, "encode_ordinary", tokenizer.encode)
         self.eos_token = getattr(tokenizer, "eos_token", None)
+        self._options: dict[str, bool] = {}
+        if any(each.__module__.startswith("transformers.") for each in type(tokenizer).__mro__):
+            # It would parse special tokens in a text, and put others around it.
+            self._options = {"add_special_tokens": False, "split_special_tokens": True}
 
     def encode(self, texts: Any) -> Encoded:
-        """Ids of `texts`, one call a document."""
-        return _flat([_ids(self._encode(text.decode())) for text in texts.to_pylist()])
+        """Ids of `texts`, one call a document.
+
+        Raises:
+            TokenizerError: one of them is a special token's.
+        """
+        strings = [text.decode() for text in texts.to_pylist()]
+        ids, offsets = _flat([_ids(self._encode(each, **self._options)) for each in strings])
+        found = np.flatnonzero(np.isin(ids, self._special))
+        if len(found):
+            text = strings[int(np.searchsorted(offsets, found[0], side="right")) - 1]
+            raise TokenizerError(
+                f"{type(self._tokenizer).__name__}.encode gave the special token {ids[found[0]]:,} "
+                f"for {text[:60]!r}. Text must not write special tokens. Let encode() take them as "
+                "text and add none, or use a tokenizer.json, with which penstock sees to that."
+            )
+        return ids, offsets
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
         """What the object's own `decode` gives."""
