@@ -22,9 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import TokenMismatchError
 from penstock.sources.document import Batch, Reject, Tally
 from penstock.sources.read import read_slice
 from penstock.sources.slices import Slice
+from penstock.store.comparison import Comparison
 from penstock.store.files import sync_directory, sync_file
 from penstock.store.job import Job, Progress
 from penstock.store.journal import MANY_TOKENS, Journal, SealedSlice
@@ -34,7 +36,6 @@ from penstock.store.memory import keep_freed_memory
 from penstock.store.part import PartBuilder
 from penstock.store.rejects import refuse_bad
 from penstock.store.split import SIDES
-from penstock.tokenize.oracle import compare
 
 __all__ = ["run"]
 
@@ -44,6 +45,7 @@ class _Shared:
     """What workers share; what several of them change, under one lock."""
 
     slices: Iterator[Slice]
+    comparison: Comparison
     tokenizing: threading.Semaphore
     stop: threading.Event
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -61,9 +63,6 @@ class _Shared:
     num_slices: int = 0
     """Cut so far; only touched under `reading_lock`."""
     error: BaseException | None = None
-    compared: bool = False
-    sample: Batch | None = None
-    """What is to be compared with the reference, once a slice is sealed."""
     done_bytes: int = 0
     text_bytes: int = 0
     num_documents: int = 0
@@ -96,6 +95,7 @@ def run(
     journal = Journal(job.directory)
     shared = _Shared(
         slices,
+        Comparison(job),
         tokenizing=threading.Semaphore(num_threads),
         stop=job.stop,
         sealed={record.number: record for record in sealed},
@@ -137,6 +137,10 @@ def run(
         # Daemon threads: one that is deep in a gigabyte document does not hold up the exit.
         for worker in workers:
             worker.join(timeout=1.0 / len(workers))
+    if isinstance(shared.error, TokenMismatchError):
+        # Other slices may hold wrong ids too, and the same build with engine="tokenizers" would
+        # keep those that are sealed.
+        journal.end()
     if shared.error is not None:
         raise shared.error
     return [shared.sealed[number] for number in range(shared.num_slices) if number in shared.sealed]
@@ -186,7 +190,7 @@ def _work(job: Job, shared: _Shared, journal: Journal, worker: int, num_helpers:
             with shared.lock:
                 shared.sealed[piece.index] = record
                 refuse_bad(job.files, job.max_bad, shared.sealed)
-            _compare_later(job, shared)
+            shared.comparison.settle(piece.index)
     except _Stopped:
         return
     except BaseException as error:  # noqa: BLE001  (raised again in the calling thread)
@@ -238,7 +242,7 @@ def _tokenize(job: Job, shared: _Shared, piece: Slice, num_helpers: int) -> _Fil
         if shared.stop.is_set():
             raise _Stopped
         tokens_before = sum(builder.num_tokens for builder in builders.values())
-        _compare_once(job, shared, batch)
+        shared.comparison.see(piece.index, batch)
         if encoded is not None:
             builders[""].append(*encoded)
         else:
@@ -319,28 +323,3 @@ def _sides(job: Job, batch: Batch) -> list[tuple[str, Batch]]:
         return [("", batch)]
     held_out = job.split.held_out(batch)
     return [("train", batch.where(~held_out)), ("val", batch.where(held_out))]
-
-
-def _compare_once(job: Job, shared: _Shared, batch: Batch) -> None:
-    """Compare the engine with its reference on the first batch that any worker reads."""
-    with shared.lock:
-        first = not shared.compared and len(batch) > 0
-        shared.compared |= first
-    if first and job.live:
-        shared.sample = batch
-    elif first:
-        _compare(job, batch)
-
-
-def _compare_later(job: Job, shared: _Shared) -> None:
-    """Do the comparison that was put off so that the first part is ready sooner."""
-    with shared.lock:
-        sample, shared.sample = shared.sample, None
-    if sample is not None:
-        _compare(job, sample)
-
-
-def _compare(job: Job, batch: Batch) -> None:
-    compare(job.tokenizer, batch.texts)
-    if job.chat is not None:
-        job.chat.compare(batch)

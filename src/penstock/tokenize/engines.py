@@ -2,8 +2,10 @@
 
 Every engine takes an Arrow array of documents and gives one flat array of ids with
 `len + 1` offsets. gigatoken is about 100 times as fast as the reference on the same
-documents; `tokenizers` is the reference and serves what gigatoken does not know.
-Ids never depend on the engine: a build compares the two before it trusts one.
+documents; `tokenizers` is the reference and serves what gigatoken is not known to do right:
+definitions that `supported` does not list, and documents with one of `code_points`.
+Ids never depend on the engine: a build compares the two before it trusts one, and goes on
+comparing some documents of every slice.
 """
 
 import json
@@ -23,13 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import TokenizerError
+from penstock.sources.arrow import binary_array
+from penstock.tokenize.code_points import cut, find
 from penstock.tokenize.definition import Definition
+from penstock.tokenize.supported import is_byte_level, knows_symbols, may_cut
 
 __all__ = ["ByteEngine", "Encoded", "Engine", "GigatokenEngine", "HubEngine", "ObjectEngine"]
 
 Encoded = tuple[NDArray[np.uint32], NDArray[np.int64]]
 """Ids of all documents end to end, and where each begins and ends."""
 _MOST_LOADED = 4
+_PIECE_BYTES = 1 << 16
 
 
 class Engine(Protocol):
@@ -65,11 +71,18 @@ class GigatokenEngine:
         # gigatoken always parses special tokens that it knows of, so it is not told.
         self._text = definition.text if parse else json.dumps(definition.without_special_tokens())
         self._definition = definition
+        self.reference = HubEngine(definition, parse=parse)
+        """Encodes the documents that hold one of `code_points`."""
+        self._may_cut = may_cut(definition, parse=parse)
+        # BPE with byte fallback has neither patterns nor NFC, which are what differs.
+        self._has_listed = is_byte_level(definition)
+        self._has_symbols = knows_symbols(definition)
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
         # Tokenizers and the lock stay behind; a copy loads its own.
-        return {"_text": self._text, "_definition": self._definition}
+        kept = ("_text", "_definition", "reference", "_may_cut", "_has_listed", "_has_symbols")
+        return {key: self.__dict__[key] for key in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -105,13 +118,43 @@ class GigatokenEngine:
         """Ids of the pieces of `data` between separators that are not empty, read in place."""
         import gigatoken
 
+        if len(self._listed(np.frombuffer(data, np.uint8))):
+            return self.encode(binary_array([piece for piece in data.split(separator) if piece]))
         return self._encode(gigatoken.BytesSource(data, separator))
 
     def encode(self, texts: Any) -> Encoded:
         """Ids of `texts`; the Arrow buffers are read in place."""
+        if not len(texts):
+            return _NOTHING
+        edges = np.frombuffer(texts.buffers()[1], np.int64, count=len(texts) + 1)
+        data = np.frombuffer(texts.buffers()[2] or b"", np.uint8, count=int(edges[-1]))
+        encoded = self.encode_raw(texts)
+        places = self._listed(data)
+        if not len(places):
+            return encoded
+        documents = np.unique(np.searchsorted(edges, places, side="right") - 1).tolist()
+        exact = [self._exact(data[edges[row] : edges[row + 1]].tobytes()) for row in documents]
+        return _replaced(encoded, documents, exact)
+
+    def encode_raw(self, texts: Any) -> Encoded:
+        """Ids of `texts` as gigatoken gives them, right or wrong."""
         import awkward as ak
 
-        return self._encode(ak.from_arrow(texts)) if len(texts) else _NOTHING
+        return self._encode(ak.from_arrow(texts))
+
+    def _listed(self, data: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Where code points begin that gigatoken treats differently from the reference."""
+        return find(data, symbols=self._has_symbols) if self._has_listed else _NOWHERE
+
+    def _exact(self, text: bytes) -> NDArray[np.uint32]:
+        """The reference's ids of one text, from gigatoken where both are known to agree.
+
+        A long text is cut into pieces that have the same ids alone, so that one letter does not
+        send 64 MB to the reference. A piece that has no such place inside is taken whole.
+        """
+        pieces = cut(text, _PIECE_BYTES) if self._may_cut else [text]
+        engine = self if len(pieces) > 1 else self.reference
+        return engine.encode(binary_array(pieces))[0]
 
     def _encode(self, source: Any) -> Encoded:
         with self._borrowed() as (tokenizer, is_crowded):
@@ -192,7 +235,10 @@ class HubEngine:
 
         try:
             tokenizer = Tokenizer.from_str(self._definition.text)
-        except Exception as error:
+        except BaseException as error:
+            # A panic inside `tokenizers` is no Exception: merges that lack the model's prefix.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             raise TokenizerError(
                 f"{self._definition.name} is no usable tokenizer.json: {error}."
             ) from error
@@ -262,6 +308,7 @@ class ObjectEngine:
         return str(self._tokenizer.decode(ids.tolist())).encode()
 
 
+_NOWHERE = np.zeros(0, np.int64)
 _NOTHING: Encoded = (np.zeros(0, np.uint32), np.zeros(1, np.int64))
 
 
@@ -280,3 +327,16 @@ def _flat(rows: list[Sequence[int]]) -> Encoded:
             f"The tokenizer gave the id {ids.min()} or {ids.max()}; ids are 32 bits wide."
         )
     return ids.astype(np.uint32), offsets
+
+
+def _replaced(encoded: Encoded, documents: list[int], ids: list[NDArray[np.uint32]]) -> Encoded:
+    """`encoded` with other ids for some of its documents, which are in order."""
+    old, offsets = encoded
+    lengths = np.diff(offsets)
+    pieces, place = [], int(offsets[0])
+    for row, new in zip(documents, ids, strict=True):
+        pieces += [old[place : offsets[row]], new]
+        place = int(offsets[row + 1])
+        lengths[row] = len(new)
+    pieces.append(old[place : offsets[-1]])
+    return np.concatenate(pieces), np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
