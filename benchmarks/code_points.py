@@ -132,15 +132,18 @@ def of_nfc():
     new = [p for p in range(0x180, 0x20000) if old(chr(p)) == "Cn" and not _is_ideograph(p)]
     pieces = (unicodedata.decomposition(chr(point)).split() for point in CODE_POINTS)
     marks = {int(each[1], 16) for each in pieces if len(each) == 2 and not each[0].startswith("<")}
+    composed = set()
     for start in range(0, len(new), 4_000):
         some = new[start : start + 4_000]
         pairs = [(p, p + step) for p in some for step in range(-96, 97)]
         pairs += [(p, mark) for p in some for mark in sorted(marks)]
         pairs = [pair for pair in pairs if not any(0xD800 <= each < 0xE000 for each in pair)]
+        # A pair with a code point that is found already differs because of that one.
+        pairs = [pair for pair in pairs if found.isdisjoint(pair)]
         numbers = differing(nfc, ["".join(map(chr, pair)) for pair in pairs])
-        found |= {each for number in numbers for each in pairs[number] if old(chr(each)) == "Cn"}
-    print(f"{len(found):6,} under NFC", file=sys.stderr)
-    return found
+        composed |= {p for number in numbers for p in pairs[number] if old(chr(p)) == "Cn"}
+    print(f"{len(found | composed):6,} under NFC", file=sys.stderr)
+    return found | composed
 
 
 def _is_ideograph(point):
@@ -171,8 +174,9 @@ def ranges(points):
 def show(name, points):
     print(f"{len(points):,} code points of {name}", file=sys.stderr)
     print(f"{name} = (")
-    for low, high in ranges(points):
-        print(f"    (0x{low:04X}, 0x{high:04X}),")
+    found = [f"(0x{low:04X}, 0x{high:04X})," for low, high in ranges(points)]
+    for start in range(0, len(found), 4):
+        print("   ", *found[start : start + 4])
     print(")")
 
 

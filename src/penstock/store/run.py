@@ -140,7 +140,7 @@ def run(
     if isinstance(shared.error, TokenMismatchError):
         # Other slices may hold wrong ids too, and the same build with engine="tokenizers" would
         # keep those that are sealed.
-        journal.end()
+        journal.forget()
     if shared.error is not None:
         raise shared.error
     return [shared.sealed[number] for number in range(shared.num_slices) if number in shared.sealed]

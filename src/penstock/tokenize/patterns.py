@@ -1,11 +1,11 @@
-"""The split patterns that gigatoken has written out in code, as tokenizer.json files spell them.
+r"""The split patterns that gigatoken has written out in code, as tokenizer.json files spell them.
 
 gigatoken compares a definition's pattern with these as text; it has no regular expressions. Each
 entry is the patterns of one or more `Split` in a row, before a `ByteLevel` without a pattern.
 
 Two spellings of GPT-4's pattern that gigatoken knows are not listed, because it follows tiktoken
-and not `tokenizers`. Of `\\p{N}{1,3}+`, which takes all digits in `tokenizers`, it takes three; and
-with `\\s*[\\r\\n]|\\s+(?!\\S)|\\s+` it keeps the blanks at the end of a text together.
+and not `tokenizers`. Of `\p{N}{1,3}+`, which takes all digits in `tokenizers`, it takes three; and
+with `\s*[\r\n]|\s+(?!\S)|\s+` it keeps the blanks at the end of a text together.
 """
 
 __all__ = ["PATTERNS"]
