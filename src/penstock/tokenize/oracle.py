@@ -95,7 +95,7 @@ class SliceSample:
                 start += first * (stop - start - _MOST_BYTES) // _ONE_IN
             self._keep(batch, row, data[start : min(stop, start + _MOST_BYTES)])
         self._num_documents += len(batch)
-        self._num_bytes += batch.num_bytes
+        self._num_bytes += len(data)
         self._add_spelled(batch, data, starts, stops)
 
     def compare(self) -> int:
@@ -202,6 +202,6 @@ def _compare(tokenizer: Tokenizer, texts: list[bytes], names: list[str]) -> None
                 f"{tokenizer.engine.name} and {tokenizer.reference.name} disagree on "
                 f"{names[number]} from token {at:,} on: {found[at : at + 5]} and "
                 f"{right[at : at + 5]}, for {text[:60]!r}. The fast ids cannot be trusted for "
-                f'{tokenizer.name}. Build with engine="tokenizers".'
+                f'{tokenizer.name}. Build with engine="tokenizers" (--engine tokenizers).'
             )
     raise AssertionError("arrays differ, so one document must")
