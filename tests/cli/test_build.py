@@ -194,7 +194,7 @@ def test_a_tokenizer_that_only_the_slow_engine_knows_is_told(penstock, corpus, o
     )
 
     told = done.stderr.decode()
-    assert told.startswith("gigatoken cannot load words.json (") is shown
+    assert told.startswith("gigatoken is not used for words.json: ") is shown
     assert ("takes about 100 times as long" in told) is shown
     assert told.count("\n") == shown
     assert (b"engine tokenizers\n" in done.stdout) is shown

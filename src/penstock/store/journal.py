@@ -102,7 +102,7 @@ class Journal:
         """
         kept = self.begun()
         if kept is None:
-            self._forget_slices()
+            self.forget()
             write_file(self._settings, [canonical_json(settings)])
             sync_directory(self._directory)
             return []
@@ -181,11 +181,12 @@ class Journal:
 
     def end(self) -> None:
         """Remove the journal of a build whose manifest is written."""
-        self._forget_slices()
+        self.forget()
         self._awaited.unlink(missing_ok=True)
         self._settings.unlink(missing_ok=True)
 
-    def _forget_slices(self) -> None:
+    def forget(self) -> None:
+        """Forget all slices, so that a build with the same settings makes them anew."""
         for pattern in (".slice-*.json", ".ready-*.json", ".many-*"):
             for path in self._directory.glob(pattern):
                 path.unlink()

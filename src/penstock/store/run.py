@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from penstock.errors import TokenMismatchError
 from penstock.sources.document import Batch, Reject, Tally
 from penstock.sources.slices import Slice
+from penstock.store.comparison import Comparison
 from penstock.store.files import sync_directory, sync_file
 from penstock.store.job import Job, Progress
 from penstock.store.journal import MANY_TOKENS, Journal, SealedSlice
@@ -30,7 +32,6 @@ from penstock.store.part import Encoded, PartBuilder
 from penstock.store.rejects import refuse_bad
 from penstock.store.rules import log_rules
 from penstock.store.split import SIDES
-from penstock.tokenize.oracle import compare
 
 __all__ = ["run"]
 
@@ -40,6 +41,7 @@ class _Shared:
     """What workers share; what several of them change, under one lock."""
 
     slices: Iterator[Slice]
+    comparison: Comparison
     tokenizing: threading.Semaphore
     stop: threading.Event
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -57,9 +59,6 @@ class _Shared:
     num_slices: int = 0
     """Cut so far; only touched under `reading_lock`."""
     error: BaseException | None = None
-    compared: bool = False
-    sample: Batch | None = None
-    """What is to be compared with the reference, once a slice is sealed."""
     done_bytes: int = 0
     text_bytes: int = 0
     num_documents: int = 0
@@ -92,6 +91,7 @@ def run(
     journal = Journal(job.directory)
     shared = _Shared(
         slices,
+        Comparison(job),
         tokenizing=threading.Semaphore(num_threads),
         stop=job.stop,
         sealed={record.number: record for record in sealed},
@@ -133,6 +133,10 @@ def run(
         # Daemon threads: one that is deep in a gigabyte document does not hold up the exit.
         for worker in workers:
             worker.join(timeout=1.0 / len(workers))
+    if isinstance(shared.error, TokenMismatchError):
+        # Other slices may hold wrong ids too, and the same build with engine="tokenizers" would
+        # keep those that are sealed.
+        journal.forget()
     if shared.error is not None:
         raise shared.error
     return [shared.sealed[number] for number in range(shared.num_slices) if number in shared.sealed]
@@ -182,7 +186,7 @@ def _work(job: Job, shared: _Shared, journal: Journal, worker: int, num_helpers:
             with shared.lock:
                 shared.sealed[piece.index] = record
                 refuse_bad(job.files, job.max_bad, shared.sealed)
-            _compare_later(job, shared)
+            shared.comparison.settle(piece.index)
     except _Stopped:
         return
     except BaseException as error:  # noqa: BLE001  (raised again in the calling thread)
@@ -235,7 +239,7 @@ def _tokenize(job: Job, shared: _Shared, piece: Slice, num_helpers: int) -> _Fil
         if shared.stop.is_set():
             raise _Stopped
         tokens_before = sum(builder.num_tokens for builder in builders.values())
-        _compare_once(job, shared, batch)
+        shared.comparison.see(piece.index, batch)
         if encoded is not None:
             builders[""].append(*encoded)
         else:
@@ -313,28 +317,3 @@ def _sides(job: Job, batch: Batch) -> list[tuple[str, Batch]]:
         return [("", batch)]
     held_out = job.split.held_out(batch)
     return [("train", batch.where(~held_out)), ("val", batch.where(held_out))]
-
-
-def _compare_once(job: Job, shared: _Shared, batch: Batch) -> None:
-    """Compare the engine with its reference on the first batch that any worker reads."""
-    with shared.lock:
-        first = not shared.compared and len(batch) > 0
-        shared.compared |= first
-    if first and job.live:
-        shared.sample = batch
-    elif first:
-        _compare(job, batch)
-
-
-def _compare_later(job: Job, shared: _Shared) -> None:
-    """Do the comparison that was put off so that the first part is ready sooner."""
-    with shared.lock:
-        sample, shared.sample = shared.sample, None
-    if sample is not None:
-        _compare(job, sample)
-
-
-def _compare(job: Job, batch: Batch) -> None:
-    compare(job.tokenizer, batch.texts)
-    if job.chat is not None:
-        job.chat.compare(batch)

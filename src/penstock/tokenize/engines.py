@@ -2,8 +2,10 @@
 
 Every engine takes an Arrow array of documents and gives one flat array of ids with
 `len + 1` offsets. gigatoken is about 100 times as fast as the reference on the same
-documents; `tokenizers` is the reference and serves what gigatoken does not know.
-Ids never depend on the engine: a build compares the two before it trusts one.
+documents; `tokenizers` is the reference and serves what gigatoken is not known to do right:
+definitions that `supported` does not list, and documents with one of `code_points`.
+Ids never depend on the engine: a build compares the two before it trusts one, and goes on
+comparing some documents of every slice.
 """
 
 import json
@@ -23,14 +25,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import TokenizerError
+from penstock.sources.arrow import binary_array
+from penstock.tokenize.code_points import cut, find
 from penstock.tokenize.definition import Definition
 from penstock.tokenize.plain import PlainText, load_hub
+from penstock.tokenize.supported import is_byte_level, knows_symbols, may_cut
 
 __all__ = ["ByteEngine", "Encoded", "Engine", "GigatokenEngine", "HubEngine", "ObjectEngine"]
 
 Encoded = tuple[NDArray[np.uint32], NDArray[np.int64]]
 """Ids of all documents end to end, and where each begins and ends."""
 _MOST_LOADED = 4
+_PIECE_BYTES = 1 << 16
 
 
 class Engine(Protocol):
@@ -63,14 +69,21 @@ class GigatokenEngine:
     name = "gigatoken"
 
     def __init__(self, definition: Definition, *, parse: bool) -> None:
-        plain = None if parse else PlainText(definition).gigatoken_config()
-        self._text = definition.text if plain is None else json.dumps(plain)
+        self.reference = HubEngine(definition, parse=parse)
+        """Encodes the documents that hold one of `code_points`."""
+        plain = self.reference.plain
+        self._text = definition.text if plain is None else json.dumps(plain.gigatoken_config())
         self._definition = definition
+        self._may_cut = may_cut(definition, parse=parse)
+        # BPE with byte fallback has neither patterns nor NFC, which are what differs.
+        self._has_listed = is_byte_level(definition)
+        self._has_symbols = knows_symbols(definition)
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
         # Tokenizers and the lock stay behind; a copy loads its own.
-        return {"_text": self._text, "_definition": self._definition}
+        kept = ("_text", "_definition", "reference", "_may_cut", "_has_listed", "_has_symbols")
+        return {key: self.__dict__[key] for key in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -106,13 +119,43 @@ class GigatokenEngine:
         """Ids of the pieces of `data` between separators that are not empty, read in place."""
         import gigatoken
 
+        if len(self._listed(np.frombuffer(data, np.uint8))):
+            return self.encode(binary_array([piece for piece in data.split(separator) if piece]))
         return self._encode(gigatoken.BytesSource(data, separator))
 
     def encode(self, texts: Any) -> Encoded:
         """Ids of `texts`; the Arrow buffers are read in place."""
+        if not len(texts):
+            return _NOTHING
+        edges = np.frombuffer(texts.buffers()[1], np.int64, count=len(texts) + 1)
+        data = np.frombuffer(texts.buffers()[2] or b"", np.uint8, count=int(edges[-1]))
+        encoded = self.encode_raw(texts)
+        places = self._listed(data)
+        if not len(places):
+            return encoded
+        documents = np.unique(np.searchsorted(edges, places, side="right") - 1).tolist()
+        exact = [self._exact(data[edges[row] : edges[row + 1]].tobytes()) for row in documents]
+        return _replaced(encoded, documents, exact)
+
+    def encode_raw(self, texts: Any) -> Encoded:
+        """Ids of `texts` as gigatoken gives them, right or wrong."""
         import awkward as ak
 
-        return self._encode(ak.from_arrow(texts)) if len(texts) else _NOTHING
+        return self._encode(ak.from_arrow(texts))
+
+    def _listed(self, data: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Where code points begin that gigatoken treats differently from the reference."""
+        return find(data, symbols=self._has_symbols) if self._has_listed else _NOWHERE
+
+    def _exact(self, text: bytes) -> NDArray[np.uint32]:
+        """The reference's ids of one text, from gigatoken where both are known to agree.
+
+        A long text is cut into pieces that have the same ids alone, so that one letter does not
+        send 64 MB to the reference. A piece that has no such place inside is taken whole.
+        """
+        pieces = cut(text, _PIECE_BYTES) if self._may_cut else [text]
+        engine = self if len(pieces) > 1 else self.reference
+        return engine.encode(binary_array(pieces))[0]
 
     def _encode(self, source: Any) -> Encoded:
         with self._borrowed() as (tokenizer, is_crowded):
@@ -180,18 +223,18 @@ class HubEngine:
 
     def __init__(self, definition: Definition, *, parse: bool) -> None:
         self._definition = definition
-        self._plain = None if parse else PlainText(definition)
+        self.plain = None if parse else PlainText(definition)
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled `tokenizers.Tokenizer` forgets that special tokens are text to it.
-        plain = None if self._plain is None else PlainText(self._definition)
-        return {"_definition": self._definition, "_plain": plain}
+        plain = None if self.plain is None else PlainText(self._definition)
+        return {"_definition": self._definition, "plain": plain}
 
     @cached_property
     def _tokenizer(self) -> Any:
         # Loaded on first use: decoding and short encodings never need the reference.
-        if self._plain is not None and not self._plain.hidden:
-            return self._plain.tokenizer(())  # the same vocabulary, loaded once
+        if self.plain is not None and not self.plain.hidden:
+            return self.plain.tokenizer(())  # the same vocabulary, loaded once
         return load_hub(self._definition.text, self._definition.name)
 
     def load(self) -> None:
@@ -201,17 +244,17 @@ class HubEngine:
             TokenizerError: it defines nothing that `tokenizers` knows.
         """
         assert self._tokenizer is not None  # the property raises or gives a tokenizer
-        if self._plain:
-            self._plain.tokenizer(())
+        if self.plain:
+            self.plain.tokenizer(())
 
     def encode(self, texts: Any) -> Encoded:
         """Ids of `texts`, without the tokens a model would add around them."""
         strings = [text.decode() for text in texts.to_pylist()]
-        tokenizer = self._plain.tokenizer(strings) if self._plain else self._tokenizer
+        tokenizer = self.plain.tokenizer(strings) if self.plain else self._tokenizer
         encodings = tokenizer.encode_batch_fast(strings, add_special_tokens=False)
         ids, offsets = _flat([encoding.ids for encoding in encodings])
-        if self._plain:
-            self._plain.check(ids)
+        if self.plain:
+            self.plain.check(ids)
         return ids, offsets
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
@@ -287,6 +330,7 @@ class ObjectEngine:
         return str(self._tokenizer.decode(ids.tolist())).encode()
 
 
+_NOWHERE = np.zeros(0, np.int64)
 _NOTHING: Encoded = (np.zeros(0, np.uint32), np.zeros(1, np.int64))
 
 
@@ -305,3 +349,16 @@ def _flat(rows: list[Sequence[int]]) -> Encoded:
             f"The tokenizer gave the id {ids.min()} or {ids.max()}; ids are 32 bits wide."
         )
     return ids.astype(np.uint32), offsets
+
+
+def _replaced(encoded: Encoded, documents: list[int], ids: list[NDArray[np.uint32]]) -> Encoded:
+    """`encoded` with other ids for some of its documents, which are in order."""
+    old, offsets = encoded
+    lengths = np.diff(offsets)
+    pieces, place = [], int(offsets[0])
+    for row, new in zip(documents, ids, strict=True):
+        pieces += [old[place : offsets[row]], new]
+        place = int(offsets[row + 1])
+        lengths[row] = len(new)
+    pieces.append(old[place : offsets[-1]])
+    return np.concatenate(pieces), np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))

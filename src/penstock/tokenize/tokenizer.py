@@ -45,6 +45,8 @@ from penstock.tokenize.objects import (
     tiktoken_encoding,
     vocab_size_of,
 )
+from penstock.tokenize.plain import PlainText
+from penstock.tokenize.supported import refusal
 
 __all__ = ["SpecialTokens", "Tokenizer", "load_tokenizer", "with_special"]
 
@@ -199,8 +201,10 @@ def load_tokenizer(
             `encode` method. The network is used by tiktoken for an encoding that is not in its
             cache, and for the Hub.
         special_tokens: Whether text that spells a special token is text, or that token.
-        engine: Which program encodes; ids are the same. "auto" is gigatoken where it can load the
-            tokenizer, else `tokenizers`, with a line in the log "penstock".
+        engine: Which program encodes; the ids are those of `tokenizers` in any case. "auto" is
+            gigatoken for tokenizers for which it is known to give these ids, else `tokenizers`,
+            with a message in the log "penstock" that says why. Documents with characters that
+            both treat differently are encoded by `tokenizers` even then.
         add_tokens: Special tokens to add, such as the markers of a chat template. Their ids follow
             the vocabulary; those that it has keep theirs.
 
@@ -284,25 +288,17 @@ def _from_definition(
             f"{definition.name} has dropout={dropout}: it would give other ids at every call, and "
             "no store could be built twice. Set it to null in its tokenizer.json."
         )
-    parse = special_tokens == "parse"
-    reference = HubEngine(definition, parse=parse)
-    chosen: Engine = reference
-    refusal = ""
-    if engine in ("auto", "gigatoken"):
-        try:
-            chosen = GigatokenEngine(definition, parse=parse)
-        except Exception as error:
-            if engine == "gigatoken":
-                raise TokenizerError(
-                    f"gigatoken cannot load {definition.name}: {error}."
-                ) from error
-            refusal = str(error)
-    elif engine != "tokenizers":
+    if engine not in ("auto", "gigatoken", "tokenizers"):
         raise TokenizerError(f'engine={engine!r} is not "auto", "gigatoken" or "tokenizers".')
-    if chosen is reference:
-        reference.load()
+    parse = special_tokens == "parse"
+    fast, reason = (None, "") if engine == "tokenizers" else _fast_engine(definition, parse=parse)
+    if fast is None and engine == "gigatoken":
+        raise TokenizerError(f"gigatoken is not used for {definition.name}: {reason}.")
+    slow = HubEngine(definition, parse=parse)
+    if fast is None:
+        slow.load()
         if engine == "auto":
-            _tell_slow(definition, refusal)
+            _tell_slow(definition, reason)
     return Tokenizer(
         name=definition.name,
         digest=definition.digest,
@@ -310,23 +306,37 @@ def _from_definition(
         eos_id=definition.token_id(definition.eos_token) if definition.eos_token else None,
         bos_id=definition.token_id(definition.bos_token) if definition.bos_token else None,
         special_tokens=special_tokens,
-        engine=chosen,
-        reference=reference if chosen is not reference else None,
+        engine=fast or slow,
+        reference=fast and fast.reference,
         definition=definition,
         added_tokens=definition.added,
     )
 
 
-def _tell_slow(definition: Definition, refusal: str) -> None:
+def _fast_engine(definition: Definition, *, parse: bool) -> tuple[GigatokenEngine | None, str]:
+    """gigatoken, or None and why it is not used."""
+    # As text, special tokens are hidden from gigatoken, so what it gets is judged.
+    config = definition.config if parse else PlainText(definition).config()
+    if reason := refusal(config, parse=parse):
+        return None, reason
+    try:
+        return GigatokenEngine(definition, parse=parse), ""
+    except Exception as error:  # noqa: BLE001  (gigatoken raises various ones)
+        # A place in gigatoken's own code may follow the first line.
+        return None, f"it cannot load it: {error}".partition("\n")[0]
+
+
+def _tell_slow(definition: Definition, reason: str) -> None:
     """Log that the fast engine is not used, once for each tokenizer."""
     if definition.digest in _told_slow:
         return
     _told_slow.add(definition.digest)
     _log.warning(
-        "gigatoken cannot load %s (%s), so tokenizers encodes: the ids are the same, and it takes "
-        'about 100 times as long. engine="tokenizers" chooses that without this line.',
+        "gigatoken is not used for %s: %s. tokenizers encodes instead; its ids are the ones that "
+        'count, and it takes about 100 times as long. engine="tokenizers" chooses it without this '
+        "message.",
         definition.name,
-        refusal.partition("\n")[0],  # a place in gigatoken's own code may follow
+        reason,
     )
 
 

@@ -1,0 +1,374 @@
+"""Definitions that are compared with `tokenizers`, and the comparison.
+
+The oracle is `tokenizers` itself, loaded from the same JSON and called directly.
+"""
+
+import itertools
+import json
+import random
+
+import numpy as np
+import tokenizers
+
+from penstock.sources.arrow import binary_array
+from penstock.tokenize.patterns import PATTERNS
+from penstock.tokenize.tokenizer import load_tokenizer
+
+BOTH = (False, True)
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+NOT_ASCII = ["é", "e\u0301", "中", "😀", "\u00a0", "\u2028", "\u3000", "\u0085", "\u200b", "\u0301"]
+BESIDE = ["", "a", "A", "1", "_", "-", ".", "'s", " ", "  ", "\n", "\t", "\r\n", *NOT_ASCII]
+
+
+# Each of them stands in for a class of characters, or was the end of some fuzzed difference.
+ATOMS = [
+    *"abZßéǅʰª\u017fKİ\u0131Жж\u0627中あア한12½Ⅷ٣²!?/_-$^`~#",
+    *("e\u0301", "\u0301", "\u093e", "\u20e3", "ー", "4567", "...", "//", "<|", "|>", "©", "€"),
+    *(" ", "  ", "\t", "\n", "\r", "\r\n", "\n\n", "\x0b", "\x0c", "\x1c", "\x1f", "\x00", "\x7f"),
+    *("\u00a0", "\u0085", "\u2028", "\u2029", "\u3000", "\u200b", "\u180e", "\ufeff", "\ue000"),
+    *("'", "'s", "'S", "'\u017f", "'t", "'re", "'rE", "'ve", "'m", "'ll", "'LL", "'d", "\u2019s"),
+    *("😀", "👩\u200d👩", "\U0001d400", "\U00020000", "\U000e0001", "ll", "re"),
+]
+
+
+def letters():
+    """The character that a byte-level vocabulary has for each byte."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    names = {byte: chr(byte) for byte in shown}
+    return names | {byte: chr(256 + number) for number, byte in enumerate(hidden)}
+
+
+LETTERS = letters()
+
+
+def byte_model(alphabet=b"abwordleti nsh!?<|>1A.\n'", **settings):
+    """Byte-level BPE that joins every two of some bytes, so that ids show each split."""
+    merges = [[LETTERS[x], LETTERS[y]] for x in alphabet for y in alphabet]
+    merges += [[LETTERS[x], LETTERS[y]] for x in b"a1! '\n" for y in range(128, 256)]
+    merges += [[LETTERS[y], LETTERS[x]] for x in b"a1! '\n" for y in range(128, 256)]
+    vocab = {LETTERS[byte]: byte for byte in range(256)}
+    for merge in [*merges]:
+        vocab.setdefault("".join(merge), len(vocab))
+    for left, right in ((LETTERS[32] + "l", "ea"), ("wo", "rd")):
+        if left in vocab and right in vocab:
+            merges.append([left, right])
+            vocab[left + right] = len(vocab)
+    return bpe(vocab, merges, **settings)
+
+
+def bpe(vocab, merges, **settings):
+    usual = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+    }
+    return {**usual, "vocab": vocab, "merges": merges, **settings}
+
+
+def byte_level(**settings):
+    usual = {"add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {"type": "ByteLevel", **usual, **settings}
+
+
+def split(pattern, behavior="Isolated", *, invert=False):
+    kind = {"Regex": pattern} if isinstance(pattern, str) else {"String": pattern[0]}
+    return {"type": "Split", "pattern": kind, "behavior": behavior, "invert": invert}
+
+
+def steps(*each):
+    return {"type": "Sequence", "pretokenizers": list(each)}
+
+
+def normalizers(*each):
+    return {"type": "Sequence", "normalizers": list(each)}
+
+
+def patterned(patterns, **settings):
+    plain = byte_level(use_regex=False)
+    return steps(*(split(each, **settings) for each in patterns), plain)
+
+
+SINGLE = sorted(each for each in PATTERNS if len(each) == 1)
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+QWEN_2 = (LLAMA_3[0].replace("{1,3}", ""),)
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve"
+    r"|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:"
+    r"'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+DEEPSEEK = next(each for each in PATTERNS if len(each) == 3)
+# gigatoken knows these two, and splits 4567 and a blank last line otherwise than tokenizers.
+CL100K = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|"
+    r"\s++$|\s*[\r\n]|\s+(?!\S)|\s+",
+)
+GPT_4 = (LLAMA_3[0].replace(r"[\r\n]+|\s+(", r"[\r\n]|\s+("),)
+
+
+def definition(model=None, *, normalizer=None, pre_tokenizer=None, added=()):
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": list(added),
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": None,
+        "decoder": None,
+        "model": model or byte_model(),
+    }
+
+
+def token(content, number, **flags):
+    return {"id": number, "content": content, **dict.fromkeys(FLAGS, False), **flags}
+
+
+def added_token_grid():
+    """3,456 tokenizers with an added token: 32 flags, 9 contents, 12 ways to split."""
+    contents = ("<|end|>", "word", " lead", "trail ", "two words", "!?", "naïve", "1", "é\u0301")
+    models = {"model": byte_model()}
+    vocab = models["model"]["vocab"]
+    splits = (
+        byte_level(),
+        byte_level(add_prefix_space=True),
+        byte_level(use_regex=False),
+        patterned(LLAMA_3),
+    )
+    ways = list(itertools.product((None, {"type": "NFC"}, {"type": "Lowercase"}), splits))
+    for flags in itertools.product((False, True), repeat=5):
+        for content, (normalizer, pre_tokenizer) in itertools.product(contents, ways):
+            number = vocab.get(content, len(vocab))
+            added = [token(content, number, **dict(zip(FLAGS, flags, strict=True)))]
+            yield definition(
+                **models, normalizer=normalizer, pre_tokenizer=pre_tokenizer, added=added
+            )
+
+
+def texts_with(content):
+    """A text with an added token between all kinds of neighbours."""
+    around = [
+        f"{start}{left}{content}{right}{end}"
+        for left, right in itertools.product(BESIDE, BESIDE)
+        for start, end in (("", ""), ("x", "y"))
+    ]
+    return [
+        *around,
+        content * 2,
+        f"{content} {content}",
+        content[:-1],
+        content[1:],
+        content.upper(),
+    ]
+
+
+def variants():
+    """82 normalizers, pre-tokenizers and models, by a name each."""
+    yield from _normalizer_variants()
+    yield from _split_variants()
+    yield from _byte_variants()
+    yield from _fallback_variants()
+    yield from _other_models()
+
+
+def _normalizer_variants():
+    nfc, lower = {"type": "NFC"}, {"type": "Lowercase"}
+    bert = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+    known = [
+        None,
+        *({"type": kind} for kind in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents")),
+        *({"type": kind} for kind in ("Nmt", "ByteLevel")),
+        {"type": "Strip", "strip_left": True, "strip_right": True},
+        {"type": "Replace", "pattern": {"String": "the"}, "content": "x"},
+        {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "_"},
+        {"type": "Prepend", "prepend": "_"},
+        {"type": "BertNormalizer", "lowercase": True, **bert},
+        *(normalizers(), normalizers(nfc), normalizers(nfc, nfc), normalizers(nfc, lower)),
+        normalizers({"type": "NFD"}, {"type": "StripAccents"}),
+    ]
+    for number, normalizer in enumerate(known):
+        yield f"normalizer {number}", definition(normalizer=normalizer, pre_tokenizer=byte_level())
+
+
+def _split_variants():
+    plain = byte_level(use_regex=False)
+    (llama,) = LLAMA_3
+    known = [
+        *(byte_level(add_prefix_space=p, use_regex=r) for p, r in itertools.product(BOTH, BOTH)),
+        *(patterned(each) for each in (*sorted(PATTERNS), CL100K, GPT_4)),
+        *(patterned(each, behavior="Removed", invert=True) for each in SINGLE[:5]),
+        *(
+            patterned((llama,), behavior=each)
+            for each in ("MergedWithPrevious", "MergedWithNext", "Contiguous")
+        ),
+        steps(split((" ",)), plain),
+        steps(split(llama), byte_level()),
+        steps(split(llama), byte_level(use_regex=False, add_prefix_space=True)),
+        *(steps({"type": "Digits", "individual_digits": each}, plain) for each in (False, True)),
+        *(
+            steps({"type": kind}, plain)
+            for kind in ("Whitespace", "WhitespaceSplit", "BertPreTokenizer", "UnicodeScripts")
+        ),
+        steps({"type": "Punctuation", "behavior": "Isolated"}, plain),
+        steps({"type": "CharDelimiterSplit", "delimiter": "a"}, plain),
+        steps(steps(split(llama)), plain),
+        None,
+    ]
+    for number, each in enumerate(known):
+        yield f"split {number}", definition(pre_tokenizer=each)
+
+
+def _byte_variants():
+    usual = byte_model()
+    vocab, merges = usual["vocab"], usual["merges"]
+    shuffled = list(vocab)
+    random.Random(5).shuffle(shuffled)
+    words = ["theword", "wordword", LETTERS[32] + "hello", "aaa"]
+    more = {**vocab, **{word: len(vocab) + number for number, word in enumerate(words)}}
+    raw = {**vocab, "▁": len(vocab), "<\uff5ca\uff5c>": len(vocab) + 1}
+    suffixed = {**vocab, **{f"{a}</w>": len(vocab) + n for n, a in enumerate(LETTERS.values())}}
+    prefixed = {**vocab, **{f"##{a}": len(vocab) + n for n, a in enumerate(LETTERS.values())}}
+    yield from (
+        (f"bytes {number}", definition(model, pre_tokenizer=byte_level()))
+        for number, model in enumerate(
+            [
+                {**usual, "ignore_merges": True},
+                {**usual, "unk_token": "a"},
+                {**usual, "unk_token": "a", "fuse_unk": True},
+                bpe(suffixed, [["o", "w</w>"]], end_of_word_suffix="</w>")
+                | {"vocab": {**suffixed, "ow</w>": len(suffixed)}},
+                bpe(prefixed, [], continuing_subword_prefix="##"),
+                bpe({name: number for number, name in enumerate(shuffled)}, merges),
+                bpe(more, merges),
+                bpe(more, merges, ignore_merges=True),
+                bpe(raw, merges),
+                bpe(raw, merges, ignore_merges=True),
+                bpe({**vocab, "wo": 70_000}, merges),
+                bpe({**vocab, "wo": 20_000_000}, merges),
+                bpe(vocab, [" ".join(merge) for merge in merges]),
+                {key: value for key, value in usual.items() if key != "type"},
+            ]
+        )
+    )
+
+
+def fallback_model(**settings):
+    """BPE with byte fallback over some common pieces."""
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"<0x{b:02X}>": 3 + b for b in range(256)}}
+    merges = []
+    for char in "▁abcdefghijklmnopqrstuvwxyzTHE.,'é":
+        vocab.setdefault(char, len(vocab))
+    for pair in ("▁ t", "h e", "▁t he", "▁ a", "i n", "e r", "▁ ▁", "o n", "▁ </s>"):
+        left, right = pair.split()
+        vocab.setdefault(left, len(vocab))
+        vocab.setdefault(right, len(vocab))
+        vocab.setdefault(left + right, len(vocab))
+        merges.append([left, right])
+    return bpe(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True, **settings)
+
+
+def _fallback_variants():
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    first = {"type": "Prepend", "prepend": "▁"}
+    special = [
+        token(text, number, special=True) for number, text in enumerate(("<unk>", "<s>", "</s>"))
+    ]
+    few = fallback_model()
+    few["vocab"] = {key: value for key, value in few["vocab"].items() if key != "<0x41>"}
+    metaspaces = [
+        {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": is_split}
+        for scheme in ("first", "always", "never")
+        for is_split in (False, True)
+    ]
+    known = [
+        (fallback_model(), normalizers(first, spaces), None),
+        (fallback_model(), spaces, split((" ",), "MergedWithPrevious")),
+        (fallback_model(), spaces, None),
+        *((fallback_model(), None, each) for each in metaspaces),
+        (fallback_model(), None, None),
+        (fallback_model(ignore_merges=True), normalizers(first, spaces), None),
+        (few, normalizers(first, spaces), None),
+    ]
+    for number, (model, normalizer, each) in enumerate(known):
+        made = definition(model, normalizer=normalizer, pre_tokenizer=each, added=special)
+        yield f"fallback {number}", made
+
+
+def _other_models():
+    words = {"[UNK]": 0, "the": 1, "##s": 2, "a": 3, "word": 4}
+    pieces = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
+    yield (
+        "WordPiece",
+        definition(
+            {**pieces, "max_input_chars_per_word": 100, "vocab": words},
+            pre_tokenizer={"type": "BertPreTokenizer"},
+        ),
+    )
+    yield (
+        "WordLevel",
+        definition(
+            {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"},
+            pre_tokenizer={"type": "Whitespace"},
+        ),
+    )
+    scores = [["<unk>", 0.0], ["▁", -2.0], ["the", -3.0], ["a", -4.0], ["▁the", -3.5]]
+    yield (
+        "Unigram",
+        definition(
+            {"type": "Unigram", "unk_id": 0, "vocab": scores, "byte_fallback": False},
+            pre_tokenizer={
+                "type": "Metaspace",
+                "replacement": "▁",
+                "prepend_scheme": "always",
+                "split": True,
+            },
+        ),
+    )
+
+
+def load(config, folder, *, parse=False):
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(config))
+    return load_tokenizer(path, special_tokens="parse" if parse else "text")
+
+
+def expected(config, texts, *, parse=False):
+    """The ids that `tokenizers` gives."""
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(config))
+    tokenizer.encode_special_tokens = not parse
+    encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [each.ids for each in encoded]
+
+
+def given(tokenizer, texts):
+    """The ids that penstock gives."""
+    ids, offsets = tokenizer.encode_documents(binary_array([text.encode() for text in texts]))
+    return [each.tolist() for each in np.split(ids, offsets[1:-1])]
+
+
+def differing(config, texts, folder, *, parse=False):
+    """The texts of which penstock gives other ids than `tokenizers`, and the engine it used."""
+    loaded = load(config, folder, parse=parse)
+    both = zip(texts, given(loaded, texts), expected(config, texts, parse=parse), strict=True)
+    return [text for text, ours, theirs in both if ours != theirs], loaded.engine.name
+
+
+def same(config, these, folder, *, parse=False):
+    """Assert that no ids differ; returns the engine that was used."""
+    wrong, engine = differing(config, these, folder, parse=parse)
+    told = min(wrong, key=len) if wrong else ""
+    assert not wrong, f"{len(wrong)} of {len(these)} texts, for example {told!r}, {engine}"
+    return engine
+
+
+def fuzzed(count, seed=1):
+    source = random.Random(seed)
+    return ["".join(source.choices(ATOMS, k=source.randint(1, 30))) for _ in range(count)]
