@@ -399,6 +399,7 @@ def test_random_runs_read_what_a_list_of_positions_says(numbered):
 
 
 @pytest.mark.torture
+@pytest.mark.timeout(3_600)
 def test_very_many_random_runs_read_what_a_list_of_positions_says(numbered):
     for seed in range(1_000, 21_000):
         check_run(numbered, seed)

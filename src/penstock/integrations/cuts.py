@@ -100,7 +100,11 @@ class EpochCuts:
         found = start if step == 0 else self.after(start, step)
         return step if found == position else None
 
-    def share(self, position: int, rows: int, rank: int) -> tuple[int, int]:
-        """The positions of one rank in a step: the first, and the one after the last."""
+    def share(self, position: int, rows: int, rank: int) -> tuple[int, int, int]:
+        """The positions of one rank in a step: the first, the one after the last, and a size.
+
+        The size is that of the largest share: a rank with a row fewer fills its batch up, so
+        that batches have one shape on all ranks.
+        """
         first, stop = (rows * each // self.world_size for each in (rank, rank + 1))
-        return position + first, position + stop
+        return position + first, position + stop, -(-rows // self.world_size)

@@ -22,13 +22,13 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sequential
 
 from penstock.errors import PlanError
 from penstock.integrations.cuts import EpochCuts
-from penstock.loader.assemble import Assembler, Block
+from penstock.loader.assemble import IGNORED, Assembler, Block
 from penstock.loader.batch import Format
 from penstock.loader.loader import Loader
 from penstock.loader.make import Maker
 from penstock.order.growing import GrowingPlan
 from penstock.order.plan import Plan
-from penstock.order.shard import Shard
+from penstock.order.shard import PADDING, Shard
 from penstock.order.steps import Steps
 
 __all__ = [
@@ -151,7 +151,8 @@ class Feed:
 
     def span(self, position: int, rows: int) -> "Span":
         """What this rank reads of a step."""
-        return Span(*self.cuts.share(position, rows, self.rank), position, position + rows)
+        first, stop, size = self.cuts.share(position, rows, self.rank)
+        return Span(first, stop, size, (position, position + rows))
 
     def sized(self, global_batch: int) -> "Feed":
         """The same rows in other steps."""
@@ -169,12 +170,14 @@ class Step(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The positions of a batch: of this rank, and of all ranks."""
+    """The positions of a batch on this rank."""
 
     first: int
     stop: int
-    step_first: int
-    step_stop: int
+    size: int
+    """Rows of the batch: those that are left are filled up, and have no labels."""
+    step: tuple[int, int]
+    """The positions of all ranks."""
 
 
 class _Dealt(SequentialSampler, DistributedSampler[Any]):
@@ -217,12 +220,15 @@ class RankRows(Dataset[Any]):
         return self._feed.plan.epoch_rows or 0
 
     def __getitem__(self, span: Span) -> Any:
-        positions = np.arange(span.first, span.stop, dtype=np.int64)
-        located = np.stack([*self._feed.plan.locate(positions), positions])
+        real = span.stop - span.first
+        located = np.zeros((4, span.size), np.int64)
+        located[3] = PADDING
+        located[3, :real] = np.arange(span.first, span.stop)
+        located[:3, :real] = self._feed.plan.locate(located[3, :real])
         tokens, targets, extras = self._assembler.read(located)
         block = Block(
             first_step=0,
-            edges=[0, len(positions)],
+            edges=[0, span.size],
             spans=[(span.first, span.stop)],
             tokens=tokens,
             targets=targets,
@@ -231,7 +237,11 @@ class RankRows(Dataset[Any]):
             fingerprints=[0],
             widths=self._widths(span),
         )
-        return self._feed.dress(next(self._maker.batches(block)).batch)
+        batch = self._feed.dress(next(self._maker.batches(block)).batch)
+        if real < span.size:
+            batch["labels"] = batch["labels"].clone()
+            batch["labels"].view(span.size, -1)[real:] = IGNORED
+        return batch
 
     def _widths(self, span: Span) -> list[int] | None:
         """The width of the widest row on all ranks, where rows are as wide as they must be."""
@@ -239,7 +249,7 @@ class RankRows(Dataset[Any]):
         widths: Any = getattr(source, "widths", None)
         if widths is None:
             return None
-        _, _, samples = self._feed.plan.locate(np.arange(span.step_first, span.step_stop))
+        _, _, samples = self._feed.plan.locate(np.arange(*span.step))
         return [int(widths(samples).max())]
 
     @cached_property
@@ -358,7 +368,7 @@ class EvaluationBatches(DataLoader[Any]):
         )
 
     def __iter__(self) -> Any:
-        self._dealt.asked = (Span(*cut, *cut) for cut in self.cuts)
+        self._dealt.asked = (Span(*cut, cut[1] - cut[0], cut) for cut in self.cuts)
         return super().__iter__()
 
 

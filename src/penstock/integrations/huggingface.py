@@ -123,8 +123,9 @@ class StepLoader(DataLoader[Any]):
     """The steps of a run as a DataLoader that nobody shards or skips a second time.
 
     An iteration is an epoch: every row once, in a new order each. The last step holds the rows
-    that are left, so it may be smaller, and by one row smaller on some ranks than on others.
-    With one row a step on each rank, fewer rows than ranks at the end of an epoch are left out.
+    that are left, so it may be smaller; a rank with a row fewer than others has one whose labels
+    are all -100, so that shapes agree. With one row a step on each rank, fewer rows than ranks
+    at the end of an epoch are left out.
     """
 
     _is_accelerate_prepared = True  # `Accelerator.prepare` gives it back as it is
