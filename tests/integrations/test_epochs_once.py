@@ -67,17 +67,17 @@ class SomeRows(Documents):
         return f"{super().digest} {self._num_rows}"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+AWKWARD = [(10, 4, 1), (10, 3, 1), (61, 8, 1), (10, 2, 2), (11, 2, 2), (17, 2, 4), (9, 2, 4)]
+
+
 @pytest.mark.parametrize(
-    ("num_rows", "batch_size", "world_size"),
-    [(10, 4, 1), (10, 3, 1), (61, 8, 1), (10, 2, 2), (11, 2, 2), (17, 2, 4), (61, 4, 3), (9, 2, 4)],
+    ("num_rows", "batch_size", "world_size", "workers"),
+    [*((*sizes, 0) for sizes in AWKWARD), (10, 4, 1, 2), (61, 8, 1, 2)],
 )
 def test_a_step_loader_gives_every_row_once_an_epoch(
     letters, num_rows, batch_size, world_size, workers
 ):
     """10 rows in batches of 4 repeated two of them in the second epoch before this was written."""
-    if workers and world_size > 1:
-        pytest.skip("workers are the same on every rank")
     rows = SomeRows(letters, num_rows)
     ranks = [
         StepLoader(rows, batch_size, rank=rank, world_size=world_size, num_workers=workers)
@@ -387,3 +387,55 @@ def test_a_trainer_that_wants_fewer_batches_gets_them_across_the_end_of_an_epoch
     limited = train(3, limit_train_batches=4)
     assert [epoch for epoch, _ in limited] == [0] * 4 + [1] * 4 + [2] * 4
     assert [rows for _, rows in limited] == [rows for _, rows in whole]
+
+
+@pytest.mark.filterwarnings("ignore")  # theirs
+def test_the_trainer_of_transformers_sees_every_row_once_an_epoch(letters, tmp_path):
+    """22 rows in steps of 4; stopped in the second epoch, and resumed by its own count."""
+    transformers = pytest.importorskip("transformers", reason="needs penstock[hf]")
+    from penstock.integrations.huggingface import RowsTrainer
+
+    class Trainer(RowsTrainer, transformers.Trainer):
+        def training_step(self, model, inputs, *rest):
+            seen.append((int(self.state.epoch), inputs["input_ids"][:, 0].tolist()))
+            return super().training_step(model, inputs, *rest)
+
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == 8:
+                control.should_save = control.should_training_stop = True
+
+    def train(folder, *, stop=False, resume=None):
+        seen.clear()
+        config = transformers.GPT2Config(vocab_size=257, n_positions=8, n_embd=8, n_layer=1)
+        args = transformers.TrainingArguments(
+            str(tmp_path / folder),
+            num_train_epochs=3,
+            per_device_train_batch_size=4,
+            save_strategy="no",
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        config.n_head = 2
+        trainer = Trainer(
+            model=transformers.GPT2LMHeadModel(config),
+            args=args,
+            train_rows=SomeRows(letters, 22),
+            callbacks=[Stop()] if stop else [],
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        return list(seen)
+
+    seen = []
+    whole = train("whole")
+    before = train("stopped", stop=True)
+    after = train("stopped", resume=str(tmp_path / "stopped" / "checkpoint-8"))
+    epochs = [
+        [row for number, rows in whole if number == each for row in rows] for each in (0, 1, 2)
+    ]
+
+    assert [sorted(epoch) for epoch in epochs] == [list(range(33, 55))] * 3
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert len(before) == 8
+    assert before + after == whole
