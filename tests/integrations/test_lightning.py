@@ -137,7 +137,7 @@ def test_a_batch_is_as_wide_as_its_longest_row(module, tmp_path):
 def test_a_larger_limit_changes_no_batch_without_longer_rows(module):
     one, other = (list(module(max_length=size).train_dataloader()) for size in (128, 1024))
 
-    assert len(one) == len(other) == 12
+    assert len(one) == len(other) == 13
     assert all(
         torch.equal(left[name], right[name])
         for left, right in zip(one, other, strict=True)
@@ -260,12 +260,17 @@ def test_an_epoch_holds_every_row_once_and_the_next_another_order(module):
     assert one != other
 
 
-def test_rows_that_fill_no_batch_come_first_in_the_next_epoch(module):
+def test_rows_that_fill_no_batch_are_a_smaller_one_or_left_out(module):
     loader = module(batch_size=8).train_dataloader()
-    found = [row for _ in range(2) for row in rows_of(loader)]
+    sizes = [[len(batch["input_ids"]) for batch in loader] for _ in range(2)]
 
+    assert len(loader) == 7
+    assert sizes == [[8] * 6 + [2]] * 2
+    loader = module(batch_size=8, drop_last=True).train_dataloader()
+    epochs = [rows_of(loader) for _ in range(3)]
     assert len(loader) == 6
-    assert len(set(found[:50])) == 50
+    assert [len(set(epoch)) for epoch in epochs] == [48] * 3
+    assert len({row for epoch in epochs for row in epoch}) == 50  # others are left out each time
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -361,7 +366,7 @@ def test_a_module_goes_on_under_another_trainer_and_begins_anew_without_a_checkp
     made.trainer = a_trainer(0)
 
     assert state["data"]["position"] == 12
-    assert resumed[:36] == everything[12:]
+    assert resumed[:38] == everything[12:]
     assert rows_of(made.train_dataloader()) == everything
 
 

@@ -255,11 +255,11 @@ def test_what_does_not_change_the_rows_may_change(windows, store):
 
 
 def test_a_state_past_the_end_is_refused(windows):
-    loader = Loader(windows, 8, epochs=2)
-    loader.seek(len(windows) + 8)
+    loader = Loader(windows, 8, steps=60)
+    loader.seek(437)
 
     with pytest.raises(ResumeError, match=r"This state is at position 437, past the end of this"):
-        Loader(windows, 8, epochs=1).load_state_dict(loader.state_dict())
+        Loader(windows, 8, steps=54).load_state_dict(loader.state_dict())
 
 
 @pytest.mark.parametrize(

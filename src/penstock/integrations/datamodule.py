@@ -77,6 +77,7 @@ class LLMDataModule(ResumableDataModule):
         padding_side: Literal["right", "left"] = "right",
         seed: int = 0,
         global_batch_size: int | None = None,
+        drop_last: bool = False,
         pin_memory: bool | None = None,
         cache_dir: PathLike | None = None,
     ) -> None:
@@ -109,6 +110,8 @@ class LLMDataModule(ResumableDataModule):
             seed: Another seed, another order.
             global_batch_size: Rows of a training step on all devices together, instead of
                 `batch_size`, which is then that of validation.
+            drop_last: Leave out the last step of a training epoch where it is not full;
+                otherwise it is smaller, and every row comes once an epoch.
             pin_memory: Whether batches lie in pinned memory; where there is a GPU if not given.
             cache_dir: Where stores are kept.
         """
@@ -131,6 +134,7 @@ class LLMDataModule(ResumableDataModule):
         self.test_dataset: Any = None
         self._multiple = pad_to_multiple_of
         self._pin_memory = pin_memory
+        self._drop_last = drop_last
         self._data = data if isinstance(data, str) else named_sides(data)
         self._data_dir = Path(data_dir) if data_dir is not None else None
         self._source = source
@@ -211,6 +215,7 @@ class LLMDataModule(ResumableDataModule):
             dress=dress,
             narrow=True,
             workers=self.workers(workers, self._pin_memory),
+            drop_last=self._drop_last,
         )
 
     def _prepare_model(self) -> bool:

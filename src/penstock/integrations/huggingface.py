@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Sampler, default_collate
 
 from penstock.errors import PlanError, ResumeError
 from penstock.integrations.dress import OneRow
-from penstock.integrations.feed import Feed
+from penstock.integrations.feed import Feed, RankRows, Span
 from penstock.integrations.items import RowItems, formatted
 from penstock.integrations.spool import is_dataset, spool
 from penstock.integrations.windows import Labels
-from penstock.loader.loader import Loader
 from penstock.loader.packed import check_packed, keep_documents_apart, prepare
 from penstock.order.plan import Plan
 from penstock.store.build import build
@@ -67,57 +66,51 @@ def build_dataset(
     return build(files, target, format="parquet", field="text", **settings)
 
 
-class _EpochSteps(Sampler[list[int]]):
-    """The positions at which the steps of an epoch begin, one a batch."""
+class _EpochSteps(Sampler[list[Span]]):
+    """What this rank reads in each step of an epoch, one a batch."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
-        self.length = feed.epoch_steps or 0
+        self.cuts = feed.cuts
         self.start = 0
         """The position of the epoch's first step."""
         self.skipped = 0
         """Steps of this epoch that were trained already."""
 
     def __len__(self) -> int:
-        return self.length
+        return self._feed.epoch_steps or 0
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Span]]:
         first, self.skipped = self.skipped, 0
-        size, start = self._feed.global_batch, self.start
-        for step in range(first, self.length):
-            yield [start + step * size]
+        position = self.cuts.after(self.start, first)
+        for _ in range(first, len(self)):
+            rows = self.cuts.rows(position)
+            yield [self._feed.span(position, rows)]
+            position += rows
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch, which trainers call before each; one that resumed goes on within it."""
-        self.start = epoch * self.length * self._feed.global_batch
+        """Go to an epoch, which trainers call before each; one that resumed continues within it."""
+        self.start = epoch * len(self._feed.plan)
 
 
-class _Batches(Dataset[Any]):
-    """Item: the batch that begins at a position."""
-
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
-        self._loader: Loader | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_feed": self._feed, "_loader": None}
+class _Batches(RankRows):
+    """The batch of the one step that a batch sampler asks for."""
 
     def __len__(self) -> int:
         # Trainers report it as the number of examples.
-        return len(self._feed.plan) // self._feed.world_size
+        return super().__len__() // self._feed.world_size
 
-    def __getitems__(self, positions: list[int]) -> Any:
-        if self._loader is None:
-            self._loader = self._feed.loader()
-        self._loader.seek(positions[0])
-        return self._feed.dress(self._loader.make(self._loader.step).batch)
+    def __getitems__(self, spans: list[Span]) -> Any:
+        return self[spans[0]]
 
 
 class StepLoader(DataLoader[Any]):
     """The steps of a run as a DataLoader that nobody shards or skips a second time.
 
-    An iteration is an epoch: all full steps of one pass over the rows, in a new order each.
-    Positions run on, so that rows that fill no step come first in the next epoch.
+    An iteration is an epoch: every row once, in a new order each. The last step holds the rows
+    that are left, so it may be smaller; a rank with a row fewer than others has one whose labels
+    are all -100, so that shapes agree. With one row a step on each rank, fewer rows than ranks
+    at the end of an epoch are left out.
     """
 
     _is_accelerate_prepared = True  # `Accelerator.prepare` gives it back as it is
@@ -133,6 +126,7 @@ class StepLoader(DataLoader[Any]):
         pad_id: int | None = None,
         labels: Labels = "same",
         model: Any = None,
+        drop_last: bool = False,
         num_workers: int = 0,
         **options: Any,
     ) -> None:
@@ -150,6 +144,7 @@ class StepLoader(DataLoader[Any]):
             labels: "same", for models that shift by themselves, or "shifted".
             model: The model that packed rows are for. It is made ready as by
                 `keep_documents_apart`; with FlashAttention, the rows of a batch become one row.
+            drop_last: Leave out a last step of an epoch that is not full.
             num_workers: Processes that make batches.
             **options: Of `torch.utils.data.DataLoader`, as `pin_memory`.
         """
@@ -164,8 +159,9 @@ class StepLoader(DataLoader[Any]):
             dress=OneRow(dressed.dress) if flat else dressed.dress,
             format="hf" if labels == "same" and not dressed.narrow else "dict",
             narrow=dressed.narrow,
+            drop_last=drop_last,
         )
-        if not self.feed.epoch_steps:
+        if len(dressed.rows) < self.feed.global_batch:
             raise PlanError(
                 f"{len(dressed.rows):,} rows do not make one step of {self.feed.global_batch:,} "
                 f"({batch_size:,} on each of {world_size:,} ranks). Use a smaller batch_size."
@@ -185,11 +181,11 @@ class StepLoader(DataLoader[Any]):
         if self._packed:
             check_packed()
         steps = self._steps
-        first, size = steps.skipped, self.feed.global_batch
+        start, first = steps.start, steps.skipped
         for number, batch in enumerate(super().__iter__(), start=first + 1):
-            self._position = steps.start + number * size
+            self._position = steps.cuts.after(start, number)
             yield batch
-        steps.start += len(steps) * size  # the next epoch, unless set_epoch says another
+        steps.start = start + len(self.feed.plan)  # the next epoch, unless set_epoch says another
 
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch; the steps of one that was resumed are skipped all the same."""
@@ -209,15 +205,16 @@ class StepLoader(DataLoader[Any]):
         """
         loader = self.feed.loader()
         loader.load_state_dict(state)
-        step, rest = divmod(loader.position, self.feed.global_batch)
-        if rest:
+        position = self._steps.cuts.begin(loader.position)
+        step = self._steps.cuts.step_at(position)
+        if step is None:
             raise ResumeError(
                 f"This state is at position {loader.position:,}, where no step of "
                 f"{self.feed.global_batch:,} rows begins. Keep batch_size times ranks as it was."
             )
-        epoch, self._steps.skipped = divmod(step, len(self._steps))
-        self._steps.set_epoch(epoch)
-        self._position = loader.position
+        self._steps.set_epoch(position // len(self.feed.plan))
+        self._steps.skipped = step
+        self._position = position
 
 
 class RowsTrainer:
@@ -254,6 +251,7 @@ class RowsTrainer:
             rank=args.process_index,
             world_size=args.world_size,
             seed=args.seed if args.data_seed is None else args.data_seed,
+            drop_last=args.dataloader_drop_last,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
             model=self.model,  # type: ignore[attr-defined]

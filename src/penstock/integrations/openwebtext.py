@@ -54,6 +54,7 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
         streaming: bool = True,
         seed: int = 0,
         global_batch_size: int | None = None,
+        drop_last: bool = False,
         pin_memory: bool | None = None,
         cache_dir: PathLike | None = None,
     ) -> None:
@@ -85,6 +86,8 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
             seed: Another seed, another order.
             global_batch_size: Rows of a training step on all devices together, instead of
                 `batch_size`, which is then that of validation.
+            drop_last: Leave out the last step of a training epoch where it is not full;
+                otherwise it is smaller, and every row comes once an epoch.
             pin_memory: Whether batches lie in pinned memory; where there is a GPU if not given.
             cache_dir: Where stores are kept.
         """
@@ -107,6 +110,7 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
         self.train_dataset: Windows | None = None
         self.val_dataset: Windows | None = None
         self._pin_memory = pin_memory
+        self._drop_last = drop_last
         self._tokenizer = tokenizer
         self._documents = documents
         self._cache_dir = cache_dir
@@ -156,6 +160,7 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
             dress=named_pair,
             format="dict" if self.labels == "shifted" else "hf",
             workers=self.workers(workers, self._pin_memory, self.prefetch_factor),
+            drop_last=self._drop_last,
         )
 
     @property

@@ -121,10 +121,11 @@ class Assembler:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_lot": _NOTHING}  # a quarter of a megabyte, quickly made
 
-    def sharing(self, shard: Shard) -> Self:
+    def sharing(self, shard: Shard, *, end: int | None) -> Self:
         """One that reads the same plan in other steps; the sources are not looked at again."""
         other = copy(self)
         other.shard = shard
+        other.end = end
         other._lot = _NOTHING
         return other
 
