@@ -12,6 +12,7 @@ import sys
 import time
 
 from penstock.check.trial import Trial, check
+from penstock.sources.reading import Reading
 
 
 def main() -> int:
@@ -23,7 +24,8 @@ def main() -> int:
     parser.add_argument("--batch_size", type=int, default=32)
     options = parser.parse_args()
 
-    trial = Trial(length=options.max_length, batch_size=options.batch_size)
+    reading = Reading(documents="lines")  # as the data module below reads them
+    trial = Trial(reading=reading, length=options.max_length, batch_size=options.batch_size)
     report = check([options.train_file, options.val_file], trial)
     for finding in report.findings:
         mark = "✅" if finding.passed else "❌"

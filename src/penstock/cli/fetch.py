@@ -140,6 +140,11 @@ def _show(fetched: "Fetched", stores: "dict[str, TokenStore]") -> None:
             tokens = number_of(stores[side].num_tokens, "token")
             told += f"; store {visible(stores[side].path.name)}, {tokens}"
         rows.append((side, told))
+    if stores:
+        from penstock.store.rules import describe_rules
+
+        contents = next(iter(stores.values())).manifest.contents
+        rows.append(("document is", visible(describe_rules(contents["builds"]), lines=False)))
     out.print(facts([*rows, ("licence", fetched.entry.licence)]))
     stale = [] if stores else _stale(fetched)
     if stale:

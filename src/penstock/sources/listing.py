@@ -192,15 +192,14 @@ def _dataset_files(state: Path) -> list[str]:
 
 def _local(path: str, reading: Reading) -> InputFile:
     try:
-        size, stamp = _local_state(path)
-        kind = Path(path).stat().st_mode
+        state = Path(path).stat()
     except FileNotFoundError:
         raise SourceError(f"{path} does not exist, or is a link to nothing.") from None
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}.") from error
-    if not stat.S_ISREG(kind):
+    if not stat.S_ISREG(state.st_mode):
         raise SourceError(f"{path} is not a regular file, so it cannot be read twice. Copy it.")
-    return _described(path, path, size, stamp, reading)
+    return _described(path, path, state.st_size, str(state.st_mtime_ns), reading)
 
 
 def _local_state(path: str) -> tuple[int, str]:

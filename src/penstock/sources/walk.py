@@ -35,12 +35,26 @@ def find_files(folder: str) -> list[str]:
         if real in listed:
             continue
         listed.add(real)
-        for name in _names(current):
-            path = os.path.join(current, name)
-            if name.startswith("."):
-                continue
-            (waiting if _is_directory(path) else found).append(path)
+        for entry in _entries(current):
+            if not entry.name.startswith("."):
+                (waiting if _is_folder(entry) else found).append(entry.path)
     return found
+
+
+def _entries(folder: str) -> list["os.DirEntry[str]"]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as error:
+        raise _unlisted(folder, error) from error
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    """Whether an entry is a directory or a link to one; asks the system about links only."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        raise _unlisted(entry.path, error) from error
 
 
 def matching(pattern: str) -> list[str]:

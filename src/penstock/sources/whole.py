@@ -13,6 +13,7 @@ tokenizer that adds something in front of every text has no such place.
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -138,25 +139,27 @@ def read_whole(
         reading=reading,
     )
     text = _piece(batch, data, name, edges) if not all(edges) else _only_text(batch)
-    blocks = [] if text is None else list(_blocks(text, is_cut_safe))
-    if all(edges) and len(blocks) < 2:
+    borders = [0] if text is None else list(_borders(text, is_cut_safe))
+    if all(edges) and len(borders) <= 2:
         yield batch
         return
-    for number, block in enumerate(blocks):
-        is_last = number == len(blocks) - 1
+    view = memoryview(text)
+    for first, last in pairwise(borders):
+        is_last = last == len(view)
         yield Batch(
-            binary_array([block]),
+            binary_array([bytes(view[first:last])]),
             np.array([file], np.uint64),
             place,
-            batch.tally if number == 0 else Tally(),
+            batch.tally if first == 0 else Tally(),
             edges=Edges.of(
-                begins=edges[0] and number == 0, ends=edges[1] and is_last, closes=is_last
+                begins=edges[0] and first == 0, ends=edges[1] and is_last, closes=is_last
             ),
         )
 
 
 def _only_text(batch: Batch) -> Any:
-    return batch.texts[0].as_buffer() if len(batch) else None
+    """The bytes of the one text of a batch, in place, or None where it was left out."""
+    return batch.texts.buffers()[2] if len(batch) else None
 
 
 def _piece(batch: Batch, data: bytes, name: str, edges: tuple[bool, bool]) -> Any:
@@ -182,15 +185,18 @@ def _piece(batch: Batch, data: bytes, name: str, edges: tuple[bool, bool]) -> An
     return text
 
 
-def _blocks(text: Any, is_cut_safe: IsCutSafe | None) -> Iterator[bytes]:
+def _borders(text: Any, is_cut_safe: IsCutSafe | None) -> Iterator[int]:
+    """Where blocks of a text begin and end, from 0 to its end."""
     view = memoryview(text)
     start = 0
+    yield start
     while is_cut_safe is not None and len(view) - start > 2 * BLOCK_BYTES:
         begin = start + BLOCK_BYTES - CONTEXT_BYTES
-        data = bytes(view[begin : begin + RANGE_BYTES + 2 * CONTEXT_BYTES])
-        found = find_cut(data, CONTEXT_BYTES, is_cut_safe, tries=8)
+        data = bytes(view[max(0, begin) : begin + RANGE_BYTES + 2 * CONTEXT_BYTES])
+        begin = max(0, begin)
+        found = find_cut(data, start + BLOCK_BYTES - begin, is_cut_safe, tries=8)
         if found < 0:
             break
-        yield bytes(view[start : begin + found])
         start = begin + found
-    yield bytes(view[start:])
+        yield start
+    yield len(view)

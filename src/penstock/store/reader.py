@@ -67,9 +67,14 @@ class TokenStore:
 
     def __repr__(self) -> str:
         return (
-            f"TokenStore({str(self.path)!r}: {len(self):,} documents, {self.num_tokens:,} tokens, "
+            f"TokenStore({str(self.path)!r}: {self._counted()}, {self.num_tokens:,} tokens, "
             f"{self.manifest.contents['tokenizer']['name']})"
         )
+
+    def _counted(self) -> str:
+        documents = self.manifest.num_documents
+        pieces = f" in {len(self):,} pieces" if len(self) != documents else ""
+        return f"{documents:,} documents{pieces}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "digest": self.digest}
