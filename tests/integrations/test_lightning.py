@@ -251,6 +251,15 @@ def test_packing_removes_the_padding_and_loses_nothing(module):
         module(packing=True, overflow="split")
 
 
+def test_the_first_batch_of_packed_rows_is_shown_too(module, capsys):
+    debug_datamodule(module(packing=True, max_length=64))
+    printed = capsys.readouterr().out
+
+    assert "Keys available: dict_keys(['input_ids', 'labels', 'position_ids'])" in printed
+    assert "Padding: Packs(" in printed
+    assert "% padding" in printed
+
+
 def test_an_epoch_holds_every_row_once_and_the_next_another_order(module):
     loader = module(batch_size=5).train_dataloader()
     one, other = rows_of(loader), rows_of(loader)

@@ -132,7 +132,7 @@ def _refuse_old() -> None:
 
 def _is_whole(model: Any) -> bool:
     """Whether the parameters are here, and not shards of them: a call by itself would hang."""
-    sharded = ("ds_id", "device_mesh", "_is_flat_param")
+    sharded = ("ds_id", "device_mesh", "_is_flat_param", "_fsdp_flattened")
     return all(
         not each.is_meta and each.numel() and not any(hasattr(each, name) for name in sharded)
         for each in model.parameters()
