@@ -177,6 +177,8 @@ def _work(job: Job, shared: _Shared, journal: Journal, worker: int, num_helpers:
                 if piece is None:
                     return
                 filled = _tokenize(job, shared, piece, num_helpers)
+                if not job.live:
+                    shared.comparison.settle(piece.index)
             shared.begun.set()
             num_helpers = 0
             record = _seal(job, piece, filled)
@@ -190,7 +192,9 @@ def _work(job: Job, shared: _Shared, journal: Journal, worker: int, num_helpers:
             with shared.lock:
                 shared.sealed[piece.index] = record
                 refuse_bad(job.files, job.max_bad, shared.sealed)
-            shared.comparison.settle(piece.index)
+            if job.live:
+                with shared.tokenizing:  # one call more at a time would load another tokenizer
+                    shared.comparison.settle(piece.index)
     except _Stopped:
         return
     except BaseException as error:  # noqa: BLE001  (raised again in the calling thread)
