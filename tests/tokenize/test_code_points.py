@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import pickle
 import random
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,41 @@ def test_a_sample_of_code_points_for_gpt2_and_for_nfc(gpt2, tmp_path):
     assert ids.given(gpt2, these) == ids.expected(gpt2.definition.config, these)
     config = ids.definition(pre_tokenizer=ids.byte_level(), normalizer={"type": "NFC"})
     assert ids.same(config, these, tmp_path) == "gigatoken"
+
+
+def marked(count, seed):
+    """Runs of marks, Hangul and letters that NFC sorts, composes or takes apart."""
+    source = random.Random(seed)
+    pool = [
+        chr(point)
+        for point in CODE_POINTS
+        if unicodedata.combining(chr(point))
+        or unicodedata.decomposition(chr(point))[:1] not in ("", "<")
+    ]
+    pool = [*source.sample(pool, min(len(pool), 1_200)), *map(chr, range(0x300, 0x370))]
+    pool += [
+        *map(chr, range(0x1100, 0x1113)),
+        *map(chr, range(0x1161, 0x1176)),
+        *"aeiouAEIOU \uac00",
+    ]
+    pool += [chr(point) for point in source.sample(LISTED, 20)]
+    return ["".join(source.choices(pool, k=source.randint(2, 24))) for _ in range(count)]
+
+
+def test_runs_of_marks_are_normalized_as_the_reference_does(tmp_path):
+    config = ids.definition(pre_tokenizer=ids.byte_level(), normalizer={"type": "NFC"})
+
+    assert ids.same(config, marked(1_500, seed=1), tmp_path) == "gigatoken"
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(7_200)
+def test_many_runs_of_marks_are_normalized_as_the_reference_does(tmp_path, figure):
+    config = ids.definition(pre_tokenizer=ids.byte_level(), normalizer={"type": "NFC"})
+    for seed in range(100):
+        ids.same(config, marked(3_000, seed=seed), tmp_path)
+
+    figure("300,000 runs of marks under NFC: 0 differences")
 
 
 @pytest.mark.torture

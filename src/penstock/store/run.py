@@ -186,7 +186,7 @@ def _work(job: Job, shared: _Shared, journal: Journal, worker: int, num_helpers:
             with shared.lock:
                 shared.sealed[piece.index] = record
                 refuse_bad(job.files, job.max_bad, shared.sealed)
-            shared.comparison.settle(piece.index)
+            _compare_later(job, shared, piece)
     except _Stopped:
         return
     except BaseException as error:  # noqa: BLE001  (raised again in the calling thread)
@@ -261,7 +261,16 @@ def _tokenize(job: Job, shared: _Shared, piece: Slice, num_helpers: int) -> _Fil
             shared.num_documents += batch.tally.documents
             shared.num_tokens += tokens
     shared.advance(left)
+    if not job.live:
+        shared.comparison.settle(piece.index)
     return builders, tally, rejects, dict(sorted(rules.items()))
+
+
+def _compare_later(job: Job, shared: _Shared, piece: Slice) -> None:
+    """Make the comparisons that were put off so that a part can be read sooner."""
+    if job.live:
+        with shared.tokenizing:  # one call more at a time would load another tokenizer
+            shared.comparison.settle(piece.index)
 
 
 def _encoded(
