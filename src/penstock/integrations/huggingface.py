@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from penstock.errors import PlanError, ResumeError
 from penstock.integrations.dress import MaskedPacks, PaddedDress, named_pair
-from penstock.integrations.feed import Feed, RankRows, Span
+from penstock.integrations.feed import Feed
+from penstock.integrations.rank_rows import RankRows, Span
 from penstock.integrations.spool import is_dataset, spool
 from penstock.integrations.windows import Labels, check_labels
 from penstock.loader.loader import Loader
