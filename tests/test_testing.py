@@ -127,6 +127,28 @@ class DependsOnThreads(Loader):
         super().__init__(*args, prefetch=prefetch, seed=prefetch, **options)
 
 
+class StartsOver(Loader):
+    """Between two loops it is resumed at the beginning, with the order of the first epoch."""
+
+    def load_state_dict(self, state, **options):
+        super().load_state_dict(state, **options)
+        self.seek(0 if self.position == 150 else self.position)
+
+
+class EmptyRest(Loader):
+    """Resumed after the last step of a loop, it first yields the rest of that loop: nothing."""
+
+    def load_state_dict(self, state, **options):
+        super().load_state_dict(state, **options)
+        self.empty = self.position in (144, 150)
+
+    def __iter__(self):
+        if getattr(self, "empty", False):
+            self.empty = False
+            return iter(())
+        return super().__iter__()
+
+
 class LosesAKey(Loader):
     """Resumed batches lack what they had."""
 
@@ -162,6 +184,11 @@ class Reorders(Loader):
         (NeverMoves, "the state after 1 steps differs"),
         (ShortensTheRest, "the run ends after 11 steps, not later"),
         (ForgetsTheEnd, "the run continues after 12 steps, not ending"),
+        (
+            StartsOver,
+            "stopped after 12 steps and resumed on world_size=1, prefetch=0: 'inputs' dif",
+        ),
+        (EmptyRest, "prefetch=0: the run ends after 12 steps, not later"),
         (OneOfItsOwn, "after 0 steps the state of rank 1 is not that of rank 0"),
         (Uneven, "world_size=2, prefetch=0: rank 0 ends after 11 steps and others do not"),
         (SameOnEveryRank, "world_size=2, prefetch=0: 'inputs' differs at step 0"),

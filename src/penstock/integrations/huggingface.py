@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader, Sampler, default_collate
 
 from penstock.errors import PlanError, ResumeError
 from penstock.integrations.dress import OneRow
-from penstock.integrations.feed import Feed, RankRows, Span
+from penstock.integrations.feed import Feed
 from penstock.integrations.items import RowItems, formatted
+from penstock.integrations.rank_rows import RankRows, Span
 from penstock.integrations.spool import is_dataset, spool
 from penstock.integrations.windows import Labels
 from penstock.loader.packed import check_packed, keep_documents_apart, prepare

@@ -463,7 +463,10 @@ class Loader:
         return {**self.__dict__, "_reader": None}  # threads stay where they are
 
     def as_dataloader(self, num_workers: int = 0, **options: Any) -> Any:
-        """The rest of this run as a `torch.utils.data.DataLoader`, for tools that insist."""
+        """This loader as a `torch.utils.data.DataLoader`, for tools that insist.
+
+        Each loop over it yields what a loop over the loader would, and moves the loader on.
+        """
         from penstock.loader.dataloader import as_dataloader
 
         return as_dataloader(self, num_workers=num_workers, **options)
