@@ -44,7 +44,7 @@ def fit_phases(
     for node, (large, small) in enumerate(zip(children[::2], children[1::2], strict=True)):
         debt[node] = debt[large] + debt[small]
         size[node] = size[large] + size[small]
-    low, high = _intervals(shares, children, nodes, list(debts)[::-1])
+    low, high = _intervals(shares, children, debt)
     phases = [0] * len(shares)
     fitted = [0.0] * len(debt)
     for node in reversed(range(len(shares))):
@@ -62,16 +62,22 @@ def fit_phases(
 
 
 def _intervals(
-    shares: Sequence[float], children: Sequence[int], nodes: list[float], debts: list[float]
+    shares: Sequence[float], children: Sequence[int], debt: Sequence[float]
 ) -> tuple[list[float], list[float]]:
-    """The possible debts of nodes and sources, with the least change of any source's debt."""
-    change = 2**-20  # rounding in the sums below is far less
+    """The possible debts of nodes and sources, with the least bound for which there are any."""
+    error = [0.0] * len(debt)
+    for node in reversed(range(len(shares))):
+        large, small, share = children[2 * node], children[2 * node + 1], shares[node]
+        error[small] = _HALF + share * error[node]
+        error[large] = _HALF + (1 - share) * error[node]
+    worst, more = max(error), 2**-20  # rounding in the sums is far less
     while True:
-        low = nodes + [debt - change for debt in debts]
-        high = nodes + [debt + change for debt in debts]
+        bound = worst + more
+        low = [owed - bound + own for owed, own in zip(debt, error, strict=True)]
+        high = [owed + bound - own for owed, own in zip(debt, error, strict=True)]
         if _fill(low, high, shares, children):
             return low, high
-        change = 1.25 * change + 0.0625
+        more = 1.25 * more + 0.0625
 
 
 def _fill(

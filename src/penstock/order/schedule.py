@@ -138,7 +138,7 @@ class Schedule:
         for stage, end in zip(stages, [*(stage.start for stage in stages[1:]), END], strict=True):
             exact = exact_weights(stage.weights)
             while start < end:
-                used_up = [self._is_used_up(source, rows) for source, rows in enumerate(counts)]
+                used_up = self._used_up(counts)
                 present = _without(exact, used_up)
                 if not any(present):
                     self.end = start
@@ -153,9 +153,12 @@ class Schedule:
                     drawn = mix.counts(num_rows)
                     counts, debts = counts + drawn, debts_after(debts, present, num_rows, drawn)
 
-    def _is_used_up(self, source: int, rows: int) -> bool:
-        cap = self._caps[source]
-        return self._redistributes and cap is not None and rows >= cap
+    def _used_up(self, counts: Integers) -> list[bool]:
+        """Whether each source has reached its cap; nothing where that is not asked."""
+        if not self._redistributes:
+            return []
+        rows_and_caps = zip(counts.tolist(), self._caps, strict=True)
+        return [cap is not None and rows >= cap for rows, cap in rows_and_caps]
 
     def _rows_to_next_cap(self, mix: Mix | SettlingMix, counts: Integers) -> int:
         """How many rows of a stage are drawn until one source has reached its cap."""
@@ -329,9 +332,7 @@ def _check_caps(caps: Sequence[int | None]) -> None:
             )
 
 
-def _without(
-    weights: Sequence[AnyWeight], used_up: Sequence[bool]
-) -> Sequence[AnyWeight | int]:
+def _without(weights: Sequence[AnyWeight], used_up: Sequence[bool]) -> Sequence[AnyWeight | int]:
     if not any(used_up):
         return weights
     return [0 if gone else weight for weight, gone in zip(weights, used_up, strict=True)]

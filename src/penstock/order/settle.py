@@ -16,6 +16,7 @@ under way give the same rows as a schedule that had them from the start.
 
 from collections.abc import Sequence
 from functools import cached_property
+from operator import add
 
 import numpy as np
 import numpy.typing as npt
@@ -102,10 +103,13 @@ class SettlingMix:
 
     def counts(self, num_rows: int) -> list[int]:
         """How many of the first `num_rows` rows belong to each source, in O(sources)."""
-        counts = np.bincount(self._table[:num_rows], minlength=len(self.weights))
+        counts: list[int] = np.bincount(
+            self._table[:num_rows], minlength=len(self.weights)
+        ).tolist()
         if num_rows > len(self._table):
-            counts = counts + self._mix.counts(num_rows - len(self._table))
-        return counts.tolist()
+            after = self._mix.counts(num_rows - len(self._table))
+            counts = list(map(add, counts, after))
+        return counts
 
 
 def _largest_debt_first(
