@@ -133,12 +133,12 @@ def random_stages(seed, num_sources, num_stages, longest):
 
 
 def test_five_hundred_tiny_changes_of_weight_leave_no_source_out():
-    stages = [Stage(10 * i, [0.95 + 1e-6 * (i % 2), 0.05]) for i in range(500)]
+    stages = [Stage(8 * i, [0.95 + 1e-6 * (i % 2), 0.05]) for i in range(500)]
 
-    sources, _ = Schedule(stages).at(range(5_000))
+    sources, _ = Schedule(stages).at(range(4_000))
 
-    assert abs(int((sources == 1).sum()) - 250) <= 1
-    assert deviation(stages, 5_000) < 1
+    assert abs(int((sources == 1).sum()) - 200) <= 1
+    assert deviation(stages, 4_000) < 1
 
 
 def test_a_stage_every_seven_rows_at_even_weights_stays_even():

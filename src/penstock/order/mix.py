@@ -69,6 +69,7 @@ class Mix:
     def __init__(self, weights: Sequence[Weight], debts: Sequence[float] | None = None) -> None:
         self.weights = exact_weights(weights)
         """The weights as integers in the same ratios."""
+        self._total = sum(self.weights)
         shares, children = self._build(self.weights)
         self._shares = np.array(shares, dtype=np.uint64)
         self._children = np.array(children, dtype=np.int64)
@@ -165,7 +166,7 @@ class Mix:
         """A position that the row does not come before; cheaper to know than its own."""
         # A source is never four rows ahead of its weight: it begins at most 1.68 ahead, where
         # phases say so, and then keeps within two rows of that.
-        return max(0, (ordinal - 3) * sum(self.weights) // self.weights[source])
+        return max(0, (ordinal - 3) * self._total // self.weights[source])
 
     def _way_up(self, source: int) -> list[tuple[int, int, bool]] | None:
         """The splits from a leaf to the root: share, phase, and whether it is the small child.

@@ -7,12 +7,14 @@ is owed. So phases stand for debts of the sources: those for which every split h
 
     | debt(small) - share * debt(parent) | <= 1/2,    debt(root) = 0.
 
-Given debts seldom satisfy all of this; then the nearest that do are used. A source whose
-debt was changed by k stays off by k for the rest of the stage, so k should be small for
-the worst of the sources. The least k for which there is a solution is found by trying:
-if no debt may change by more than k, the possible debts of a node are an interval, which
-follows from those of its children; k is large enough when 0 is possible at the root. On
-the way back down, each node takes a debt from its interval. One try costs 1 µs a source.
+Given debts seldom satisfy all of this; then near ones that do are used. From there on a
+source is off by at most two things: how much its debt was changed, and its own rounding,
+which is half a row for its split and a share of the rounding of its parent (see `mix`:
+1.68 rows at most). The least bound on their sum, over all sources, is found by trying. If
+the change may be no more than the bound less the rounding, the possible debts of a node
+are an interval, which follows from those of its children; and the bound is large enough
+when 0 is possible at the root. On the way back down, each node takes a debt from its
+interval. One try costs 1 µs a source; three are usual.
 
 All numbers are Python's floats, and only added, multiplied, divided and compared: these
 are the same on every machine.
@@ -65,7 +67,7 @@ def _intervals(
     shares: Sequence[float], children: Sequence[int], debt: Sequence[float]
 ) -> tuple[list[float], list[float]]:
     """The possible debts of nodes and sources, with the least bound for which there are any."""
-    error = [0.0] * len(debt)
+    error = [0.0] * len(debt)  # rounding, at most
     for node in reversed(range(len(shares))):
         large, small, share = children[2 * node], children[2 * node + 1], shares[node]
         error[small] = _HALF + share * error[node]

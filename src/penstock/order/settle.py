@@ -57,7 +57,7 @@ class SettlingMix:
         debts = debts_after(self._debts, self.weights, len(self._table), counts)
         return Mix(self.weights, (debts / ONE_ROW).tolist())
 
-    @property
+    @cached_property
     def _counts_in_table(self) -> Integers:
         return np.bincount(self._table, minlength=len(self.weights))
 
