@@ -53,8 +53,8 @@ def sample(file: LookedAt, listed: InputFile, reading: Reading, budget: int) -> 
         file.texts, file.whole = _parts(listed, reading, budget)
         file.sample_bytes = sum(map(len, file.texts))
         return
-    anywhere = listed.format == "jsonl" or splitter_for(reading.documents).cuts_anywhere
-    ranged = listed.compression is None and listed.format in ("text", "jsonl") and anywhere
+    is_text = listed.format == "text" and splitter_for(reading.documents).cuts_anywhere
+    ranged = listed.compression is None and (is_text or listed.format == "jsonl")
     spread = ranged and listed.size > budget
     slice_bytes = -(-listed.size // _PLACES) if spread else budget
     file.whole = True

@@ -101,15 +101,16 @@ def stream_pieces(
 
 
 def _no_place(file: InputFile, wanted: int, is_safe: IsCutSafe | None) -> SourceError:
-    why = (
-        "there is no line end or space between two other characters at which the tokenizer gives "
-        "the same ids for both sides as for the text across it"
-    )
+    if is_safe is None:
+        return SourceError(
+            f"{file.name} is one document and longer than a slice, and without a tokenizer it "
+            "cannot be cut."
+        )
     return SourceError(
-        f'{file.name} is one document for documents="auto", and too long to be tokenized at '
-        f"once. It must be cut near byte {wanted:,}, but in the {RANGE_BYTES:,} bytes from there "
-        f'on {why}. Say what separates documents in it: documents="lines", "paragraphs" or '
-        '"sep:SEPARATOR"; or documents="file", which needs memory for all of it.'
-        if is_safe is not None
-        else f"{file.name} is one document and longer than a slice; here it cannot be cut."
+        f'{file.name} is one document for documents="auto", and too long to be tokenized at once. '
+        f"It must be cut near byte {wanted:,}, but in the {RANGE_BYTES:,} bytes from there on there "
+        "is no line end or space between two other characters at which the tokenizer gives the "
+        "same ids for both sides as for the text across it. Say what separates documents in it: "
+        'documents="lines", "paragraphs" or "sep:SEPARATOR"; or documents="file", which needs '
+        "memory for all of it."
     )

@@ -94,7 +94,8 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         append: Add `inputs` to a finished store as new parts; old parts are not touched.
         max_bad: How many rejects to bear: a share of all records below 1 (ten are always
             borne), else a number.
-        max_document_bytes: Longer documents are rejected.
+        max_document_bytes: Longer documents are rejected. A file that "auto" keeps whole is never
+            too long if this is more than a slice (64 MB), since it is stored in pieces.
         max_expansion: Compressed files that grow more than this many times are refused.
         engine: Which program tokenizes; the ids are the same.
         threads: How many slices are tokenized at once, one a core where not given; changes speed
