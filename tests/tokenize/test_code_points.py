@@ -109,6 +109,16 @@ def test_one_letter_does_not_send_a_long_document_to_the_reference():
     assert 60_000 < tokenizer.engine.reference.num_bytes < 70_000
 
 
+def test_one_letter_does_not_send_a_long_chinese_document_to_the_reference():
+    tokenizer = load_tokenizer("gpt2")
+    tokenizer.engine.reference = Counting(tokenizer.definition, parse=False)
+    text = "中文字。\n\u3000\u3000中文字\n文字" * 8_000
+    text += "\U000323b0's" + text
+
+    assert ids.given(tokenizer, [text]) == ids.expected(tokenizer.definition.config, [text])
+    assert 60_000 < tokenizer.engine.reference.num_bytes < 70_000
+
+
 def test_a_document_without_a_place_to_cut_goes_to_the_reference_whole(gpt2):
     text = "中文" * 20_000 + "\U000323b0's" + "中文" * 20_000
 
@@ -122,6 +132,7 @@ def test_texts_have_the_same_ids_in_pieces(pattern, normalizer, tmp_path):
     config = ids.definition(pre_tokenizer=ids.patterned(pattern), normalizer=normalizer)
     source = random.Random(6)
     words = [*ids.ATOMS, "a b", "1 x", "B c", "5 o'clock", "word \u0301"]
+    words += ["中\n中", "。\n文", "\uff01\n汉", "中\n/", "中\n\u3000"]
     these = ["".join(source.choices(words, k=60)) for _ in range(150)]
 
     for text, whole in zip(these, ids.expected(config, these), strict=True):

@@ -63,7 +63,10 @@ SYMBOLS = (
 """Those that differ as symbols and punctuation alone, which one listed pattern knows."""
 # fmt: on
 
-_CUT = re.compile(rb"[0-9A-Za-z](?= [A-Za-z])")
+_CUT = re.compile(
+    rb"[0-9A-Za-z](?= [A-Za-z])"
+    rb"|(?:[\xe4-\xe9][\x80-\xbf]{2}|\xe3\x80\x82|\xef\xbc[\x80-\xbf])\n(?=[\xe4-\xe9])"
+)
 _BLOCK = 1 << 12
 _ROWS = 64  # so that what is computed of so many blocks stays in the cache
 _DENSE = 50
@@ -112,8 +115,10 @@ def find(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64]:
 def cut(text: bytes, size: int) -> list[bytes]:
     """`text` in pieces of about `size` bytes that have the same ids alone as together.
 
-    A cut is before a space between an ASCII letter or digit and an ASCII letter; `may_cut` of
-    `penstock.tokenize.supported` says for which tokenizers that is so. There may be no such place.
+    A cut is before a space between an ASCII letter or digit and an ASCII letter, or after a
+    newline between an ideograph (or a full stop, or other wide punctuation) and an ideograph;
+    `may_cut` of `penstock.tokenize.supported` says for which tokenizers that is so. There may be
+    no such place.
 
     >>> cut(b"It is 5 o'clock now, no more.", 3)
     [b'It is 5', b" o'clock", b' now, no', b' more.']
@@ -122,7 +127,7 @@ def cut(text: bytes, size: int) -> list[bytes]:
     start = 0
     while start < len(text):
         found = _CUT.search(text, start + size)
-        stop = found.start() + 1 if found else len(text)
+        stop = found.end() if found else len(text)
         pieces.append(text[start:stop])
         start = stop
     return pieces

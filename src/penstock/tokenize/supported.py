@@ -77,14 +77,14 @@ def knows_symbols(definition: Definition) -> bool:
 def may_cut(definition: Definition, *, parse: bool) -> bool:
     """Whether a listed definition gives the same ids for a text and for the text cut in two.
 
-    The cut is before a space that has an ASCII letter or digit before it and an ASCII letter
-    after it. Every listed pattern ends a piece there, whatever is further away; an added token
-    that holds a blank, or takes the blanks beside it, could reach across.
+    The cuts are those of `penstock.tokenize.code_points.cut`. Every listed pattern ends a piece
+    there, whatever is further away. An added token that holds a blank, or takes the blanks beside
+    it, could reach across, and `add_prefix_space` would put a space before each piece.
     """
     active = _active(definition.config.get("added_tokens") or [], parse=parse)
     reaches = any(_strips(token) for token in active)
     blank = any(char.isspace() for token in active for char in token["content"])
-    return is_byte_level(definition) and not reaches and not blank
+    return is_byte_level(definition) and not (reaches or blank or _is_prefixed(definition.config))
 
 
 @cache
@@ -211,6 +211,12 @@ def _is_sentencepiece(normalizers: list[Any], steps: list[Any]) -> bool:
     )
 
 
+def _is_prefixed(config: dict[str, Any]) -> bool:
+    """Whether a space is put before each text that does not begin with one."""
+    steps = _flat(config.get("pre_tokenizer"), "pretokenizers")
+    return any(step.get("add_prefix_space", step["type"] == "ByteLevel") for step in steps)
+
+
 def _strips(token: dict[str, Any]) -> bool:
     return bool(token.get("lstrip") or token.get("rstrip"))
 
@@ -228,10 +234,7 @@ def _token_reason(config: dict[str, Any], *, parse: bool) -> str | None:
         return None
     if not _numbered_alike(tokens, config["model"]["vocab"]):
         return "the ids of its added tokens are not those that tokenizers would give them"
-    steps = _flat(config.get("pre_tokenizer"), "pretokenizers")
-    prefixed = bool(config["model"].get("byte_fallback")) or any(
-        step.get("add_prefix_space", step["type"] == "ByteLevel") for step in steps
-    )
+    prefixed = bool(config["model"].get("byte_fallback")) or _is_prefixed(config)
     strips = any(_strips(token) for token in active)
     for token in active:
         if reason := _flag_reason(token, normalized=bool(config.get("normalizer"))):
