@@ -318,6 +318,7 @@ def check_cuts(random):
         assert cuts.begin(position) == position
         assert cuts.rows(position) == size
         assert cuts.step_at(position) == step
+        assert {sizes[step + more] for more in range(cuts.num_alike(position))} == {size}
         shares = [cuts.share(position, size, rank) for rank in range(ranks)]
         assert [at for first, stop, _ in shares for at in range(first, stop)] == list(
             range(position, position + size)
@@ -335,6 +336,7 @@ def test_steps_of_random_epochs_are_those_of_a_list():
 
 
 @pytest.mark.torture
+@pytest.mark.timeout(3_600)
 def test_steps_of_very_many_random_epochs_are_those_of_a_list():
     random = Random(6)
     for _ in range(300_000):

@@ -71,6 +71,13 @@ class EpochCuts:
             return steps
         return steps + 1
 
+    def num_alike(self, position: int) -> int:
+        """How many steps from a position on, at least, have as many rows as the first."""
+        if self.epoch_rows is None:
+            return 1
+        # All steps of an epoch are full, but for the last two.
+        return max(1, self.num_steps(self.epoch_rows - position % self.epoch_rows) - 2)
+
     def after(self, position: int, steps: int) -> int:
         """The position after some steps from a position on; after the last of an epoch, its end."""
         if self.epoch_rows is None:

@@ -126,22 +126,23 @@ class Feed:
                 f"{self.world_size:,} devices). Use a smaller batch_size, or more text."
             )
 
-    def steps(self, position: int) -> Iterator["Step"]:
-        """The steps from a position on, without end.
+    def steps(self, position: int) -> Iterator["Steps"]:
+        """The steps from a position on, without end, several at once where they are alike.
 
         Where text is still being read, this waits until it is known where the next step ends:
         so all ranks, however fast they are, cut the same steps.
         """
         plan: Any = self.plan
+        cuts = self.cuts
         while True:
-            if isinstance(plan, GrowingPlan):
+            if cuts.epoch_rows is None:
                 plan.reach(position + self.global_batch + self.world_size)
-            cuts = self.cuts
+                cuts = self.cuts
             position = cuts.begin(position)
-            rows = cuts.rows(position)
             epoch = position // cuts.epoch_rows if cuts.epoch_rows else 0
-            yield Step(epoch, position, rows)
-            position += rows
+            steps = Steps(epoch, position, cuts.rows(position), cuts.num_alike(position))
+            yield steps
+            position += steps.rows * steps.number
 
     def span(self, position: int, rows: int) -> Span:
         """What this rank reads of a step."""
@@ -155,12 +156,15 @@ class Feed:
         return replace(self, global_batch=global_batch)
 
 
-class Step(NamedTuple):
-    """A step of training on all ranks together."""
+class Steps(NamedTuple):
+    """Steps of training on all ranks together, one after the other."""
 
     epoch: int
     position: int
+    """Where the first begins."""
     rows: int
+    """Of each step."""
+    number: int
 
 
 class _Dealt(SequentialSampler, DistributedSampler[Any]):
@@ -226,33 +230,30 @@ class TrainingBatches(DataLoader[Any]):
         them from where it was, also across the end of an epoch. Nothing is asked before the
         first batch is.
         """
-        steps = self._steps(self._place.begin())
-        for batch in self._by_workers(steps) if self.num_workers else self._here(steps):
+        feed = self._place.feed
+        position = self._place.begin()
+        feed.refuse_no_step(wait=True)
+        steps = feed.steps(position)
+        most = len(self) if self._sized and self._place.has_trainer else None
+        if most is None:
+            first = next(steps)
+            steps = chain([first], takewhile(lambda each: each.epoch == first.epoch, steps))
+        make = self._by_workers if self.num_workers else self._here
+        for batch in make(feed, steps, most):
             # Counted before the batch is out: who keeps it may never ask for another.
             self._place.took_one()
             yield batch
 
-    def _steps(self, position: int) -> Iterator[Step]:
-        """The steps of one iteration."""
-        feed = self._place.feed
-        feed.refuse_no_step(wait=True)
-        steps = feed.steps(position)
-        if self._sized and self._place.has_trainer:
-            return islice(steps, len(self))
-        first = next(steps)
-        rest = takewhile(lambda step: step.epoch == first.epoch, steps)
-        return chain([first], rest)
-
-    def _here(self, steps: Iterator[Step]) -> Iterator[Any]:
-        batches = self._made(self._place.feed, steps)
+    def _here(self, feed: Feed, steps: Iterator[Steps], most: int | None) -> Iterator[Any]:
+        batches = islice(self._made(feed, steps), most)
         # As a DataLoader does it on a thread of its own, which there is none of here.
         return map(_pinned, batches) if self.pin_memory else batches
 
-    def _made(self, feed: Feed, steps: Iterator[Step]) -> Iterator[Any]:
+    def _made(self, feed: Feed, steps: Iterator[Steps]) -> Iterator[Any]:
         """Full steps as a loader makes them, ahead on a thread; the last of an epoch at once."""
         loader = feed.loader(epochs=1)
         batches: Iterator[Any] = iter(())
-        for _, position, rows in steps:
+        for _, position, rows, number in steps:
             if rows < feed.global_batch:
                 yield self.dataset[feed.span(position, rows)]
                 continue
@@ -262,11 +263,16 @@ class TrainingBatches(DataLoader[Any]):
                 batches = iter(loader)
                 batch = next(batches)
             yield feed.dress(batch)
+            yield from map(feed.dress, islice(batches, number - 1))
 
-    def _by_workers(self, steps: Iterator[Step]) -> Iterator[Any]:
-        feed = self._place.feed
+    def _by_workers(self, feed: Feed, steps: Iterator[Steps], most: int | None) -> Iterator[Any]:
         assert isinstance(self.sampler, _Dealt)  # made above
-        self.sampler.asked = (feed.span(position, rows) for _, position, rows in steps)
+        spans = (
+            feed.span(position + step * rows, rows)
+            for _, position, rows, number in steps
+            for step in range(number)
+        )
+        self.sampler.asked = islice(spans, most)
         return super().__iter__()
 
     def state_dict(self) -> dict[str, Any]:
