@@ -217,17 +217,17 @@ def test_every_prefix_of_random_schedules_of_many_sources_is_within_four_rows(nu
 @pytest.mark.parametrize(
     ("num_sources", "num_schedules", "num_stages", "longest", "bound"),
     [
-        (2, 40, 10_000, 60, FEW),
-        (3, 40, 10_000, 60, FEW),
-        (5, 60, 10_000, 60, FEW),
-        (8, 60, 10_000, 60, FEW),
-        (16, 60, 10_000, 60, FEW),
-        (32, 60, 10_000, 60, FEW),
-        (16, 100, 400, 2_000, FEW),
-        (32, 100, 400, 2_000, FEW),
-        (100, 40, 1_000, 500, MANY),
-        (1_000, 20, 150, 5_000, MANY),
-        (1_000, 2, 10_000, 20, MANY),
+        (2, 6, 10_000, 200, FEW),
+        (3, 8, 10_000, 200, FEW),
+        (5, 10, 10_000, 200, FEW),
+        (8, 10, 10_000, 200, FEW),
+        (16, 10, 10_000, 200, FEW),
+        (32, 10, 10_000, 200, FEW),
+        (16, 60, 400, 2_000, FEW),
+        (32, 60, 400, 2_000, FEW),
+        (100, 20, 1_000, 500, MANY),
+        (1_000, 10, 150, 5_000, MANY),
+        (1_000, 1, 10_000, 20, MANY),
     ],
 )
 def test_torture_every_prefix_of_random_schedules(
@@ -325,7 +325,7 @@ def test_a_search_for_harmful_weights_finds_little_more(num_sources):
 @pytest.mark.torture
 @pytest.mark.parametrize("num_sources", [2, 3, 5, 8, 16, 32, 100, 300])
 def test_torture_a_search_for_harmful_weights(num_sources):
-    steps, seeds = (1_000, 30) if num_sources <= 32 else (300, 5)
+    steps, seeds = (500, 20) if num_sources <= 32 else (200, 4)
     worst = searched_worst_case(num_sources, steps, seeds)
     print(f"{num_sources:,} sources, {seeds} games of {steps:,} moves: {worst:.3f}")  # noqa: T201
 

@@ -153,7 +153,7 @@ class Blend:
         return replace(self, stages=(Stage(0, last.weights),), origin=None, _schedule=None)
 
     def to_resume(self) -> dict[str, Any]:
-        """What `resumed` needs to go on after the last change of weights, as JSON.
+        """What `resumed` needs to continue after the last change of weights, as JSON.
 
         Its size does not depend on how often weights changed before.
         """

@@ -107,7 +107,7 @@ class MultiplexDataLoader(DataLoader[Any]):
     def set_weights(self, weights: Weights) -> None:
         """Draw by other weights from the next batch on; call it on every rank at the same step.
 
-        Each dataset goes on with the example after its last one, and what it is owed by
+        Each dataset continues with the example after its last one, and what it is owed by
         rounding is carried over; a dataset of weight 0 passes that on to the others. What a
         schedule still had ahead is given up. Inside an epoch, batches that workers have made
         ahead are thrown away and made anew; `persistent_workers=True` spares starting the
@@ -240,8 +240,8 @@ def _read(state: Any) -> dict[str, Any]:
     if len(stages) > 1:
         raise ResumeError(
             f"This state is of a run whose weights changed {len(stages) - 1:,} times, written by "
-            "an older penstock: what comes after a change of weights is another order now. Resume "
-            "with the penstock that wrote it, or begin anew with the weights that are in force."
+            "an older penstock: the order after a change of weights is another one now. Resume "
+            "with the penstock that wrote it, or start a new run with the weights now in force."
         )
     if stages and told["order"].get("weights") != stages:  # weights that were set at the start
         position, weights = stages[0]

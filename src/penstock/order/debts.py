@@ -1,9 +1,9 @@
 """What each source is owed, in exact integers.
 
 A source is owed the integral of its weight so far (for every stage, rows times share),
-less the rows that it was given. Debts are whole multiples of 2^-48 row and always add up
-to 0. A stage adds at most one such unit of rounding, whatever its length, so a million
-changes of weight are off by less than a millionth of a row.
+less the rows that it was given. Debts are whole multiples of 2^-40 row and always add up
+to 0. A stage adds at most two such units of rounding, whatever its length, so half a
+million changes of weight are off by less than a millionth of a row.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from penstock.order.integers import Integers
 
 __all__ = ["ONE_ROW", "debts_after", "debts_of_present", "split_exactly"]
 
-ONE_ROW = 2**48
-"""A debt of one row. 64 bits then hold debts of up to 32,768 rows."""
+ONE_ROW = 2**40
+"""A debt of one row. 64 bits then hold debts of up to eight million rows."""
 
 
 def split_exactly(amount: int, weights: Sequence[int]) -> list[int]:
@@ -54,7 +54,7 @@ def debts_after(
     debts: Integers, weights: Sequence[int], num_rows: int, counts: Sequence[int]
 ) -> Integers:
     """Debts after `num_rows` rows of a stage, of which each source was given `counts`."""
-    # Python's integers: rows times 2^48 do not fit into 64 bits, their difference does.
+    # Python's integers: rows times 2^40 do not fit into 64 bits, their difference does.
     asked = split_exactly(num_rows * ONE_ROW, weights)
     owed = [rows - count * ONE_ROW for rows, count in zip(asked, counts, strict=True)]
     return debts + np.array(owed, dtype=np.int64)

@@ -201,15 +201,15 @@ class Mix:
         num_nodes = len(self._shares)
         shares, children = self._shares.tolist(), self._children.tolist()
         phases = [_HALF] * num_nodes if self._phases is None else self._phases.tolist()
-        dealt = [0] * (num_nodes + len(self.weights))  # a source s at ~s, from the end
-        dealt[self._root] = num_rows
+        counts = [0] * (num_nodes + len(self.weights))  # source s is at ~s, from the end
+        counts[self._root] = num_rows
         # A parent is made after its children, so from the last on, parents come first.
         for node in reversed(range(num_nodes)):
-            rows = dealt[node]
+            rows = counts[node]
             small = (rows * shares[node] + phases[node]) >> 64
-            dealt[children[2 * node + 1]] = small
-            dealt[children[2 * node]] = rows - small
-        return dealt[num_nodes:][::-1]
+            counts[children[2 * node + 1]] = small
+            counts[children[2 * node]] = rows - small
+        return counts[num_nodes:][::-1]
 
 
 def _climb(way: list[tuple[int, int, bool]], ordinals: Any) -> Any:

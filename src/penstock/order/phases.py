@@ -52,7 +52,7 @@ def fit_phases(
     for node in reversed(range(len(shares))):
         large, small, share = children[2 * node], children[2 * node + 1], shares[node]
         here = fitted[node]
-        # Each source bears as much of the change as the next one, as far as possible.
+        # All sources below the node share the change equally, as far as possible.
         wanted = debt[small] - (debt[node] - here) * size[small] / size[node]
         wanted = max(wanted, low[small], here - high[large])
         wanted = min(wanted, high[small], here - low[large])

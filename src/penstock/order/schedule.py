@@ -1,7 +1,7 @@
 """Weights that change on the way.
 
 A schedule is a list of stages; each begins at a position and has weights. A source's rows
-are counted through all stages: where a stage ends, the next goes on with the row after.
+are counted through all stages: the next stage continues with the row after the last one.
 The counts are derived from the weights, not stored in a run, so that no row is lost or
 repeated at a change, wherever a run stopped or skipped to.
 
@@ -68,7 +68,7 @@ class Origin(NamedTuple):
     counts: list[int]
     """The rows of each source before the position."""
     debts: list[int]
-    """What each source is owed there, in units of 2^-48 row."""
+    """What each source is owed there, in units of 2^-40 row."""
 
 
 class _Segment(NamedTuple):
@@ -126,11 +126,11 @@ class Schedule:
         self._asked = list(stages)
         self._redistributes = exhausted == "redistribute"
         self._segments: list[_Segment] = []
-        self._lay(stages, self.origin)
+        self._add_segments(stages, self.origin)
         if not self._redistributes:
             self._end_at_first_cap()
 
-    def _lay(self, stages: Sequence[Stage], origin: Origin) -> None:
+    def _add_segments(self, stages: Sequence[Stage], origin: Origin) -> None:
         """Add the segments of `stages`, the first of which begins at `origin`."""
         start, counts = origin.position, np.array(origin.counts, dtype=np.int64)
         debts = np.array(origin.debts, dtype=np.int64)
@@ -192,17 +192,17 @@ class Schedule:
 
         Costs what one stage costs, however many there are.
         """
-        origin = self.origin_at(position)
+        kept = self._num_before(position)
         changed = copy(self)
-        changed.__dict__ = {k: v for k, v in vars(self).items() if k not in ("_starts", "_bases")}
-        changed._segments = self._segments[: self._num_before(position)]
-        changed._asked = [stage for stage in self._asked if stage.start < position]
-        changed._asked.append(Stage(position, weights))
-        changed._lay(changed._asked[-1:], origin)
+        changed._segments = self._segments[:kept]
+        changed._asked = [*self._asked[:kept], Stage(position, weights)]
+        changed._add_segments(changed._asked[-1:], self.origin_at(position))
+        changed._starts = np.append(self._starts[:kept], position)
+        changed.__dict__.pop("_bases", None)
         return changed
 
     def origin_at(self, position: int) -> Origin:
-        """What a schedule needs to know of this one to go on at `position`."""
+        """What a schedule that continues this one at `position` needs to know of it."""
         number = self._num_before(position) - 1
         if number < 0:
             return self.origin

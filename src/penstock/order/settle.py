@@ -37,7 +37,7 @@ class SettlingMix:
 
     Args:
         weights: Exact weights, as integers.
-        debts: What each source is owed, in units of 2^-48 row; 0 where the weight is 0. They
+        debts: What each source is owed, in units of 2^-40 row; 0 where the weight is 0. They
             add up to 0.
         num_rows: How many rows will be asked for, at most.
     """
