@@ -108,7 +108,7 @@ def _no_place(file: InputFile, wanted: int, is_safe: IsCutSafe | None) -> Source
         )
     return SourceError(
         f'{file.name} is one document for documents="auto", and too long to be tokenized at once. '
-        f"It must be cut near byte {wanted:,}, but in the {RANGE_BYTES:,} bytes from there on there "
+        f"It must be cut near byte {wanted:,}, but in the {RANGE_BYTES:,} bytes that follow there "
         "is no line end or space between two other characters at which the tokenizer gives the "
         "same ids for both sides as for the text across it. Say what separates documents in it: "
         'documents="lines", "paragraphs" or "sep:SEPARATOR"; or documents="file", which needs '
