@@ -204,7 +204,7 @@ def test_engine_gigatoken_refuses_what_is_not_listed(tmp_path):
 
 def test_a_sample_of_added_tokens_in_text_and_parse_mode(tmp_path):
     engines = [
-        ids.same(
+        ids.same_but_special(
             config,
             random.Random(number).sample(ids.texts_with(content(config)), 150),
             tmp_path,
@@ -233,7 +233,7 @@ def test_variants_of_normalizers_splits_and_models(name, config, texts, tmp_path
 @pytest.mark.timeout(7_200)
 def test_all_added_tokens_in_text_and_parse_mode(tmp_path, figure):
     engines = [
-        ids.same(config, ids.texts_with(content(config)), tmp_path, parse=parse)
+        ids.same_but_special(config, ids.texts_with(content(config)), tmp_path, parse=parse)
         for config in ids.added_token_grid()
         for parse in (False, True)
     ]

@@ -118,7 +118,9 @@ class Definition:
         flagged = [
             token["content"] for token in self.config.get("added_tokens") or [] if token["special"]
         ]
-        named = [self.eos_token, self.bos_token, *self.named, self.unk_token]
+        # A single character is a letter of the model, also where it stands for what is unknown.
+        unknown = self.unk_token if len(self.unk_token or "") > 1 else None
+        named = [self.eos_token, self.bos_token, *self.named, unknown]
         return tuple(dict.fromkeys([*flagged, *(each for each in named if each)]))
 
     @cached_property
