@@ -125,8 +125,8 @@ TOKENIZERS = {
     "stripped": lambda: bpe(byte_level(), normalizers.Strip()),
     "prepended": lambda: bpe(byte_level(), normalizers.Prepend("_")),
 }
-# What these do at the ends of a text, they do at every cut.
-WITHOUT_A_PLACE = ("stripped", "prepended")
+# What two of these do at the ends of a text, they do at every cut; the third never splits a text.
+WITHOUT_A_PLACE = ("stripped", "prepended", "no pattern")
 
 
 @pytest.fixture(scope="module")
@@ -185,8 +185,8 @@ def test_no_cut_changes_an_id(name, num_texts, tokenizer_of, tmp_path, figure):
 
 
 @pytest.mark.parametrize("run", [b"a" * 5_001, b"a" * 5_000, b"ab" * 2_501, b"1" * 4_999])
-def test_long_runs_before_a_cut_do_not_mislead(run, tokenizer_of, tmp_path):
-    """A model without a pattern pairs up a run from its beginning, which no window shows."""
+def test_a_model_that_sees_all_of_a_text_is_not_cut(run, tmp_path):
+    """Without a pattern it pairs up a run from its beginning, which no window shows."""
     tokenizer = Tokenizer(
         models.BPE(
             vocab={"a": 0, "b": 1, "1": 2, "\n": 3, "aa": 4, "a\n": 5, "\nb": 6, "11": 7, "ab": 8},
@@ -195,10 +195,25 @@ def test_long_runs_before_a_cut_do_not_mislead(run, tokenizer_of, tmp_path):
     )
     text = b"\n".join([run, b"b", b"b1", b"1b", run, b"ba"] * 3)
     (tmp_path / "a.txt").write_bytes(text)
-    pieces = cut_up(tmp_path / "a.txt", ps.load_tokenizer(tokenizer), 2_000)
+    assert len(cut_up(tmp_path / "a.txt", ps.load_tokenizer(tokenizer), 2_000)) == 1
 
-    found = [token for piece in pieces for token in ids_of(tokenizer, piece)]
-    assert found == ids_of(tokenizer, text.decode())
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "unigram", "unigram with a prefix"])
+def test_runs_longer_than_any_window_do_not_mislead_either(name, tokenizer_of, tmp_path):
+    tokenizer = tokenizer_of(name)
+    loaded = ps.load_tokenizer(tokenizer)
+    num_cuts = 0
+    for seed in range(4):
+        rng = random.Random(seed)
+        runs = [rng.choice(["a", "7", "we'll", "ab", "=", "."]) * rng.randint(900, 1_100)]
+        runs += [rng.choice([*WORDS, "x", "."]) for _ in range(3)]
+        text = "".join(rng.choice(runs) + rng.choice(["\n", " ", "\n", "\r\n"]) for _ in range(60))
+        (tmp_path / "a.txt").write_bytes(text.encode())
+        pieces = cut_up(tmp_path / "a.txt", loaded, 1_000)
+        num_cuts += len(pieces) - 1
+        found = [token for piece in pieces for token in ids_of(tokenizer, piece)]
+        assert found == ids_of(tokenizer, text)
+    assert num_cuts > 10
 
 
 def test_where_gpt2_may_be_cut(gpt2):
