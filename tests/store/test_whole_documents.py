@@ -180,8 +180,10 @@ def test_no_cut_changes_an_id(name, num_texts, tokenizer_of, tmp_path, figure):
         found = [token for piece in pieces for token in ids_of(tokenizer, piece)]
         assert found == ids_of(tokenizer, text)
     figure(f"{name}: {num_texts:,} texts, {num_cuts:,} cuts, no id changed")
-    # No text is refused here: it ends before 1 MiB were searched.
-    assert num_cuts == 0 if name in WITHOUT_A_PLACE else num_cuts > 2 * num_texts
+    # No text is refused here: it ends before 1 MiB were searched. White space at the end of a text
+    # may be cut off by a tokenizer that strips it anyhow.
+    most = num_texts // 50 if name in WITHOUT_A_PLACE else 10**9
+    assert 2 * num_texts * (name not in WITHOUT_A_PLACE) <= num_cuts <= most
 
 
 @pytest.mark.parametrize("run", [b"a" * 5_001, b"a" * 5_000, b"ab" * 2_501, b"1" * 4_999])
@@ -569,6 +571,23 @@ def test_all_pieces_of_a_document_are_on_one_side(text, tmp_path, gpt2):
         text + (tmp_path / "b.txt").read_bytes()
     )
     assert [val.text(number) for number in range(len(val))] == ["the last one"]
+
+
+@pytest.mark.usefixtures("sliced")
+@pytest.mark.parametrize("eos", [True, False])
+def test_a_piece_without_a_token_has_no_bound(eos, tmp_path):
+    """A vocabulary of letters drops digits: the middle and end of this text are nothing to it."""
+    vocab = {"a": 0, "b": 1, "<|endoftext|>": 2}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    letters, digits = "ab ba\n" * 2_000, "12 34\n" * 2_000
+    (tmp_path / "a.txt").write_text(letters + digits + letters + digits)
+    store = ps.build(tmp_path / "a.txt", tmp_path / "store", tokenizer=tokenizer, eos=eos)
+
+    ps.verify(store.path)
+    assert store.tokens(0, store.num_tokens).tolist() == [0, 1, 1, 0] * 4_000 + [2] * eos
+    assert len(store) < 10
 
 
 @pytest.mark.parametrize("split", ["tail:0.1", "hash:0.5"])
