@@ -125,8 +125,8 @@ TOKENIZERS = {
     "stripped": lambda: bpe(byte_level(), normalizers.Strip()),
     "prepended": lambda: bpe(byte_level(), normalizers.Prepend("_")),
 }
-# What these do at the ends of a text, they do at every cut.
-WITHOUT_A_PLACE = ("stripped", "prepended")
+# What two of these do at the ends of a text, they do at every cut; the third never splits a text.
+WITHOUT_A_PLACE = ("stripped", "prepended", "no pattern")
 
 
 @pytest.fixture(scope="module")
@@ -180,13 +180,15 @@ def test_no_cut_changes_an_id(name, num_texts, tokenizer_of, tmp_path, figure):
         found = [token for piece in pieces for token in ids_of(tokenizer, piece)]
         assert found == ids_of(tokenizer, text)
     figure(f"{name}: {num_texts:,} texts, {num_cuts:,} cuts, no id changed")
-    # No text is refused here: it ends before 1 MiB were searched.
-    assert num_cuts == 0 if name in WITHOUT_A_PLACE else num_cuts > 2 * num_texts
+    # No text is refused here: it ends before 1 MiB were searched. White space at the end of a text
+    # may be cut off by a tokenizer that strips it anyhow.
+    most = num_texts // 50 if name in WITHOUT_A_PLACE else 10**9
+    assert 2 * num_texts * (name not in WITHOUT_A_PLACE) <= num_cuts <= most
 
 
 @pytest.mark.parametrize("run", [b"a" * 5_001, b"a" * 5_000, b"ab" * 2_501, b"1" * 4_999])
-def test_long_runs_before_a_cut_do_not_mislead(run, tokenizer_of, tmp_path):
-    """A model without a pattern pairs up a run from its beginning, which no window shows."""
+def test_a_model_that_sees_all_of_a_text_is_not_cut(run, tmp_path):
+    """Without a pattern it pairs up a run from its beginning, which no window shows."""
     tokenizer = Tokenizer(
         models.BPE(
             vocab={"a": 0, "b": 1, "1": 2, "\n": 3, "aa": 4, "a\n": 5, "\nb": 6, "11": 7, "ab": 8},
@@ -195,10 +197,25 @@ def test_long_runs_before_a_cut_do_not_mislead(run, tokenizer_of, tmp_path):
     )
     text = b"\n".join([run, b"b", b"b1", b"1b", run, b"ba"] * 3)
     (tmp_path / "a.txt").write_bytes(text)
-    pieces = cut_up(tmp_path / "a.txt", ps.load_tokenizer(tokenizer), 2_000)
+    assert len(cut_up(tmp_path / "a.txt", ps.load_tokenizer(tokenizer), 2_000)) == 1
 
-    found = [token for piece in pieces for token in ids_of(tokenizer, piece)]
-    assert found == ids_of(tokenizer, text.decode())
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "unigram", "unigram with a prefix"])
+def test_runs_longer_than_any_window_do_not_mislead_either(name, tokenizer_of, tmp_path):
+    tokenizer = tokenizer_of(name)
+    loaded = ps.load_tokenizer(tokenizer)
+    num_cuts = 0
+    for seed in range(4):
+        rng = random.Random(seed)
+        runs = [rng.choice(["a", "7", "we'll", "ab", "=", "."]) * rng.randint(900, 1_100)]
+        runs += [rng.choice([*WORDS, "x", "."]) for _ in range(3)]
+        text = "".join(rng.choice(runs) + rng.choice(["\n", " ", "\n", "\r\n"]) for _ in range(60))
+        (tmp_path / "a.txt").write_bytes(text.encode())
+        pieces = cut_up(tmp_path / "a.txt", loaded, 1_000)
+        num_cuts += len(pieces) - 1
+        found = [token for piece in pieces for token in ids_of(tokenizer, piece)]
+        assert found == ids_of(tokenizer, text)
+    assert num_cuts > 10
 
 
 def test_where_gpt2_may_be_cut(gpt2):
@@ -554,6 +571,23 @@ def test_all_pieces_of_a_document_are_on_one_side(text, tmp_path, gpt2):
         text + (tmp_path / "b.txt").read_bytes()
     )
     assert [val.text(number) for number in range(len(val))] == ["the last one"]
+
+
+@pytest.mark.usefixtures("sliced")
+@pytest.mark.parametrize("eos", [True, False])
+def test_a_piece_without_a_token_has_no_bound(eos, tmp_path):
+    """A vocabulary of letters drops digits: the middle and end of this text are nothing to it."""
+    vocab = {"a": 0, "b": 1, "<|endoftext|>": 2}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    letters, digits = "ab ba\n" * 2_000, "12 34\n" * 2_000
+    (tmp_path / "a.txt").write_text(letters + digits + letters + digits)
+    store = ps.build(tmp_path / "a.txt", tmp_path / "store", tokenizer=tokenizer, eos=eos)
+
+    ps.verify(store.path)
+    assert store.tokens(0, store.num_tokens).tolist() == [0, 1, 1, 0] * 4_000 + [2] * eos
+    assert len(store) < 10
 
 
 @pytest.mark.parametrize("split", ["tail:0.1", "hash:0.5"])

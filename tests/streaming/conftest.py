@@ -94,10 +94,9 @@ def stream(text, tmp_path):
     streams = []
 
     def stream(inputs=text, store=None, **options):
-        options = {"tokenizer": "bytes", "timeout": 20, "threads": 2, **options}
-        streams.append(
-            penstock.stream(inputs, store or tmp_path / "s", **options, documents="lines")
-        )
+        options = {"tokenizer": "bytes", "documents": "lines", "timeout": 20, **options}
+        options = {"threads": 2, **options}
+        streams.append(penstock.stream(inputs, store or tmp_path / "s", **options))
         return streams[-1]
 
     yield stream

@@ -1,18 +1,22 @@
 """Where a tokenizer lets a text be cut without changing an id.
 
-    left ┆ right      ids(left + right) == ids(left) + ids(right), for every window below
+    left ┆ right      ids(left + right) == ids(left) + ids(right), for every window below,
+                      and left and right share no pre-token
 
-One window could mislead: in a model without a pre-tokenizer, whether a token crosses the cut
-may depend on how many equal characters come before it ("aaaa…" pairs up from its beginning). So
-the left side is tried with 16 lengths in a row, which covers every remainder of such a run, and
-once more with a long window for what reaches further, such as added tokens.
+The second condition makes the first one hold beyond the window. A model sees one pre-token at a
+time, so what is further away cannot reach across the cut. Without it, ids could depend on
+anything: a model that pairs up "aaaa…" from its beginning may or may not end with a token that
+crosses the cut, as the number of letters is odd or even.
+
+Where the engine cannot tell pre-tokens (an object of the user), the windows alone decide. They
+have 16 lengths in a row on each side, which covers the remainders of such runs.
 """
 
 import numpy as np
 
 from penstock.sources.arrow import binary_array
 from penstock.sources.whole import IsCutSafe
-from penstock.tokenize.engines import Engine
+from penstock.tokenize.engines import Engine, HubEngine
 
 __all__ = ["cut_safety"]
 
@@ -20,20 +24,27 @@ _LENGTHS = range(48, 64)
 _LONG = 512
 
 
-def cut_safety(engine: Engine) -> IsCutSafe:
+def cut_safety(engine: Engine, reference: Engine | None = None) -> IsCutSafe:
     r"""A function that says whether `engine` gives the same ids for two texts as for both in one.
 
+    Args:
+        engine: What tokenizes.
+        reference: What else knows the same tokenizer, and its pre-tokens.
+
     >>> from penstock import load_tokenizer
-    >>> is_safe = cut_safety(load_tokenizer("gpt2").engine)
+    >>> is_safe = cut_safety(load_tokenizer("gpt2").reference)
     >>> is_safe("one\n", "two"), is_safe("one\n\n", "two"), is_safe("on", "e")
     (True, False, False)
     """
+    known = next((each for each in (engine, reference) if isinstance(each, HubEngine)), None)
 
     def is_safe(left: str, right: str) -> bool:
-        windows = [(left[-length:], right[: _LENGTHS.stop]) for length in _LENGTHS]
-        windows.append((left[-_LONG:], right[:_LONG]))
-        # Most places that are not safe show it in the first window.
-        return _agree(engine, windows[:1]) and _agree(engine, windows[1:])
+        last = _LENGTHS.stop
+        if known is not None and not known.splits(left[-last:], right[:last]):
+            return False
+        windows = [(left[-length:], right[:last]) for length in _LENGTHS]
+        windows += [(left[-last:], right[:length]) for length in _LENGTHS]
+        return _agree(engine, [*windows, (left[-_LONG:], right[:_LONG])])
 
     return is_safe
 

@@ -80,7 +80,8 @@ class Job:
         """The documents of a slice, with the file numbers of the store."""
         # A split by digest needs the whole text of a document at once.
         is_whole = self.split is not None and self.split.kind == "hash"
-        is_cut_safe = None if is_whole else cut_safety(self.tokenizer.engine)
+        tokenizer = self.tokenizer
+        is_cut_safe = None if is_whole else cut_safety(tokenizer.engine, tokenizer.reference)
         for batch in read_slice(self.files, piece, self.reading, is_cut_safe):
             batch.files += self.first_file
             yield batch

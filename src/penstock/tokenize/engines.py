@@ -257,6 +257,18 @@ class HubEngine:
             self.plain.check(ids)
         return ids, offsets
 
+    def splits(self, left: str, right: str) -> bool:
+        """Whether two texts in one are split between them, before the model sees them.
+
+        Also whether the ids of both are those of the one.
+        """
+        texts = [left, right, left + right]
+        one, two, both = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        if one.ids + two.ids != both.ids:
+            return False
+        words = both.word_ids[max(0, len(one.ids) - 1) : len(one.ids) + 1]
+        return len(set(words)) == len(words)
+
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
         """The text that `ids` stand for; exact only where the tokenizer is reversible."""
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)).encode()
