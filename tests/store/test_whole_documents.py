@@ -351,6 +351,24 @@ def test_rows_take_a_piece_for_a_document(text, tmp_path, gpt2):
     assert fields["num_targets"].sum() == store.num_tokens - len(store)
 
 
+@pytest.mark.usefixtures("sliced")
+def test_windows_mark_borders_of_documents_and_none_between_pieces(text, tmp_path, gpt2):
+    (tmp_path / "a.txt").write_bytes(text)
+    (tmp_path / "b.txt").write_bytes(text[:9_000])
+    paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    store = ps.build(paths, tmp_path / "store", tokenizer=gpt2)
+    lengths = [len(store.document(number)) for number in range(len(store))]
+    begin = sum(lengths[: next(n for n in range(1, len(store)) if store.edges(n)[0])])
+    masked = ps.Windows(store, length=100, borders="mask")
+    numbered = ps.Windows(store, length=100, borders=True)
+    same = masked.read(np.arange(len(masked)))["same_document"].reshape(-1)
+    positions = numbered.read(np.arange(len(numbered)))["position_ids"].reshape(-1)
+
+    assert len(store) > 7
+    assert np.flatnonzero(~same).tolist() == [begin - 1]  # where the target is b's first token
+    assert [at for at in np.flatnonzero(positions == 0).tolist() if at % 100] == [begin]
+
+
 def test_a_file_below_a_slice_is_one_document_of_version_1(tmp_path, text, tokenizer_of, gpt2):
     (tmp_path / "a.txt").write_bytes(text)
     store = ps.build(tmp_path / "a.txt", tmp_path / "store", tokenizer=gpt2)

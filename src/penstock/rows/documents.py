@@ -36,8 +36,7 @@ def begins(
 ) -> NDArray[np.bool_]:
     """Whether a document begins at each place after the first of a row, (rows, `width`).
 
-    Every bound of the store is a document's end: this is the one place that decides so for rows
-    that are cut from the stream.
+    A document that is stored in pieces (see `penstock.sources.whole`) begins once.
     """
     found = np.zeros((len(starts), width), bool)
     stops = np.minimum(starts + width, stream.num_tokens)
@@ -60,6 +59,8 @@ def _mark(
 ) -> None:
     """Mark where documents begin in `rows`, as far as one piece knows."""
     bounds = stream.bounds(number)
+    if stream.continues(number):
+        bounds = bounds[:-1]
     # As unsigned as the bounds are: otherwise the search would turn all of them into floats.
     first = starts[rows] - stream.starts[number]
     low = np.searchsorted(bounds, np.maximum(first, 0).astype(bounds.dtype), side="right")
