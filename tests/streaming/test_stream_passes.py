@@ -49,6 +49,27 @@ def test_a_state_at_the_end_of_the_first_loop_resumes_with_the_second(
     assert growing.position == 2 * len(alone.plan)
 
 
+@pytest.mark.parametrize("into", [0, 3, 100])
+@pytest.mark.parametrize("loops_before", [1, 2])
+def test_a_state_or_a_position_of_a_later_loop_resumes_there(
+    stream, finished, same, loops_before, into
+):
+    """Also by seek, while it is not known yet that the rows before it are whole epochs."""
+    settings = {"epochs": 1, "seed": 4}
+    alone = Loader(Windows(finished, 32), 8, shuffle="part", **settings)
+    alone.seek(loops_before * len(alone.plan) + 8 * into)
+    state = json.loads(json.dumps(alone.state_dict()))
+    expected = list(alone)
+    growing = Loader(Windows(stream(), 32), 8, **settings)
+    growing.seek(state["position"])
+    assert same(list(growing), expected)
+    growing.load_state_dict(state)
+    assert same(list(growing), expected)
+    fresh = Loader(Windows(stream(), 32), 8, **settings)
+    fresh.load_state_dict(state)
+    assert same(list(fresh), expected)
+
+
 def test_a_dataloader_over_a_stream_has_loops_too(stream, finished, same):
     settings = {"epochs": 1, "seed": 4, "drop_last": False}
     found = loops(Loader(Windows(stream(), 32), 8, **settings).as_dataloader(), 2)

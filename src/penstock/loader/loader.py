@@ -173,6 +173,7 @@ class Loader:
 
     def _layout(self) -> None:
         """Lay out the steps of the pass: from its start, or where none begins here, from here."""
+        self._extent.find()
         start, self._end = self._extent.span(self._position)
         steps = steps_of(self.plan, self._sizes, start, self._position)
         ended = self._end is not None and self._position >= self._end
@@ -308,9 +309,11 @@ class Loader:
 
     def begin_pass(self) -> None:
         """Go to the next pass where no step of this one is left; called as a loop begins."""
-        if self._end is None and (self._growing is None or not self._position):
-            return  # without an end, or at the beginning of one that nobody knows yet
-        if self.has_step(self.step) or self._end is None:
+        if self._end is None and self._growing is not None and self._position:
+            # Waits until there is such a step, or it is known where the pass ends. If that is
+            # before the position, this lays out the later pass, and steps get other numbers.
+            self.has_step(self.step)
+        if self._end is None or self.has_step(self.step):
             return
         position = self._extent.after(self._end)
         if position is not None:
@@ -393,8 +396,11 @@ class Loader:
 
     def _find_end(self) -> None:
         """Lay out the end of a run over a store that has become complete, if it has one."""
-        if self._end is None:
-            self._end = self._extent.find()
+        if self._end is None and (rows := self._extent.find()) is not None:
+            if self._extent.by_epochs and self._position >= rows:
+                self._layout()  # sought before it was known that this is a later pass
+            else:
+                self._end = rows
         if self._end is not None and self._num_steps is None:
             self._assembler.end = self._end
             self._maker = self._maker.ending(self._end)
