@@ -188,7 +188,7 @@ class Reorders(Loader):
             StartsOver,
             "stopped after 12 steps and resumed on world_size=1, prefetch=0: 'inputs' dif",
         ),
-        (EmptyRest, "prefetch=0: the run ends after 12 steps, not later"),
+        (EmptyRest, "prefetch=0: the state after 12 steps differs"),
         (OneOfItsOwn, "after 0 steps the state of rank 1 is not that of rank 0"),
         (Uneven, "world_size=2, prefetch=0: rank 0 ends after 11 steps and others do not"),
         (SameOnEveryRank, "world_size=2, prefetch=0: 'inputs' differs at step 0"),

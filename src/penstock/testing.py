@@ -8,7 +8,7 @@ with the run that was never stopped. If it passes for your loader, your checkpoi
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
 from itertools import product
 from typing import Any, Protocol
@@ -101,8 +101,21 @@ def assert_resumable(
                 ranks = _ranks(make_loader, topology)
                 for loader in ranks:
                     loader.load_state_dict(json.loads(json.dumps(state)))
-                found = _run(ranks, rest.num_steps + more, where, _LOOPS - _ended(expected, stop))
-                _compare(rest, found, stop, where)
+                most, loops = rest.num_steps + more, _LOOPS - _ended(expected, stop)
+                found, right = _run(ranks, most, where, loops), rest
+                if _ends_first(expected, stop, state, found):
+                    found = _run(ranks, most, where, loops)
+                    right = replace(rest, states=[expected.between[0], *rest.states[1:]])
+                _compare(right, found, stop, where)
+
+
+def _ends_first(expected: _Trace, stop: int, state: Any, found: _Trace) -> bool:
+    """Whether a loader was resumed after a loop's last step, and ended that loop without a batch.
+
+    A DataLoader that counts epochs may do so: the epoch that the state names is then over.
+    """
+    is_last = bool(expected.between) and stop == len(expected.loops[0])
+    return is_last and state != expected.between[0] and not found.loops[0] and not expected.is_over
 
 
 def _ended(expected: _Trace, stop: int) -> int:

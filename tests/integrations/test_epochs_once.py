@@ -131,8 +131,10 @@ class RealRows:
     ("kind", "length", "size"), [(Windows, 7, 14), (Packs, 4, 4), (Documents, 4, 8)]
 )
 @pytest.mark.parametrize("labels", ["same", "shifted"])
+@pytest.mark.filterwarnings('ignore:format="hf" leaves out')
 def test_rows_that_fill_up_have_no_labels_in_any_format(letters, kind, length, size, labels):
-    rows = kind(letters, length)
+    # Windows whose stride is given stay as they are; others would overlap for labels="same".
+    rows = kind(letters, length, stride=length) if kind is Windows else kind(letters, length)
     assert len(rows) % size in (3, 5)  # of which one rank has one fewer
     ranks = [
         StepLoader(rows, size // 2, rank=rank, world_size=2, labels=labels) for rank in range(2)

@@ -58,9 +58,13 @@ def refusal(config: dict[str, Any], *, parse: bool) -> str | None:
         config: The tokenizer.json.
         parse: Whether the text of a special token becomes that token.
     """
-    reasons = [_version_reason(), _model_reason(config), _split_reason(config)]
-    reasons += [_token_reason(config, parse=parse)]
-    return next((reason for reason in reasons if reason), None)
+    # In this order: what is said of tokens holds for models that are listed.
+    return (
+        _version_reason()
+        or _model_reason(config)
+        or _split_reason(config)
+        or _token_reason(config, parse=parse)
+    )
 
 
 def is_byte_level(definition: Definition) -> bool:
