@@ -106,7 +106,7 @@ def test_one_letter_does_not_send_a_long_document_to_the_reference():
 
     assert len(text) > 600_000
     assert ids.given(tokenizer, [text]) == ids.expected(tokenizer.definition.config, [text])
-    assert 60_000 < tokenizer.engine.reference.num_bytes < 70_000
+    assert 8_000 < tokenizer.engine.reference.num_bytes < 9_000
 
 
 def test_one_letter_does_not_send_a_long_chinese_document_to_the_reference():
@@ -116,13 +116,13 @@ def test_one_letter_does_not_send_a_long_chinese_document_to_the_reference():
     text += "\U000323b0's" + text
 
     assert ids.given(tokenizer, [text]) == ids.expected(tokenizer.definition.config, [text])
-    assert 60_000 < tokenizer.engine.reference.num_bytes < 70_000
+    assert 8_000 < tokenizer.engine.reference.num_bytes < 9_000
 
 
 def test_a_document_without_a_place_to_cut_goes_to_the_reference_whole(gpt2):
     text = "中文" * 20_000 + "\U000323b0's" + "中文" * 20_000
 
-    assert cut(text.encode(), 1 << 16) == [text.encode()]
+    assert cut(text.encode(), 1 << 13) == [text.encode()]
     assert ids.given(gpt2, [text]) == ids.expected(gpt2.definition.config, [text])
 
 

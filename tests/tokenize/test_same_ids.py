@@ -17,9 +17,10 @@ HERE = Path(__file__)
 ROOT = HERE.parent.parent.parent
 
 
-SPEC = importlib.util.spec_from_file_location("same_ids", HERE.with_name("same_ids.py"))
-ids = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(ids)
+SPEC = importlib.util.spec_from_file_location("variants", HERE.with_name("variants.py"))
+known = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(known)
+ids, variants = known.ids, known.variants
 BLANKS = [*" \n\r\t\x0b\x0c", "\x85", *"\u00a0\u1680\u2003\u2028\u2029\u202f\u3000"]
 
 
@@ -66,7 +67,7 @@ def test_byte_level_without_a_pattern(tmp_path):
 
 
 def test_a_suffix_at_the_end_of_words(tmp_path):
-    (config,) = [made for name, made in ids.variants() if name == "bytes 3"]
+    (config,) = [made for name, made in variants() if name == "bytes 3"]
 
     assert config["model"]["end_of_word_suffix"] == "</w>"
     assert ids.same(config, ["how now", "low", "ow"], tmp_path) == "tokenizers"
@@ -112,7 +113,7 @@ def test_an_added_token_with_the_id_of_another(tmp_path):
 
 
 def test_a_panic_inside_the_reference_is_an_error_like_others(tmp_path):
-    (config,) = [made for name, made in ids.variants() if name == "bytes 4"]
+    (config,) = [made for name, made in variants() if name == "bytes 4"]
     config["model"]["merges"] = [["a", "b"]]  # without the prefix, which tokenizers cuts off
     with pytest.raises(TokenizerError, match=r"is no usable tokenizer\.json"):
         ids.load(config, tmp_path)
@@ -165,9 +166,7 @@ def _public():
             added=[ids.token(end, first, special=True), ids.token("<\uff5cUser\uff5c>", first + 1)],
         ),
     )
-    yield from (
-        (name, made) for name, made in ids.variants() if name in ("fallback 0", "fallback 1")
-    )
+    yield from ((name, made) for name, made in variants() if name in ("fallback 0", "fallback 1"))
 
 
 @pytest.mark.parametrize("parse", [False, True])
@@ -221,7 +220,7 @@ def content(config):
     return config["added_tokens"][0]["content"]
 
 
-@pytest.mark.parametrize(("name", "config"), [*ids.variants()], ids=[n for n, _ in ids.variants()])
+@pytest.mark.parametrize(("name", "config"), [*variants()], ids=[n for n, _ in variants()])
 def test_variants_of_normalizers_splits_and_models(name, config, texts, tmp_path):
     ids.same(config, random.Random(name).sample(texts, 120), tmp_path)
 
@@ -250,7 +249,7 @@ def test_all_variants_with_all_texts(tmp_path, texts, data, figure):
         "".join(b) + end for b in itertools.product(BLANKS, repeat=3) for end in ("", "a", "!")
     ]
     these = [*texts, *wiki[:500], *ids.fuzzed(3_000, seed=7), *blanks]
-    engines = [ids.same(config, these, tmp_path) for _, config in ids.variants()]
+    engines = [ids.same(config, these, tmp_path) for _, config in variants()]
 
     assert len(engines) == 82
     figure(f"82 variants, {engines.count('gigatoken')} fast, {len(these):,} texts: 0 differences")

@@ -36,7 +36,7 @@ __all__ = ["ByteEngine", "Encoded", "Engine", "GigatokenEngine", "HubEngine", "O
 Encoded = tuple[NDArray[np.uint32], NDArray[np.int64]]
 """Ids of all documents end to end, and where each begins and ends."""
 _MOST_LOADED = 4
-_PIECE_BYTES = 1 << 16
+_PIECE_BYTES = 1 << 13
 
 
 class Engine(Protocol):
