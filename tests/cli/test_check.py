@@ -212,9 +212,9 @@ def test_of_a_big_file_the_beginning_the_middle_and_the_end_are_read(tmp_path, m
 def test_bad_bytes_in_the_middle_of_a_big_file_are_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = [b"a line of text that is fine\n"] * 600_000
-    lines[205_000] = b"caf\xe9\n"
+    lines[300_000] = b"caf\xe9\n"
     (tmp_path / "big.txt").write_bytes(b"".join(lines))
-    for documents, words in (("lines", "invalid_utf8"), ("auto", "is not UTF-8 at byte 5,739,")):
+    for documents, words in (("lines", "invalid_utf8"), ("auto", "is not UTF-8 at byte 8,400,003")):
         reading = Reading(documents=documents)
         trial = Trial(reading=reading, tokenizer="bytes", sample_bytes=9_000_000)
         assert words in check(["big.txt"], trial).findings[1].told
