@@ -74,7 +74,7 @@ def sample(file: LookedAt, listed: InputFile, reading: Reading, budget: int) -> 
 
 
 def _parts(listed: InputFile, reading: Reading, budget: int) -> tuple[list[bytes], bool]:
-    """Parts of a file that is one document, cut at characters: its beginning, middle and end.
+    """Of a file that is one document, its beginning, middle and end in one text.
 
     Of a compressed file only the beginning, since the rest cannot be read without it.
     """
@@ -92,8 +92,8 @@ def _parts(listed: InputFile, reading: Reading, budget: int) -> tuple[list[bytes
         places = [number * (listed.size - size) // (_PLACES - 1) for number in range(_PLACES)]
         with open_file(listed) as stream:
             found = [(place, _read_at(stream, place, size)) for place in places]
-    texts = [_decoded(listed, place, data, reading) for place, data in found]
-    return [text for text in texts if text.strip()], whole
+    text = b"".join(_decoded(listed, place, data, reading) for place, data in found)
+    return [text] if text.strip() else [], whole
 
 
 def _read_at(stream: BinaryIO, place: int, size: int) -> bytes:
