@@ -148,6 +148,6 @@ def refuse_fields(fields: Fields, name: str, *refused: str) -> None:
     found = [field for field in refused if field in fields]
     if found:
         raise PlanError(
-            f"{name} changes tokens, which would make {' and '.join(map(repr, found))} of these rows "
-            "wrong. Put it before the transform that adds them, or use rows without them."
+            f"{name} changes tokens, which would make {' and '.join(map(repr, found))} of these "
+            "rows wrong. Put it before the transform that adds them, or use rows without them."
         )
