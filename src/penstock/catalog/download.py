@@ -40,6 +40,7 @@ from penstock.store.files import digest_file, sync_directory
 __all__ = ["ByteProgress", "DownloadLimits", "download"]
 
 _HUB = "https://huggingface.co/"
+# Written at once: a killed process loses at most what the kernel has not been given.
 _BLOCK_BYTES = 1 << 18
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -101,6 +102,7 @@ class _Download:
 
     def __init__(self, path: Path, limits: DownloadLimits, progress: ByteProgress) -> None:
         self._path = path
+        # Beside the file, so that the final rename stays on one file system and is atomic.
         self._part = path.with_name(f".{path.name}.part")
         self._limits = limits
         self._progress = progress
@@ -115,6 +117,7 @@ class _Download:
             url = f"{endpoint.rstrip('/')}/{url.removeprefix(_HUB)}"
         failures = wrong = 0
         while True:
+            # Values from the Hub hold for one attempt: a branch may move in between.
             self._num_bytes, self._sha256 = num_bytes, sha256
             before = self._size()
             try:
@@ -145,8 +148,10 @@ class _Download:
         if not failure.retry or failures >= attempts or asked > limits.max_wait_seconds:
             asks = f" and asks to retry in {asked:,.0f} s" if asked else ""
             times = f", {failures} times in a row" if failures > 1 else ""
-            kept = f" {self._size():,} bytes are kept." if self._size() else ""
-            raise FetchError(f"{shown_url(url)}: {failure}{asks}{times}.{kept}")
+            # Without a SHA-256 the next run starts again, so nothing is promised.
+            kept = self._size() if self._sha256 else 0
+            keeps = f" {kept:,} bytes are kept." if kept else ""
+            raise FetchError(f"{shown_url(url)}: {failure}{asks}{times}.{keeps}")
         # 1 to 1.5 times the backoff: machines that start together must not retry together.
         spread = 1 + derive_key("backoff", os.getpid(), failures) % 1000 / 2000
         backoff = limits.backoff_seconds * 2 ** (failures - 1) * spread
@@ -164,6 +169,7 @@ class _Download:
 
     def _transfer(self, url: str) -> None:
         """Send one request and add its body to the part."""
+        # Bytes of two versions could only be told apart by the digest of the whole file.
         start = self._size() if self._sha256 else 0
         if start and start == self._num_bytes:
             return  # a process was killed between the last byte and the rename
@@ -196,14 +202,17 @@ class _Download:
             text = answer.headers.get("Content-Range") or ""
             found = re.fullmatch(f"bytes {start}-[0-9]+/([0-9]+)", text)
             if not found:
-                raise RequestFailure(
-                    f"the server sent the range {text!r} instead of {start:,} and more"
-                )
+                # Nothing was received. The next attempt asks for the whole file instead.
+                self._part.unlink()
+                wrong = f"the server sent {text!r} instead of the bytes from {start:,}"
+                raise RequestFailure(wrong, retry=True, status=answer.status)
             length = found[1]
         elif answer.status == http.client.OK:
+            # Also the answer of a server that ignores Range: the part is written from 0 again.
             start, length = 0, answer.headers.get("Content-Length") or ""
         else:
             raise RequestFailure(f"the server answered {answer.status} and sent no file")
+        # Not `isdigit`: it accepts "²", which `int` refuses.
         total = int(length) if re.fullmatch("[0-9]+", length) else None
         expected = self._num_bytes
         if total is not None and expected is not None and total != expected:
@@ -221,6 +230,7 @@ class _Download:
         while total is None or done < total:
             room = _BLOCK_BYTES if total is None else min(_BLOCK_BYTES, total - done)
             try:
+                # read1 returns the bytes that are there; read would wait for the whole block.
                 piece = answer.read1(room)
             except (OSError, http.client.HTTPException) as error:
                 raise connection_failure(error, limits.stall_seconds) from None
@@ -244,6 +254,7 @@ class _Download:
             raise RequestFailure(cut, retry=True, status=answer.status)
 
     def _write(self, stream: Any, piece: bytes) -> None:
+        # Unbuffered, so that a kill keeps all bytes; an unbuffered write may be partial.
         view = memoryview(piece)
         try:
             while view:

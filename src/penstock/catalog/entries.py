@@ -171,6 +171,7 @@ ENTRIES: tuple[Entry, ...] = (
         home="https://github.com/karpathy/char-rnn",
         licence="public domain (the text)",
         train_ratio=TRAIN_SPLIT_RATIO,
+        # Without an end token, as in nanoGPT: 301,966 and 36,059 GPT-2 tokens.
         documents="file",
         eos=False,
         remotes=(
@@ -226,6 +227,8 @@ ENTRIES: tuple[Entry, ...] = (
             ),
         ),
     ),
+    # The archives' checksums are not recorded: the branch is not pinned. The Hub reports the
+    # SHA-256 of each archive when it is fetched, and the sizes of the texts are checked.
     Entry(
         name="openwebtext",
         title="OpenWebText sample of Stanford's CS336: 11 GiB and 277 MiB",

@@ -92,6 +92,7 @@ def fetch(
     ratio = _train_ratio(entry, split)
     place = _find_source(entry, source)
     target = Path(directory) if directory is not None else Path("data") / entry.name
+    # Arguments were checked first, so that a typo leaves no empty directory.
     target.mkdir(parents=True, exist_ok=True)
     run = _Fetch(entry, target, place, limits or DownloadLimits(), progress or (lambda now: None))
     waiting = run.report("waiting", str(target))
@@ -159,11 +160,7 @@ def _train_ratio(entry: Entry, split: float | None) -> float | None:
 
 
 def _find_source(entry: Entry, source: str | PathLike[str] | None) -> str | Path | None:
-    """Return what `source` names: a URL (str), a file or directory (Path), or None (upstream).
-
-    Raises:
-        FetchError: it is none of these.
-    """
+    """Return what `source` names: a URL (str), a file or directory (Path), or None (upstream)."""
     if source is None:
         return None
     text = fspath(source)
@@ -225,6 +222,7 @@ class _Fetch:
         try:
             if remote.packing == "plain":
                 (file,) = missing
+                # Not downloaded to its final name, which may belong to a file of the user.
                 path = self.receipt.temporary(file.name)
                 path.unlink(missing_ok=True)  # of a fetch that was killed before the rename
                 self._download(remote, path)
@@ -233,10 +231,10 @@ class _Fetch:
                 archive = self._directory / remote.name
                 self._download(remote, archive)
                 self._unpack(remote, missing, archive)
-                archive.unlink()
+                archive.unlink()  # only now: a kill before it must not cost the download
         except FetchError as error:
             error.add_note(
-                "The same command resumes the download. Without a network, copy "
+                "Run the same command to try again. Without a network, copy "
                 f"{remote.name} ({remote.urls[0]}) to this machine and name its directory: "
                 f"penstock fetch {self._entry.name} --from DIRECTORY"
             )
@@ -262,7 +260,9 @@ class _Fetch:
                 progress=self.report("downloading", remote.name),
             )
         except KeyboardInterrupt as error:
-            error.add_note("The bytes received so far are kept: the same command resumes.")
+            # A download resumes if its SHA-256 is known, and the Hub reports it for its files.
+            if remote.sha256 or self._source is None:
+                error.add_note("Received bytes are kept: run the same command to resume.")
             raise
 
     def _take_local(self, remote: RemoteFile, missing: list[EntryFile], source: Path) -> None:
@@ -292,6 +292,7 @@ class _Fetch:
         """Write train.txt and val.txt, cut between two characters; return their paths."""
         (file,) = self._entry.files
         text = (self._directory / file.name).read_bytes().decode()
+        # Characters, not bytes: a cut inside a character would make both files invalid UTF-8.
         border = int(len(text) * ratio)
         parts = {"train": text[:border], "val": text[border:]}
         return {
@@ -305,6 +306,7 @@ def _urls(remote: RemoteFile, mirror: Any) -> tuple[str, ...]:
     if mirror is None:
         return remote.urls
     parts = urlsplit(mirror)
+    # `mirror` may name the file itself, or its directory. A query is kept: it may be a signature.
     if parts.path.endswith(f"/{remote.name}"):
         return (mirror,)
     path = f"{parts.path.rstrip('/')}/{quote(remote.name)}"
@@ -329,11 +331,7 @@ def _unpacked_names(file: EntryFile) -> list[str]:
 
 
 def _local_file(remote: RemoteFile, source: Path) -> Path:
-    """Return the file on disk that `remote` is.
-
-    Raises:
-        FetchError: the directory does not hold it.
-    """
+    """Return the copy of `remote` on disk; raise FetchError if the directory has none."""
     if source.is_file():
         return source
     if (source / remote.name).is_file():

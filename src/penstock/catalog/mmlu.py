@@ -89,6 +89,7 @@ class MMLUDataLoader:
         else:
             each = "*" if name == "all" else name
             tables = [f"{place}{each}_{short}.csv" for place in (f"{short}/", "", f"*/{short}/")]
+        # The Hub's files: one folder per subject, or all subjects in one file.
         parquet = [f"{name}/{split}-*.parquet", f"{name}/{split}/*.parquet"]
         return [*tables, *parquet, f"all/{split}-*.parquet", f"all-{split}.parquet"]
 
@@ -97,6 +98,8 @@ def _without_header(rows: list[TaskRow]) -> list[TaskRow]:
     """Return CSV rows as dicts of question, choices and answer, without the header."""
     if not rows or isinstance(rows[0].values, dict):
         return rows
+    # The authors' files have no header. A header is recognised by both its ends, as a question
+    # alone might be "question".
     first = [cell.strip().lower() for cell in rows[0].values]
     has_header = first[0] in _QUESTION and first[-1] in _ANSWER
     found = []
@@ -124,5 +127,6 @@ def _example(row: TaskRow) -> dict[str, Any]:
         raise SourceError(
             f"{row.where} has the answer {given!r}; an answer must be a letter or a number."
         )
+    # Numbers count from 0, so "1" and "B" are the same choice.
     right = int(answer) if answer.isdecimal() else ord(answer) - ord("A")
     return choice_example(question, choices, right, where=row.where)

@@ -18,6 +18,7 @@ from penstock.store.lock import locked
 
 __all__ = ["Receipt", "wait_for_lock"]
 
+# A working fetch writes something within its own deadline of 30 s; twice that is stuck.
 _BUSY_SECONDS = 60.0
 
 
@@ -57,6 +58,8 @@ class Receipt:
         if self._digests.get(name) == sha256:
             return
         self._digests[name] = sha256
+        # Added after the file has its name: a kill in between leaves a file that is not listed,
+        # and the next fetch finds it right by its checksum.
         receipt = {"files": dict(sorted(self._digests.items()))}
         write_file(self._path, [json.dumps(receipt, indent=1).encode()])
         sync_directory(self._directory)
@@ -107,6 +110,7 @@ class Receipt:
         """
         path, new = self._directory / name, self.temporary(name)
         existing = digest_file(path) if path.exists() else None
+        # Allowed: no file, the same contents, or a file that a fetch wrote and nobody edited.
         if existing not in (None, sha256, self._digests.get(name)):
             raise _occupied(path)
         if existing == sha256:

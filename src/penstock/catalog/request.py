@@ -26,6 +26,7 @@ from penstock.errors import FetchError
 __all__ = ["RequestFailure", "connection_failure", "hub_metadata", "open_url", "shown_url"]
 
 _AGENT = f"penstock/{__version__} (+https://pypi.org/project/penstock)"
+# Timeouts, rate limits and overload, which may be over a few seconds later.
 _RETRIED = frozenset((408, 425, 429, 500, 502, 503, 504))
 
 
@@ -84,6 +85,8 @@ def open_url(url: str, headers: dict[str, str], seconds: float) -> Any:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
         # Unredirected: the password must not reach the host that a redirect leads to.
         request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(pair).decode()}")
+    # The opener's handlers for ftp, file and data URLs are out of reach: both checks of the
+    # scheme, above and in `_Redirects`, come before them.
     opener = urllib.request.build_opener(_Redirects)
     try:
         return _by_deadline(lambda: opener.open(request, timeout=seconds), seconds)
@@ -143,6 +146,7 @@ def _by_deadline(call: Callable[[], Any], seconds: float) -> Any:
         except Exception as error:  # noqa: BLE001  (raised in the calling thread)
             outcome.put((None, error))
 
+    # A daemon, so that a late call does not keep the interpreter from exiting.
     threading.Thread(target=run, daemon=True).start()
     try:
         value, error = outcome.get(timeout=seconds)
@@ -156,6 +160,7 @@ def _by_deadline(call: Callable[[], Any], seconds: float) -> Any:
 def connection_failure(error: Exception, seconds: float) -> RequestFailure:
     """Return the failure that an error of the connection means."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    # First, because it is an OSError too, and a retry would not help.
     if isinstance(reason, ssl.SSLCertVerificationError):
         return RequestFailure(f"the server's certificate is not trusted ({reason.verify_message})")
     if isinstance(reason, http.client.InvalidURL):

@@ -85,6 +85,7 @@ def read_rows(path: Path) -> Iterator[TaskRow]:
     Raises:
         SourceError: the file is damaged; the message says where.
     """
+    # Everything else is taken as JSON Lines: callers only ask for .jsonl, .parquet and .csv.
     readers = {".parquet": _parquet_rows, ".csv": _csv_rows}
     try:
         yield from readers.get(path.suffix, _json_rows)(path)
@@ -164,7 +165,7 @@ def _csv_rows(path: Path) -> Iterator[TaskRow]:
         reader = csv.reader(lines, strict=True)
         try:
             for values in reader:
-                if values:
+                if values:  # csv yields [] for a blank line
                     yield TaskRow(values, f"{path}, line {reader.line_num:,}")
         except csv.Error as error:
             raise SourceError(f"{path}, line {reader.line_num:,} is not CSV: {error}.") from None

@@ -66,6 +66,7 @@ def gunzipped(archive: Path, file: EntryFile, progress: ByteProgress) -> Iterato
         FetchError: it is cut, damaged, or longer than the right size.
     """
     size = archive.stat().st_size
+    # Small files may be compressed more, so 16 MiB are always allowed.
     limit = file.num_bytes or max(1 << 24, _MAX_EXPANSION * size)
     done = 0
     try:
@@ -74,6 +75,7 @@ def gunzipped(archive: Path, file: EntryFile, progress: ByteProgress) -> Iterato
                 done += len(piece)
                 if done > limit:
                     raise FetchError(f"{archive} unpacks to more than {limit:,} bytes.")
+                # The unpacked size is not known, so progress counts the bytes of the archive.
                 progress(raw.tell(), size)
                 yield piece
     except _DAMAGED as error:
@@ -81,6 +83,7 @@ def gunzipped(archive: Path, file: EntryFile, progress: ByteProgress) -> Iterato
 
 
 def _member(opened: zipfile.ZipFile, archive: Path, file: EntryFile) -> zipfile.ZipInfo:
+    # A .zip may hold a name twice, and tools differ in which one they take; so that is refused.
     found = [each for each in opened.infolist() if each.filename == file.member]
     if len(found) != 1:
         names = ", ".join(sorted(opened.namelist())[:5])

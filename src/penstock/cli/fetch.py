@@ -89,6 +89,7 @@ def _fetch(
     with bar(shown=shown) as draw:
 
         def show(now: "FetchProgress") -> None:
+            # Without a known total, the bar is drawn as full.
             total = now.total_bytes or now.done_bytes
             draw(now.done_bytes, total, f"{now.action} {visible(now.name, lines=False)}")
 
@@ -141,6 +142,7 @@ def _show(fetched: "Fetched", stores: "dict[str, TokenStore]") -> None:
             row += f"; store {visible(stores[split].path.name)}, {tokens}"
         rows.append((split, row))
     out.print(facts([*rows, ("licence", fetched.entry.licence)]))
+    # Stores that this command built are current, so only older ones are checked.
     stale = [] if stores else _stale(fetched)
     if stale:
         texts = " and ".join(shell_word(fetched.files[split]) for split in stale)
@@ -165,6 +167,7 @@ def _stale(fetched: "Fetched") -> list[str]:
         with suppress(StoreError):
             manifest = read_manifest(fetched.directory / split)
             sizes = {each["bytes"] for done in builds(manifest) for each in done["inputs"]}
+            # The size is enough: another ratio cuts the text at another byte.
             if path.stat().st_size not in sizes:
                 found.append(split)
     return found
@@ -180,6 +183,7 @@ def _next(fetched: "Fetched", stores: "dict[str, TokenStore]", stale: list[str])
     split = (stale or list(fetched.files))[0]
     if not stale and (directory / split / "penstock.json").exists():
         return f"penstock info {shell_word(directory / split)}"
+    # The same settings as `build_stores`, so that both ways give the same store.
     eos = "" if entry.eos else " --no-eos"
     before = f"delete {_store_paths(fetched, stale)}, then " if stale else ""
     text, store = shell_word(fetched.files[split]), shell_word(directory / split)
