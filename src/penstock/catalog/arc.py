@@ -67,6 +67,7 @@ def _example(row: TaskRow) -> dict[str, Any]:
             choices, labels = row.values["choices"]["text"], row.values["choices"]["label"]
     except (KeyError, TypeError) as error:
         raise SourceError(f"{row.where} is not a question of ARC: it has no {error}.") from None
+    # Labels are A to E in most rows, 1 to 4 in a few; the answer uses the row's own labels.
     if right not in labels:
         raise SourceError(
             f"{row.where} has the choices {', '.join(map(str, labels))}, but marks {right!r} as "

@@ -169,7 +169,7 @@ class _Download:
 
     def _transfer(self, url: str) -> None:
         """Send one request and add its body to the part."""
-        # Bytes of two versions could only be told apart by the digest of the whole file.
+        # Only the digest of the whole file can show that the bytes belong to one version.
         start = self._size() if self._sha256 else 0
         if start and start == self._num_bytes:
             return  # a process was killed between the last byte and the rename

@@ -105,6 +105,7 @@ _WIKITEXT_2: _Known = {
     "val": (1_146_846, "4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7"),
     "test": (1_290_590, "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08"),
 }
+# The archive's own checksum is known; zip checks each member by its CRC-32.
 _WIKITEXT_103: _Known = {"train": (None, None), "val": (None, None), "test": (None, None)}
 _GSM8K_FILES: _Known = {
     "train": (4_166_206, "17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465"),
@@ -155,6 +156,7 @@ def _parquet(home: str, revision: str, subset: str, splits: _Known) -> tuple[Rem
     """Return the Parquet files of a question set on the Hugging Face Hub, one per split."""
     remotes = []
     for split, (num_bytes, sha256) in splits.items():
+        # Subsets have files of the same name upstream, so the subset is part of the local name.
         name, local = f"{subset}/{split}-00000-of-00001.parquet", f"{subset}-{split}"
         file = EntryFile(
             name=f"{local}.parquet", split=local, member=name, num_bytes=num_bytes, sha256=sha256

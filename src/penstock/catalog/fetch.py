@@ -154,6 +154,7 @@ def _train_ratio(entry: Entry, split: float | None) -> float | None:
     if entry.train_ratio is None:
         splits = ", ".join(entry.splits)
         raise SourceError(f"{entry.name} comes split into {splits}. Leave out split={split:g}.")
+    # Written so that NaN is refused too.
     if not 0 < split < 1:
         raise SourceError(f"split must be between 0 and 1, such as 0.9; got {split:g}.")
     return split
@@ -164,6 +165,7 @@ def _find_source(entry: Entry, source: str | PathLike[str] | None) -> str | Path
     if source is None:
         return None
     text = fspath(source)
+    # Only with "://": C:\data is a path, though it looks like a URL with the scheme "c".
     scheme = urlsplit(text).scheme if "://" in text else ""
     if scheme in ("http", "https"):
         return text
@@ -186,7 +188,7 @@ def _find_source(entry: Entry, source: str | PathLike[str] | None) -> str | Path
 class _Fetch:
     """One fetch, under the lock of its directory."""
 
-    receipt: Receipt
+    receipt: Receipt  # set under the lock, before the first file
 
     def __init__(
         self,
@@ -315,6 +317,7 @@ def _urls(remote: RemoteFile, mirror: Any) -> tuple[str, ...]:
 
 def _unpacked_files(remote: RemoteFile, source: Path) -> dict[str, Path]:
     """Return the files of `remote` by name, if `source` holds all of them unpacked."""
+    # The file as upstream has it is preferred, because its SHA-256 is known more often.
     if source.is_file() or (source / remote.name).is_file():
         return {}
     found: dict[str, Path] = {}

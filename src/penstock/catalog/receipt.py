@@ -43,6 +43,7 @@ class Receipt:
         path = self._directory / name
         if not path.exists():
             return False
+        # The size first: it costs nothing, while a digest reads the whole file.
         if num_bytes is not None and path.stat().st_size != num_bytes:
             raise _occupied(path)
         expected = sha256 or self._digests.get(name)

@@ -107,6 +107,7 @@ def choice_example(
         raise SourceError(
             f"{where} has {len(choices)} choices, but marks number {right + 1} as right."
         )
+    # Upstream uses A to E, 1 to 4 or 0 to 3; one scheme lets a model learn a single format.
     listed = "\n".join(f"{_LETTERS[n]}. {choice}" for n, choice in enumerate(choices))
     asked = f"{question}\n\n{listed}\n\nAnswer with the letter of the right choice."
     return example(question, _LETTERS[right], asked, _LETTERS[right], choices)
@@ -149,7 +150,7 @@ def _parquet_rows(path: Path) -> Iterator[TaskRow]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
-    number = 0
+    number = 0  # over all batches: the row that a reader of the file would count
     try:
         with ParquetFile(path) as opened:
             for batch in opened.iter_batches():

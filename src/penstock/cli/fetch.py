@@ -134,6 +134,7 @@ def _show(fetched: "Fetched", stores: "dict[str, TokenStore]") -> None:
     out.print(
         f"{fetched.entry.name} is in {where} ({took}{received})", style="bold", soft_wrap=True
     )
+    # The text before it was split is listed first, as "raw".
     rows = []
     for split, path in {**({"raw": fetched.raw} if fetched.raw else {}), **fetched.files}.items():
         row = f"{path.name}, {size_text(path.stat().st_size)}"
@@ -178,6 +179,7 @@ def _next(fetched: "Fetched", stores: "dict[str, TokenStore]", stale: list[str])
     if stores:
         return f"penstock info {shell_word(fetched.directory)}"
     entry, directory = fetched.entry, fetched.directory
+    # A question set has no store to build or inspect.
     if entry.reader:
         return f"in Python, from penstock.catalog import {entry.reader}"
     split = (stale or list(fetched.files))[0]

@@ -76,10 +76,12 @@ class TokenDropout:
         with_targets = fields if "labels" in fields else _with_targets(fields, length)
         if self.replace_with is not None:
             changed = copy_for_ids(tokens, self.replace_with)
+            # Replaced padding would look like a token to a model without an attention mask.
             dropped = exclude_padding(dropped, fields) & ~self._is_special(tokens[:, :length])
             changed[:, :length][dropped] = self.replace_with
             return {**with_targets, "tokens": changed}
         predicted = with_targets["labels" if "labels" in fields else "targets"]
+        # A column is dropped with its target, so it is the target that may be special.
         kept = ~dropped | self._is_special(predicted)
         if "target_mask" in with_targets:
             kept &= with_targets["target_mask"].astype(np.bool_)

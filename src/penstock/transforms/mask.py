@@ -124,6 +124,7 @@ class MaskTokens:
             "random": float(self.random),
         }
         if self._begins is not None:
+            # As a digest: nobody can read 50,257 booleans, and a difference is all that matters.
             described["begins_word"] = digest_bytes(np.packbits(self._begins).tobytes())
         return described
 
@@ -136,6 +137,7 @@ class MaskTokens:
         refuse_fields(fields, "MaskTokens", "labels", "targets", "target_mask")
         tokens = fields["tokens"]
         length = tokens.shape[1] if length is None else length
+        # C order: below, rows are addressed as one flat array through views.
         labels = tokens[:, :length].copy(order="C")
         if labels.size and (int(labels.max()) >= self.vocab_size or int(labels.min()) < 0):
             raise PlanError(
@@ -186,6 +188,8 @@ class MaskTokens:
         first_token: Integers,
     ) -> NDArray[np.bool_]:
         """Return a selection in which every token shares the choice of its word's first token."""
+        # A word begins at a marked token, at a special token, after one, and at each row's first
+        # column and first token (they differ in rows padded on the left).
         special = self._is_special[labels]
         starts = begins[labels] | special
         starts[:, 1:] |= special[:, :-1]

@@ -108,6 +108,7 @@ def token_spans(fields: Fields) -> tuple[Integers, Integers]:
     """
     num_rows, width = fields["tokens"].shape
     if "attention_mask" in fields:
+        # Tokens are contiguous, so the first 1 and the number of 1s describe them.
         real = fields["attention_mask"].astype(np.bool_)
         starts = real.argmax(axis=1)
         return starts, starts + real.sum(axis=1)
@@ -121,6 +122,7 @@ def token_spans(fields: Fields) -> tuple[Integers, Integers]:
 def exclude_padding(mask: NDArray[np.bool_], fields: Fields) -> NDArray[np.bool_]:
     """Return `mask`, (rows, length), with False in every padding column."""
     starts, stops = token_spans(fields)
+    # No padding, the usual case: nothing to compute.
     if not starts.any() and (stops >= mask.shape[1]).all():
         return mask
     columns = np.arange(mask.shape[1])

@@ -98,6 +98,7 @@ class Transformed:
             fields = inner.read_epochs(samples, epochs)
         else:
             fields = inner.read(samples)
+        # The digest of the rows is part of the key, so two sources make independent choices.
         keys = row_keys(self.seed, self.rows.digest, epochs, samples)
         changed: Fields = self.transform.apply(fields, keys, self.length)
         return changed
