@@ -29,15 +29,15 @@ _SENTINELS = 3
 _CHANGE, _ORDER, _CUT, _OTHER_CUT = range(4)  # columns of a piece's random numbers
 
 
-class _Pieces(NamedTuple):
+class _PieceColumns(NamedTuple):
     """Column ranges of rows; each range holds tokens of one document."""
 
     rows: NDArray[np.intp]
     starts: NDArray[np.intp]
     stops: NDArray[np.intp]
 
-    def take(self, which: NDArray[Any]) -> "_Pieces":
-        return _Pieces(self.rows[which], self.starts[which], self.stops[which])
+    def take(self, which: NDArray[Any]) -> "_PieceColumns":
+        return _PieceColumns(self.rows[which], self.starts[which], self.stops[which])
 
 
 @final
@@ -129,12 +129,12 @@ class FillInTheMiddle:
             result["target_mask"] = mask
         return result
 
-    def _pieces(self, fields: Fields, length: int) -> _Pieces:
+    def _pieces(self, fields: Fields, length: int) -> _PieceColumns:
         num_rows = len(fields["tokens"])
         row_starts, row_stops = token_spans(fields)
         if self.within == "row":
             _refuse_several_documents(fields, row_starts, row_stops)
-            return _Pieces(np.arange(num_rows), row_starts, row_stops)
+            return _PieceColumns(np.arange(num_rows), row_starts, row_stops)
         if "document_ids" not in fields:
             raise PlanError(
                 "FillInTheMiddle rearranges documents, but these rows do not know where documents "
@@ -147,15 +147,15 @@ class FillInTheMiddle:
         # next row (the first row, for the last piece), so this one stops at the end of its row.
         stops = np.roll(starts, -1)
         stops[stops == 0] = length
-        return _Pieces(rows, starts, np.minimum(stops, row_stops[rows]))
+        return _PieceColumns(rows, starts, np.minimum(stops, row_stops[rows]))
 
-    def _ends_with_eos(self, tokens: NDArray[Any], pieces: _Pieces) -> NDArray[np.bool_]:
+    def _ends_with_eos(self, tokens: NDArray[Any], pieces: _PieceColumns) -> NDArray[np.bool_]:
         if self.eos_id is None:
             return np.zeros(len(pieces.rows), np.bool_)
         ended: NDArray[np.bool_] = tokens[pieces.rows, pieces.stops - 1] == self.eos_id
         return ended & (pieces.stops > pieces.starts)
 
-    def _rearrange(self, tokens: NDArray[Any], pieces: _Pieces, keys: Unsigned) -> None:
+    def _rearrange(self, tokens: NDArray[Any], pieces: _PieceColumns, keys: Unsigned) -> None:
         """Rearrange all tokens of these pieces, in place."""
         sizes = pieces.stops - pieces.starts
         kept = sizes - _SENTINELS

@@ -26,7 +26,7 @@ TRANSFORM_FORMAT = 2
 """Part of every digest. Increased when the same arguments produce different rows."""
 
 
-class _Rows(Protocol):
+class _InnerRows(Protocol):
     length: int
 
     def __len__(self) -> int: ...
@@ -50,7 +50,7 @@ class Transformed:
         seed: Any integer. Another seed gives other random choices.
     """
 
-    def __init__(self, rows: _Rows, transform: Transform, *, seed: int = 0) -> None:
+    def __init__(self, rows: _InnerRows, transform: Transform, *, seed: int = 0) -> None:
         self.rows = rows
         self.transform = transform
         self.seed = index(seed)
