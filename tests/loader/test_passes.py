@@ -19,8 +19,7 @@ from penstock.loader.loader import Loader
 from penstock.order.plan import Plan
 from penstock.rows.windows import Windows
 from penstock.testing import assert_resumable
-from penstock.transform.mask import MaskedTokens
-from penstock.transform.rows import Transformed
+from penstock.transforms import MaskTokens, Transformed
 
 
 def samples(loader):
@@ -196,7 +195,7 @@ def test_several_unshuffled_sources_repeat_their_order(numbered):
 
 def test_a_transform_changes_with_the_epoch_and_seek_repeats_it(windows):
     """The rows of an unshuffled second loop are the same; what a transform draws is not."""
-    rows = Transformed(windows, MaskedTokens(mask_id=300, vocab_size=301, rate=0.5), seed=2)
+    rows = Transformed(windows, MaskTokens(mask_id=300, vocab_size=301, rate=0.5), seed=2)
     loader = Loader(rows, 8, shuffle="none", epochs=1, drop_last=False, ids=True)
     one, two = list(loader), list(loader)
     loader.seek(0)

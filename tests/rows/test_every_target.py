@@ -14,9 +14,7 @@ import torch
 
 from penstock import Documents, Loader, Packs, Plan, Texts, Windows, build, stream
 from penstock.errors import PlanError
-from penstock.transform.chain import Chain
-from penstock.transform.mask import MaskedTokens
-from penstock.transform.rows import Transformed
+from penstock.transforms import Chain, MaskTokens, Transformed
 
 IGNORE_LEFT_OUT = pytest.mark.filterwarnings("ignore:format=.hf. leaves out")
 
@@ -243,7 +241,7 @@ def test_masked_borders_are_other_rows_and_marked_ones_are_not(numbered):
 
 def test_labels_of_masked_tokens_are_of_every_token_and_warn_of_nothing(numbered):
     windows = Windows(numbered([33]), 4)
-    masking = MaskedTokens(60, 64, rate=1, masked=1, random=0)
+    masking = MaskTokens(60, 64, rate=1, masked=1, random=0)
     for transform in (masking, Chain(masking)):
         loader = epoch(Transformed(windows, transform), format="hf", lengths={0: 2})
         found = torch.cat([batch["labels"] for batch in loader]).flatten().tolist()

@@ -229,15 +229,15 @@ class LLMDataModule(ResumableDataModule):
         """What each side is made of."""
         if not isinstance(self._data, str):
             return self._data
-        from penstock.catalog.entries import find_entry
+        from penstock.catalog import find_entry
 
         directory = self._data_dir or Path("data") / self._data
         if fetch:
-            from penstock.catalog.fetch import fetch as fetch_entry
+            from penstock.catalog import fetch as fetch_entry
 
             found = fetch_entry(self._data, directory, source=self._source)
             return dict(found.files)
-        files = {side: directory / f"{side}.txt" for side in find_entry(self._data).sides}
+        files = {side: directory / f"{side}.txt" for side in find_entry(self._data).splits}
         missing = [str(path) for path in files.values() if not path.is_file()]
         if missing:
             raise SourceError(

@@ -30,7 +30,7 @@ __all__ = ["IDS", "IGNORED", "MOST_STEPS", "Assembler", "Block", "ReadableRows"]
 IGNORED = -100
 """The target that losses leave out."""
 IDS = ("tokens", "labels", "targets", "attention_mask")
-"""The fields that are narrow until the very end: ids (see `penstock.transform`), and a mask."""
+"""The fields that are narrow until the very end: ids (see `penstock.transforms`), and a mask."""
 
 MOST_STEPS = 128
 """Steps of a block, at most."""

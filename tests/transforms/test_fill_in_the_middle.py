@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.transform.draw import row_keys
-from penstock.transform.middle import FillInTheMiddle
+from penstock.transforms import FillInTheMiddle, row_keys
 
 PREFIX, MIDDLE, SUFFIX, EOS = 101, 102, 103, 100
 SENTINELS = {"prefix_id": PREFIX, "middle_id": MIDDLE, "suffix_id": SUFFIX}
@@ -139,7 +138,7 @@ def test_padding_of_a_short_row_stays_behind_the_text(within):
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6))
-def test_rows_are_rearranged_alike_however_they_are_shared_out(made, sizes):
+def test_rows_are_rearranged_alike_however_they_are_split_into_calls(made, sizes):
     rows = made(sum(sizes), 20, documents=True)
     keys = row_keys(0, "", np.arange(len(rows)))
     middle = FillInTheMiddle(**SENTINELS, rate=0.8)
@@ -167,19 +166,19 @@ def test_every_setting_is_described():
         {}, {"rate": 0.1}, {"spm_rate": 0.1}, {"within": "row"}, {"eos_id": 0},
         {"prefix_id": 7}, {"middle_id": 7}, {"suffix_id": 7},
     ]  # fmt: skip
-    told = [FillInTheMiddle(**{**SENTINELS, **each}) for each in settings]
+    found = [FillInTheMiddle(**{**SENTINELS, **each}) for each in settings]
 
-    assert len({repr(each.describe()) for each in told}) == len(told)
-    assert repr(told[0]) == "FillInTheMiddle(0.5 of the documents, 0.5 of them SPM)"
+    assert len({repr(each.describe()) for each in found}) == len(found)
+    assert repr(found[0]) == "FillInTheMiddle(0.5 of the documents, 0.5 of them SPM)"
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rate": 2}, "rate=2 is not a probability, from 0 to 1."),
-        ({"spm_rate": -1}, "spm_rate=-1 is not a probability, from 0 to 1."),
-        ({"suffix_id": PREFIX}, "The sentinels (101, 102, 101) must be three different ids"),
-        ({"within": "rows"}, 'within=\'rows\' is not "documents" or "row".'),
+        ({"rate": 2}, "rate must be a probability from 0 to 1; got 2."),
+        ({"spm_rate": -1}, "spm_rate must be a probability from 0 to 1; got -1."),
+        ({"suffix_id": PREFIX}, "must be three different ids, 0 or more; got (101, 102, 101)."),
+        ({"within": "rows"}, 'within must be "documents" or "row"; got \'rows\'.'),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
@@ -192,7 +191,7 @@ def test_rows_that_do_not_know_their_documents_are_refused(made):
         FillInTheMiddle(**SENTINELS).apply(made().fields, row_keys(0, "", np.arange(40)), 12)
 
 
-def test_whole_rows_are_not_rearranged_across_borders_that_are_told(made):
+def test_whole_rows_are_not_rearranged_across_known_borders(made):
     fields = made(documents=True).fields
-    with pytest.raises(PlanError, match="would change tokens that 'document_ids' of these rows"):
+    with pytest.raises(PlanError, match="would make 'document_ids' of these rows wrong"):
         FillInTheMiddle(**SENTINELS, within="row").apply(fields, row_keys(0, "", np.arange(40)), 12)

@@ -6,9 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.transform.draw import row_keys
-from penstock.transform.dropout import TokenDropout
-from penstock.transform.mask import MaskedTokens
+from penstock.transforms import MaskTokens, TokenDropout, row_keys
 
 
 @given(st.integers(0, 2**30), st.sampled_from([0.0, 0.3, 1.0]))
@@ -78,7 +76,7 @@ def test_targets_are_the_tokens_from_before_the_first_dropout():
 
 def test_labels_of_masked_tokens_stay_and_their_loss_can_be_left_out():
     fields = {"tokens": np.arange(2, 66, dtype=np.uint16)[None]}
-    masked = MaskedTokens(1, 100, rate=0.5).apply(fields, row_keys(0, "", [0]), 63)
+    masked = MaskTokens(1, 100, rate=0.5).apply(fields, row_keys(0, "", [0]), 63)
     dropped = TokenDropout(1.0, replace_with=0).apply(masked, row_keys(0, "", [0]), 63)
     ignored = TokenDropout(1.0, special_ids=[9]).apply(masked, row_keys(0, "", [0]), 63)
 
@@ -91,18 +89,18 @@ def test_labels_of_masked_tokens_stay_and_their_loss_can_be_left_out():
 
 def test_every_setting_is_described():
     settings = [{}, {"rate": 0.2}, {"replace_with": 0}, {"special_ids": [0]}]
-    told = [TokenDropout(**{"rate": 0.1, **each}) for each in settings]
+    found = [TokenDropout(**{"rate": 0.1, **each}) for each in settings]
 
-    assert len({repr(each.describe()) for each in told}) == len(told)
-    assert repr(told[0]) == "TokenDropout(0.1 of the tokens, loss only)"
-    assert repr(told[2]) == "TokenDropout(0.1 of the tokens, replaced with 0)"
+    assert len({repr(each.describe()) for each in found}) == len(found)
+    assert repr(found[0]) == "TokenDropout(0.1 of the tokens, loss only)"
+    assert repr(found[2]) == "TokenDropout(0.1 of the tokens, replaced with 0)"
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rate": 2}, "rate=2 is not a probability, from 0 to 1."),
-        ({"rate": 0.1, "replace_with": -1}, "replace_with=-1 is not an id; they begin at 0."),
+        ({"rate": 2}, "rate must be a probability from 0 to 1; got 2."),
+        ({"rate": 0.1, "replace_with": -1}, "replace_with must be a token id, 0 or more; got -1."),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):

@@ -6,13 +6,16 @@ import torch
 
 import penstock
 from penstock.testing import assert_resumable
-from penstock.transform.chain import Chain
-from penstock.transform.dropout import TokenDropout
-from penstock.transform.mask import MaskedTokens, collated
-from penstock.transform.middle import FillInTheMiddle
-from penstock.transform.rows import Transformed
+from penstock.transforms import (
+    Chain,
+    FillInTheMiddle,
+    MaskTokens,
+    TokenDropout,
+    Transformed,
+    collate_masked,
+)
 
-MASKING = MaskedTokens(49, 50, rate=0.4)
+MASKING = MaskTokens(49, 50, rate=0.4)
 MIDDLE = FillInTheMiddle(prefix_id=51, middle_id=52, suffix_id=53, rate=0.8)
 DROPOUT = TokenDropout(0.3, replace_with=48)
 
@@ -31,7 +34,7 @@ def test_masked_tokens_are_predicted_in_their_own_places(made, format):
     names = ("input_ids", "labels") if format == "hf" else ("inputs", "targets")
     epochs = set()
     for batch in loader:
-        expected = collated(read(loader, batch))
+        expected = collate_masked(read(loader, batch))
         assert batch[names[0]].numpy().tolist() == expected["input_ids"].tolist()
         assert batch[names[1]].numpy().tolist() == expected["labels"].tolist()
         assert {batch[name].dtype for name in names} == {torch.int64}
@@ -100,7 +103,7 @@ def test_a_run_goes_on_exactly_at_any_world_size(made, transform):
 
 def test_a_state_of_another_transform_is_refused_with_its_name(made):
     state = penstock.Loader(Transformed(made(), MASKING), 8).state_dict()
-    loader = penstock.Loader(Transformed(made(), MaskedTokens(49, 50, rate=0.5)), 8)
+    loader = penstock.Loader(Transformed(made(), MaskTokens(49, 50, rate=0.5)), 8)
 
     with pytest.raises(penstock.errors.ResumeError, match="transform 'masked-tokens "):
         loader.load_state_dict(state)

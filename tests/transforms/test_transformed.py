@@ -13,14 +13,17 @@ from penstock.errors import PlanError
 from penstock.order.plan import Plan
 from penstock.order.shard import Shard
 from penstock.order.steps import Steps
-from penstock.transform.chain import Chain
-from penstock.transform.draw import row_keys, subkeys
-from penstock.transform.dropout import TokenDropout
-from penstock.transform.mask import MaskedTokens
-from penstock.transform.middle import FillInTheMiddle
-from penstock.transform.rows import Transformed
+from penstock.transforms import (
+    Chain,
+    FillInTheMiddle,
+    MaskTokens,
+    TokenDropout,
+    Transformed,
+    row_keys,
+)
+from penstock.transforms.draws import subkeys
 
-MASKING = MaskedTokens(49, 50, rate=0.4)
+MASKING = MaskTokens(49, 50, rate=0.4)
 MIDDLE = FillInTheMiddle(prefix_id=51, middle_id=52, suffix_id=53, rate=0.8)
 DROPOUT = TokenDropout(0.3, replace_with=48)
 
@@ -68,12 +71,12 @@ def test_the_same_transform_twice_in_a_chain_does_not_drop_the_same_tokens(made)
 def test_transforms_that_would_make_targets_untrue_are_refused(made, first, second):
     rows = made(documents=True)
     keys = row_keys(0, "", np.arange(len(rows)))
-    with pytest.raises(PlanError, match="Put it before the transform that gives them"):
+    with pytest.raises(PlanError, match="Put it before the transform that adds them"):
         Chain(first, second).apply(rows.fields, keys, 12)
 
 
 def test_an_empty_chain_is_refused():
-    with pytest.raises(PlanError, match="A chain needs at least one transform"):
+    with pytest.raises(PlanError, match="needs at least one transform"):
         Chain()
 
 
@@ -175,7 +178,7 @@ def test_the_digest_binds_rows_seed_and_every_setting_into_a_plan(made):
         Transformed(rows, MASKING),
         Transformed(rows, MASKING, seed=1),
         Transformed(made(seed=1), MASKING),
-        Transformed(rows, MaskedTokens(49, 50, rate=0.41)),
+        Transformed(rows, MaskTokens(49, 50, rate=0.41)),
         Transformed(rows, Chain(MASKING)),
         Transformed(rows, Chain(MIDDLE, DROPOUT)),
         Transformed(rows, Chain(DROPOUT, MIDDLE)),
@@ -187,13 +190,13 @@ def test_the_digest_binds_rows_seed_and_every_setting_into_a_plan(made):
 
 
 def test_what_a_state_says_of_a_transform_is_short_and_json(made):
-    rows = Transformed(made(), MaskedTokens(49, 50, special_ids=range(40)), seed=9)
-    told = Transformed(rows, DROPOUT).describe()
+    rows = Transformed(made(), MaskTokens(49, 50, special_ids=range(40)), seed=9)
+    described = Transformed(rows, DROPOUT).describe()
 
-    assert json.loads(json.dumps(told)) == told
-    assert told["transform"].startswith("masked-tokens ")
-    assert "seed 9, token-dropout" in told["transform"]
-    assert len(told["transform"]) < 100
+    assert json.loads(json.dumps(described)) == described
+    assert described["transform"].startswith("masked-tokens ")
+    assert "seed 9, token-dropout" in described["transform"]
+    assert len(described["transform"]) < 100
 
 
 def test_transformed_rows_can_be_transformed_again_in_the_same_epoch(made):
@@ -213,7 +216,7 @@ def test_what_else_rows_have_is_theirs(made):
     assert rows.num_tokens == 480
     assert not hasattr(rows, "part_rows")
     assert len(rows) == 40
-    assert repr(rows).endswith("MaskedTokens(0.4 of the tokens, 0.8 masked), seed=0)")
+    assert repr(rows).endswith("MaskTokens(0.4 of the tokens, 0.8 masked), seed=0)")
 
 
 def test_copies_and_pickled_rows_read_alike(made):

@@ -12,11 +12,7 @@ import pytest
 import penstock
 from penstock.errors import PlanError
 from penstock.rows.padded import Documents
-from penstock.transform.chain import Chain
-from penstock.transform.dropout import TokenDropout
-from penstock.transform.mask import MaskedTokens
-from penstock.transform.middle import FillInTheMiddle
-from penstock.transform.rows import Transformed
+from penstock.transforms import Chain, FillInTheMiddle, MaskTokens, TokenDropout, Transformed
 
 LENGTH, EOS, MASK = 24, 256, 257
 PREFIX, MIDDLE, SUFFIX = 258, 259, 260
@@ -61,7 +57,7 @@ def batches(rows, *, format="dict"):
 @pytest.mark.parametrize("format", ["dict", "hf"])
 def test_every_token_is_masked_and_no_pad(store, kind, format):
     rows = KINDS[kind](store)
-    masking = MaskedTokens(MASK, 300, rate=1, masked=1, random=0)
+    masking = MaskTokens(MASK, 300, rate=1, masked=1, random=0)
     plain = batches(rows)
     for (inputs, targets), (before, _) in zip(
         batches(Transformed(rows, masking), format=format), plain, strict=True
@@ -73,9 +69,7 @@ def test_every_token_is_masked_and_no_pad(store, kind, format):
 @every_kind
 def test_some_tokens_are_masked_in_their_places(store, kind):
     rows = KINDS[kind](store)
-    masking = MaskedTokens(
-        MASK, 300, rate=0.4, special_ids=[EOS], begins_word=np.arange(300) % 3 > 0
-    )
+    masking = MaskTokens(MASK, 300, rate=0.4, special_ids=[EOS], begins_word=np.arange(300) % 3 > 0)
     chosen = 0
     for (inputs, targets), (before, _) in zip(
         batches(Transformed(rows, masking)), batches(rows), strict=True
@@ -171,8 +165,8 @@ def test_targets_of_rearranged_documents_are_what_follows(store, kind):
 @pytest.mark.parametrize("transform", ["mask", "words", "drop", "loss", "middle"])
 def test_a_document_is_changed_alike_on_whichever_side_and_to_whatever_width(store, transform):
     changed = {
-        "mask": MaskedTokens(MASK, 300, rate=0.5, masked=0.5, random=0.5),
-        "words": MaskedTokens(MASK, 300, rate=0.5, begins_word=np.arange(300) % 3 > 0),
+        "mask": MaskTokens(MASK, 300, rate=0.5, masked=0.5, random=0.5),
+        "words": MaskTokens(MASK, 300, rate=0.5, begins_word=np.arange(300) % 3 > 0),
         "drop": TokenDropout(0.5, replace_with=MASK),
         "loss": TokenDropout(0.5),
         "middle": FillInTheMiddle(**SENTINELS, rate=0.5, eos_id=EOS, within="row"),
@@ -202,7 +196,7 @@ def test_rows_of_several_documents_are_not_rearranged_as_one(store, kind):
         Transformed(KINDS[kind](store), middle).read(np.arange(1))
 
 
-def test_several_documents_are_told_by_where_they_meet_too():
+def test_several_documents_are_also_found_by_same_document():
     fields = {
         "tokens": np.arange(1, 10, dtype=np.uint16)[None],
         "attention_mask": np.ones((1, 8), np.uint8),
@@ -210,14 +204,14 @@ def test_several_documents_are_told_by_where_they_meet_too():
     }
     middle = FillInTheMiddle(**SENTINELS, rate=1, within="row")
 
-    with pytest.raises(PlanError, match="would carry tokens from one document into another"):
+    with pytest.raises(PlanError, match="would move tokens from one document into another"):
         middle.apply(fields, np.zeros(1, np.uint64), 8)
 
 
 @every_kind
 def test_masked_tokens_may_lose_their_loss_and_nothing_else(store, kind):
     rows = KINDS[kind](store)
-    masking = MaskedTokens(MASK, 300, rate=1, masked=1, random=0)
+    masking = MaskTokens(MASK, 300, rate=1, masked=1, random=0)
     both = Transformed(rows, Chain(masking, TokenDropout(0.5)))
     for (inputs, targets), (before, _) in zip(batches(both), batches(rows), strict=True):
         assert inputs == [MASK if token else 0 for token in before]

@@ -2,11 +2,11 @@
 
     Plan({"web": Windows(web, 1024), "code": Transformed(Windows(code, 1024), middle, seed=17)})
 
-What a row becomes depends on (seed, rows, epoch, sample) and on nothing else. A position of
-a plan decides the epoch and the sample, so it decides the row; and as a source's samples
-come once in each of its epochs, no row is ever changed in the same way twice. Keyed by
-position itself, a row would also change with the weights of a mixture and the order of
-the others; so two runs that differ in those alone differ in order alone.
+A changed row depends only on (seed, rows, epoch, sample). A plan's position determines epoch
+and sample, so it determines the row. Each sample occurs once per epoch of its source, so no
+row is changed the same way twice. The position itself is not the key: then a row would
+change with the weights of the mixture. Here, two runs that differ only in weights read the
+same rows in a different order.
 """
 
 from functools import cached_property
@@ -17,16 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.digest import digest_json
-from penstock.transform.chain import Fields, Transform
-from penstock.transform.draw import Integers, row_keys
+from penstock.transforms.draws import Integers, row_keys
+from penstock.transforms.transform import Fields, Transform
 
 __all__ = ["TRANSFORM_FORMAT", "Transformed"]
 
 TRANSFORM_FORMAT = 2
-"""Bound into every digest. It grows when equal arguments come to mean other rows."""
+"""Part of every digest. Increased when the same arguments produce different rows."""
 
 
-class _Rows(Protocol):
+class _InnerRows(Protocol):
     length: int
 
     def __len__(self) -> int: ...
@@ -39,18 +39,18 @@ class _Rows(Protocol):
 
 @final
 class Transformed:
-    """Rows as a transform leaves them; also rows, of another digest.
+    """Rows changed by a transform; themselves rows, with a digest of their own.
 
-    What else the rows have (`num_tokens`, `part_rows`, `read_ahead`) is theirs. Immutable, and
-    safe to read from several threads where the rows are.
+    All other attributes (`num_tokens`, `part_rows`, `read_ahead`) are those of the rows.
+    Immutable, and safe to read from several threads if the rows are.
 
     Args:
-        rows: What to change, such as `Windows`, or rows that are transformed already.
-        transform: How; `Chain` for several.
-        seed: Any integer. Another seed, other changes.
+        rows: The rows to change, such as `Windows`, or rows that are already transformed.
+        transform: The transform; use `Chain` for several.
+        seed: Any integer. Another seed gives other random choices.
     """
 
-    def __init__(self, rows: _Rows, transform: Transform, *, seed: int = 0) -> None:
+    def __init__(self, rows: _InnerRows, transform: Transform, *, seed: int = 0) -> None:
         self.rows = rows
         self.transform = transform
         self.seed = index(seed)
@@ -63,7 +63,8 @@ class Transformed:
         return f"Transformed({self.rows!r}, {self.transform!r}, seed={self.seed})"
 
     def __getattr__(self, name: str) -> Any:
-        if name == "rows" or name.startswith("_"):  # not there yet, while being unpickled
+        # While an object is unpickled, `rows` is not set yet; looking it up would recurse.
+        if name == "rows" or name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.rows, name)
 
@@ -74,32 +75,35 @@ class Transformed:
 
     @cached_property
     def digest(self) -> str:
-        """A digest of the rows, the transform and the seed; a plan's is computed from it."""
+        """A digest of rows, transform and seed; the plan's digest is computed from it."""
         return digest_json(
             ["transformed", TRANSFORM_FORMAT, self.rows.digest, self.seed, self._described]
         )
 
     def describe(self) -> dict[str, Any]:
-        """What the rows say of themselves, and the transform in short."""
+        """Return the description of the rows, with a short one of the transform added."""
         rows: Any = self.rows
-        told = rows.describe() if hasattr(rows, "describe") else {}
+        described = rows.describe() if hasattr(rows, "describe") else {}
+        # Eight digits of the settings' digest: a state names the transform in under 100 bytes.
         short = f"{self._described['kind']} {digest_json(self._described)[:8]}"
-        before = f"{told['transform']}, " if "transform" in told else ""
-        return {**told, "transform": f"{before}{short} seed {self.seed}"}
+        before = f"{described['transform']}, " if "transform" in described else ""
+        return {**described, "transform": f"{before}{short} seed {self.seed}"}
 
     def read(self, samples: npt.ArrayLike) -> Fields:
-        """The rows `samples` as they are in epoch 0."""
+        """Return the rows `samples` as they are in epoch 0."""
         samples = np.asarray(samples, np.int64)
         return self.read_epochs(samples, np.zeros(len(samples), np.int64))
 
     def read_epochs(self, samples: npt.ArrayLike, epochs: npt.ArrayLike) -> Fields:
-        """The rows `samples`, each as it is in its epoch; what a loader reads."""
+        """Return the rows `samples`, each as it is in its epoch; the loader calls this."""
         samples, epochs = np.asarray(samples, np.int64), np.asarray(epochs, np.int64)
         inner: Any = self.rows
+        # Inner rows that are transformed too must be read in the same epoch.
         if hasattr(inner, "read_epochs"):
             fields = inner.read_epochs(samples, epochs)
         else:
             fields = inner.read(samples)
+        # The digest of the rows is part of the key, so two sources make independent choices.
         keys = row_keys(self.seed, self.rows.digest, epochs, samples)
         changed: Fields = self.transform.apply(fields, keys, self.length)
         return changed

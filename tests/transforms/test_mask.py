@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.transform.draw import row_keys
-from penstock.transform.mask import IGNORED, MaskedTokens, collated, table_of
-from penstock.transform.words import begins_word
+from penstock.transforms import MaskTokens, begins_word, collate_masked, row_keys
+from penstock.transforms.mask import IGNORED
 
 VOCAB = 60
 MASK = 59
@@ -46,11 +45,11 @@ def test_masking_equals_a_loop_over_tokens(slow, seed, rate, shares, whole_words
     tokens = np.random.default_rng(seed).integers(0, VOCAB, (4, 21)).astype(np.uint16)
     keys = row_keys(seed, "rows", np.arange(4))
     begins = BEGINS if whole_words else None
-    masking = MaskedTokens(
+    masking = MaskTokens(
         MASK, VOCAB, special_ids=SPECIAL, rate=rate, masked=shares[0], random=shares[1],
         begins_word=begins,
     )  # fmt: skip
-    got = collated(masking.apply({"tokens": tokens}, keys))
+    got = collate_masked(masking.apply({"tokens": tokens}, keys))
 
     for row, key in enumerate(keys.tolist()):
         inputs, labels = slow_masked(slow, tokens[row].tolist(), key, masking, begins=begins)
@@ -59,12 +58,12 @@ def test_masking_equals_a_loop_over_tokens(slow, seed, rate, shares, whole_words
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.booleans())
-def test_rows_are_masked_alike_however_they_are_shared_out(sizes, whole_words):
+def test_rows_are_masked_alike_however_they_are_split_into_calls(sizes, whole_words):
     """World size, batch size and threads decide which rows meet in a call, and nothing else."""
     total = sum(sizes)
     tokens = np.random.default_rng(total).integers(0, VOCAB, (total, 17)).astype(np.uint16)
     keys = row_keys(5, "rows", np.arange(total))
-    masking = MaskedTokens(
+    masking = MaskTokens(
         MASK, VOCAB, special_ids=SPECIAL, rate=0.4, begins_word=BEGINS if whole_words else None
     )
     whole = masking.apply({"tokens": tokens}, keys, 16)
@@ -82,7 +81,7 @@ def million():
     vocab_size = 30_522
     tokens = np.random.default_rng(1).integers(1_000, vocab_size, (2_048, 512)).astype(np.uint16)
     tokens[:, ::16] = 102
-    masking = MaskedTokens(103, vocab_size, special_ids=[0, 101, 102])
+    masking = MaskTokens(103, vocab_size, special_ids=[0, 101, 102])
     epochs = [
         masking.apply({"tokens": tokens}, row_keys(17, "m", np.full(2_048, e), np.arange(2_048)))
         for e in (0, 1)
@@ -111,12 +110,12 @@ def test_over_a_million_tokens_the_rates_are_those_of_bert(million, figure):
     tokens, (changed, _) = million
     eligible = int((tokens != 102).sum())
 
-    told = []
+    found = []
     for name, (got, expected, number) in rates(tokens, changed, eligible, 103).items():
         sigma = (expected * (1 - expected) / number) ** 0.5
-        told.append(f"{name} {got:.4f} ({(got - expected) / sigma:+.2f} sigma)")
-        assert abs(got - expected) < 3 * sigma, told
-    figure(f"masking, {tokens.size:,} tokens: {', '.join(told)}")
+        found.append(f"{name} {got:.4f} ({(got - expected) / sigma:+.2f} sigma)")
+        assert abs(got - expected) < 3 * sigma, found
+    figure(f"masking, {tokens.size:,} tokens: {', '.join(found)}")
 
 
 def test_special_tokens_are_never_chosen_and_the_others_stay_where_not_chosen(million):
@@ -154,7 +153,7 @@ def test_epochs_differ_as_two_independent_draws_do(million):
 
 def test_a_word_is_chosen_whole_or_not_at_all():
     tokens = np.random.default_rng(2).integers(2, VOCAB, (200, 64)).astype(np.uint16)
-    masking = MaskedTokens(MASK, VOCAB, rate=0.3, begins_word=BEGINS)
+    masking = MaskTokens(MASK, VOCAB, rate=0.3, begins_word=BEGINS)
     chosen = masking.apply({"tokens": tokens}, row_keys(0, "w", np.arange(200)))["target_mask"]
     goes_on = ~BEGINS[tokens[:, 1:]]
     starts = BEGINS[tokens] | (np.arange(64) == 0)
@@ -165,7 +164,7 @@ def test_a_word_is_chosen_whole_or_not_at_all():
 
 def test_padding_of_short_rows_is_never_chosen():
     fields = {"tokens": np.full((3, 9), 7, np.uint16), "num_targets": np.array([8, 3, 0])}
-    changed = MaskedTokens(MASK, VOCAB, rate=1).apply(fields, row_keys(0, "p", np.arange(3)), 8)
+    changed = MaskTokens(MASK, VOCAB, rate=1).apply(fields, row_keys(0, "p", np.arange(3)), 8)
 
     assert changed["target_mask"].sum(axis=1).tolist() == [8, 4, 1]
     assert "num_targets" not in changed
@@ -174,9 +173,7 @@ def test_padding_of_short_rows_is_never_chosen():
 def test_what_was_given_stays_as_it_was_and_the_token_after_the_inputs_too():
     tokens = np.arange(18, dtype=np.uint16).reshape(2, 9)
     before = tokens.copy()
-    changed = MaskedTokens(MASK, VOCAB, rate=1).apply(
-        {"tokens": tokens}, row_keys(0, "", [1, 2]), 8
-    )
+    changed = MaskTokens(MASK, VOCAB, rate=1).apply({"tokens": tokens}, row_keys(0, "", [1, 2]), 8)
 
     assert np.array_equal(tokens, before)
     assert changed["tokens"][:, 8].tolist() == [8, 17]
@@ -186,7 +183,7 @@ def test_what_was_given_stays_as_it_was_and_the_token_after_the_inputs_too():
 
 def test_ids_that_the_type_cannot_hold_make_it_wider():
     tokens = np.zeros((1, 50), np.uint16)
-    changed = MaskedTokens(70_000, 70_001, rate=1, masked=1, random=0).apply(
+    changed = MaskTokens(70_000, 70_001, rate=1, masked=1, random=0).apply(
         {"tokens": tokens}, row_keys(0, "", [1])
     )
 
@@ -195,7 +192,7 @@ def test_ids_that_the_type_cannot_hold_make_it_wider():
 
 
 def test_no_rows_are_no_trouble():
-    masking = MaskedTokens(MASK, VOCAB, begins_word=BEGINS)
+    masking = MaskTokens(MASK, VOCAB, begins_word=BEGINS)
     changed = masking.apply({"tokens": np.zeros((0, 9), np.uint16)}, np.zeros(0, np.uint64), 8)
 
     assert changed["labels"].shape == (0, 8)
@@ -206,35 +203,31 @@ def test_every_setting_is_described():
         {}, {"rate": 0.2}, {"masked": 0.7}, {"random": 0.2}, {"special_ids": [3]},
         {"begins_word": BEGINS}, {"begins_word": ~BEGINS},
     ]  # fmt: skip
-    told = [MaskedTokens(MASK, VOCAB, **each).describe() for each in settings]
-    told += [MaskedTokens(58, VOCAB).describe(), MaskedTokens(MASK, 61).describe()]
+    found = [MaskTokens(MASK, VOCAB, **each).describe() for each in settings]
+    found += [MaskTokens(58, VOCAB).describe(), MaskTokens(MASK, 61).describe()]
 
-    assert len({repr(each) for each in told}) == len(told)
-    assert "whole words" in repr(MaskedTokens(MASK, VOCAB, begins_word=BEGINS))
+    assert len({repr(each) for each in found}) == len(found)
+    assert "whole words" in repr(MaskTokens(MASK, VOCAB, begins_word=BEGINS))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mask_id": 60}, "mask_id=60 is not an id below vocab_size=60."),
-        ({"rate": 1.5}, "rate=1.5 is not a probability, from 0 to 1."),
-        ({"masked": 0.95}, "masked=0.95 and random=0.1 are shares of the chosen tokens"),
-        ({"special_ids": [60]}, "The special id 60 is not below vocab_size=60."),
-        ({"begins_word": BEGINS[:5]}, "begins_word has the shape (5,); one boolean for each of 60"),
+        ({"mask_id": 60}, "mask_id must be from 0 to vocab_size - 1 = 59; got 60."),
+        ({"rate": 1.5}, "rate must be a probability from 0 to 1; got 1.5."),
+        ({"masked": 0.95}, "their sum at most 1; got masked=0.95 and random=0.1."),
+        ({"special_ids": [60]}, "special_ids must be from 0 to vocab_size - 1 = 59; got 60."),
+        ({"begins_word": BEGINS[:5]}, "for each of the 60 ids; its shape is (5,)."),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(PlanError, match=re.escape(message)):
-        MaskedTokens(**{"mask_id": MASK, "vocab_size": VOCAB, **settings})
+        MaskTokens(**{"mask_id": MASK, "vocab_size": VOCAB, **settings})
 
 
 def test_ids_outside_the_vocabulary_are_refused():
-    with pytest.raises(PlanError, match="hold the ids 5 to 60; vocab_size=60 must be more"):
-        MaskedTokens(MASK, VOCAB).apply({"tokens": np.array([[5, 60]])}, row_keys(0, "", [0]))
-
-
-def test_a_table_of_ids_says_which_they_are():
-    assert table_of([0, 3], 4).tolist() == [True, False, False, True]
+    with pytest.raises(PlanError, match="hold ids from 5 to 60, but vocab_size is 60"):
+        MaskTokens(MASK, VOCAB).apply({"tokens": np.array([[5, 60]])}, row_keys(0, "", [0]))
 
 
 def test_words_of_gpt2_begin_at_blanks_and_punctuation(gpt2):
@@ -259,9 +252,9 @@ def test_words_of_other_vocabularies_begin_where_their_mark_says():
 
     assert begins_word(pieces, "▁").tolist() == [True, False, False, True, True]
     assert begins_word({"a": 0, "##b": 1}, "##", vocab_size=4).tolist() == [True, False, True, True]
-    with pytest.raises(PlanError, match='mark=\'@\' is not "##", "Ġ" or "▁"'):
+    with pytest.raises(PlanError, match='mark must be "##", "Ġ" or "▁"; got \'@\''):
         begins_word(pieces, "@")
-    with pytest.raises(PlanError, match="has an id 4, past vocab_size=3"):
+    with pytest.raises(PlanError, match="vocab_size=3 is too small: the vocabulary has an id 4"):
         begins_word(pieces, "▁", vocab_size=3)
 
 
@@ -281,21 +274,21 @@ def test_hugging_faces_collator_has_the_same_rates(figure):
     torch.manual_seed(0)
     collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
     theirs = collator([{"input_ids": row} for row in tokens.tolist()])
-    masking = MaskedTokens(3, 1_000, special_ids=tokenizer.all_special_ids)
+    masking = MaskTokens(3, 1_000, special_ids=tokenizer.all_special_ids)
     ours = masking.apply({"tokens": tokens}, row_keys(0, "hf", np.arange(2_048)))
     labels = theirs["labels"].numpy()
-    mine = collated(ours)
+    mine = collate_masked(ours)
     assert set(labels[labels != tokens]) == {IGNORED}
     assert set(mine["labels"][mine["labels"] != tokens]) == {IGNORED}
 
     eligible = 2_048 * 510
-    told = []
+    found = []
     their_fields = {"tokens": theirs["input_ids"].numpy(), "target_mask": labels != IGNORED}
     both = (rates(tokens, each, eligible, 3) for each in (ours, their_fields))
     for (name, (got, expected, number)), (_, (other, _, others)) in zip(
         *(each.items() for each in both), strict=True
     ):
         sigma = (expected * (1 - expected) * (1 / number + 1 / others)) ** 0.5
-        told.append(f"{name} {got:.4f} against {other:.4f} ({(got - other) / sigma:+.2f} sigma)")
-        assert abs(got - other) < 3 * sigma, told
-    figure(f"masking against transformers {transformers.__version__}: {', '.join(told)}")
+        found.append(f"{name} {got:.4f} against {other:.4f} ({(got - other) / sigma:+.2f} sigma)")
+        assert abs(got - other) < 3 * sigma, found
+    figure(f"masking against transformers {transformers.__version__}: {', '.join(found)}")
