@@ -54,16 +54,15 @@ def look_at_batches(options: argparse.Namespace) -> None:
     )
     module.setup("fit")
     begun = time.perf_counter()
-    num_tokens = num_batches = 0
+    num_tokens, shapes = 0, []
     for batch in module.train_dataloader():
         num_tokens += batch["input_ids"].numel()
-        num_batches += 1
+        shapes.append(tuple(batch["input_ids"].shape))
         if time.perf_counter() - begun > 1:
             break
     took = time.perf_counter() - begun
     print(
-        f"{num_batches:,} batches of {tuple(batch['input_ids'].shape)} in {took:.1f} s: "
-        f"{num_tokens / took:,.0f} tokens/s"
+        f"{len(shapes):,} batches of {shapes[0]} in {took:.1f} s: {num_tokens / took:,.0f} tokens/s"
     )
     module.teardown("fit")
 

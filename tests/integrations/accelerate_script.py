@@ -24,7 +24,7 @@ def main():
     torch.set_num_threads(1)
     accelerator = Accelerator(cpu=True)
     assert accelerator.num_processes == 2
-    rows = Windows(store, 16)
+    rows = Windows(store, 17)
 
     def make():
         ranks = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}

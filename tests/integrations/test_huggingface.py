@@ -48,7 +48,7 @@ def store(tmp_path):
 @pytest.fixture
 def windows(tmp_path):
     store = build(Texts(TEXTS), tmp_path / "windows", tokenizer="bytes")
-    return Windows(store, 16, stride=15)
+    return Windows(store, 17, stride=16)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -189,7 +189,7 @@ def test_packs_and_items_are_for_models_too(store, windows):
     item = RowItems(windows)[3]
 
     assert list(batch) == ["input_ids", "labels", "position_ids"]
-    assert item["input_ids"].tolist() == windows.read([3])["tokens"][0, :16].tolist()
+    assert item["input_ids"].tolist() == windows.read([3])["tokens"][0, :17].tolist()
     assert torch.equal(item["input_ids"], item["labels"])
     assert len(RowItems(windows)) == len(windows)
     with pytest.raises(IndexError, match="is not among"):
