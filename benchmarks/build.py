@@ -31,7 +31,10 @@ PREFIX = 16_000_000
 
 def fresh(definition):
     """A gigatoken tokenizer with a cold cache, as every new process has; loading is not timed."""
-    return gigatoken.Tokenizer.from_json(json.dumps(definition.without_special_tokens()))
+    from penstock.tokenize.plain import PlainText
+
+    config = PlainText(definition).gigatoken_config()
+    return gigatoken.Tokenizer.from_json(json.dumps(config))
 
 
 def raw_gigatoken(definition, path):

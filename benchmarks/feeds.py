@@ -137,7 +137,7 @@ class Feeds:
             raise ValueError("give --text FILE to stream from")
         self.end_stream()
         folder = self._folder = tempfile.TemporaryDirectory()
-        self._growing = ps.stream(self.text, f"{folder.name}/store")
+        self._growing = ps.stream(self.text, f"{folder.name}/store", documents="lines")
         rows = ps.Windows(self._growing, self.length)
         return iter(ps.Loader(rows, self.rows, seed=5, shuffle="part", device=self.device))
 

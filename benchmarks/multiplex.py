@@ -112,7 +112,8 @@ class HandRendering:
         from penstock.tokenize.definition import find_definition
 
         definition = find_definition("gpt2")
-        self.tokenizer = Tokenizer.from_str(json.dumps(definition.without_special_tokens()))
+        self.tokenizer = Tokenizer.from_str(definition.text)
+        self.tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
         self.pad = definition.token_id("<|endoftext|>")
 
     def render(self, example):
@@ -175,7 +176,7 @@ def rendering_cases(sets, workers):
     from penstock.chat.chat import Chat
     from penstock.integrations.sft import SFTCollate
 
-    hand, chat = HandRendering(), SFTCollate(Chat("chatml", "gpt2"))
+    hand, chat = HandRendering(), SFTCollate(Chat("chatml", "gpt2", add_tokens="auto"))
     few = [example for _, examples in sets for example in examples[:20]]
     for mine, theirs in zip(chat(few), hand.collate([hand.render(e) for e in few]), strict=True):
         assert torch.equal(mine, theirs), "the two do not make the same tensors"

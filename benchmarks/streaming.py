@@ -85,7 +85,7 @@ def streamed(path, folder, **options):
     store = Path(tempfile.mkdtemp(dir=folder))
 
     def batches():
-        growing = ps.stream(path, store, **options)
+        growing = ps.stream(path, store, **{"documents": "lines", **options})
         yield from Loader(Windows(growing, LENGTH), BATCH, epochs=1)
         growing.close()
 
@@ -174,7 +174,7 @@ def line_reader(path, seconds):
 def same_rows(path, folder, workers):
     """A digest of all rows of a stream, in order, and how many there are."""
     store, digest, count = Path(tempfile.mkdtemp(dir=folder)), hashlib.sha256(), 0
-    with ps.stream(path, store, threads=max(1, workers)) as growing:
+    with ps.stream(path, store, threads=max(1, workers), documents="lines") as growing:
         loader = Loader(Windows(growing, LENGTH), BATCH, epochs=1, ids=True)
         seen = []
         for batch in loader.as_dataloader(num_workers=workers):
@@ -231,7 +231,7 @@ def run(options, folder):
     path = prefix(options.file, options.bytes, folder)
     print(f"{path.stat().st_size:,} bytes; {machine()}")
     print(f"{'':26} {'first batch':>28} {'tokens/s':>30} {'memory':>12}")
-    built = forked(lambda: str(ps.build(path, folder / "built").path))
+    built = forked(lambda: str(ps.build(path, folder / "built", documents="lines").path))
     cases = {
         "penstock, streaming": lambda: streamed(path, folder),
         "penstock, whole documents": lambda: streamed(path, folder, documents=corpus.SEPARATOR),

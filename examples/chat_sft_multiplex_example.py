@@ -89,7 +89,7 @@ def main() -> None:
         print(f"{error}\nGoing on with made-up questions.")
         sets = made_up_sets()
 
-    chat = Chat("nanochat", "gpt2")
+    chat = Chat("nanochat", "gpt2", add_tokens="auto")
     show(chat, sets[0][1][0])
     loader = create_multiplex_dataloader(
         sets,

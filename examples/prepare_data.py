@@ -18,8 +18,7 @@ import sys
 from pathlib import Path
 
 import penstock as ps
-from penstock.catalog.entries import TRAIN_SPLIT_RATIO
-from penstock.catalog.fetch import build_stores, fetch
+from penstock.catalog import TRAIN_SPLIT_RATIO, build_stores, fetch
 from penstock.errors import PenstockError
 
 

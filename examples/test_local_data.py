@@ -12,6 +12,7 @@ import sys
 import time
 
 from penstock.check.trial import Trial, check
+from penstock.sources.reading import Reading
 
 
 def main() -> int:
@@ -23,7 +24,8 @@ def main() -> int:
     parser.add_argument("--batch_size", type=int, default=32)
     options = parser.parse_args()
 
-    trial = Trial(length=options.max_length, batch_size=options.batch_size)
+    reading = Reading(documents="lines")  # as the data module below reads them
+    trial = Trial(reading=reading, length=options.max_length, batch_size=options.batch_size)
     report = check([options.train_file, options.val_file], trial)
     for finding in report.findings:
         mark = "✅" if finding.passed else "❌"
@@ -52,16 +54,15 @@ def look_at_batches(options: argparse.Namespace) -> None:
     )
     module.setup("fit")
     begun = time.perf_counter()
-    num_tokens = num_batches = 0
+    num_tokens, shapes = 0, []
     for batch in module.train_dataloader():
         num_tokens += batch["input_ids"].numel()
-        num_batches += 1
+        shapes.append(tuple(batch["input_ids"].shape))
         if time.perf_counter() - begun > 1:
             break
     took = time.perf_counter() - begun
     print(
-        f"{num_batches:,} batches of {tuple(batch['input_ids'].shape)} in {took:.1f} s: "
-        f"{num_tokens / took:,.0f} tokens/s"
+        f"{len(shapes):,} batches of {shapes[0]} in {took:.1f} s: {num_tokens / took:,.0f} tokens/s"
     )
     module.teardown("fit")
 

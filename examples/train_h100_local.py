@@ -46,7 +46,7 @@ def main() -> None:
     options = parse_options()
     on_gpu = torch.cuda.is_available()
     stores = {
-        side: ps.build(file, options.output / "stores" / side)
+        side: ps.build(file, options.output / "stores" / side, documents="lines")
         for side, file in (("train", options.train_file), ("val", options.val_file))
     }
     for side, store in stores.items():

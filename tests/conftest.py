@@ -95,7 +95,7 @@ def read():
     """Documents, rejects and counts of inputs, as a build would see them."""
 
     def read(inputs, *, slice_bytes=64_000_000, **options):
-        reading = Reading(**options)
+        reading = Reading(**{"documents": "lines", **options})
         files = list_files(inputs, reading)
         found = Found()
         for piece in cut(files, reading, slice_bytes=slice_bytes):
@@ -116,6 +116,19 @@ def gpt2():
     from penstock.tokenize.tokenizer import load_tokenizer
 
     return load_tokenizer("gpt2")
+
+
+MARKERS = ["<|im_start|>", "<|im_end|>", "</s>", "<|bos|>", "<|user_start|>", "<|user_end|>"]
+MARKERS += ["<|assistant_start|>", "<|assistant_end|>", "<|python_start|>", "<|python_end|>"]
+MARKERS += ["<|output_start|>", "<|output_end|>"]
+
+
+@pytest.fixture(scope="session")
+def gpt2_chat():
+    """GPT-2's tokenizer with the markers of the built-in chat templates, and `</s>`."""
+    from penstock.tokenize.tokenizer import load_tokenizer
+
+    return load_tokenizer("gpt2", add_tokens=MARKERS)
 
 
 @pytest.fixture(scope="session")

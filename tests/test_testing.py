@@ -127,6 +127,28 @@ class DependsOnThreads(Loader):
         super().__init__(*args, prefetch=prefetch, seed=prefetch, **options)
 
 
+class StartsOver(Loader):
+    """Between two loops it is resumed at the beginning, with the order of the first epoch."""
+
+    def load_state_dict(self, state, **options):
+        super().load_state_dict(state, **options)
+        self.seek(0 if self.position == 150 else self.position)
+
+
+class EmptyRest(Loader):
+    """Resumed after the last step of a loop, it first yields the rest of that loop: nothing."""
+
+    def load_state_dict(self, state, **options):
+        super().load_state_dict(state, **options)
+        self.empty = self.position in (144, 150)
+
+    def __iter__(self):
+        if getattr(self, "empty", False):
+            self.empty = False
+            return iter(())
+        return super().__iter__()
+
+
 class LosesAKey(Loader):
     """Resumed batches lack what they had."""
 
@@ -160,8 +182,13 @@ class Reorders(Loader):
         (ForgetsEpochs, "'inputs' differs at step"),
         (SkipsARow, "stopped after 0 steps and resumed on world_size=1, prefetch=0: 'inputs' diff"),
         (NeverMoves, "the state after 1 steps differs"),
-        (ShortensTheRest, "the run ends after 11 steps instead of going on"),
-        (ForgetsTheEnd, "the run goes on after 12 steps instead of ending"),
+        (ShortensTheRest, "the run ends after 11 steps, not later"),
+        (ForgetsTheEnd, "the run continues after 12 steps, not ending"),
+        (
+            StartsOver,
+            "stopped after 12 steps and resumed on world_size=1, prefetch=0: 'inputs' dif",
+        ),
+        (EmptyRest, "prefetch=0: the state after 12 steps differs"),
         (OneOfItsOwn, "after 0 steps the state of rank 1 is not that of rank 0"),
         (Uneven, "world_size=2, prefetch=0: rank 0 ends after 11 steps and others do not"),
         (SameOnEveryRank, "world_size=2, prefetch=0: 'inputs' differs at step 0"),
@@ -188,7 +215,7 @@ def test_a_maker_without_choices_is_resumed_as_it_is(windows):
         return Loader(windows, 10, epochs=1)
 
     assert_resumable(make)
-    assert len(calls) == 9  # once through, and from each of eight places
+    assert len(calls) == 16  # twice through, from after each of 14 steps, and between the loops
 
     with pytest.raises(AssertionError, match="stopped after 1 steps and resumed on one loader"):
         assert_resumable(lambda: OffByOne(windows, 12, epochs=1))

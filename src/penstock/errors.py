@@ -6,6 +6,7 @@
     │   └── ChatError     (ValueError)     a conversation that cannot be rendered as asked
     │       └── TemplateError (ValueError) a chat template that cannot be used at all
     ├── TokenizerError    (ValueError)     a tokenizer that cannot be loaded or trusted
+    │   └── TokenMismatchError (ValueError) two programs gave different ids for one document
     ├── StoreError        (ValueError)     a store that is unfinished, damaged or foreign
     │   └── StoreBusyError (RuntimeError)  another process is writing it
     ├── DiskFullError     (OSError)        no room to write; what was sealed is kept
@@ -33,6 +34,7 @@ __all__ = [
     "StoreBusyError",
     "StoreError",
     "TemplateError",
+    "TokenMismatchError",
     "TokenizerError",
     "TrainError",
     "UnknownLengthError",
@@ -77,6 +79,10 @@ class TemplateError(ChatError):
 
 class TokenizerError(PenstockError, ValueError):
     """A tokenizer that cannot be loaded, or whose tokens cannot be trusted."""
+
+
+class TokenMismatchError(TokenizerError):
+    """Two programs gave different ids for one document, so the fast one cannot be trusted."""
 
 
 class StoreError(PenstockError, ValueError):

@@ -75,7 +75,8 @@ class DataConfig:
     """As in `Plan`; "full" by default, and "part" with `stream`."""
     tokenizer: str = "gpt2"
     """The settings from here on apply to text only. A store already has a tokenizer."""
-    documents: str = "lines"
+    documents: str = "auto"
+    """What a document is, as in `penstock.build`."""
     eos: bool = True
     split: str | None = None
     """The part of `train` to hold out for validation, such as "tail:0.1"."""

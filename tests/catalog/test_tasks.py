@@ -1,4 +1,4 @@
-"""Sets of questions: the layouts they lie in, the keys they give, where they are looked for."""
+"""Question sets: their layouts, their keys, and the directories that are searched."""
 
 import csv
 import json
@@ -9,9 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import catalog
-from penstock.catalog import ARCDataLoader, GSM8KDataLoader, MMLUDataLoader, entries
-from penstock.catalog.entries import find_entry
-from penstock.catalog.fetch import build_stores, fetch
+from penstock.catalog import (
+    ARCDataLoader,
+    GSM8KDataLoader,
+    MMLUDataLoader,
+    build_stores,
+    entries,
+    fetch,
+    find_entry,
+)
 from penstock.errors import FetchError, SourceError
 from penstock.integrations.multiplex import create_multiplex_dataloader
 
@@ -20,7 +26,7 @@ KEYS = ["question", "choices", "answer", "messages"]
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    """A working directory and a cache of its own for every test."""
+    """A separate working directory and cache for every test."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
@@ -151,7 +157,7 @@ def test_mmlu_is_read_from_parquet_by_subject(home, name):
     assert (found["question"], found["answer"]) == ("one", "C")
     if name.startswith("all"):
         assert len(MMLUDataLoader("all", "test", directory=home).load_data()) == 2
-        with pytest.raises(SourceError, match="has no row of the subject 'marketing'"):
+        with pytest.raises(SourceError, match="has no question of the subject 'marketing'"):
             MMLUDataLoader("marketing", "test", directory=home).load_data()
 
 
@@ -159,22 +165,34 @@ def test_mmlu_has_auxiliary_questions_without_subjects(home):
     write_csv(home / "auxiliary_train" / "race.csv", MMLU)
 
     assert len(MMLUDataLoader("all", "auxiliary_train", directory=home).load_data()) == 2
-    with pytest.raises(SourceError, match="auxiliary_train has no subjects"):
+    with pytest.raises(SourceError, match="auxiliary_train is not divided into subjects"):
         MMLUDataLoader("anatomy", "auxiliary_train")
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
-        (lambda: ARCDataLoader("ARC-Hard"), "'ARC-Hard'; there are ARC-Easy, ARC-Challenge"),
-        (lambda: ARCDataLoader(split="val"), "'val'; there are train, validation, test"),
-        (lambda: GSM8KDataLoader("dev"), "'dev'; there are train, test"),
-        (lambda: MMLUDataLoader("algebra"), "'algebra'; there are abstract_algebra, anatomy"),
-        (lambda: MMLUDataLoader(split="train"), "there are auxiliary_train, dev, validation, test"),
+        (
+            lambda: ARCDataLoader("ARC-Hard"),
+            "'ARC-Hard' is not a subset of ARC; choose from ARC-Easy, ARC-Challenge",
+        ),
+        (
+            lambda: ARCDataLoader(split="val"),
+            "'val' is not a split of ARC; choose from train, validation, test",
+        ),
+        (lambda: GSM8KDataLoader("dev"), "'dev' is not a split of GSM8K; choose from train, test"),
+        (
+            lambda: MMLUDataLoader("algebra"),
+            "'algebra' is not a subject of MMLU; choose from abstract_algebra, anatomy",
+        ),
+        (
+            lambda: MMLUDataLoader(split="train"),
+            "choose from auxiliary_train, dev, validation, test",
+        ),
     ],
 )
-def test_a_name_that_is_not_there_lists_those_that_are(make, told):
-    with pytest.raises(SourceError, match=told):
+def test_an_unknown_name_lists_the_known_ones(make, message):
+    with pytest.raises(SourceError, match=message):
         make()
 
 
@@ -182,11 +200,11 @@ def test_a_name_that_is_not_there_lists_those_that_are(make, told):
     ("loader", "name"),
     [(ARCDataLoader, "arc"), (GSM8KDataLoader, "gsm8k"), (MMLUDataLoader, "mmlu")],
 )
-def test_what_is_not_there_is_told_with_the_command_that_gets_it(loader, name, home):
+def test_missing_files_are_reported_with_the_command_that_fetches_them(loader, name, home):
     with pytest.raises(SourceError) as caught:
         loader().load_data()
 
-    assert f"is not in data/{name} and in {home / 'cache' / name}" in str(caught.value)
+    assert f"is not in data/{name} or {home / 'cache' / name}" in str(caught.value)
     assert f"penstock fetch {name}" in str(caught.value)
     with pytest.raises(SourceError, match="is not in nowhere"):
         loader(directory="nowhere").load_data()
@@ -216,33 +234,46 @@ BROKEN = [
         ARCDataLoader,
         "ARC-Easy-Train.jsonl",
         json.dumps(original("q", ["x"], "A", "B")).encode(),
-        "has the choices A, and 'B' is said to be right",
+        "has the choices A, but marks 'B' as right",
     ),
     (ARCDataLoader, "ARC-Easy-train.parquet", b"PAR1", "cannot be read as Parquet"),
     (GSM8KDataLoader, "train.jsonl", b'{"question": "q"}\n', "it has no 'answer'"),
     (GSM8KDataLoader, "train.jsonl", b'{"question": "q", "answer": "7"}\n', "without ####"),
-    (MMLUDataLoader, "anatomy_test.csv", b"q,a,b,c,d,E\n", "4 choices, and number 5 is said"),
+    (
+        MMLUDataLoader,
+        "anatomy_test.csv",
+        b"q,a,b,c,d,E\n",
+        "4 choices, but marks number 5 as right",
+    ),
     (MMLUDataLoader, "anatomy_test.csv", b"q,a,b,c,d,?\n", "has the answer '\\?'"),
-    (MMLUDataLoader, "anatomy_test.csv", b"q,a,b,c,d,A\nq,a,b\n", "line 2 has 3 cells"),
+    (
+        MMLUDataLoader,
+        "anatomy_test.csv",
+        b"q,a,b,c,d,A\nq,a,b\n",
+        "line 2 has 3 cells, but the first row has 6",
+    ),
     (MMLUDataLoader, "anatomy_test.csv", b'q,"a\n', "is not CSV"),
     (MMLUDataLoader, "all-test.parquet", None, "it has no 'choices'"),
-    (ARCDataLoader, "ARC-Easy-Train.jsonl", b"[1]\n", "line 1 holds a list; a row is an object"),
+    (
+        ARCDataLoader,
+        "ARC-Easy-Train.jsonl",
+        b"[1]\n",
+        "line 1 holds a list, but a row must be a JSON object",
+    ),
     (ARCDataLoader, "ARC-Easy-Train.jsonl", b"\x1f\x8b\n", "is not UTF-8 .*decompress it"),
     (MMLUDataLoader, "anatomy_test.csv", b"q,a,b,c,\xff,A\n", "is not UTF-8"),
     (GSM8KDataLoader, "train.jsonl", b'{"question": "q", "answer": 7}\n', "without ####"),
 ]
 
 
-@pytest.mark.parametrize(("loader", "name", "contents", "told"), BROKEN)
-def test_a_row_that_is_not_as_it_should_be_is_told_with_its_place(
-    loader, name, contents, told, home
-):
+@pytest.mark.parametrize(("loader", "name", "contents", "message"), BROKEN)
+def test_a_malformed_row_is_reported_with_its_location(loader, name, contents, message, home):
     if contents is None:
         write_parquet(home / name, [{"question": "q", "answer": 1}])
     else:
         (home / name).write_bytes(contents)
 
-    with pytest.raises(SourceError, match=told) as caught:
+    with pytest.raises(SourceError, match=message) as caught:
         loader(directory=home).load_data()
     assert name in str(caught.value)
 
@@ -315,7 +346,7 @@ def of_any_contents(entry):
     """The same files, with no size or checksum known of any of them."""
     free = {"num_bytes": None, "sha256": None}
     remotes = [
-        replace(each, texts=tuple(replace(text, **free) for text in each.texts), **free)
+        replace(each, files=tuple(replace(file, **free) for file in each.files), **free)
         for each in entry.remotes
     ]
     return replace(entry, remotes=tuple(remotes))
@@ -353,25 +384,70 @@ def test_a_parquet_file_of_other_bytes_is_refused(name, first, server, home):
 
     with pytest.raises(FetchError, match=remote.sha256[:8]):
         fetch(name, source=f"http://{server.address}/mirror")
-    assert not (home / "work" / "data" / name / remote.texts[0].name).exists()
+    assert not (home / "work" / "data" / name / remote.files[0].name).exists()
+
+
+@pytest.mark.parametrize("name", ["arc", "mmlu"])
+def test_parquet_sets_are_fetched_from_the_hub_and_found(name, server, home, monkeypatch):
+    """Size and SHA-256 are not recorded here, so those of the Hub are used."""
+    entry = of_any_contents(find_entry(name))
+    monkeypatch.setattr(entries, "ENTRIES", (entry,))
+    monkeypatch.setenv("HF_ENDPOINT", f"http://{server.address}")
+    question = {"question": "q", "subject": "anatomy", "choices": list("wxyz"), "answer": 1}
+    write_parquet(home / "made.parquet", [hub(*ROWS[0]) if name == "arc" else question])
+    for remote in entry.remotes:
+        path = remote.urls[0].removeprefix("https://huggingface.co")
+        server.files[path] = (home / "made.parquet").read_bytes()
+
+    fetched = fetch(name)
+
+    assert len(fetched.files) == len(entry.remotes) == len(server.heads) == len(server.requests)
+    assert fetched.received_bytes > 0
+    loader = ARCDataLoader("ARC-Easy", "test") if name == "arc" else MMLUDataLoader("anatomy")
+    assert len(loader.load_data()) == 1
+    assert fetch(name).received_bytes == 0
+    assert len(server.heads) == len(entry.remotes)
 
 
 def test_importing_the_readers_loads_nothing_heavy(python):
     code = "import sys, penstock.catalog; print([n for n in sys.argv[1:] if n in sys.modules])"
+    code += "; from penstock.catalog import ARCDataLoader, GSM8KDataLoader, MMLUDataLoader"
+    code += "; print([n for n in sys.argv[1:] if n in sys.modules])"
 
-    assert python(code, "torch", "pyarrow", "numpy", "gigatoken").stdout == "[]\n"
+    assert python(code, "torch", "pyarrow", "numpy", "gigatoken").stdout == "[]\n[]\n"
 
 
-def test_readers_are_loaded_on_first_use(python):
+NAMES = [
+    "ENTRIES",
+    "TRAIN_SPLIT_RATIO",
+    "ARCDataLoader",
+    "DownloadLimits",
+    "Entry",
+    "FetchProgress",
+    "Fetched",
+    "GSM8KDataLoader",
+    "MMLUDataLoader",
+    "build_stores",
+    "fetch",
+    "find_entry",
+]
+
+
+@pytest.mark.parametrize("first", NAMES)
+def test_public_names_are_pinned_and_the_same_in_any_order(python, first):
+    """`fetch` is also the name of a module: the package must always give the function."""
     code = """
 import sys
 import penstock.catalog as catalog
-readers = [f"penstock.catalog.{name}" for name in ("arc", "gsm8k", "mmlu", "tasks")]
-assert not [name for name in readers if name in sys.modules]
+getattr(catalog, sys.argv[1])
+assert catalog.__all__ == sys.argv[2:], catalog.__all__
 assert set(catalog.__all__) <= set(dir(catalog))
-assert [getattr(catalog, name).__name__ for name in catalog.__all__] == catalog.__all__
-assert all(name in sys.modules for name in readers)
+assert callable(catalog.fetch)
+assert all(getattr(catalog, name) for name in catalog.__all__)
 """
-    python(code)
+    python(code, first, *NAMES)
+
+
+def test_an_unknown_attribute_is_an_attribute_error():
     with pytest.raises(AttributeError, match=r"'penstock\.catalog' has no attribute 'nope'"):
         catalog.nope  # noqa: B018

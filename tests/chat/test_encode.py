@@ -21,21 +21,21 @@ VICUNA = (
 
 
 def test_tokens_unpack_to_ids_and_mask():
-    tokens, loss = rendered = render(TURNS, "chatml", "gpt2")
+    tokens, loss = rendered = render(TURNS, "chatml", "gpt2", add_tokens="auto")
 
     assert tokens.dtype == np.uint32
     assert loss.dtype == np.uint8
     assert len(tokens) == len(loss) == len(rendered)
 
 
-def test_a_token_that_straddles_a_border_is_trained_on(gpt2):
+def test_a_token_that_straddles_a_border_is_trained_on(gpt2_chat):
     """` It` holds a blank of the template and a word of the assistant."""
-    joined = Chat(VICUNA, gpt2).render(TURNS)
-    cut = Chat(VICUNA, gpt2, borders="cut").render(TURNS)
+    joined = Chat(VICUNA, gpt2_chat).render(TURNS)
+    cut = Chat(VICUNA, gpt2_chat, borders="cut").render(TURNS)
 
-    assert gpt2.decode(joined.tokens[joined.loss == 1]).decode().startswith(" It is 4")
-    assert gpt2.decode(cut.tokens[cut.loss == 1]).decode().startswith("It is 4")
-    assert gpt2.decode(joined.tokens) == gpt2.decode(cut.tokens) == joined.text.encode()
+    assert gpt2_chat.decode(joined.tokens[joined.loss == 1]).decode().startswith(" It is 4")
+    assert gpt2_chat.decode(cut.tokens[cut.loss == 1]).decode().startswith("It is 4")
+    assert gpt2_chat.decode(joined.tokens) == gpt2_chat.decode(cut.tokens) == joined.text.encode()
 
 
 def tiktoken_encoding():
@@ -50,7 +50,7 @@ def tiktoken_encoding():
 
 @pytest.mark.parametrize("make", [lambda: "bytes", lambda: "gpt2", tiktoken_encoding])
 def test_any_tokenizer_masks_the_same_text(make):
-    chat = Chat("chatml", make())
+    chat = Chat("chatml", make(), add_tokens="auto")
     rendered = chat.render(TURNS)
 
     assert chat.tokenizer.decode(rendered.tokens[rendered.loss == 1]).decode() == (
@@ -106,7 +106,7 @@ def sentencepiece(scheme):
     made.decoder = tokenizers.decoders.Sequence(
         [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Metaspace(prepend_scheme=scheme)]
     )
-    made.add_special_tokens(SPECIAL)
+    made.add_special_tokens([*SPECIAL, "</s>"])
     return made
 
 
@@ -142,11 +142,11 @@ def test_a_normalizer_that_changes_characters_costs_time_and_no_token(make_token
     assert chat.tokenizer.decode(said).decode() == f"y<|im_end|>{joined}<|im_end|>y<|im_end|>"
 
 
-def test_a_template_never_begins_with_two_begin_tokens(gpt2):
+def test_a_template_never_begins_with_two_begin_tokens(gpt2_chat):
     source = "{{ bos_token }}{{ bos_token }}{% for m in messages %}{{ m.content }}|{% endfor %}"
 
     with pytest.raises(ChatError, match="twice"):
-        Chat(source, gpt2).render(TURNS)
+        Chat(source, gpt2_chat).render(TURNS)
 
 
 def test_no_begin_token_is_added_to_the_one_of_the_template(make_tokenizer):
@@ -164,44 +164,46 @@ def test_no_begin_token_is_added_to_the_one_of_the_template(make_tokenizer):
     assert (tokens == tokens[0]).sum() == 1
 
 
-def test_a_lone_surrogate_is_refused(gpt2):
+def test_a_lone_surrogate_is_refused(gpt2_chat):
     with pytest.raises(ChatError, match="lone surrogate is at character"):
-        Chat("chatml", gpt2).render([TURNS[0], {"role": "assistant", "content": "\ud800"}])
+        Chat("chatml", gpt2_chat).render([TURNS[0], {"role": "assistant", "content": "\ud800"}])
 
 
-def test_the_prompt_asks_for_the_next_answer(gpt2):
-    chat = Chat("chatml", gpt2)
+def test_the_prompt_asks_for_the_next_answer(gpt2_chat):
+    chat = Chat("chatml", gpt2_chat)
 
-    assert gpt2.decode(chat.prompt(TURNS[:1])).decode().endswith("<|im_start|>assistant\n")
+    assert gpt2_chat.decode(chat.prompt(TURNS[:1])).decode().endswith("<|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize("template", ["chatml", "nanochat"])
 @pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]])
-def test_the_writers_of_built_in_templates_write_what_jinja_does(template, system, gpt2):
-    written, rendered = Chat(template, gpt2), Chat(template, gpt2)
+def test_the_writers_of_built_in_templates_write_what_jinja_does(template, system, gpt2_chat):
+    written, rendered = Chat(template, gpt2_chat), Chat(template, gpt2_chat)
     rendered._renderer._writer = None
     for messages in ([*system, *TURNS], [*system, *TURNS, *TURNS], [*TURNS, TURNS[0]]):
         assert written.script(messages) == rendered.script(messages)
 
 
-def test_nanochat_reads_the_output_of_python_and_is_not_trained_on_it(gpt2):
+def test_nanochat_reads_the_output_of_python_and_is_not_trained_on_it(gpt2_chat):
     parts = [
         {"type": "python", "text": "7*191"},
         {"type": "python_output", "text": "1337"},
         {"type": "text", "text": "It is 1337."},
     ]
-    rendered = Chat("nanochat", gpt2).render([TURNS[0], {"role": "assistant", "content": parts}])
+    rendered = Chat("nanochat", gpt2_chat).render(
+        [TURNS[0], {"role": "assistant", "content": parts}]
+    )
 
     assert [rendered.text[a:b] for a, b in rendered.trained] == [
         "<|python_start|>7*191<|python_end|>",
         "It is 1337.<|assistant_end|>",
     ]
     with pytest.raises(ChatError, match="a user begins"):
-        Chat("nanochat", gpt2).render([TURNS[1]])
+        Chat("nanochat", gpt2_chat).render([TURNS[1]])
 
 
 def test_many_are_rendered_as_one_by_one(chat_records):
-    chat = Chat("chatml", "gpt2")
+    chat = Chat("chatml", "gpt2", add_tokens="auto")
     records = chat_records[::50]
     for record, (tokens, loss) in zip(records, chat.render_many(records), strict=True):
         alone = chat.render(record)
@@ -211,31 +213,31 @@ def test_many_are_rendered_as_one_by_one(chat_records):
 
 
 def test_a_chat_can_be_sent_to_another_process():
-    chat = Chat("chatml", "gpt2", rewritten="train", date="2026-01-31")
+    chat = Chat("chatml", "gpt2", add_tokens="auto", rewritten="train", date="2026-01-31")
     again = pickle.loads(pickle.dumps(chat))
 
     assert again.describe() == chat.describe()
     assert np.array_equal(again.render(TURNS).tokens, chat.render(TURNS).tokens)
 
 
-def test_the_digest_tells_templates_settings_and_tokenizers_apart(gpt2):
+def test_the_digest_tells_templates_settings_and_tokenizers_apart(gpt2_chat):
     chats = [
-        Chat("chatml", gpt2),
-        Chat("nanochat", gpt2),
-        Chat("chatml", "bytes"),
-        Chat("chatml", gpt2, rewritten="train"),
-        Chat("chatml", gpt2, borders="cut"),
-        Chat("chatml", gpt2, date="2026-01-31"),
-        Chat("chatml", gpt2, settings={"a": 1}),
+        Chat("chatml", gpt2_chat),
+        Chat("nanochat", gpt2_chat),
+        Chat("chatml", "bytes", add_tokens="auto"),
+        Chat("chatml", gpt2_chat, rewritten="train"),
+        Chat("chatml", gpt2_chat, borders="cut"),
+        Chat("chatml", gpt2_chat, date="2026-01-31"),
+        Chat("chatml", gpt2_chat, settings={"a": 1}),
     ]
 
     assert len({chat.digest for chat in chats}) == len(chats)
-    assert Chat("chatml", gpt2).digest == chats[0].digest
+    assert Chat("chatml", gpt2_chat).digest == chats[0].digest
 
 
 @pytest.mark.parametrize(
     "options", [{"rewritten": "often"}, {"borders": "open"}, {"date": "tomorrow"}]
 )
-def test_options_that_are_not_known_are_refused(options, gpt2):
+def test_options_that_are_not_known_are_refused(options, gpt2_chat):
     with pytest.raises((TemplateError, TokenizerError), match=r"is not"):
-        Chat("chatml", gpt2, **options)
+        Chat("chatml", gpt2_chat, **options)

@@ -10,7 +10,7 @@ from penstock import Documents, Loader, Packs
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory, gpt2):
+def store(tmp_path_factory, gpt2_chat):
     place = tmp_path_factory.mktemp("chats")
     records = [
         {
@@ -24,7 +24,7 @@ def store(tmp_path_factory, gpt2):
         for number in range(1, 200)
     ]
     texts = penstock.Texts([json.dumps(record) for record in records])
-    return penstock.build(texts, place / "store", chat="chatml", tokenizer=gpt2, max_bad=20)
+    return penstock.build(texts, place / "store", chat="chatml", tokenizer=gpt2_chat, max_bad=20)
 
 
 def trained(store):

@@ -26,8 +26,8 @@ ROWS = [row(number) for number in range(10)]
 
 
 @pytest.fixture(scope="module")
-def chat(gpt2):
-    return Chat("nanochat", gpt2)
+def chat(gpt2_chat):
+    return Chat("nanochat", gpt2_chat)
 
 
 def by_hand(rows, chat, pad, ignore):
@@ -55,9 +55,9 @@ def test_batches_are_those_of_the_straightforward_way(chat, ignore):
         assert torch.equal(targets, expected[1])
 
 
-def test_supervised_targets_decode_to_the_answers(chat, gpt2):
+def test_supervised_targets_decode_to_the_answers(chat, gpt2_chat):
     for number, (_, targets) in enumerate(itertools.islice(sft_data_generator(ROWS, 1, chat), 10)):
-        said = gpt2.decode(targets[targets != -1].numpy()).decode()
+        said = gpt2_chat.decode(targets[targets != -1].numpy()).decode()
         assert said == f"It is {number}.<|assistant_end|>"
 
 
@@ -148,9 +148,9 @@ def test_a_batch_is_never_written_again(chat):
     assert all(map(torch.equal, first, kept))
 
 
-def test_collate_works_in_a_dataloader_with_workers(gpt2):
+def test_collate_works_in_a_dataloader_with_workers(gpt2_chat):
     """Sent to processes that are spawned, where each makes a chat of its own."""
-    collate = SFTCollate(Chat("nanochat", "gpt2"), pad_token_id=7)
+    collate = SFTCollate(Chat("nanochat", "gpt2", add_tokens="auto"), pad_token_id=7)
     loader = torch.utils.data.DataLoader(
         ROWS, batch_size=5, collate_fn=collate, num_workers=1, multiprocessing_context="spawn"
     )

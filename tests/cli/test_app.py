@@ -90,7 +90,9 @@ def test_an_error_as_json_is_one_object_on_stdout(penstock):
 def test_an_error_of_the_system_has_no_traceback_either(invoke, corpus):
     blocked = corpus.parent / ("long" * 100)  # longer than names can be
 
-    result = invoke("build", corpus, "-o", blocked, "--tokenizer", "bytes", code=1)
+    result = invoke(
+        "build", corpus, "--documents", "lines", "-o", blocked, "--tokenizer", "bytes", code=1
+    )
 
     assert result.stderr.startswith("OSError: ")
     assert "Traceback" not in result.output
@@ -200,14 +202,14 @@ def test_a_stream_that_the_caller_closed_is_written_to_in_vain(corpus, tmp_path,
     ],
 )
 def test_a_full_disk_under_stdout_is_one_line_on_stderr(corpus, tmp_path, command, code, message):
-    penstock.build(str(corpus), tmp_path / "store", tokenizer="bytes")
+    penstock.build(str(corpus), tmp_path / "store", tokenizer="bytes", documents="lines")
     done = shell(f"{command} > /dev/full", tmp_path)
 
     assert (done.returncode, done.stderr) == (code, message)
 
 
 def test_a_terminal_that_lacks_characters_gets_them_spelled(penstock, corpus):
-    penstock("build", corpus, "-o", "store", "--tokenizer", "bytes")
+    penstock("build", corpus, "--documents", "lines", "-o", "store", "--tokenizer", "bytes")
 
     shown = penstock("info", "store", PYTHONIOENCODING="ascii", PYTHONUTF8="0").stdout
 

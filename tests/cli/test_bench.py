@@ -17,7 +17,7 @@ SMALL = ("--length", "16", "--batch-size", "4", "--seconds", "0.1")
 @pytest.fixture
 def store(invoke, tmp_path):
     (tmp_path / "long.txt").write_text("To be, or not to be: that is the question.\n" * 200)
-    return ps.build("long.txt", "store", tokenizer="bytes")
+    return ps.build("long.txt", "store", tokenizer="bytes", documents="lines")
 
 
 def test_the_table_has_all_figures_and_fits_eighty_columns(invoke, store):
@@ -54,13 +54,13 @@ def test_needs_are_six_operations_a_parameter_and_token_at_half_of_an_h100():
 
 
 def test_the_training_side_of_a_split_is_read(told, invoke, store):
-    ps.build("long.txt", "both", tokenizer="bytes", split="tail:0.1")
+    ps.build("long.txt", "both", tokenizer="bytes", split="tail:0.1", documents="lines")
 
     assert told("bench", "both", *SMALL)["store"] == "both/train"
 
 
 def test_a_store_that_is_too_small_says_how_short_rows_must_be(invoke, corpus):
-    ps.build(str(corpus), "store", tokenizer="bytes")
+    ps.build(str(corpus), "store", tokenizer="bytes", documents="lines")
 
     assert "75 tokens do not make one row of 1,024" in invoke("bench", "store", code=1).stderr
 

@@ -18,14 +18,25 @@ import penstock as ps
 @pytest.fixture
 def build(invoke, corpus):
     def build(*arguments, **options):
-        return invoke("build", corpus, "-o", "store", "--tokenizer", "bytes", *arguments, **options)
+        return invoke(
+            "build",
+            corpus,
+            "--documents",
+            "lines",
+            "-o",
+            "store",
+            "--tokenizer",
+            "bytes",
+            *arguments,
+            **options,
+        )
 
     return build
 
 
 def test_it_builds_what_the_library_builds(invoke, corpus, sums, tmp_path):
-    invoke("build", corpus, "-o", "store")
-    ps.build(str(corpus), tmp_path / "expected")
+    invoke("build", corpus, "--documents", "lines", "-o", "store")
+    ps.build(str(corpus), tmp_path / "expected", documents="lines")
 
     assert sums("store") == sums("expected")
 
@@ -35,26 +46,27 @@ def test_it_ends_with_a_short_summary_and_the_next_command(build):
 
     assert lines[0] == "tokenizer bytes, engine bytes"
     assert re.fullmatch(r"store built in [\d.]+ m?s", lines[1])
-    assert [line.split() for line in lines[2:6]] == [
+    assert [line.split() for line in lines[2:7]] == [
         ["documents", "4"],
+        ["document", "is", "a", "line"],
         ["tokens", "75"],
         ["bytes/token", "0.95"],
         ["rejected", "none"],
     ]
-    assert lines[6:] == ["next: penstock info store"]
+    assert lines[7:] == ["next: penstock info store"]
 
 
 def test_a_finished_build_says_so(build, told, corpus):
     build()
 
     assert "\nstore was finished before; there was nothing to do (" in build().stdout
-    again = told("build", corpus, "-o", "store", "--tokenizer", "bytes")
+    again = told("build", corpus, "--documents", "lines", "-o", "store", "--tokenizer", "bytes")
     assert again["finished_before"]
     assert again["text_bytes"] == 0
 
 
 def test_json_has_all_numbers(told, corpus):
-    answer = told("build", corpus, "-o", "store", "--tokenizer", "bytes")
+    answer = told("build", corpus, "--documents", "lines", "-o", "store", "--tokenizer", "bytes")
     store = ps.TokenStore("store")
 
     assert answer.pop("seconds") > 0
@@ -69,7 +81,11 @@ def test_json_has_all_numbers(told, corpus):
             }
         ],
         "num_documents": 4,
+        "num_pieces": 4,
+        "documents": "a line",
         "num_tokens": 75,
+        "vocab_size": 257,
+        "padded_vocab_size": 320,
         "bytes_per_token": 71 / 75,
         "rejects": {},
         "num_skipped": 1,
@@ -116,7 +132,17 @@ def test_append_adds(build, invoke, tmp_path):
     build()
     (tmp_path / "more.txt").write_text("one more\n")
 
-    shown = invoke("build", "more.txt", "-o", "store", "--tokenizer", "bytes", "--append").stdout
+    shown = invoke(
+        "build",
+        "more.txt",
+        "--documents",
+        "lines",
+        "-o",
+        "store",
+        "--tokenizer",
+        "bytes",
+        "--append",
+    ).stdout
 
     assert re.search(r"documents +5", shown)
 
@@ -131,8 +157,8 @@ def test_append_adds(build, invoke, tmp_path):
     ],
 )
 def test_edges_are_those_of_the_library(invoke, corpus, options, edges):
-    invoke("build", corpus, "-o", "store", *options)
-    expected = ps.build(str(corpus), "expected", eos=edges[0], bos=edges[1])
+    invoke("build", corpus, "--documents", "lines", "-o", "store", *options)
+    expected = ps.build(str(corpus), "expected", eos=edges[0], bos=edges[1], documents="lines")
 
     assert ps.TokenStore("store").digest == expected.digest
 
@@ -142,7 +168,7 @@ def test_no_end_and_an_end_token_exclude_each_other(build):
 
 
 def test_without_a_terminal_there_is_the_summary_and_nothing_else(penstock, corpus):
-    done = penstock("build", corpus, "-o", "store")
+    done = penstock("build", corpus, "--documents", "lines", "-o", "store")
 
     assert done.stderr == b""
     assert b"\x1b" not in done.stdout
@@ -154,17 +180,28 @@ def test_a_tokenizer_that_only_the_slow_engine_knows_is_told(penstock, corpus, o
     words = Tokenizer(WordLevel({"a": 0, "?": 1}, "?"))
     words.pre_tokenizer = Whitespace()
     words.save(str(corpus.parent / "words.json"))
-    done = penstock("build", corpus, "-o", "store", "--no-eos", "--tokenizer", "words.json", option)
+    done = penstock(
+        "build",
+        corpus,
+        "--documents",
+        "lines",
+        "-o",
+        "store",
+        "--no-eos",
+        "--tokenizer",
+        "words.json",
+        option,
+    )
 
     told = done.stderr.decode()
-    assert told.startswith("gigatoken cannot load words.json (") is shown
+    assert told.startswith("gigatoken is not used for words.json: ") is shown
     assert ("takes about 100 times as long" in told) is shown
     assert told.count("\n") == shown
     assert (b"engine tokenizers\n" in done.stdout) is shown
 
 
 def test_json_on_stdout_is_one_object(penstock, corpus):
-    done = penstock("build", corpus, "-o", "store", "--json")
+    done = penstock("build", corpus, "--documents", "lines", "-o", "store", "--json")
 
     assert json.loads(done.stdout)["num_documents"] == 4
     assert done.stderr == b""
@@ -172,7 +209,8 @@ def test_json_on_stdout_is_one_object(penstock, corpus):
 
 def test_progress_goes_to_the_terminal_of_stderr_and_not_to_a_redirected_stdout(tmp_path, corpus):
     ours, theirs = pytest.importorskip("pty").openpty()
-    command = [sys.executable, "-m", "penstock", "build", str(corpus), "-o", "store"]
+    command = [sys.executable, "-m", "penstock", "build", str(corpus), "--documents", "lines"]
+    command += ["-o", "store"]
     running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs)
     os.close(theirs)
     shown = read_all(ours)

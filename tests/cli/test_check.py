@@ -97,9 +97,9 @@ def test_exit_code_one_as_json_too(told):
     [
         (b"", 0, "is empty"),
         (b"\n \n\t\n", 1, "holds no document"),
-        (b"good\n\xff\xfebad\n", 1, "1 of 2 records are bad; the first, invalid_utf8"),
+        (b"good\n\xff\xfebad\n", 1, "is not UTF-8 at byte 5"),
         ("one\ntwo\n".encode("utf-16"), 1, "begins with the mark of UTF-16"),
-        ("café\n".encode("latin-1"), 1, "invalid_utf8"),
+        ("café\n".encode("latin-1"), 1, "is not UTF-8 at byte 3"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_the_reason(invoke, tmp_path, contents, number, words):
@@ -108,6 +108,14 @@ def test_what_is_wrong_with_a_file_is_the_reason(invoke, tmp_path, contents, num
 
     assert line.startswith(f"❌ {CHECKS[number]} FAILED: ")
     assert words in line
+
+
+def test_a_bad_line_is_counted_among_the_lines(invoke, tmp_path):
+    (tmp_path / "bad.txt").write_bytes(b"good\n\xff\xfebad\n")
+    options = ["--tokenizer", "bytes", "--documents", "lines"]
+    shown = invoke("check", "bad.txt", *options, code=1).stdout
+
+    assert "1 of 2 records are bad; the first, invalid_utf8" in shown
 
 
 def test_a_directory_is_not_a_file(invoke, tmp_path):
@@ -139,7 +147,7 @@ def test_documents_are_shown_inert(invoke, tmp_path):
 def test_hints_name_the_option(invoke, tmp_path, text, words):
     (tmp_path / "a.txt").write_text(text * 20)
 
-    assert words in " ".join(invoke("check", "a.txt").stdout.split())
+    assert words in " ".join(invoke("check", "a.txt", "--documents", "lines").stdout.split())
 
 
 def test_a_separator_is_heeded(told, tmp_path):
@@ -187,7 +195,8 @@ def test_of_a_big_file_the_beginning_the_middle_and_the_end_are_read(tmp_path, m
         for number in range(400_000):
             stream.write(f"line {number:09d} of a long file that is not read in full\n")
     begun = time.monotonic()
-    report = check(["big.txt"], Trial(tokenizer="bytes", sample_bytes=300_000))
+    reading = Reading(documents="lines")
+    report = check(["big.txt"], Trial(reading=reading, tokenizer="bytes", sample_bytes=300_000))
     file = report.files[0]
 
     assert report.passed
@@ -203,11 +212,12 @@ def test_of_a_big_file_the_beginning_the_middle_and_the_end_are_read(tmp_path, m
 def test_bad_bytes_in_the_middle_of_a_big_file_are_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = [b"a line of text that is fine\n"] * 600_000
-    lines[205_000] = b"caf\xe9\n"
+    lines[300_000] = b"caf\xe9\n"
     (tmp_path / "big.txt").write_bytes(b"".join(lines))
-    report = check(["big.txt"], Trial(tokenizer="bytes", sample_bytes=3_000_000))
-
-    assert "invalid_utf8" in report.findings[1].told
+    for documents, words in (("lines", "invalid_utf8"), ("auto", "is not UTF-8 at byte 8,400,003")):
+        reading = Reading(documents=documents)
+        trial = Trial(reading=reading, tokenizer="bytes", sample_bytes=9_000_000)
+        assert words in check(["big.txt"], trial).findings[1].told
 
 
 def test_a_disk_that_is_too_small_fails(pair, tmp_path, monkeypatch):
@@ -261,5 +271,5 @@ def test_a_tiny_file_passes(tmp_path, monkeypatch):
     (tmp_path / "tiny.txt").write_text("hello world\n")
     report = check(["tiny.txt"], Trial(tokenizer="bytes", reading=Reading()))
 
-    assert "rows cut to 11 tokens" in report.findings[2].told
+    assert "rows cut to 12 tokens" in report.findings[2].told
     assert [finding.passed for finding in report.findings[:4]] == [True] * 4

@@ -12,7 +12,7 @@ UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e
 
 @pytest.fixture
 def store(invoke, corpus):
-    return ps.build(str(corpus), "store", tokenizer="bytes")
+    return ps.build(str(corpus), "store", tokenizer="bytes", documents="lines")
 
 
 def test_a_document_is_shown_with_its_origin(invoke, store, corpus):
@@ -42,6 +42,8 @@ def test_json_has_text_and_origin(told, store, corpus):
                 "offset": 0,
                 "num_tokens": 21,
                 "text": "To be, or not to be:",
+                "begins": True,
+                "ends": True,
             }
         ]
     }
@@ -77,7 +79,7 @@ def test_another_tokenizer_is_refused(invoke, store):
 def test_a_tokenizer_that_moved_can_be_given(invoke, corpus, tmp_path, data):
     config = (data / "gpt2" / "tokenizer.json").read_bytes()
     (tmp_path / "old.json").write_bytes(config)
-    ps.build(str(corpus), "other", tokenizer="old.json")
+    ps.build(str(corpus), "other", tokenizer="old.json", documents="lines")
     (tmp_path / "old.json").rename(tmp_path / "new.json")
 
     assert "'old.json' is no tokenizer" in invoke("decode", "other", "-d", 0, code=1).stderr
@@ -97,7 +99,7 @@ HOSTILE = [
 
 def test_hostile_text_is_escaped_and_raw_is_exact(invoke, penstock, tmp_path):
     (tmp_path / "hostile.txt").write_bytes(b"\n".join(HOSTILE) + b"\n")
-    ps.build("hostile.txt", "store", tokenizer="bytes")
+    ps.build("hostile.txt", "store", tokenizer="bytes", documents="lines")
 
     shown = invoke("decode", "store", "-d", 0, "-n", len(HOSTILE)).stdout
     raw = penstock("decode", "store", "-d", 0, "-n", len(HOSTILE), "--raw").stdout
@@ -110,7 +112,7 @@ def test_hostile_text_is_escaped_and_raw_is_exact(invoke, penstock, tmp_path):
 
 def test_naughty_strings_are_inert_and_raw_gives_them_back(invoke, penstock, data):
     path = data / "unicode" / "blns.txt"
-    store = ps.build(str(path), "store")
+    store = ps.build(str(path), "store", documents="lines")
 
     shown = invoke("decode", "store", "-d", 0, "-n", len(store)).stdout
     raw = penstock("decode", "store", "-d", 0, "-n", len(store), "--raw").stdout
@@ -123,7 +125,7 @@ def test_naughty_strings_are_inert_and_raw_gives_them_back(invoke, penstock, dat
 def test_a_tokenizer_that_is_not_found_is_asked_for(invoke, corpus, tmp_path, monkeypatch):
     command = ("tokenizer", "train", corpus, "-o", "own.json", "--vocab-size", 258)
     invoke(*command)
-    ps.build(str(corpus), "store", tokenizer="own.json")
+    ps.build(str(corpus), "store", tokenizer="own.json", documents="lines")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
 

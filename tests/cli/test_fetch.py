@@ -1,4 +1,4 @@
-"""`penstock fetch`, from copies on disk: no test asks a server outside this machine."""
+"""`penstock fetch` from copies on disk: no test asks a server outside this machine."""
 
 import json
 import re
@@ -62,7 +62,7 @@ def test_the_next_command_works_where_stores_are_already(invoke, copy):
     assert "301,966" in invoke(*following).stdout
 
 
-def test_stores_of_another_split_are_told(invoke, copy):
+def test_stores_of_another_split_are_reported(invoke, copy):
     command = ("fetch", "tinyshakespeare", "--from", copy, "-o", "ts")
     invoke(*command, "--build", "--tokenizer", "bytes")
     lines = invoke(*command, "--split", "0.5").stdout.splitlines()
@@ -94,7 +94,7 @@ def test_the_list_names_every_entry_with_its_licence(invoke, told):
 
 
 def test_a_name_is_needed(invoke):
-    assert "Give the NAME of a dataset, or --list" in invoke("fetch", code=2).stderr
+    assert "Give the NAME of a dataset; --list shows them" in invoke("fetch", code=2).stderr
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def rows(shown):
 
 
 def test_the_table_has_all_that_is_known(invoke, corpus):
-    store = ps.build(corpus.name, "store", tokenizer="bytes")
+    store = ps.build(corpus.name, "store", tokenizer="bytes", documents="lines")
 
     table = rows(invoke("info", "store").stdout)
 
@@ -39,7 +39,7 @@ def test_the_table_has_all_that_is_known(invoke, corpus):
 def test_the_table_fits_eighty_columns(invoke, tmp_path):
     for number in range(5):
         (tmp_path / f"{number}-{'long' * 20}.txt").write_text("a\nb c\n" + "d " * 10**number)
-    ps.build(str(tmp_path / "*.txt"), "store", tokenizer="bytes")
+    ps.build(str(tmp_path / "*.txt"), "store", tokenizer="bytes", documents="lines")
 
     shown = invoke("info", "store").stdout
 
@@ -48,22 +48,22 @@ def test_the_table_fits_eighty_columns(invoke, tmp_path):
 
 
 def test_json_is_the_summary(told, corpus):
-    store = ps.build(str(corpus), "store", tokenizer="bytes")
+    store = ps.build(str(corpus), "store", tokenizer="bytes", documents="lines")
 
     assert told("info", "store") == json.loads(json.dumps(asdict(summarize(store))))
 
 
 def test_rejects_and_mended_documents_are_shown(invoke, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"good\n\xff bad\n\xfe bad\n")
-    ps.build("a.txt", "strict", tokenizer="bytes")
-    ps.build("a.txt", "mended", tokenizer="bytes", errors="replace")
+    ps.build("a.txt", "strict", tokenizer="bytes", documents="lines")
+    ps.build("a.txt", "mended", tokenizer="bytes", errors="replace", documents="lines")
 
     assert rows(invoke("info", "strict").stdout)["rejected"] == "2: invalid_utf8 2"
     assert rows(invoke("info", "mended").stdout)["mended"].startswith("2 documents")
 
 
 def test_both_sides_of_a_split_are_shown(invoke, told, corpus):
-    ps.build(str(corpus), "store", tokenizer="bytes", split="tail:0.4")
+    ps.build(str(corpus), "store", tokenizer="bytes", split="tail:0.4", documents="lines")
 
     assert invoke("info", "store").stdout.count("tail:0.4, this is ") == 2
     assert told("info", "store")["val"]["side"] == "val"
@@ -79,7 +79,7 @@ def test_an_unfinished_store_says_what_to_do(invoke, tmp_path):
 
 def test_names_of_inputs_cannot_act_on_the_terminal(invoke, tmp_path):
     (tmp_path / "evil\x1b[2J\n.txt").write_text("a\n")
-    ps.build([str(tmp_path / "evil\x1b[2J\n.txt")], "store", tokenizer="bytes")
+    ps.build([str(tmp_path / "evil\x1b[2J\n.txt")], "store", tokenizer="bytes", documents="lines")
 
     shown = invoke("info", "store").stdout
 

@@ -64,7 +64,7 @@ def assert_left_politely(outcome):
 @pytest.mark.slow
 def test_a_build_goes_on_to_the_same_bytes(big, tmp_path, sums, penstock):
     store = tmp_path / "store"
-    command = ["build", big, "-o", store, "--threads", "1"]
+    command = ["build", big, "--documents", "lines", "-o", store, "--threads", "1"]
 
     outcome = interrupted(command, lambda: any(store.glob(".slice-*.json")), tmp_path)
     assert_left_politely(outcome)
@@ -76,7 +76,7 @@ def test_a_build_goes_on_to_the_same_bytes(big, tmp_path, sums, penstock):
 
     assert "finished, from where an earlier run stopped," in shown
     assert all((store / name).stat().st_mtime_ns == kept for name, kept in sealed.items())
-    ps.build(str(big), tmp_path / "whole")
+    ps.build(str(big), tmp_path / "whole", documents="lines")
     assert sums(store) == sums(tmp_path / "whole")
 
 
@@ -84,7 +84,7 @@ def test_a_build_goes_on_to_the_same_bytes(big, tmp_path, sums, penstock):
 def test_a_build_deep_in_native_code_ends_as_fast(big, tmp_path):
     """The reference engine takes seconds for one call, and hears no signal in it."""
     store = tmp_path / "store"
-    command = ["build", big, "-o", store, "--engine", "tokenizers"]
+    command = ["build", big, "--documents", "lines", "-o", store, "--engine", "tokenizers"]
     begun = time.monotonic()
 
     def ready():
@@ -106,7 +106,7 @@ def test_training_a_tokenizer_ends_as_fast(big, tmp_path):
 def test_ctrl_c_at_any_time_leaves_no_traceback(corpus, tmp_path, seconds):
     """While modules load, while the tokenizer does, or when all is over."""
     begun = time.monotonic()
-    command = ["build", corpus, "-o", "store"]
+    command = ["build", corpus, "--documents", "lines", "-o", "store"]
 
     code, errors, _ = interrupted(command, lambda: time.monotonic() - begun > seconds, tmp_path)
 

@@ -18,7 +18,8 @@ def test_a_text_file_is_all_it_takes(invoke, text, tmp_path):
 
     for line in (
         "guessed tokenizer: gpt2",
-        "guessed documents: paragraphs, since there are blank lines between them",
+        "guessed documents: the text between <|endoftext|> where it is found, otherwise whole",
+        "a document is a whole file",
         "guessed validation: the last 10.0% of the text",
         "guessed batch: 4 rows per step",
         "guessed time: at most 10 minutes",

@@ -10,7 +10,7 @@ import penstock as ps
 
 @pytest.fixture
 def store(invoke, corpus):
-    return ps.build(str(corpus), "store", tokenizer="bytes")
+    return ps.build(str(corpus), "store", tokenizer="bytes", documents="lines")
 
 
 def flip(path, place):
@@ -31,6 +31,7 @@ def test_json_is_one_object(told, store):
         "whole": True,
         "num_parts": 1,
         "num_documents": 4,
+        "num_pieces": 4,
         "num_tokens": 75,
         "digest": store.digest,
     }
@@ -47,7 +48,7 @@ def test_damage_is_exit_code_one_and_names_the_file(invoke, told, store, name):
 
 
 def test_both_sides_of_a_split_are_checked(invoke, told, corpus):
-    ps.build(str(corpus), "both", tokenizer="bytes", split="tail:0.4")
+    ps.build(str(corpus), "both", tokenizer="bytes", split="tail:0.4", documents="lines")
 
     assert invoke("verify", "both").stdout.count("is whole") == 2
     assert list(told("verify", "both")) == ["train", "val"]

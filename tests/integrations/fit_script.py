@@ -40,9 +40,10 @@ class TinyGPT(pl.LightningModule):
     def training_step(self, batch, batch_idx):
         rows = batch["input_ids"]
         mask = batch.get("attention_mask", torch.ones_like(rows))
+        trained = (batch["labels"] != -100).any(1)  # the others fill up the end of an epoch
         hashes = [
             zlib.crc32(row[kept.bool()].numpy().tobytes())
-            for row, kept in zip(rows, mask, strict=True)
+            for row, kept in zip(rows[trained], mask[trained], strict=True)
         ]
         line = {"step": self.trainer.global_step, "epoch": self.current_epoch, "rows": hashes}
         path = Path(self.options.out) / f"rank{self.global_rank}.jsonl"

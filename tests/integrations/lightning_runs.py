@@ -66,13 +66,17 @@ def last_checkpoint(out):
     return Path(out) / f"step={step}.ckpt", step
 
 
-def expected_steps(data, kind, scratch, *, global_batch, num_steps, slice_bytes=64_000_000):
-    """What an uninterrupted run sees, computed from the plan alone, without Lightning."""
+def expected_steps(data, kind, scratch, *, global_batch, epochs=2, slice_bytes=64_000_000):
+    """What an uninterrupted run sees, computed from the plan alone, without Lightning.
+
+    The last step of an epoch has the rows that are left. There is more than one such row, so
+    that up to two processes share it without a change to the steps before.
+    """
     from penstock.sources.slices import cut
 
     kept, cut.__kwdefaults__["slice_bytes"] = cut.__kwdefaults__["slice_bytes"], slice_bytes
     try:
-        store = build(data / "train.txt", scratch, eos=kind != "padded")
+        store = build(data / "train.txt", scratch, eos=kind != "padded", documents="lines")
     finally:
         cut.__kwdefaults__["slice_bytes"] = kept
     if kind == "padded":
@@ -83,7 +87,8 @@ def expected_steps(data, kind, scratch, *, global_batch, num_steps, slice_bytes=
     else:
         rows, shuffle = Windows(store, LENGTH, tail="pad"), "part"
     plan = Plan(rows, seed=0, shuffle=shuffle)
-    _, _, samples = plan.locate(np.arange(num_steps * global_batch))
+    assert len(rows) % global_batch > 1
+    _, _, samples = plan.locate(np.arange(epochs * len(rows)))
     read = rows.read(samples)
     hashes = []
     for number, tokens in enumerate(read["tokens"]):
@@ -91,6 +96,8 @@ def expected_steps(data, kind, scratch, *, global_batch, num_steps, slice_bytes=
         if kind == "padded":
             ids = ids[read["attention_mask"][number] != 0]
         hashes.append(zlib.crc32(ids.tobytes()))
-    return {
-        step: hashes[step * global_batch : (step + 1) * global_batch] for step in range(num_steps)
-    }
+    found = []
+    for epoch in range(epochs):
+        once = hashes[epoch * len(rows) : (epoch + 1) * len(rows)]
+        found += [once[at : at + global_batch] for at in range(0, len(once), global_batch)]
+    return dict(enumerate(found))

@@ -326,7 +326,8 @@ def test_ranks_share_out_what_one_process_reads(tmp_path):
         training, validation = create_text_dataloaders(
             text, text, 4, 16, tokenizer="bytes", stride=8, cache_dir=tmp_path, **options
         )
-        return [x for x, _ in training], torch.cat([x for x, _ in validation])
+        windows = [x[(y != -100).all(1)] for x, y in validation]  # without those that fill up
+        return [x for x, _ in training], torch.cat(windows)
 
     ranks = [rows(rank=rank, world_size=2) for rank in (0, 1)]
     one = create_text_dataloaders(

@@ -162,7 +162,7 @@ def given(data, tmp_path, monkeypatch):
         "criterion": torch.nn.MSELoss(),
         "prepare_inputs": lambda batch: torch.tensor([[len(each)] for each in batch["question"]]),
         "prepare_targets": lambda batch: torch.ones(len(batch["answer"]), 1),
-        "your_collate_fn": SFTCollate(Chat("chatml", "gpt2")),
+        "your_collate_fn": SFTCollate(Chat("chatml", "gpt2", add_tokens="auto")),
         "device_batch_size": 16,
         "datasets": datasets,
         "dataloader": create_multiplex_dataloader(datasets),

@@ -47,11 +47,15 @@ def module(sides):
 
 
 def rows_of(batches):
-    """The ids of every row, without padding."""
+    """The ids of every row, without padding; of packed rows, with it."""
     return [
         tuple(row[kept.bool()].tolist())
         for batch in batches
-        for row, kept in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+        for row, kept in zip(
+            batch["input_ids"],
+            batch.get("attention_mask", torch.ones_like(batch["input_ids"])),
+            strict=True,
+        )
     ]
 
 
@@ -133,7 +137,7 @@ def test_a_batch_is_as_wide_as_its_longest_row(module, tmp_path):
 def test_a_larger_limit_changes_no_batch_without_longer_rows(module):
     one, other = (list(module(max_length=size).train_dataloader()) for size in (128, 1024))
 
-    assert len(one) == len(other) == 12
+    assert len(one) == len(other) == 13
     assert all(
         torch.equal(left[name], right[name])
         for left, right in zip(one, other, strict=True)
@@ -235,15 +239,25 @@ def test_packing_removes_the_padding_and_loses_nothing(module):
     batches = list(made.train_dataloader())
     batch = batches[0]
 
-    assert list(batch) == ["input_ids", "attention_mask", "labels", "position_ids"]
+    assert list(batch) == ["input_ids", "labels", "position_ids"]
     begins = batch["position_ids"] == 0
     assert (batch["labels"][begins] == -100).all()
-    inside = (batch["attention_mask"] == 1) & ~begins
-    assert torch.equal(batch["labels"][inside], batch["input_ids"][inside])
+    trained = batch["labels"] != -100
+    assert torch.equal(batch["labels"][trained], batch["input_ids"][trained])
+    assert (batch["input_ids"][~trained & ~begins] == made.pad_id).all()
     assert made.train_dataset.padding_share < 0.15
     assert made.train_dataset.num_tokens == sum(len(row) - 1 for row in ROWS)
     with pytest.raises(PlanError, match="loses nothing by itself"):
         module(packing=True, overflow="split")
+
+
+def test_the_first_batch_of_packed_rows_is_shown_too(module, capsys):
+    debug_datamodule(module(packing=True, max_length=64))
+    printed = capsys.readouterr().out
+
+    assert "Keys available: dict_keys(['input_ids', 'labels', 'position_ids'])" in printed
+    assert "Padding: Packs(" in printed
+    assert "% padding" in printed
 
 
 def test_an_epoch_holds_every_row_once_and_the_next_another_order(module):
@@ -255,12 +269,17 @@ def test_an_epoch_holds_every_row_once_and_the_next_another_order(module):
     assert one != other
 
 
-def test_rows_that_fill_no_batch_come_first_in_the_next_epoch(module):
+def test_rows_that_fill_no_batch_are_a_smaller_one_or_left_out(module):
     loader = module(batch_size=8).train_dataloader()
-    found = [row for _ in range(2) for row in rows_of(loader)]
+    sizes = [[len(batch["input_ids"]) for batch in loader] for _ in range(2)]
 
+    assert len(loader) == 7
+    assert sizes == [[8] * 6 + [2]] * 2
+    loader = module(batch_size=8, drop_last=True).train_dataloader()
+    epochs = [rows_of(loader) for _ in range(3)]
     assert len(loader) == 6
-    assert len(set(found[:50])) == 50
+    assert [len(set(epoch)) for epoch in epochs] == [48] * 3
+    assert len({row for epoch in epochs for row in epoch}) == 50  # others are left out each time
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -356,7 +375,7 @@ def test_a_module_goes_on_under_another_trainer_and_begins_anew_without_a_checkp
     made.trainer = a_trainer(0)
 
     assert state["data"]["position"] == 12
-    assert resumed[:36] == everything[12:]
+    assert resumed[:38] == everything[12:]
     assert rows_of(made.train_dataloader()) == everything
 
 
@@ -404,7 +423,9 @@ def test_a_state_of_other_data_is_refused(module):
 
 
 def test_stores_and_lists_are_data_too(module, sides, tmp_path):
-    built = build(sides["train"], tmp_path / "store", tokenizer="bytes", eos=False)
+    built = build(
+        sides["train"], tmp_path / "store", tokenizer="bytes", eos=False, documents="lines"
+    )
     made = module(data={"train": built.path, "validation": built})
 
     assert isinstance(made.val_dataset.stream.members[0], TokenStore)
@@ -458,13 +479,13 @@ def test_streaming_gives_windows_of_the_text_and_every_target_once(module):
     made.teardown("fit")
     counted = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches)
     stream = [token for row in ROWS for token in (*row.encode(), 256)]
-    rows = -(-(len(stream) - 1) // 16)
+    rows = -(-(len(stream) - 1) // 15)  # they overlap by one token
 
     assert list(batches[0]) == ["input_ids", "attention_mask", "labels"]
     assert len(batches) == rows
     assert all(batch["input_ids"].shape == (1, 16) for batch in batches)
     filled = sum(int(batch["attention_mask"].sum()) for batch in batches)
-    assert counted == filled - rows  # of each row, the first label is of no target
+    assert counted == filled - rows == len(stream) - 1
 
 
 @pytest.mark.parametrize("grown", [False, True])
@@ -486,7 +507,7 @@ def test_streaming_packs_what_the_finished_text_packs_and_goes_on(
     other = streaming("other" if grown else "one")
     other.load_state_dict(state)
 
-    assert list(rest[0]) == ["input_ids", "attention_mask", "labels", "position_ids"]
+    assert list(rest[0]) == ["input_ids", "labels", "position_ids"]
     assert len(packed.train_dataset.part_rows) > 3
     assert sorted(rows_of(begun + rest)) == sorted(rows_of(packed.train_dataloader()))
     assert rows_of(other.train_dataloader())[: len(rest)] == rows_of(rest)

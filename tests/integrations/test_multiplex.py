@@ -249,7 +249,7 @@ def test_the_statistics_tell_the_weights_in_force(pairs):
         "num_datasets", "total_examples", "sampling_strategy", "datasets",
     ]  # fmt: skip
     assert get_dataset_stats(loader)["datasets"][1] == {
-        "name": "b", "size": 50, "sampling_percentage": 30.0,
+        "name": "b", "size": 50, "sampling_percentage": 30.0, "asked": 0.0, "delivered": 0,
     }  # fmt: skip
     assert told(create_multiplex_dataloader(pairs, sampling_strategy="uniform")) == (
         "uniform", [50.0, 50.0],

@@ -424,7 +424,7 @@ def test_other_examples_are_another_order():
             loader.load_state_dict(state)
 
 
-@pytest.mark.parametrize("key", ["epoch", "start", "position", "stages", "order", "check"])
+@pytest.mark.parametrize("key", ["epoch", "start", "position", "changed", "order", "check"])
 def test_a_state_that_was_edited_is_refused(key):
     state = make().state_dict()
 
@@ -437,8 +437,8 @@ def test_what_is_no_state_or_of_another_version_is_refused():
     for wrong in (None, [], {}, {"position": 3}):
         with pytest.raises(ResumeError, match="is not the state of a multiplex DataLoader"):
             make().load_state_dict(wrong)
-    with pytest.raises(ResumeError, match="is of version 2"):
-        make().load_state_dict({**make().state_dict(), "version": 2})
+    with pytest.raises(ResumeError, match="is of version 3"):
+        make().load_state_dict({**make().state_dict(), "version": 3})
 
 
 def test_loading_data_leaves_the_global_generator_alone():

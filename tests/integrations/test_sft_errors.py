@@ -11,10 +11,12 @@ GOOD = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel
 
 @pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 2)])
 @pytest.mark.parametrize("num_rows", [8, 512, 600])
-def test_the_row_that_cannot_be_rendered_is_named(gpt2, num_rows, rank, world_size):
+def test_the_row_that_cannot_be_rendered_is_named(gpt2_chat, num_rows, rank, world_size):
     dataset = [GOOD] * num_rows
     dataset[5] = {"text": "no"}
-    batches = sft_data_generator(dataset, 2, Chat("chatml", gpt2), rank=rank, world_size=world_size)
+    batches = sft_data_generator(
+        dataset, 2, Chat("chatml", gpt2_chat), rank=rank, world_size=world_size
+    )
 
     with pytest.raises(ChatError) as error:
         next(batches)

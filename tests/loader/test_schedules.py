@@ -82,11 +82,13 @@ def test_shorter_rows_in_other_formats(store):
     windows = Windows(store, 16)
     named = Loader(windows, 4, lengths={0: 4})[0]
     first, second = Loader(windows, 4, lengths={0: 4}, format="tuple")[0]
-    labels = Loader(windows, 4, lengths={0: 4}, format="hf")[0]["labels"]
+    overlapping = Windows(store, 16, stride=12)
+    whole = Loader(overlapping, 4)[0]["inputs"]
+    labels = Loader(overlapping, 4, lengths={0: 4}, format="hf")[0]["labels"]
 
     assert torch.equal(first, named["inputs"])
     assert torch.equal(second, named["targets"])
-    assert torch.equal(labels, named["inputs"])
+    assert torch.equal(labels, whole.unfold(1, 4, 3)[:, :4].reshape(-1, 4))
 
 
 def test_shorter_rows_have_ids_and_borders_of_their_own(store):

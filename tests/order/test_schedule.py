@@ -4,8 +4,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
+from penstock.order.debts import debts_after, debts_of_present
 from penstock.order.mix import Mix
 from penstock.order.schedule import Schedule, Stage
+from penstock.order.settle import SettlingMix
+from penstock.order.weights import exact_weights
 
 
 @st.composite
@@ -21,8 +24,9 @@ CAPS = st.lists(st.one_of(st.none(), st.integers(1, 40)), min_size=3, max_size=3
 
 
 def naive_rows(stages, caps, num_rows, exhausted="error"):
-    """Deal position by position; begin a new mix where the weights change or a cap is met."""
+    """Draw row by row; begin a new mix, with debts, where the weights change or a cap is met."""
     seen, rows, current, start = [0] * 3, [], None, 0
+    debts, mix = np.zeros(3, dtype=np.int64), None
     for position in range(num_rows):
         asked = [stage.weights for stage in stages if stage.start <= position][-1]
         begins = any(stage.start == position for stage in stages)
@@ -32,8 +36,14 @@ def naive_rows(stages, caps, num_rows, exhausted="error"):
         if not any(asked):
             break
         if begins or asked != current:
+            if mix is not None:
+                drawn = [source for source, _ in rows[start:]]
+                counts = [drawn.count(source) for source in range(3)]
+                debts = debts_after(debts, mix.weights, position - start, counts)
             current, start = asked, position
-        source = int(Mix(asked).at([position - start])[0][0])
+            debts = debts_of_present(debts, exact_weights(asked))
+            mix = SettlingMix(exact_weights(asked), debts) if debts.any() else Mix(asked)
+        source = int(mix.at(np.array([position - start]))[0][0])
         if caps[source] is not None and seen[source] >= caps[source]:
             break
         rows.append((source, seen[source]))
@@ -47,11 +57,13 @@ def rows_of(schedule, num_rows):
 
 
 @given(stages())
+@settings(deadline=None)
 def test_equals_rows_dealt_one_by_one(stages):
     assert rows_of(Schedule(stages), 120) == naive_rows(stages, [None] * 3, 120)
 
 
 @given(stages(), CAPS)
+@settings(deadline=None)
 def test_ends_where_a_source_would_pass_its_cap(stages, caps):
     schedule = Schedule(stages, caps=caps)
     naive = naive_rows(stages, caps, 200)
@@ -63,7 +75,7 @@ def test_ends_where_a_source_would_pass_its_cap(stages, caps):
 
 
 @given(stages(), CAPS)
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_redistributes_from_the_very_row_at_which_a_cap_is_reached(stages, caps):
     schedule = Schedule(stages, caps=caps, exhausted="redistribute")
     naive = naive_rows(stages, caps, 200, "redistribute")
@@ -91,21 +103,6 @@ def test_counts_are_what_at_has_dealt(stages, num_rows):
     sources, _ = schedule.at(range(num_rows))
 
     assert schedule.counts(num_rows) == np.bincount(sources, minlength=3).tolist()
-
-
-@given(stages())
-def test_every_prefix_of_every_stage_is_within_two_rows(stages):
-    schedule = Schedule(stages, caps=[30, None, None], exhausted="redistribute")
-    starts = [stage.start for stage in schedule.stages] + [min(schedule.end, 200)]
-    for stage, stop in zip(schedule.stages, starts[1:], strict=True):
-        if stage.start >= stop:
-            continue
-        sources, _ = schedule.at(range(stage.start, stop))
-        shares = np.array(stage.weights) / sum(stage.weights)
-        counts = np.cumsum(np.eye(3, dtype=int)[sources], axis=0)
-        asked = np.outer(np.arange(1, len(sources) + 1), shares)
-
-        assert np.abs(counts - asked).max() < 2
 
 
 def test_a_source_goes_on_where_it_was_when_weights_change():

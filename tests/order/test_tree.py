@@ -25,7 +25,7 @@ def test_stages_and_sources_without_tokens(numbers):
     plan = Plan(sources, weights={"web": 0.7, "code": 0.3}, max_epochs=caps)
 
     assert str(plan) == picture("""
-        plan 1e4400b5, seed 0, shuffle full; in the first 90 rows:
+        plan 91d2c986, seed 0, shuffle full; in the first 90 rows:
         ├── web   80 rows  asked 70 %  delivered 70 rows  77.78 %  0.88 epochs
         ├── code  10 rows  asked 30 %  delivered 20 rows  22.22 %  2.00 epochs
         ├── from position 0: web 70 %, code 30 %

@@ -92,7 +92,7 @@ def stores(tmp_path):
     made = []
     for name, count in (("a", 40), ("b", 70), ("c", 9)):
         texts = penstock.Texts([f"{name} says {number}" for number in range(count)])
-        made.append(penstock.build(texts, tmp_path / name, tokenizer="bytes"))
+        made.append(penstock.build(texts, tmp_path / name, tokenizer="bytes", documents="lines"))
     return made
 
 

@@ -10,9 +10,7 @@ import penstock
 from penstock import Loader, Packs, Plan, Windows
 from penstock.errors import ResumeError
 from penstock.testing import assert_resumable
-from penstock.transform.mask import MaskedTokens
-from penstock.transform.middle import FillInTheMiddle
-from penstock.transform.rows import Transformed
+from penstock.transforms import FillInTheMiddle, MaskTokens, Transformed
 
 LENGTH = 24
 torch.set_num_threads(1)
@@ -184,7 +182,7 @@ def test_documents_are_rearranged_inside_their_borders(store):
 
 
 def test_masked_tokens_are_predicted_in_place_and_never_padding(store):
-    masking = MaskedTokens(mask_id=60_001, vocab_size=60_002, rate=0.5)
+    masking = MaskTokens(mask_id=60_001, vocab_size=60_002, rate=0.5)
     rows = Packs(store, LENGTH)
     plain = Loader(rows, 32, seed=3)[0]["inputs"]
     batch = Loader(Transformed(rows, masking, seed=1), 32, seed=3, format="hf")[0]

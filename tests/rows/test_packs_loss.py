@@ -14,8 +14,7 @@ from penstock.errors import PlanError
 from penstock.rows.loss import Supervised
 from penstock.store.manifest import FILE_NAME, PartRecord, part_file, read_manifest, spell
 from penstock.store.npy import header
-from penstock.transform.mask import MaskedTokens
-from penstock.transform.rows import Transformed
+from penstock.transforms import MaskTokens, Transformed
 
 chats = st.lists(
     st.lists(st.lists(st.booleans(), min_size=1, max_size=30), min_size=1, max_size=8),
@@ -130,9 +129,9 @@ def test_unshifted_labels_carry_the_marks(write_store, tmp_path):
 
 def test_a_transform_over_windows_that_would_lose_the_marks_is_refused(write_store, tmp_path):
     store, _, _ = chat_store(write_store, tmp_path / "chat", [[[0, 1] * 8]])
-    masking = MaskedTokens(mask_id=500, vocab_size=501)
+    masking = MaskTokens(mask_id=500, vocab_size=501)
 
     with pytest.raises(PlanError, match=r'Source "data" is a Transformed over a store with loss m'):
         Loader(Transformed(Windows(store, 4), masking), 2)
-    with pytest.raises(PlanError, match="MaskedTokens would change tokens that 'target_mask' of"):
+    with pytest.raises(PlanError, match="which would make 'target_mask' of these rows wrong"):
         Loader(Transformed(Supervised(Windows(store, 4)), masking), 2)[0]

@@ -251,7 +251,11 @@ def test_a_store_that_changed_underneath_is_noticed(write_store, tmp_path):
         ({"length": 0}, r"length=0 and stride=0 must be at least 1\."),
         ({"length": 4, "stride": 0}, r"length=4 and stride=0 must be at least 1\."),
         ({"length": 4, "tail": "keep"}, r"tail='keep' is not \"drop\" or \"pad\"\."),
-        ({"length": 4, "stride": 2, "tail": "pad"}, r'tail="pad" fills up the last of rows that'),
+        (
+            {"length": 4, "stride": 5, "tail": "pad"},
+            r'tail="pad" keeps the last tokens, but stride=5',
+        ),
+        ({"length": 4, "borders": "none"}, r"borders='none' is not True, False or"),
         (
             {"length": 100},
             r"100 tokens do not make one row of 100 inputs and their targets \(101 tokens\)\. Use",

@@ -137,12 +137,12 @@ def test_an_input_that_changes_while_it_is_read_is_refused(read, tmp_path):
 
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\n")
-    files = list_files(path, Reading())
-    (piece,) = cut(files, Reading())
+    files = list_files(path, Reading(documents="lines"))
+    (piece,) = cut(files, Reading(documents="lines"))
     for change in ("one\ntwo\nthree\n", "one\n", None):
         path.write_text(change) if change else path.unlink()
         with pytest.raises(SourceError, match=r"changed while|ended at byte|is gone now"):
-            list(read_slice(files, piece, Reading()))
+            list(read_slice(files, piece, Reading(documents="lines")))
 
 
 def _parquet(texts):

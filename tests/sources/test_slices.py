@@ -19,8 +19,9 @@ contents = st.lists(st.sampled_from([b"line", b"\n", b"\n\n", b"x" * 50]), max_s
 
 
 def slices(folder, slice_bytes, **options):
-    files = list_files(folder, Reading(**options))
-    return files, list(cut(files, Reading(**options), slice_bytes=slice_bytes))
+    reading = Reading(**{"documents": "lines", **options})
+    files = list_files(folder, reading)
+    return files, list(cut(files, reading, slice_bytes=slice_bytes))
 
 
 @given(

@@ -29,6 +29,6 @@ def inputs(tmp_path):
 @pytest.fixture
 def built(inputs, tmp_path, bytewise, small_slices):
     """A store of several parts."""
-    store = penstock.build(inputs, tmp_path / "store", tokenizer=bytewise)
+    store = penstock.build(inputs, tmp_path / "store", tokenizer=bytewise, documents="lines")
     assert len(store.manifest.parts) > 4
     return store

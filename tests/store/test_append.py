@@ -29,7 +29,7 @@ def texts(store):
 
 def test_appending_leaves_old_files_alone_and_adds_documents_at_the_end(built, more, sums):
     before, old = sums(built.path), texts(built)
-    grown = penstock.build(more[0], built.path, tokenizer="bytes", append=True)
+    grown = penstock.build(more[0], built.path, tokenizer="bytes", append=True, documents="lines")
     after = sums(built.path)
 
     assert {name: after[name] for name in before if name != "penstock.json"} == {
@@ -42,7 +42,7 @@ def test_appending_leaves_old_files_alone_and_adds_documents_at_the_end(built, m
 
 def test_appending_twice_keeps_every_build_with_its_origins_and_rejects(inputs, built, more):
     for path in more:
-        grown = penstock.build(path, built.path, tokenizer="bytes", append=True)
+        grown = penstock.build(path, built.path, tokenizer="bytes", append=True, documents="lines")
     builds = grown.manifest.contents["builds"]
 
     assert [len(each["inputs"]) for each in builds] == [2, 1, 1]
@@ -57,18 +57,20 @@ def test_appending_twice_keeps_every_build_with_its_origins_and_rejects(inputs, 
 
 def test_two_appends_give_the_documents_of_one_build(inputs, built, more, tmp_path):
     for path in more:
-        grown = penstock.build(path, built.path, tokenizer="bytes", append=True)
-    whole = penstock.build([inputs, *more], tmp_path / "whole", tokenizer="bytes")
+        grown = penstock.build(path, built.path, tokenizer="bytes", append=True, documents="lines")
+    whole = penstock.build(
+        [inputs, *more], tmp_path / "whole", tokenizer="bytes", documents="lines"
+    )
 
     assert sorted(texts(grown)) == sorted(texts(whole))
 
 
 def test_the_same_input_is_not_appended_twice(inputs, built, more, sums):
-    penstock.build(more[0], built.path, tokenizer="bytes", append=True)
+    penstock.build(more[0], built.path, tokenizer="bytes", append=True, documents="lines")
     before = sums(built.path)
     for again in ([more[0]], [inputs], more):
         with pytest.raises(StoreError, match=r"in .*store already; appended again"):
-            penstock.build(again, built.path, tokenizer="bytes", append=True)
+            penstock.build(again, built.path, tokenizer="bytes", append=True, documents="lines")
 
     assert sums(built.path) == before
 
@@ -84,7 +86,9 @@ def test_the_same_input_is_not_appended_twice(inputs, built, more, sums):
 def test_ids_of_two_kinds_cannot_share_a_store(change, field, built, more, sums):
     before = sums(built.path)
     with pytest.raises(StoreError, match=field):
-        penstock.build(more[0], built.path, **{"tokenizer": "bytes", **change}, append=True)
+        penstock.build(
+            more[0], built.path, **{"tokenizer": "bytes", **change}, append=True, documents="lines"
+        )
 
     assert {name: d for name, d in sums(built.path).items() if name in before} == before
 
@@ -93,12 +97,14 @@ def test_only_a_finished_store_can_grow(more, tmp_path):
     for name in ("nothing", "empty"):
         (tmp_path / "empty").mkdir(exist_ok=True)
         with pytest.raises(StoreError, match=r"does not exist|has no penstock\.json"):
-            penstock.build(more[0], tmp_path / name, tokenizer="bytes", append=True)
+            penstock.build(
+                more[0], tmp_path / name, tokenizer="bytes", append=True, documents="lines"
+            )
 
 
 def test_a_reader_that_was_open_before_an_append_goes_on_with_what_it_saw(built, more):
     before = texts(built)
-    grown = penstock.build(more[0], built.path, tokenizer="bytes", append=True)
+    grown = penstock.build(more[0], built.path, tokenizer="bytes", append=True, documents="lines")
 
     assert texts(built) == before
     assert (len(built), len(grown)) == (500, 700)
@@ -125,7 +131,7 @@ while True:
     )
     reader.stdout.readline()
     for path in more:
-        penstock.build(path, built.path, tokenizer="bytes", append=True)
+        penstock.build(path, built.path, tokenizer="bytes", append=True, documents="lines")
 
     assert reader.wait(timeout=30) == 0
     reader.stdout.close()
@@ -133,9 +139,9 @@ while True:
 
 def test_documents_appended_to_a_hash_split_stay_on_their_side(inputs, more, tmp_path):
     place = tmp_path / "split"
-    penstock.build(inputs, place, tokenizer="bytes", split="hash:0.2")
+    penstock.build(inputs, place, tokenizer="bytes", split="hash:0.2", documents="lines")
     old = {side: set(texts(penstock.TokenStore(place / side))) for side in ("train", "val")}
-    penstock.build(more, place, tokenizer="bytes", split="hash:0.2", append=True)
+    penstock.build(more, place, tokenizer="bytes", split="hash:0.2", append=True, documents="lines")
     new = {side: set(texts(penstock.TokenStore(place / side))) for side in ("train", "val")}
 
     assert all(old[side] < new[side] for side in old)
@@ -146,20 +152,29 @@ def test_documents_appended_to_a_hash_split_stay_on_their_side(inputs, more, tmp
 
 
 def test_a_tail_split_cannot_grow(inputs, more, tmp_path):
-    penstock.build(inputs, tmp_path / "split", tokenizer="bytes", split="tail:0.2")
+    penstock.build(
+        inputs, tmp_path / "split", tokenizer="bytes", split="tail:0.2", documents="lines"
+    )
 
     with pytest.raises(StoreError, match=r'cannot grow: its validation side .*split="hash"'):
-        penstock.build(more, tmp_path / "split", tokenizer="bytes", split="tail:0.2", append=True)
+        penstock.build(
+            more,
+            tmp_path / "split",
+            tokenizer="bytes",
+            split="tail:0.2",
+            append=True,
+            documents="lines",
+        )
 
 
 def test_what_was_appended_is_not_called_new(tmp_path):
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text(f"text of {name}\n")
     files = [tmp_path / f"{name}.txt" for name in "abc"]
-    penstock.build(files[0], tmp_path / "s", tokenizer="bytes")
-    penstock.build(files[1], tmp_path / "s", tokenizer="bytes", append=True)
+    penstock.build(files[0], tmp_path / "s", tokenizer="bytes", documents="lines")
+    penstock.build(files[1], tmp_path / "s", tokenizer="bytes", append=True, documents="lines")
 
     with pytest.raises(StoreError, match=r"built otherwise: in 2 builds, by appending\. Delete it"):
-        penstock.build(files[:2], tmp_path / "s", tokenizer="bytes")
+        penstock.build(files[:2], tmp_path / "s", tokenizer="bytes", documents="lines")
     with pytest.raises(StoreError, match=r"otherwise: inputs: \S*c\.txt is new\. .* add \S*c\.txt"):
-        penstock.build(files, tmp_path / "s", tokenizer="bytes")
+        penstock.build(files, tmp_path / "s", tokenizer="bytes", documents="lines")

@@ -18,15 +18,17 @@ pytestmark = pytest.mark.usefixtures("small_slices")
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_bytes_do_not_depend_on_the_number_of_threads(threads, inputs, built, tmp_path, sums):
-    penstock.build(inputs, tmp_path / "again", tokenizer="bytes", threads=threads)
+    penstock.build(
+        inputs, tmp_path / "again", tokenizer="bytes", threads=threads, documents="lines"
+    )
 
     assert sums(tmp_path / "again") == sums(built.path)
 
 
 @pytest.mark.parametrize("engine", ["gigatoken", "tokenizers"])
 def test_bytes_do_not_depend_on_the_engine(engine, inputs, tmp_path, sums, gpt2):
-    penstock.build(inputs, tmp_path / "auto", tokenizer=gpt2)
-    penstock.build(inputs, tmp_path / engine, tokenizer="gpt2", engine=engine)
+    penstock.build(inputs, tmp_path / "auto", tokenizer=gpt2, documents="lines")
+    penstock.build(inputs, tmp_path / engine, tokenizer="gpt2", engine=engine, documents="lines")
 
     assert sums(tmp_path / engine) == sums(tmp_path / "auto")
 
@@ -34,12 +36,12 @@ def test_bytes_do_not_depend_on_the_engine(engine, inputs, tmp_path, sums, gpt2)
 def test_bytes_do_not_depend_on_where_and_when(inputs, tmp_path, sums, monkeypatch):
     """Only on what the inputs are called and hold."""
     monkeypatch.chdir(inputs)
-    penstock.build(["a.txt", "b.jsonl"], tmp_path / "one", tokenizer="bytes")
+    penstock.build(["a.txt", "b.jsonl"], tmp_path / "one", tokenizer="bytes", documents="lines")
     (tmp_path / "moved").mkdir()
     for name in ("a.txt", "b.jsonl"):
         (tmp_path / "moved" / name).write_bytes((inputs / name).read_bytes())
     monkeypatch.chdir(tmp_path / "moved")
-    penstock.build(["b.jsonl", "a.txt"], tmp_path / "two", tokenizer="bytes")
+    penstock.build(["b.jsonl", "a.txt"], tmp_path / "two", tokenizer="bytes", documents="lines")
 
     assert sums(tmp_path / "one") == sums(tmp_path / "two")
 
@@ -59,7 +61,9 @@ def test_every_file_of_a_store_is_in_its_manifest(built):
 
 def test_a_slice_without_documents_leaves_no_files(tmp_path):
     (tmp_path / "a.txt").write_bytes(b" \n" * 9_000 + b"one document\n" + b"\t\n" * 9_000)
-    store = penstock.build(tmp_path / "a.txt", tmp_path / "store", tokenizer="bytes")
+    store = penstock.build(
+        tmp_path / "a.txt", tmp_path / "store", tokenizer="bytes", documents="lines"
+    )
 
     assert (len(store), len(store.manifest.parts)) == (1, 1)
     assert len(list(store.path.glob("*.npy"))) == 3
@@ -92,7 +96,7 @@ def test_the_reject_log_says_what_where_and_why(inputs, built):
 
 def test_a_second_build_changes_nothing(inputs, built):
     before = {path: path.stat().st_mtime_ns for path in built.path.glob("[!.]*")}
-    again = penstock.build(inputs, built.path, tokenizer="bytes")
+    again = penstock.build(inputs, built.path, tokenizer="bytes", documents="lines")
 
     assert again.digest == built.digest
     assert before == {path: path.stat().st_mtime_ns for path in built.path.glob("[!.]*")}
@@ -113,8 +117,9 @@ def test_a_second_build_changes_nothing(inputs, built):
 def test_a_finished_store_is_not_taken_for_another(change, field, inputs, built):
     inputs = inputs / change.pop("inputs", "")
 
+    settings = {"tokenizer": "bytes", "documents": "lines", **change}
     with pytest.raises(StoreError, match=rf"built otherwise: .*{field}"):
-        penstock.build(inputs, built.path, **{"tokenizer": "bytes", **change})
+        penstock.build(inputs, built.path, **settings)
 
 
 def test_other_texts_are_other_inputs(tmp_path):
@@ -130,11 +135,11 @@ def test_other_texts_are_other_inputs(tmp_path):
 def test_a_changed_input_is_told_by_its_name_and_is_nothing_to_append(tmp_path):
     path, store = tmp_path / "g.txt", tmp_path / "store"
     path.write_text("one\n")
-    penstock.build(path, store, tokenizer="bytes")
+    penstock.build(path, store, tokenizer="bytes", documents="lines")
     path.write_text("one\ntwo\n")
 
     with pytest.raises(StoreError, match=r"otherwise: inputs: .*g\.txt: 4 bytes -> 8\.") as caught:
-        penstock.build(path, store, tokenizer="bytes")
+        penstock.build(path, store, tokenizer="bytes", documents="lines")
     assert "append" not in str(caught.value)
     assert str(caught.value).endswith("Delete it to build anew, or choose another directory.")
 
@@ -143,14 +148,14 @@ def test_a_build_that_was_killed_names_what_changed_since(tmp_path):
     path, store = tmp_path / "g.txt", tmp_path / "store"
     path.write_text("one\n")
     with pytest.raises(KeyboardInterrupt):
-        penstock.build(path, store, tokenizer="bytes", progress=_stop)
+        penstock.build(path, store, tokenizer="bytes", progress=_stop, documents="lines")
     path.write_text("two\n")
 
     with pytest.raises(StoreError, match=r"stamps: \S*g\.txt was changed or replaced\. Repeat"):
-        penstock.build(path, store, tokenizer="bytes")
+        penstock.build(path, store, tokenizer="bytes", documents="lines")
     path.write_text("three\n")
     with pytest.raises(StoreError, match=r"settings: inputs: \S*g\.txt: 4 bytes -> 6\. Repeat"):
-        penstock.build(path, store, tokenizer="bytes")
+        penstock.build(path, store, tokenizer="bytes", documents="lines")
 
 
 def _stop(now):
@@ -165,18 +170,18 @@ def test_appending_is_offered_where_it_would_be_taken(options, offered, tmp_path
     old, new, store = tmp_path / "old.txt", tmp_path / "new.txt", tmp_path / "store"
     old.write_text("one\n")
     new.write_text("two\n")
-    penstock.build(old, store, tokenizer="bytes")
+    penstock.build(old, store, tokenizer="bytes", documents="lines")
 
     with pytest.raises(StoreError, match=r"new\.txt is new") as caught:
-        penstock.build([old, new], store, tokenizer="bytes", **options)
+        penstock.build([old, new], store, **{"tokenizer": "bytes", "documents": "lines", **options})
     assert (f"or add {new} alone, by a build with append=True" in str(caught.value)) is offered
 
 
 def test_a_file_is_not_taken_for_a_directory(inputs):
     with pytest.raises(StoreError, match=r"a\.txt is a file, and a store is a directory\. Choose"):
-        penstock.build(inputs, inputs / "a.txt" / "sub", tokenizer="bytes")
+        penstock.build(inputs, inputs / "a.txt" / "sub", tokenizer="bytes", documents="lines")
     with pytest.raises(StoreError, match=r"a\.txt is a file, and a store is a directory\. Choose"):
-        penstock.build(inputs, inputs / "a.txt", tokenizer="bytes")
+        penstock.build(inputs, inputs / "a.txt", tokenizer="bytes", documents="lines")
 
 
 def test_a_directory_of_something_else_is_not_written_into(inputs, tmp_path):
@@ -184,7 +189,7 @@ def test_a_directory_of_something_else_is_not_written_into(inputs, tmp_path):
     (tmp_path / "mine" / "thesis.tex").write_text("all of it")
 
     with pytest.raises(StoreError, match=r"not empty and not a store; it holds thesis\.tex"):
-        penstock.build(inputs, tmp_path / "mine", tokenizer="bytes")
+        penstock.build(inputs, tmp_path / "mine", tokenizer="bytes", documents="lines")
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "all of it"
 
 
@@ -207,7 +212,9 @@ def test_a_request_that_cannot_be_meant_leaves_nothing_behind(
     options, error, message, inputs, tmp_path
 ):
     with pytest.raises(error, match=message):
-        penstock.build(inputs, tmp_path / "store", **{"tokenizer": "bytes", **options})
+        penstock.build(
+            inputs, tmp_path / "store", **{"tokenizer": "bytes", "documents": "lines", **options}
+        )
     left = tmp_path / "store"
     assert not left.exists() or not [
         path for path in left.iterdir() if path.name not in (".lock", ".stamps.json")
@@ -219,7 +226,9 @@ def test_documents_end_and_begin_as_asked_and_never_twice(tmp_path, gpt2):
     texts = Texts(["one", "<|endoftext|>two<|endoftext|>", "<|endoftext|>"])
 
     def documents(**options):
-        store = penstock.build(texts, tmp_path / str(len(list(tmp_path.iterdir()))), **options)
+        store = penstock.build(
+            texts, tmp_path / str(len(list(tmp_path.iterdir()))), **options, documents="lines"
+        )
         return [document.tolist() for document in store]
 
     end, one, two = 50_256, 505, 11_545
@@ -242,7 +251,7 @@ def test_documents_without_a_token_are_skipped_and_counted(tmp_path):
     for split in (None, "hash:0.5"):
         place = tmp_path / str(split)
         texts = Texts(["xyz", "apple", "brrr", "ice"] * 10)
-        store = penstock.build(texts, place, tokenizer=Vowels(), split=split)
+        store = penstock.build(texts, place, tokenizer=Vowels(), split=split, documents="lines")
         other = penstock.TokenStore(place / "val") if split else []
         counts = store.manifest.contents["builds"][0]["counts"]
 
@@ -286,10 +295,13 @@ def test_nothing_at_all_makes_an_empty_store(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"")
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b""))
     for name in ("a.txt", "b.txt.gz"):
-        store = penstock.build(tmp_path / name, tmp_path / f"{name}.store", tokenizer="bytes")
+        store = penstock.build(
+            tmp_path / name, tmp_path / f"{name}.store", tokenizer="bytes", documents="lines"
+        )
 
         assert (len(store), store.num_tokens, list(store)) == (0, 0, [])
-        assert store.manifest.contents["builds"][0]["counts"] == asdict(Tally())
+        counts = {name: count for name, count in asdict(Tally()).items() if name != "continued"}
+        assert store.manifest.contents["builds"][0]["counts"] == counts
         penstock.verify(store.path)
 
 
@@ -303,19 +315,25 @@ def test_ten_bad_records_are_always_borne_and_then_a_share(tmp_path):
     eleven = _bad_lines(tmp_path / "eleven.txt", 5, 11)
     few = _bad_lines(tmp_path / "few.txt", 20_000, 19)
 
-    assert len(penstock.build(ten, tmp_path / "1", tokenizer="bytes")) == 5
-    assert len(penstock.build(few, tmp_path / "2", tokenizer="bytes")) == 20_000
+    assert len(penstock.build(ten, tmp_path / "1", tokenizer="bytes", documents="lines")) == 5
+    assert len(penstock.build(few, tmp_path / "2", tokenizer="bytes", documents="lines")) == 20_000
     with pytest.raises(SourceError, match=r"11 of 16 records were rejected, more than the 10"):
-        penstock.build(eleven, tmp_path / "3", tokenizer="bytes")
+        penstock.build(eleven, tmp_path / "3", tokenizer="bytes", documents="lines")
 
 
 def test_a_limit_of_one_or_more_is_a_number_of_records(tmp_path):
     path = _bad_lines(tmp_path / "a.txt", 5, 3)
 
-    assert len(penstock.build(path, tmp_path / "1", tokenizer="bytes", max_bad=3)) == 5
+    assert (
+        len(penstock.build(path, tmp_path / "1", tokenizer="bytes", max_bad=3, documents="lines"))
+        == 5
+    )
     with pytest.raises(SourceError, match=r"more than the 2 that max_bad=2 allows"):
-        penstock.build(path, tmp_path / "2", tokenizer="bytes", max_bad=2)
-    assert len(penstock.build(path, tmp_path / "3", tokenizer="bytes", max_bad=0.0)) == 5
+        penstock.build(path, tmp_path / "2", tokenizer="bytes", max_bad=2, documents="lines")
+    assert (
+        len(penstock.build(path, tmp_path / "3", tokenizer="bytes", max_bad=0.0, documents="lines"))
+        == 5
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 8])
@@ -325,7 +343,9 @@ def test_bad_records_are_judged_in_the_order_of_the_input(threads, tmp_path):
     path.write_bytes(b"bad \xff line\n" * 11 + b"good line\n" * 20_000)
 
     with pytest.raises(SourceError, match=r"a\.txt, offset 0: invalid_utf8"):
-        penstock.build(path, tmp_path / "store", tokenizer="bytes", threads=threads)
+        penstock.build(
+            path, tmp_path / "store", tokenizer="bytes", threads=threads, documents="lines"
+        )
     with pytest.raises(StoreError, match="was not finished"):
         penstock.TokenStore(tmp_path / "store")
 
@@ -333,16 +353,18 @@ def test_bad_records_are_judged_in_the_order_of_the_input(threads, tmp_path):
 def test_a_build_that_stopped_at_bad_records_goes_on_with_a_higher_limit(tmp_path, sums):
     path = _bad_lines(tmp_path / "a.txt", 2_000, 11)
     with pytest.raises(SourceError, match="raise max_bad; the build then goes on"):
-        penstock.build(path, tmp_path / "store", tokenizer="bytes", max_bad=0)
-    penstock.build(path, tmp_path / "store", tokenizer="bytes", max_bad=0.5)
-    penstock.build(path, tmp_path / "clean", tokenizer="bytes", max_bad=0.5)
+        penstock.build(path, tmp_path / "store", tokenizer="bytes", max_bad=0, documents="lines")
+    penstock.build(path, tmp_path / "store", tokenizer="bytes", max_bad=0.5, documents="lines")
+    penstock.build(path, tmp_path / "clean", tokenizer="bytes", max_bad=0.5, documents="lines")
 
     assert sums(tmp_path / "store") == sums(tmp_path / "clean")
 
 
 def test_progress_is_told_until_everything_is_done(inputs, tmp_path):
     seen = []
-    store = penstock.build(inputs, tmp_path / "store", tokenizer="bytes", progress=seen.append)
+    store = penstock.build(
+        inputs, tmp_path / "store", tokenizer="bytes", progress=seen.append, documents="lines"
+    )
 
     assert seen[-1].num_documents == len(store)
     assert seen[-1].num_tokens == store.num_tokens
@@ -358,8 +380,10 @@ def test_a_progress_callback_that_raises_stops_the_build_and_it_goes_on_later(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        penstock.build(inputs, tmp_path / "late", tokenizer="bytes", progress=interrupt)
-    penstock.build(inputs, tmp_path / "late", tokenizer="bytes")
+        penstock.build(
+            inputs, tmp_path / "late", tokenizer="bytes", progress=interrupt, documents="lines"
+        )
+    penstock.build(inputs, tmp_path / "late", tokenizer="bytes", documents="lines")
 
     assert sums(tmp_path / "late") == sums(built.path)
 
@@ -367,27 +391,27 @@ def test_a_progress_callback_that_raises_stops_the_build_and_it_goes_on_later(
 def test_a_finished_store_whose_input_was_changed_since_is_not_taken_for_the_new_one(tmp_path):
     text = tmp_path / "a.txt"
     text.write_bytes(b"first words\n")
-    penstock.build(text, tmp_path / "store", tokenizer="bytes")
+    penstock.build(text, tmp_path / "store", tokenizer="bytes", documents="lines")
     before = text.stat().st_mtime_ns
     text.write_bytes(b"other words\n")
     os.utime(text, ns=(before, before + 1))
 
     with pytest.raises(StoreError, match=r"a\.txt was changed or replaced after it was built"):
-        penstock.build(text, tmp_path / "store", tokenizer="bytes")
+        penstock.build(text, tmp_path / "store", tokenizer="bytes", documents="lines")
     os.utime(text, ns=(before, before))
-    assert len(penstock.build(text, tmp_path / "store", tokenizer="bytes")) == 1
+    assert len(penstock.build(text, tmp_path / "store", tokenizer="bytes", documents="lines")) == 1
 
 
 @pytest.mark.parametrize("contents", [None, b"", b"[1]", b"{"])
 def test_lost_stamps_are_written_anew(tmp_path, contents):
     text = tmp_path / "a.txt"
     text.write_bytes(b"first words\n")
-    penstock.build(text, tmp_path / "store", tokenizer="bytes")
+    penstock.build(text, tmp_path / "store", tokenizer="bytes", documents="lines")
     stamps = tmp_path / "store" / ".stamps.json"
     stamps.unlink() if contents is None else stamps.write_bytes(contents)
 
-    penstock.build(text, tmp_path / "store", tokenizer="bytes")
+    penstock.build(text, tmp_path / "store", tokenizer="bytes", documents="lines")
     os.utime(text, ns=(0, 1))
 
     with pytest.raises(StoreError, match="was changed or replaced"):
-        penstock.build(text, tmp_path / "store", tokenizer="bytes")
+        penstock.build(text, tmp_path / "store", tokenizer="bytes", documents="lines")

@@ -48,9 +48,9 @@ def chats(tmp_path):
 
 
 @pytest.fixture
-def build(gpt2):
+def build(gpt2_chat):
     """`penstock.build` with a tokenizer that is loaded already."""
-    return partial(penstock.build, tokenizer=gpt2)
+    return partial(penstock.build, tokenizer=gpt2_chat)
 
 
 def documents(store):
@@ -63,9 +63,9 @@ def documents(store):
     return found
 
 
-def test_a_chat_store_holds_what_render_gives(chats, tmp_path, build, gpt2):
+def test_a_chat_store_holds_what_render_gives(chats, tmp_path, build, gpt2_chat):
     store = build(chats, tmp_path / "store", chat="chatml")
-    chat = Chat("chatml", gpt2)
+    chat = Chat("chatml", gpt2_chat)
 
     assert len(store) == 300
     for number, (tokens, loss) in enumerate(documents(store)):
@@ -176,7 +176,7 @@ def test_a_split_divides_conversations(chats, tmp_path, build):
 
 
 @pytest.mark.parametrize("kind", ["lines", "array", "parquet", "arrow", "texts", "gzip"])
-def test_every_kind_of_input_gives_the_same_tokens(kind, tmp_path, build, gpt2):
+def test_every_kind_of_input_gives_the_same_tokens(kind, tmp_path, build, gpt2_chat):
     records = [record(number) for number in range(20)]
     lines = [json.dumps(each) for each in records]
     inputs = {
@@ -188,7 +188,7 @@ def test_every_kind_of_input_gives_the_same_tokens(kind, tmp_path, build, gpt2):
         "texts": lambda: penstock.Texts(lines),
     }[kind]()
     store = build(inputs, tmp_path / "store", chat="chatml")
-    chat = Chat("chatml", gpt2)
+    chat = Chat("chatml", gpt2_chat)
     expected = [chat.render(each) for each in records]
 
     assert [tokens.tolist() for tokens, _ in documents(store)] == [
@@ -225,7 +225,7 @@ def test_an_array_that_is_damaged_is_refused(tmp_path, build):
 
 @pytest.mark.parametrize("number", [1, 2, 20])
 @pytest.mark.parametrize("spelled", ["lines", "blank", "array", "one line", "indented"])
-def test_conversations_may_be_bare_lists_of_messages(number, spelled, tmp_path, build, gpt2):
+def test_conversations_may_be_bare_lists_of_messages(number, spelled, tmp_path, build, gpt2_chat):
     """As lines, or as one array of them; a single list of messages is one conversation."""
     records = [record(each)["messages"] for each in range(number)]
     lines = [json.dumps(each, ensure_ascii=False) for each in records]
@@ -238,7 +238,7 @@ def test_conversations_may_be_bare_lists_of_messages(number, spelled, tmp_path, 
     }[spelled]
     path = _written(tmp_path / "a.json", data.encode())
     store = build(path, tmp_path / "store", chat="chatml")
-    chat = Chat("chatml", gpt2)
+    chat = Chat("chatml", gpt2_chat)
     expected = records[:1] if spelled == "indented" else records
 
     assert [tokens.tolist() for tokens, _ in documents(store)] == [
@@ -266,7 +266,7 @@ def test_lists_that_are_lines_are_not_read_whole(tmp_path, build, monkeypatch):
         build(array, tmp_path / "other", chat="chatml")
 
 
-def test_an_end_token_is_put_and_trained_on_where_the_template_has_none(tmp_path, gpt2, build):
+def test_an_end_token_is_put_and_trained_on_where_the_template_has_none(tmp_path, gpt2_chat, build):
     texts = penstock.Texts([json.dumps(record(1))])
     ended = build(texts, tmp_path / "a", chat="chatml")
     put = build(texts, tmp_path / "b", chat=PLAIN)
@@ -274,21 +274,21 @@ def test_an_end_token_is_put_and_trained_on_where_the_template_has_none(tmp_path
     begun = build(texts, tmp_path / "d", chat=PLAIN, bos=True, eos="<|endoftext|>")
 
     assert ended.manifest.contents["eos_id"] is None
-    assert gpt2.eos_id not in ended.document(0)
+    assert gpt2_chat.eos_id not in ended.document(0)
     tokens, loss = documents(put)[0]
-    assert (tokens[-1], tokens[:-1].tolist()) == (gpt2.eos_id, without.document(0).tolist())
-    assert gpt2.decode(tokens[loss == 1]).decode() == " It is 2.\n<|endoftext|>"
+    assert (tokens[-1], tokens[:-1].tolist()) == (gpt2_chat.eos_id, without.document(0).tolist())
+    assert gpt2_chat.decode(tokens[loss == 1]).decode() == " It is 2.\n<|endoftext|>"
     asked = {"messages": [*record(1)["messages"], record(2)["messages"][0]]}
     last = build(penstock.Texts([json.dumps(asked)]), tmp_path / "e", chat=PLAIN)
     assert documents(last)[0][1][-1] == 0  # it ends what the user said
     tokens, loss = documents(begun)[0]
-    assert tokens[0] == tokens[-1] == gpt2.eos_id
-    assert (tokens == gpt2.eos_id).sum() == 2
+    assert tokens[0] == tokens[-1] == gpt2_chat.eos_id
+    assert (tokens == gpt2_chat.eos_id).sum() == 2
     assert loss[0] == 0
 
 
-def test_the_manifest_says_which_template_and_settings(chats, tmp_path, build, gpt2):
-    chat = Chat("chatml", gpt2, rewritten="train", date="2026-01-31")
+def test_the_manifest_says_which_template_and_settings(chats, tmp_path, build, gpt2_chat):
+    chat = Chat("chatml", gpt2_chat, rewritten="train", date="2026-01-31")
     store = build(chats, tmp_path / "store", chat=chat)
     told = store.manifest.contents["chat"]
 
@@ -327,16 +327,16 @@ def test_verify_finds_a_mask_that_is_lost_or_changed(chats, tmp_path, build):
         penstock.verify(tmp_path / "store")
 
 
-def test_special_tokens_in_messages_are_text_unless_asked_for(tmp_path, gpt2, build):
+def test_special_tokens_in_messages_are_text_unless_asked_for(tmp_path, gpt2_chat, build):
     said = {"messages": [{"role": "user", "content": "<|endoftext|>"}, record(1)["messages"][1]]}
     texts = penstock.Texts([json.dumps(said)])
     text = build(texts, tmp_path / "a", chat="chatml")
     parsed = build(texts, tmp_path / "b", chat="chatml", special_tokens="parse")
 
-    assert gpt2.eos_id not in text.document(0)
-    assert gpt2.eos_id in parsed.document(0)
+    assert gpt2_chat.eos_id not in text.document(0)
+    assert gpt2_chat.eos_id in parsed.document(0)
     with pytest.raises(StoreError, match="special_in_content=True"):
-        build(texts, tmp_path / "c", chat=Chat("chatml", gpt2), special_tokens="parse")
+        build(texts, tmp_path / "c", chat=Chat("chatml", gpt2_chat), special_tokens="parse")
 
 
 def test_the_command_line_builds_a_chat_store(chats, tmp_path, python):
@@ -344,21 +344,33 @@ def test_the_command_line_builds_a_chat_store(chats, tmp_path, python):
         "import sys; from penstock.cli import main; sys.argv = sys.argv[:1] + sys.argv[1:]; main()"
     )
     store = tmp_path / "store"
-    python(code, "build", chats, "-o", store, "--chat", "chatml")
+    python(code, "build", chats, "-o", store, "--chat", "chatml", "--add-tokens", "auto")
     told = python(code, "info", store).stdout
 
     assert read_manifest(store).contents["chat"]["template"] == "chatml"
     assert "trained" in told
     assert "%" in told
     dated = tmp_path / "dated"
-    python(code, "build", chats, "-o", dated, "--chat", "chatml", "--chat-date", "2026-01-31")
+    python(
+        code,
+        "build",
+        chats,
+        "-o",
+        dated,
+        "--chat",
+        "chatml",
+        "--add-tokens",
+        "auto",
+        "--chat-date",
+        "2026-01-31",
+    )
     assert read_manifest(dated).contents["chat"]["date"].startswith("2026-01-31")
     failed = python(code, "build", chats, "-o", dated, "--chat-date", "2026-01-31", check=False)
     assert failed.returncode == 2
-    assert "give --chat too" in failed.stderr
+    assert "give --chat" in failed.stderr
 
 
-def test_the_shared_sets_are_built_with_exact_masks(data, tmp_path, gpt2, build):
+def test_the_shared_sets_are_built_with_exact_masks(data, tmp_path, gpt2_chat, build):
     store = build(sorted((data / "chat").iterdir()), tmp_path / "store", chat="chatml", max_bad=5)
     (done,) = store.manifest.contents["builds"]
 
@@ -366,5 +378,5 @@ def test_the_shared_sets_are_built_with_exact_masks(data, tmp_path, gpt2, build)
     assert done["rejects"]["reasons"] == {"nothing_to_train": 1}
     tokens, loss = documents(store)[0]
     first = json.loads((data / "chat" / "alpaca_en_demo.json").read_bytes())[0]
-    assert gpt2.decode(tokens[loss == 1]).decode() == first["output"] + "<|im_end|>"
+    assert gpt2_chat.decode(tokens[loss == 1]).decode() == first["output"] + "<|im_end|>"
     assert Path(store.origin(0).file).name == "alpaca_en_demo.json"

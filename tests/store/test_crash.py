@@ -76,12 +76,17 @@ def prepare(inputs, tmp_path, monkeypatch):
     monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 6_000)
     more = tmp_path / "more.txt"
     more.write_text("".join(f"appended line {number}\n" for number in range(400)))
+    one = tmp_path / "one.txt"
+    one.write_text("".join(f"line {number} of one document\n" for number in range(700)))
 
-    def build(place, **options):
-        source = more if options.get("append") else inputs
-        penstock.build(source, place, tokenizer="bytes", threads=2, **options)
+    def build(place, documents="lines", **options):
+        source = more if options.get("append") else inputs if documents == "lines" else one
+        options = {"tokenizer": "bytes", "threads": 2, **options}
+        penstock.build(source, place, documents=documents, **options)
 
     def prepare(scenario, place):
+        if "one document" in scenario:
+            return lambda: build(place, documents="auto", split="tail:0.3")
         split = {"split": "hash:0.3"} if "split" in scenario else {}
         if "append" not in scenario:
             return lambda: build(place, **split)
@@ -91,7 +96,9 @@ def prepare(inputs, tmp_path, monkeypatch):
     return prepare
 
 
-@pytest.mark.parametrize("scenario", ["build", "split build", "append", "split append"])
+@pytest.mark.parametrize(
+    "scenario", ["build", "split build", "append", "split append", "split one document"]
+)
 def test_a_build_killed_at_any_call_goes_on_to_the_same_bytes(
     scenario, prepare, tmp_path, sums, figure
 ):
@@ -156,14 +163,16 @@ def test_a_killed_build_does_not_go_on_with_changed_inputs(prepare, inputs, tmp_
     path.write_bytes(path.read_bytes().replace(b"line 7 ", b"LINE 7 "))
 
     with pytest.raises(StoreError, match=r"unfinished build with other settings: stamps: "):
-        penstock.build(inputs, tmp_path / "store", tokenizer="bytes")
+        penstock.build(inputs, tmp_path / "store", tokenizer="bytes", documents="lines")
 
 
 def test_a_killed_build_does_not_go_on_with_other_settings(prepare, inputs, tmp_path):
     killed(prepare("build", tmp_path / "store"), 30)
 
     with pytest.raises(StoreError, match=r"reading\.errors: 'strict' -> 'replace'.*delete"):
-        penstock.build(inputs, tmp_path / "store", tokenizer="bytes", errors="replace")
+        penstock.build(
+            inputs, tmp_path / "store", tokenizer="bytes", errors="replace", documents="lines"
+        )
 
 
 def test_a_killed_append_must_be_repeated_before_anything_else(prepare, inputs, tmp_path):
@@ -171,7 +180,7 @@ def test_a_killed_append_must_be_repeated_before_anything_else(prepare, inputs, 
 
     assert len(penstock.verify(tmp_path / "store")) == 500
     with pytest.raises(StoreError, match=r"append that was not finished\. Repeat that append"):
-        penstock.build(inputs, tmp_path / "store", tokenizer="bytes")
+        penstock.build(inputs, tmp_path / "store", tokenizer="bytes", documents="lines")
 
 
 def test_a_sealed_part_that_was_cut_since_is_made_again(prepare, tmp_path, sums):

@@ -142,7 +142,9 @@ def test_json_fields_as_they_lie_come_back_from_their_store(data, gpt2, tmp_path
         ("gsm8k/test.jsonl", "answer"),
         ("arc/ARC-Challenge-Dev.jsonl", "question.stem"),
     ]:
-        store = penstock.build(data / name, tmp_path / field, tokenizer=gpt2, field=field)
+        store = penstock.build(
+            data / name, tmp_path / field, tokenizer=gpt2, field=field, documents="lines"
+        )
         rows = [
             json.loads(line) for line in (data / name).read_bytes().decode().split("\n") if line
         ]

@@ -69,7 +69,7 @@ def test_of_two_builds_at_once_one_wins_and_the_store_is_whole(inputs, tmp_path)
 import sys, penstock
 from penstock.errors import StoreBusyError
 try:
-    penstock.build(sys.argv[1], sys.argv[2], tokenizer="bytes")
+    penstock.build(sys.argv[1], sys.argv[2], tokenizer="bytes", documents="lines")
 except StoreBusyError:
     sys.exit(3)
 """
@@ -80,3 +80,36 @@ except StoreBusyError:
     assert 0 in ends
     assert set(ends) <= {0, 3}
     assert len(penstock.verify(tmp_path / "store")) == 500
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "dead link"])
+def test_a_lock_that_is_another_file_leaves_that_file_alone(tmp_path, kind):
+    store = tmp_path / "store"
+    penstock.build(Texts(["a"]), store, tokenizer="bytes")
+    precious = tmp_path / "precious.txt"
+    precious.write_text("not to be lost")
+    (store / ".lock").unlink()
+    if kind == "hard link":
+        os.link(precious, store / ".lock")
+        penstock.build(Texts(["b"]), store, tokenizer="bytes", append=True)
+    else:
+        target = precious if kind == "link" else tmp_path / "made.txt"
+        (store / ".lock").symlink_to(target)
+        with pytest.raises(StoreError, match=r"\.lock is a link to another file.*delete the link"):
+            penstock.build(Texts(["b"]), store, tokenizer="bytes", append=True)
+
+    assert precious.read_text() == "not to be lost"
+    assert not (tmp_path / "made.txt").exists()
+
+
+def test_a_lock_that_became_a_link_after_it_was_looked_at_is_not_followed(tmp_path, monkeypatch):
+    """Two processes: one replaces the lock between our look at it and our opening it."""
+    precious = tmp_path / "precious.txt"
+    precious.write_text("not to be lost")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / ".lock").symlink_to(precious)
+    monkeypatch.setattr("pathlib.Path.is_symlink", lambda path: False)
+
+    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / "store"):
+        pass
+    assert precious.read_text() == "not to be lost"

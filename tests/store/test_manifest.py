@@ -43,7 +43,9 @@ def small_store(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(cut.__kwdefaults__, "slice_bytes", 20)
         texts = Texts(["some document", "and another one", "a third"])
-        return penstock.build(texts, tmp_path_factory.mktemp("m"), tokenizer="bytes")
+        return penstock.build(
+            texts, tmp_path_factory.mktemp("m"), tokenizer="bytes", documents="lines"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +156,7 @@ def changed(contents, **changes):
     ("change", "message"),
     [
         ({"format": "other"}, "not the manifest of a token store"),
-        ({"version": 2}, r"version 2; this penstock reads version 1\. Install a newer penstock"),
+        ({"version": 3}, r"version 3; this penstock reads the versions 1 and 2\. Install a newer"),
         ({"version": "1"}, "version '1'"),
         ({"dtype": "object"}, "names the dtype 'object'"),
         ({"dtype": "O"}, "names the dtype 'O'"),

@@ -19,7 +19,7 @@ def build(tmp_path):
 
     def build(lengths, name="store", **options):
         texts = ps.Texts(["x" * (length - 1) for length in lengths])
-        return ps.build(texts, tmp_path / name, tokenizer="bytes", **options)
+        return ps.build(texts, tmp_path / name, tokenizer="bytes", **options, documents="lines")
 
     return build
 
@@ -94,7 +94,7 @@ def test_lengths_are_counted_across_parts(tmp_path, small_slices):
     path = tmp_path / "a.txt"
     lengths = [3 + number % 40 for number in range(1_000)]
     path.write_text("".join("x" * (length - 1) + "\n" for length in lengths))
-    store = ps.build(str(path), tmp_path / "store", tokenizer="bytes")
+    store = ps.build(str(path), tmp_path / "store", tokenizer="bytes", documents="lines")
 
     summary = summarize(store)
 
@@ -138,6 +138,7 @@ def test_appends_add_up(tmp_path):
             tmp_path / "store",
             tokenizer="bytes",
             append=name == "b",
+            documents="lines",
         )
 
     summary = summarize(ps.TokenStore(tmp_path / "store"))
@@ -168,6 +169,8 @@ def test_a_side_that_lost_the_other_does_not_guess(build, tmp_path):
 def test_json_lines_are_never_taken_for_text(tmp_path):
     """The line is longer than the text in it, and the quotient would be too large."""
     (tmp_path / "a.jsonl").write_text('{"id": "0123456789", "text": "four"}\n')
-    store = ps.build(str(tmp_path / "a.jsonl"), tmp_path / "store", tokenizer="bytes")
+    store = ps.build(
+        str(tmp_path / "a.jsonl"), tmp_path / "store", tokenizer="bytes", documents="lines"
+    )
 
     assert bytes_per_token(store) in (None, 4 / 5)

@@ -81,7 +81,9 @@ def finished(text, tmp_path_factory):
     """The store that streams of the file grow into."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(cut.__kwdefaults__, "slice_bytes", SLICE_BYTES)
-        store = penstock.build(text, tmp_path_factory.mktemp("built") / "s", tokenizer="bytes")
+        store = penstock.build(
+            text, tmp_path_factory.mktemp("built") / "s", tokenizer="bytes", documents="lines"
+        )
     assert len(store.manifest.parts) > 10
     return store
 
@@ -92,7 +94,8 @@ def stream(text, tmp_path):
     streams = []
 
     def stream(inputs=text, store=None, **options):
-        options = {"tokenizer": "bytes", "timeout": 20, "threads": 2, **options}
+        options = {"tokenizer": "bytes", "documents": "lines", "timeout": 20, **options}
+        options = {"threads": 2, **options}
         streams.append(penstock.stream(inputs, store or tmp_path / "s", **options))
         return streams[-1]
 

@@ -36,7 +36,8 @@ class Slow:
     def decode(self, ids): return bytes(ids).decode()
 
 def stream(**options):
-    return penstock.stream(sys.argv[1], sys.argv[2], tokenizer=Slow(), threads=2, **options)
+    options |= {"tokenizer": Slow(), "threads": 2, "documents": "lines"}
+    return penstock.stream(sys.argv[1], sys.argv[2], **options)
 
 """
 
@@ -176,7 +177,9 @@ def test_another_process_goes_on_when_the_builder_is_killed(slow_text, tmp_path,
     code = "growing = stream(); time.sleep(0.3); print('begun', flush=True); time.sleep(60)"
     builder = child(code, slow_text, store)
     assert builder.stdout.readline() == "begun\n"
-    with penstock.stream(slow_text, store, tokenizer=Slow(), timeout=30, threads=2) as growing:
+    with penstock.stream(
+        slow_text, store, tokenizer=Slow(), timeout=30, threads=2, documents="lines"
+    ) as growing:
         loader = Loader(Windows(growing, 32), 8, epochs=1)
         iterator = iter(loader)
         found = [next(iterator) for _ in range(5)]
@@ -230,7 +233,9 @@ for batch in loader:
     killed.kill()
     killed.communicate(timeout=DEADLINE)
     unfinished = not (store / "penstock.json").exists()
-    with penstock.stream(slow_text, store, tokenizer=Slow(), timeout=30, threads=2) as growing:
+    with penstock.stream(
+        slow_text, store, tokenizer=Slow(), timeout=30, threads=2, documents="lines"
+    ) as growing:
         loader = Loader(Windows(growing, 32), 8, epochs=1)
         loader.load_state_dict(kept[-1][0])
         found = [batch["inputs"].tolist() for batch in loader]
@@ -351,7 +356,7 @@ def test_a_stream_that_is_dropped_stops_building(stream, held, tmp_path, conftes
 
     path = tmp_path / "in.txt"
     path.write_text(conftest.lines(held_at=[600]))
-    growing = penstock.stream(path, tmp_path / "s", tokenizer=held)
+    growing = penstock.stream(path, tmp_path / "s", tokenizer=held, documents="lines")
     held.let_on()
     del growing
     gc.collect()

@@ -167,7 +167,7 @@ def test_inputs_without_a_document_end_in_an_error(stream, tmp_path):
 
 
 def test_a_stream_of_a_finished_store_reads_it(finished, text, same):
-    with penstock.stream(text, finished.path, tokenizer="bytes") as again:
+    with penstock.stream(text, finished.path, tokenizer="bytes", documents="lines") as again:
         assert again.sealed
         assert again.digest == finished.digest
         found = list(Loader(Windows(again, 32), 8, epochs=1))

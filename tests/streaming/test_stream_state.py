@@ -193,7 +193,7 @@ def test_an_input_that_was_changed_since_the_store_was_begun_is_refused(
 def test_a_finished_store_whose_input_was_changed_is_refused_at_the_call(stream, tmp_path, text):
     path = tmp_path / "in.txt"
     path.write_text(text.read_text())
-    penstock.build(path, tmp_path / "s", tokenizer="bytes")
+    penstock.build(path, tmp_path / "s", tokenizer="bytes", documents="lines")
     path.write_text(text.read_text().replace("some", "same"))
 
     with pytest.raises(StoreError, match="changed or replaced after it was built"):

@@ -1,17 +1,19 @@
-"""The comparison that every build starts with."""
+"""The comparison that every build starts with, and the samples of every slice."""
 
 import json
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.errors import TokenizerError
+from penstock.errors import TokenizerError, TokenMismatchError
+from penstock.sources.document import Batch
 from penstock.sources.texts import Texts
 from penstock.tokenize.definition import Definition
 from penstock.tokenize.engines import HubEngine
-from penstock.tokenize.oracle import compare
+from penstock.tokenize.oracle import SliceSample, compare
 from penstock.tokenize.tokenizer import load_tokenizer
 
 
@@ -66,5 +68,105 @@ def test_a_first_slice_without_documents_does_not_use_up_the_comparison(wrong, t
 
     with pytest.raises(TokenizerError, match="disagree on document 0"):
         penstock.build(
-            [tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path / "s", tokenizer=tokenizer, threads=1
+            [tmp_path / "a.txt", tmp_path / "b.txt"],
+            tmp_path / "s",
+            tokenizer=tokenizer,
+            threads=1,
+            documents="lines",
         )
+
+
+def lines(folder, word, num_lines, first_wrong):
+    """A file whose first lines are too many to be compared at the start, and a word later on."""
+    text = "".join(f"line {number} x\n" for number in range(first_wrong))
+    text += "".join(f"line {number} x{word}\n" for number in range(first_wrong, num_lines))
+    (folder / "later.txt").write_text(text)
+    return folder / "later.txt"
+
+
+def test_a_difference_far_behind_the_first_megabyte_stops_the_build(wrong, tmp_path):
+    tokenizer, word = wrong
+    file = lines(tmp_path, word, 20_000, first_wrong=2_000)
+    options = {"documents": "lines", "threads": 1}
+
+    with pytest.raises(
+        TokenMismatchError,
+        match=r"disagree on the document at offset [\d,]+ of .*later\.txt from token",
+    ) as error:
+        penstock.build(file, tmp_path / "store", tokenizer=tokenizer, **options)
+    assert repr(f"x{word}".encode())[2:-1] in str(error.value)
+    assert not (tmp_path / "store" / "penstock.json").exists()
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_slices_that_were_sealed_before_a_difference_are_made_anew(wrong, tmp_path):
+    """engine="tokenizers" would keep them, and they may hold wrong ids too."""
+    tokenizer, word = wrong
+    file = lines(tmp_path, word, 20_000, first_wrong=2_000)
+    store, options = tmp_path / "store", {"documents": "lines", "threads": 1}
+
+    with pytest.raises(TokenMismatchError):
+        penstock.build(file, store, tokenizer=tokenizer, **options)
+    made = {path: path.stat().st_ino for path in store.glob("part-*.tokens.npy")}
+    assert len(made) > 9
+    assert not list(store.glob(".slice-*.json"))
+    penstock.build(file, store, tokenizer=replace(tokenizer, reference=None), **options)
+    assert all(path.stat().st_ino != number for path, number in made.items())
+
+
+def test_a_stream_stops_at_a_difference_too(wrong, tmp_path):
+    tokenizer, word = wrong
+    file = lines(tmp_path, word, 20_000, first_wrong=2_000)
+
+    with (
+        pytest.raises(TokenMismatchError, match="disagree on the document at offset"),
+        penstock.stream(
+            file, tmp_path / "store", tokenizer=tokenizer, documents="lines"
+        ) as growing,
+    ):
+        list(growing)
+
+
+def test_text_beside_an_added_token_is_compared(wrong, tmp_path):
+    tokenizer, word = wrong
+    # Fewer documents than the first that is picked by number.
+    file = lines(tmp_path, f"[sep]{word}", 3_000, first_wrong=1_500)
+
+    with pytest.raises(TokenMismatchError, match="the document at offset"):
+        penstock.build(file, tmp_path / "store", tokenizer=tokenizer, documents="lines")
+
+
+class Counting(HubEngine):
+    """The reference, which counts what it is given."""
+
+    num_bytes = 0
+
+    def encode(self, texts):
+        self.num_bytes += sum(map(len, texts.to_pylist()))
+        return super().encode(texts)
+
+
+def batch(texts):
+    numbers = np.arange(len(texts), dtype=np.uint64)
+    return Batch(array(*texts), np.zeros(len(texts), np.uint64), numbers)
+
+
+@pytest.mark.parametrize("size", [20, 2_000, 300_000])
+def test_what_is_compared_of_a_slice_is_a_small_share_and_always_the_same(gpt2, size):
+    reference = Counting(gpt2.definition, parse=False)
+    tokenizer = replace(gpt2, reference=reference)
+    texts = [f"{number} <|endoftext|> ".ljust(size, "é") for number in range(6_000_000 // size)]
+    counts = []
+    for _ in range(2):
+        num_before = reference.num_bytes
+        for index in range(4):
+            sample = SliceSample(tokenizer, index, ["a.txt"])
+            for start in range(0, len(texts), 5_000):
+                sample.add(batch(texts[start : start + 5_000]))
+            sample.compare()
+        counts.append(reference.num_bytes - num_before)
+
+    assert counts[0] == counts[1]
+    # One document in 10,000, an allowance around added tokens, and one window of each slice.
+    num_bytes = sum(len(text.encode()) for text in texts)
+    assert 0 < counts[0] < 4 * (num_bytes / 10_000 + num_bytes / 40_000 + 2_000 + min(size, 16_384))

@@ -25,7 +25,7 @@ if len(sys.argv) > 3:
         rename(old, new)
     os.rename = dying
 print("begin", flush=True)
-penstock.build(sys.argv[1], sys.argv[2], tokenizer="bytes", threads=2)
+penstock.build(sys.argv[1], sys.argv[2], tokenizer="bytes", documents="lines", threads=2)
 print("end", flush=True)
 """
 
@@ -46,7 +46,9 @@ class Trial:
         """Build here, in this process."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(cut.__kwdefaults__, "slice_bytes", SLICE_BYTES)
-            return penstock.build(self.inputs, place or self.place, tokenizer="bytes")
+            return penstock.build(
+                self.inputs, place or self.place, tokenizer="bytes", documents="lines"
+            )
 
     def command(self, *more):
         """The command that builds in another process."""

@@ -26,7 +26,8 @@ def dying(old, new):
         os.kill(os.getpid(), signal.SIGKILL)
     rename(old, new)
 os.rename = dying
-penstock.build(sys.argv[1], sys.argv[2], chat="chatml", tokenizer="bytes", threads=2)
+settings = dict(chat="chatml", add_tokens="auto", tokenizer="bytes")
+penstock.build(sys.argv[1], sys.argv[2], threads=2, **settings)
 """
 
 
@@ -49,7 +50,9 @@ def test_chat_builds_killed_anywhere_go_on_to_the_same_bytes(
 ):
     monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", SLICE_BYTES)
     clean = tmp_path / "clean"
-    parts = penstock.build(inputs, clean, chat="chatml", tokenizer="bytes").manifest.parts
+    parts = penstock.build(
+        inputs, clean, chat="chatml", add_tokens="auto", tokenizer="bytes"
+    ).manifest.parts
     names = 5 * len(parts) + 4  # four arrays and a record for each part, and the rest
     chance, hits = random.Random(num_kills), 0
     for number in range(num_kills):
@@ -57,7 +60,7 @@ def test_chat_builds_killed_anywhere_go_on_to_the_same_bytes(
         at = number + 1 if num_kills > names else chance.randint(1, names)
         done = subprocess.run([sys.executable, "-c", CHILD, inputs, place, str(at)], timeout=120)
         hits += done.returncode == -signal.SIGKILL
-        penstock.build(inputs, place, chat="chatml", tokenizer="bytes")
+        penstock.build(inputs, place, chat="chatml", add_tokens="auto", tokenizer="bytes")
         assert sums(place) == sums(clean), f"killed before file {at}"
 
     figure(f"chat builds killed before a file: {hits} of {num_kills}, {len(parts)} parts")

@@ -53,13 +53,11 @@ def test_killed_twice_and_resumed_elsewhere_the_rows_are_those_of_one_run(
         kind,
         tmp_path / "store",
         global_batch=8,
-        num_steps=len(seen),
         slice_bytes=SLICE,
     )
 
     assert (step, later) == (3, 9)
     assert seen == expected
-    assert len(seen) in (16, 22)
     figure(f"lightning {kind} {first}->{second}->{first} processes: {len(seen)} steps equal")
 
 
@@ -71,6 +69,6 @@ def test_with_workers_it_is_the_same(tmp_path, monkeypatch):
     checkpoint, step = runs.last_checkpoint(one)
     two = runs.fit(data, tmp_path / "two", "padded", "--workers", 1, "--resume", checkpoint)
     seen = {number: rows for number, rows in runs.steps(one).items() if number < step}
-    expected = runs.expected_steps(data, "padded", tmp_path / "store", global_batch=8, num_steps=22)
+    expected = runs.expected_steps(data, "padded", tmp_path / "store", global_batch=8)
 
     assert seen | runs.steps(two) == expected

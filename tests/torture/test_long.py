@@ -27,7 +27,8 @@ def test_a_line_of_a_gigabyte_is_rejected_in_little_memory(tmp_path, python, fig
     code = """
 import resource, sys, penstock
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-store = penstock.build(sys.argv[1], sys.argv[2], tokenizer="bytes", max_document_bytes=1 << 20)
+store = penstock.build(sys.argv[1], sys.argv[2], tokenizer="bytes", documents="lines",
+                       max_document_bytes=1 << 20)
 assert [store.text(number) for number in range(len(store))] == ["first", "last"]
 assert store.manifest.contents["builds"][0]["rejects"]["reasons"] == {"too_long": 1}
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
@@ -48,7 +49,7 @@ def test_a_line_of_a_quarter_gigabyte_is_one_document(tmp_path, python, figure):
         stream.write(b"\nlast\n")
     code = """
 import resource, sys, penstock
-store = penstock.build(sys.argv[1], sys.argv[2], tokenizer="bytes")
+store = penstock.build(sys.argv[1], sys.argv[2], tokenizer="bytes", documents="lines")
 assert len(store) == 2 and len(store.document(0)) == (256 << 20) + 1
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """

@@ -26,7 +26,7 @@ from penstock.sources.slices import cut
 cut.__kwdefaults__["slice_bytes"] = {SLICE_BYTES}
 options = json.loads(sys.argv[5])
 options |= {{"tokenizer": "bytes", "threads": 2, "timeout": 30}}
-growing = penstock.stream(sys.argv[1], sys.argv[2], **options)
+growing = penstock.stream(sys.argv[1], sys.argv[2], documents="lines", **options)
 loader = penstock.Loader(penstock.Windows(growing, 64), 8, epochs=2, fingerprint="tokens")
 state = json.loads(sys.argv[3])
 if state:
@@ -52,7 +52,9 @@ def expected(text, tmp_path_factory):
     """The fingerprint of each step of the run that was never stopped."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(cut.__kwdefaults__, "slice_bytes", SLICE_BYTES)
-        store = penstock.build(text, tmp_path_factory.mktemp("built") / "s", tokenizer="bytes")
+        store = penstock.build(
+            text, tmp_path_factory.mktemp("built") / "s", tokenizer="bytes", documents="lines"
+        )
     loader = Loader(Windows(store, 64), 8, epochs=2, fingerprint="tokens", shuffle="part")
     return [loader.fingerprint for _ in loader]
 

@@ -31,14 +31,23 @@ def text(tmp_path):
     return path
 
 
-def test_a_text_of_one_line_trains_without_validation(tmp_path):
+def test_a_text_of_one_line_is_validated_on_its_last_tenth(tmp_path):
     (tmp_path / "one.txt").write_text("word " * 200)
     logged = []
     made = job(tmp_path / "one.txt", tmp_path, logged)
 
-    assert made.val is None
-    assert logged[-1].startswith("no validation: ")
+    assert logged[-1] == "a document is a whole file"
+    held_out = made.val.stream.members[0]
+    assert held_out.text(0) == "word " * 20
     assert train(made, device="cpu").progress.step == 3
+
+
+def test_files_that_no_split_divides_are_refused_with_what_to_do(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "in" / name).write_text("word " * 200)
+    with pytest.raises(StoreError, match=r"The split leaves .*val empty: .* 2 documents"):
+        job(tmp_path / "in", tmp_path)
 
 
 def test_less_validation_text_than_a_row_is_one_row(tmp_path, text):
@@ -59,7 +68,7 @@ def test_too_little_text_says_where_and_what_to_set(tmp_path):
 
 
 def test_a_split_directory_given_for_validation_means_its_validation_side(tmp_path, text):
-    ps.build(text, tmp_path / "both", split="tail:0.1", tokenizer="gpt2")
+    ps.build(text, tmp_path / "both", split="tail:0.1", tokenizer="gpt2", documents="lines")
     made = job(tmp_path / "both", tmp_path, data__val=str(tmp_path / "both"))
 
     assert made.val.stream.members[0].path == tmp_path / "both" / "val"
@@ -76,7 +85,7 @@ def test_text_that_has_changed_is_told_to_go_elsewhere(tmp_path, text):
 
 def test_validation_by_another_tokenizer_is_refused(tmp_path, text):
     for name in ("gpt2", "bytes"):
-        ps.build(text, tmp_path / name, tokenizer=name)
+        ps.build(text, tmp_path / name, tokenizer=name, documents="lines")
     made = job(tmp_path / "gpt2", tmp_path, data__val=str(tmp_path / "bytes"))
 
     with pytest.raises(PlanError, match="validation data has another tokenizer"):
@@ -84,7 +93,7 @@ def test_validation_by_another_tokenizer_is_refused(tmp_path, text):
 
 
 def test_a_vocabulary_that_is_too_small_for_the_data_is_refused(tmp_path, text):
-    ps.build(text, tmp_path / "gpt2")
+    ps.build(text, tmp_path / "gpt2", documents="lines")
     made = job(tmp_path / "gpt2", tmp_path, model__vocab_size=100)
     with pytest.raises(
         PlanError,
@@ -122,7 +131,13 @@ def chats(tmp_path_factory):
         {"role": "assistant", "content": "Yes."},
     ]
     texts = ps.Texts([json.dumps({"messages": messages})] * 40)
-    return ps.build(texts, tmp_path_factory.mktemp("chats") / "store", chat="chatml", max_bad=20)
+    return ps.build(
+        texts,
+        tmp_path_factory.mktemp("chats") / "store",
+        chat="chatml",
+        add_tokens="auto",
+        max_bad=20,
+    )
 
 
 def test_windows_of_a_chat_store_are_validated_on_its_answers(chats, tmp_path):
@@ -172,7 +187,7 @@ def test_training_on_text_that_is_still_tokenized_is_training_on_its_parts_in_or
         return [(each["loss"], each["fingerprint"]) for each in metrics if each["kind"] == "step"]
 
     built = tmp_path / "built"
-    ps.build(text, built, documents="paragraphs")
+    ps.build(text, built)
     straight = run("straight", 8, data__train=str(built), data__shuffle="part")
     run("streamed", 4, data__stream=True, optimization__floor=1.0)
     fingerprints = [each for _, each in run("streamed", 8, data__stream=True)]
@@ -182,19 +197,20 @@ def test_training_on_text_that_is_still_tokenized_is_training_on_its_parts_in_or
 
 
 def test_a_store_is_not_streamed(tmp_path, text):
-    ps.build(text, tmp_path / "store")
+    ps.build(text, tmp_path / "store", documents="lines")
     with pytest.raises(PlanError, match="is already tokenized"):
         job(tmp_path / "store", tmp_path, data__stream=True)
 
 
 @pytest.mark.parametrize("name", ["in.txt", "folder", "folder/*.txt"])
-def test_paragraphs_are_seen_with_any_line_ends_and_in_folders(tmp_path, name):
+def test_a_text_is_read_by_its_separator_or_whole_wherever_it_is(tmp_path, name):
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / "in.txt", tmp_path / "folder" / "a.txt"):
         path.write_bytes(b"".join(b"Line %d\r\nof two.\r\n\r\n" % n for n in range(200)))
     recipe, guessed = choose_recipe(str(tmp_path / name), {}, "cpu")
 
-    assert "documents: paragraphs, since there are blank lines between them" in guessed
+    assert recipe.data.documents == "auto"
+    assert any(line.startswith("documents: the text between <|endoftext|>") for line in guessed)
     assert recipe.output.name == ("in" if name == "in.txt" else "folder")
 
 

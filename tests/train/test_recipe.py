@@ -157,6 +157,13 @@ def test_flags_change_any_recipe(tmp_path):
     assert recipe.output == Path("o")
 
 
+def test_a_training_file_that_a_flag_names_is_read_line_by_line():
+    changes = recipe_changes({"train_file": "a.txt"}, [])
+    assert changes == {"data.train": "a.txt", "data.documents": "lines"}
+    changes = recipe_changes({"train_file": "a.txt"}, ["data.documents=auto"])
+    assert changes["data.documents"] == "auto"
+
+
 def test_no_workers_make_nothing_ahead():
     assert recipe_changes({"num_workers": 0}, []) == {"training.prefetch": 0}
     assert recipe_changes({"num_workers": 8}, []) == {}
@@ -172,14 +179,18 @@ def test_text_is_built_once_and_split(tmp_path):
     logged = []
     job = open_job(recipe, logged.append)
 
-    assert "documents: paragraphs, since there are blank lines between them" in guessed
     assert "validation: the last 10.0% of the text" in guessed
     assert [each.partition(" from ")[0] for each in logged] == [
-        f"building {tmp_path / 'run' / 'stores' / 'train'}"
+        f"building {tmp_path / 'run' / 'stores' / 'train'}",
+        "a document is a whole file",
     ]
     sides = [ps.TokenStore(tmp_path / "run/stores/train" / side) for side in ("train", "val")]
-    assert len(sides[0]) + len(sides[1]) == 400
-    assert len(sides[1]) == 39  # a tenth of the bytes, in whole documents
+    whole = (tmp_path / "in.txt").read_text()
+    assert [len(side) for side in sides] == [1, 1]
+    assert [side.text(0) for side in sides] == [
+        whole[: int(len(whole) * 0.9)],
+        whole[int(len(whole) * 0.9) :],
+    ]
     assert job.model.vocab_size == 50_257
     logged.clear()
     assert open_job(recipe, logged.append).plan.digest == job.plan.digest
@@ -190,7 +201,7 @@ def test_a_validation_file_takes_the_place_of_the_split(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("".join(f"{name} {number}.\n" for number in range(200)))
     changes = {"data.train": str(tmp_path / "a.txt"), "data.val": str(tmp_path / "b.txt")}
-    changes |= {"output": str(tmp_path / "run"), "data.length": 32}
+    changes |= {"output": str(tmp_path / "run"), "data.length": 32, "data.documents": "lines"}
     recipe, guessed = choose_recipe(None, changes, "cpu")
     job = open_job(recipe, lambda _: None)
 

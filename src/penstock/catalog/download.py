@@ -1,18 +1,21 @@
-"""A file from a server, whole or not at all.
+"""Download one file, completely or not at all.
 
-    .NAME.part        what has come so far
-    .NAME.part.json   of which version of the file: ETag, date, length
-    NAME              appears by a rename, when length and SHA-256 are right
+    .NAME.part   the bytes received so far
+    NAME         appears by a rename, after length and SHA-256 were checked
 
-A download that ends early, in this process or in one that was killed, goes on with a
-Range request that names the version (If-Range), so that two versions never make one file.
-Where the server names none, only a file whose SHA-256 is known is continued. A server that
-sends nothing, or a byte a second, is left after half a minute and asked again.
+If the SHA-256 of the file is known, an interrupted download resumes, also after its process was
+killed and from another mirror: the digest shows whether all bytes belong to one version.
+Otherwise it starts again. A server that is silent or too slow for 30 seconds is asked again, a
+few times.
+
+`huggingface_hub` is asked about files of the Hugging Face Hub. It knows the offline mode, and
+reports size and SHA-256. The bytes are then transferred here, because `hf_hub_download` (2.4)
+deletes a partial file on Ctrl-C, starts again from 0 after a kill, waits as long as a server
+asks, and never gives up on a server that sends a byte every few seconds.
 """
 
 import errno
 import http.client
-import json
 import os
 import re
 import shutil
@@ -23,67 +26,70 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.catalog.request import Refused, Transient, open_url, shown_url, told
+from penstock.catalog.request import (
+    RequestFailure,
+    connection_failure,
+    hub_metadata,
+    open_url,
+    shown_url,
+)
 from penstock.digest import derive_key
 from penstock.errors import DiskFullError, FetchError
-from penstock.store.files import digest_file, sync_directory, write_file
+from penstock.store.files import digest_file, sync_directory
 
-__all__ = ["Patience", "Progress", "download"]
+__all__ = ["ByteProgress", "DownloadLimits", "download"]
 
+_HUB = "https://huggingface.co/"
+# Written at once: a killed process loses at most what the kernel has not been given.
 _BLOCK_BYTES = 1 << 18
-# An attempt that brought this much, or a twentieth of the file, was no failure: a server
-# that cuts every answer is borne as long as it gets somewhere.
-_GAIN_BYTES = 1 << 20
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-Progress = Callable[[int, int | None], None]
-"""Called with the bytes that are there and those of the whole file, where known."""
+ByteProgress = Callable[[int, int | None], None]
+"""Callback: called with the bytes done and the bytes of the whole file, None if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Patience:
-    """How long to bear a server."""
+class DownloadLimits:
+    """When a download retries and when it gives up."""
 
     attempts: int = 5
-    """Failures in a row that brought nothing, before giving up."""
+    """Give up after this many failures in a row."""
     backoff_seconds: float = 1.0
-    """The wait after the first failure; it doubles with each."""
+    """The wait after the first failure; it doubles after each further one."""
     max_wait_seconds: float = 120.0
-    """The longest wait, also where a server asks for more."""
+    """The longest wait. A server that asks for a longer one is an error."""
     stall_seconds: float = 30.0
-    """How long nothing, or less than `min_bytes_per_second`, may come."""
+    """The deadline for the head of an answer, and for the next bytes of its body."""
     min_bytes_per_second: float = 1_000.0
+    """A slower answer is cut after `stall_seconds`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """The file that is meant."""
-
-    path: Path
-    num_bytes: int | None = None
-    sha256: str | None = None
+class _WrongContent(Exception):  # noqa: N818  (an outcome that is acted upon)
+    """A complete file that is not the right one."""
 
 
 def download(
     urls: Sequence[str],
-    wanted: Wanted,
+    path: Path,
     *,
-    patience: Patience | None = None,
-    progress: Progress | None = None,
+    num_bytes: int | None = None,
+    sha256: str | None = None,
+    limits: DownloadLimits | None = None,
+    progress: ByteProgress | None = None,
 ) -> int:
-    """Bring a file from the first of `urls` that has it; returns the bytes transferred.
+    """Download `path` from the first of `urls` that has it; return the bytes transferred.
 
-    The caller holds a lock: two downloads to one path would spoil each other's part.
+    The caller must hold a lock: two downloads to the same path would write the same part.
 
     Raises:
-        FetchError: no server gave the file; what has come is kept.
-        DiskFullError: there is no room for it.
+        FetchError: no server delivered the file; the bytes received so far are kept.
+        DiskFullError: there is not enough space for the file.
     """
-    run = _Download(wanted, patience or Patience(), progress or _tell_nobody)
+    run = _Download(path, limits or DownloadLimits(), progress or (lambda done, total: None))
     failures = []
     for url in urls:
         try:
-            run.bring(url)
+            run.run(url, num_bytes, sha256)
         except FetchError as error:
             failures.append(str(error))
         else:
@@ -91,130 +97,143 @@ def download(
     raise FetchError("\n".join(failures))
 
 
-def _tell_nobody(done: int, total: int | None) -> None:
-    pass
-
-
-class _OtherContent(Exception):  # noqa: N818  (an outcome that is acted upon)
-    """The file came in full and is not the one that is meant."""
-
-
 class _Download:
-    """The state of one download: its part on disk and what is known of it."""
+    """One download: its part on disk and what is known of the file."""
 
-    def __init__(self, wanted: Wanted, patience: Patience, progress: Progress) -> None:
-        self._wanted = wanted
-        self._patience = patience
+    def __init__(self, path: Path, limits: DownloadLimits, progress: ByteProgress) -> None:
+        self._path = path
+        # Beside the file, so that the final rename stays on one file system and is atomic.
+        self._part = path.with_name(f".{path.name}.part")
+        self._limits = limits
         self._progress = progress
-        self._part = wanted.path.with_name(f".{wanted.path.name}.part")
-        self._note = wanted.path.with_name(f".{wanted.path.name}.part.json")
+        self._num_bytes: int | None = None
+        self._sha256: str | None = None
         self.received = 0
 
-    def bring(self, url: str) -> None:
-        """Ask one server until the file is there or patience ends."""
-        failures = others = 0
+    def run(self, url: str, num_bytes: int | None, sha256: str | None) -> None:
+        """Ask one server until the file is complete, or the limits are reached."""
+        on_hub = url.startswith(_HUB)
+        if on_hub and (endpoint := os.environ.get("HF_ENDPOINT")):
+            url = f"{endpoint.rstrip('/')}/{url.removeprefix(_HUB)}"
+        failures = wrong = 0
         while True:
+            # Values from the Hub hold for one attempt: a branch may move in between.
+            self._num_bytes, self._sha256 = num_bytes, sha256
             before = self._size()
             try:
-                self._attempt(url)
-                self._seal()
-            except Transient as failure:
-                gained = self._size() - before
-                if gained >= min(_GAIN_BYTES, max(1, (self._wanted.num_bytes or 1 << 60) // 20)):
-                    failures = 0
-                failures += 1
-                self._give_up_or_wait(url, failure, failures)
-            except Refused as failure:
-                raise FetchError(f"{shown_url(url)}: {failure.reason}.") from None
-            except _OtherContent as other:
-                self._discard()
-                others += 1
-                if others == 2:  # once may be a disk or a proxy; twice is the file
-                    raise FetchError(f"{shown_url(url)}: {other}") from None
+                if on_hub:
+                    self._ask_hub(url)
+                self._transfer(url)
+                self._finish()
+            except RequestFailure as failure:
+                # Some servers cut every long answer. If an attempt received 1 MiB, or a
+                # twentieth of the file, the download gets there, so earlier failures are forgiven.
+                enough = min(1 << 20, max(1, (self._num_bytes or 1 << 60) // 20))
+                failures = 1 if self._size() - before >= enough else failures + 1
+                self._wait_or_give_up(url, failure, failures)
+            except _WrongContent as failure:
+                self._part.unlink(missing_ok=True)
+                wrong += 1
+                # The first time may be a disk or a proxy. The second time it is the server's file.
+                if wrong == 2:
+                    raise FetchError(f"{shown_url(url)}: {failure}") from None
             else:
                 return
 
-    def _give_up_or_wait(self, url: str, failure: Transient, failures: int) -> None:
-        # Without a network nothing will come; a few seconds tell that from a hiccup.
-        limit = min(3, self._patience.attempts) if failure.offline else self._patience.attempts
-        asked = failure.wait_seconds or 0.0
-        if failures >= limit or asked > self._patience.max_wait_seconds:
-            kept = f" {self._size():,} bytes are kept." if self._size() else ""
-            asks = f" and asks to come back in {asked:,.0f} s" if asked else ""
+    def _wait_or_give_up(self, url: str, failure: RequestFailure, failures: int) -> None:
+        limits = self._limits
+        # If there is no network, more than three attempts only make the user wait.
+        attempts = limits.attempts if failure.status else min(3, limits.attempts)
+        asked = failure.wait_seconds
+        if not failure.retry or failures >= attempts or asked > limits.max_wait_seconds:
+            asks = f" and asks to retry in {asked:,.0f} s" if asked else ""
             times = f", {failures} times in a row" if failures > 1 else ""
-            raise FetchError(f"{shown_url(url)}: {failure.reason}{asks}{times}.{kept}")
-        # Many machines that start together must not come back together.
+            # Without a SHA-256 the next run starts again, so nothing is promised.
+            kept = self._size() if self._sha256 else 0
+            keeps = f" {kept:,} bytes are kept." if kept else ""
+            raise FetchError(f"{shown_url(url)}: {failure}{asks}{times}.{keeps}")
+        # 1 to 1.5 times the backoff: machines that start together must not retry together.
         spread = 1 + derive_key("backoff", os.getpid(), failures) % 1000 / 2000
-        backoff = self._patience.backoff_seconds * 2 ** (failures - 1) * spread
-        time.sleep(max(asked, min(backoff, self._patience.max_wait_seconds)))
+        backoff = limits.backoff_seconds * 2 ** (failures - 1) * spread
+        time.sleep(max(asked, min(backoff, limits.max_wait_seconds)))
 
-    def _attempt(self, url: str) -> None:
-        """One request and its body."""
-        start, headers = self._continuation(url)
+    def _ask_hub(self, url: str) -> None:
+        """Take size and SHA-256 from the Hub if they are unknown; refuse another SHA-256."""
+        num_bytes, sha256 = hub_metadata(url, self._limits.stall_seconds)
+        if sha256 and self._sha256 not in (None, sha256):
+            raise RequestFailure(
+                f"the Hub has a file with SHA-256 {sha256}, but {self._sha256} is right"
+            )
+        self._num_bytes = self._num_bytes or num_bytes
+        self._sha256 = self._sha256 or sha256
+
+    def _transfer(self, url: str) -> None:
+        """Send one request and add its body to the part."""
+        # Only the digest of the whole file can show that the bytes belong to one version.
+        start = self._size() if self._sha256 else 0
+        if start and start == self._num_bytes:
+            return  # a process was killed between the last byte and the rename
+        headers = {"Range": f"bytes={start}-"} if start else {}
         try:
-            answer = open_url(url, headers, self._patience.stall_seconds)
-        except Refused as refused:
-            if refused.status != http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-                raise
-            whole = _content_range(refused.headers)[1]
-            said = (self._wanted.num_bytes, self._read_note().get("total"))
-            if start and whole == start and all(length in (None, start) for length in said):
-                return  # everything had come, and the process was killed before the rename
-            self._discard()
-            raise Transient("it has no such range any more") from None
+            answer = open_url(url, headers, self._limits.stall_seconds)
+        except RequestFailure as failure:
+            if failure.status == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+                self._part.unlink(missing_ok=True)
+                raise RequestFailure(
+                    "the part is longer than the file", retry=True, status=416
+                ) from None
+            raise
         with answer:
-            start, total = self._begin(url, answer, start)
-            self._write_note(url, answer.headers, total)
-            self._need_room((total or start) - start)
-            with self._opened(start) as stream:
-                self._copy(answer, stream, start, total)
+            start, total = self._check_answer(answer, start)
+            self._check_room((total or start) - start)
+            # O_NOFOLLOW: a link with the part's name must not lead to somebody else's file.
+            flags = os.O_RDWR | os.O_CREAT
+            flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+            with os.fdopen(os.open(self._part, flags, 0o644), "rb+", buffering=0) as stream:
+                stream.truncate(start)
+                stream.seek(start)
+                self._receive(answer, stream, start, total)
 
-    def _continuation(self, url: str) -> tuple[int, dict[str, str]]:
-        """Where to go on, and the headers that ask for it."""
-        start, note = self._size(), self._read_note()
-        limit = self._wanted.num_bytes
-        if not start or (limit is not None and start > limit):
-            return 0, {}
-        validator = note.get("validator") if note.get("url") == shown_url(url) else None
-        if validator:
-            return start, {"Range": f"bytes={start}-", "If-Range": str(validator)}
-        if self._wanted.sha256:  # whatever comes, the digest will tell
-            return start, {"Range": f"bytes={start}-"}
-        return 0, {}
-
-    def _begin(self, url: str, answer: Any, start: int) -> tuple[int, int | None]:
-        """Where the body of `answer` begins, and how long the whole file is."""
+    def _check_answer(self, answer: Any, start: int) -> tuple[int, int | None]:
+        """Return the first byte of the answer's body, and the length of the whole file."""
+        if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise RequestFailure("the server compressed the file, though it was asked not to")
         if answer.status == http.client.PARTIAL_CONTENT and start:
-            first, total = _content_range(answer.headers)
-            known = self._read_note()
-            length, etag = known.get("total"), known.get("etag")
-            # Two servers name one version differently; then the digest has to tell.
-            same = known.get("url") != shown_url(url) or etag in (None, answer.headers.get("ETag"))
-            if first != start or not same or (length is not None and total != length):
-                self._discard()
-                raise Transient("the file changed between two ranges; starting over")
+            text = answer.headers.get("Content-Range") or ""
+            found = re.fullmatch(f"bytes {start}-[0-9]+/([0-9]+)", text)
+            if not found:
+                # Nothing was received. The next attempt asks for the whole file instead.
+                self._part.unlink()
+                wrong = f"the server sent {text!r} instead of the bytes from {start:,}"
+                raise RequestFailure(wrong, retry=True, status=answer.status)
+            length = found[1]
         elif answer.status == http.client.OK:
-            start, length = 0, answer.headers.get("Content-Length")
-            total = int(length) if length and length.isdigit() else None
+            # Also the answer of a server that ignores Range: the part is written from 0 again.
+            start, length = 0, answer.headers.get("Content-Length") or ""
         else:
-            raise Refused(f"the server answered {answer.status} and no file")
-        wanted = self._wanted.num_bytes
-        if total is not None and wanted is not None and total != wanted:
-            raise Refused(f"it has {total:,} bytes there, and {wanted:,} are right")
-        if total is None and wanted is None and not self._wanted.sha256 and not answer.chunked:
-            raise Refused("the server does not say how long the file is, so a cut cannot be told")
-        return start, total if total is not None else wanted
+            raise RequestFailure(f"the server answered {answer.status} and sent no file")
+        # Not `isdigit`: it accepts "²", which `int` refuses.
+        total = int(length) if re.fullmatch("[0-9]+", length) else None
+        expected = self._num_bytes
+        if total is not None and expected is not None and total != expected:
+            raise RequestFailure(f"the server has {total:,} bytes, but the file has {expected:,}")
+        if total is None and expected is None and not self._sha256 and not answer.chunked:
+            raise RequestFailure(
+                "the server does not say how long the file is, so a cut would go unseen"
+            )
+        return start, total if total is not None else expected
 
-    def _copy(self, answer: Any, stream: Any, start: int, total: int | None) -> None:
-        done, patience = start, self._patience
+    def _receive(self, answer: Any, stream: Any, start: int, total: int | None) -> None:
+        done, limits = start, self._limits
         window, in_window = time.monotonic(), 0
         self._progress(done, total)
         while total is None or done < total:
             room = _BLOCK_BYTES if total is None else min(_BLOCK_BYTES, total - done)
             try:
+                # read1 returns the bytes that are there; read would wait for the whole block.
                 piece = answer.read1(room)
             except (OSError, http.client.HTTPException) as error:
-                raise told(error, patience.stall_seconds) from None
+                raise connection_failure(error, limits.stall_seconds) from None
             if not piece:
                 break
             self._write(stream, piece)
@@ -222,92 +241,58 @@ class _Download:
             in_window += len(piece)
             self.received += len(piece)
             self._progress(done, total)
+            # The socket's timeout ends silence only. A byte every few seconds passes it, so the
+            # rate is measured over windows of `stall_seconds`.
             waited = time.monotonic() - window
-            if waited >= patience.stall_seconds:
-                if in_window < patience.min_bytes_per_second * waited:
-                    raise Transient(f"only {in_window:,} bytes came in {waited:.0f} s")
+            if waited >= limits.stall_seconds:
+                if in_window < limits.min_bytes_per_second * waited:
+                    slow = f"only {in_window:,} bytes came in {waited:.0f} s"
+                    raise RequestFailure(slow, retry=True, status=answer.status)
                 window, in_window = time.monotonic(), 0
         if total is not None and done < total:
-            raise Transient(f"the connection ended at byte {done:,} of {total:,}")
-
-    def _seal(self) -> None:
-        """Check the part and give it its name."""
-        size, wanted = self._size(), self._wanted
-        if wanted.num_bytes is not None and size != wanted.num_bytes:
-            raise _OtherContent(f"{size:,} bytes came, and {wanted.num_bytes:,} are right.")
-        if wanted.sha256 and (found := digest_file(self._part)) != wanted.sha256:
-            raise _OtherContent(
-                f"the file that came has SHA-256 {found}, and {wanted.sha256} is right. "
-                "It was thrown away."
-            )
-        with self._part.open("rb+") as stream:
-            os.fsync(stream.fileno())
-        self._part.replace(wanted.path)
-        self._note.unlink(missing_ok=True)
-        sync_directory(wanted.path.parent)
-
-    def _opened(self, start: int) -> Any:
-        """The part, opened to go on at `start`."""
-        flags = os.O_RDWR | os.O_CREAT
-        flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-        stream = os.fdopen(os.open(self._part, flags, 0o644), "rb+", buffering=0)
-        stream.truncate(start)
-        stream.seek(start)
-        return stream
+            cut = f"the connection ended at byte {done:,} of {total:,}"
+            raise RequestFailure(cut, retry=True, status=answer.status)
 
     def _write(self, stream: Any, piece: bytes) -> None:
+        # Unbuffered, so that a kill keeps all bytes; an unbuffered write may be partial.
         view = memoryview(piece)
         try:
             while view:
                 view = view[stream.write(view) :]
         except OSError as error:
             if error.errno in _NO_ROOM:
-                raise self._no_room(error.errno, 0) from error
+                raise self._no_room(error.errno, "more space") from error
             raise
 
-    def _need_room(self, num_bytes: int) -> None:
-        free = shutil.disk_usage(self._wanted.path.parent).free
-        if num_bytes > free:
-            raise self._no_room(errno.ENOSPC, num_bytes)
+    def _check_room(self, num_bytes: int) -> None:
+        if num_bytes > shutil.disk_usage(self._path.parent).free:
+            raise self._no_room(errno.ENOSPC, f"{num_bytes:,} more bytes")
 
-    def _no_room(self, number: int, num_bytes: int) -> DiskFullError:
-        more = f"{num_bytes:,} more bytes" if num_bytes else "more"
-        free = shutil.disk_usage(self._wanted.path.parent).free
+    def _no_room(self, number: int, needed: str) -> DiskFullError:
+        free = shutil.disk_usage(self._path.parent).free
         return DiskFullError(
             number,
-            f"No room for {self._wanted.path}: it needs {more}, and {free:,} are free. What has "
-            "come is kept; make room and run the same command again to go on",
+            f"The disk is full: {self._path} needs {needed}, and {free:,} bytes are free. "
+            "Received bytes are kept. Free some space and run the same command again to resume",
         )
+
+    def _finish(self) -> None:
+        """Check the part, force it to disk, and give it its name."""
+        size = self._size()
+        if self._num_bytes is not None and size != self._num_bytes:
+            raise _WrongContent(f"received {size:,} bytes, but the file has {self._num_bytes:,}.")
+        if self._sha256 and (found := digest_file(self._part)) != self._sha256:
+            raise _WrongContent(
+                f"the received file has SHA-256 {found}, but {self._sha256} is right. It was "
+                "deleted."
+            )
+        # Contents before the name: after a power cut, the name must not show an empty file.
+        with self._part.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        self._part.replace(self._path)
+        sync_directory(self._path.parent)
 
     def _size(self) -> int:
         with suppress(FileNotFoundError):
             return self._part.stat().st_size
         return 0
-
-    def _discard(self) -> None:
-        self._part.unlink(missing_ok=True)
-        self._note.unlink(missing_ok=True)
-
-    def _read_note(self) -> dict[str, Any]:
-        try:
-            note = json.loads(self._note.read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return note if isinstance(note, dict) else {}
-
-    def _write_note(self, url: str, headers: Any, total: int | None) -> None:
-        """Before the first byte: a part without a note is of an unknown version."""
-        etag, date = headers.get("ETag"), headers.get("Last-Modified")
-        strong = etag if etag and not etag.startswith("W/") else None
-        note = {"url": shown_url(url), "etag": etag, "validator": strong or date, "total": total}
-        if note != self._read_note():
-            write_file(self._note, [json.dumps(note).encode()])
-
-
-def _content_range(headers: Any) -> tuple[int | None, int | None]:
-    """First byte and length of the whole, of `bytes 5-9/10` or `bytes */10`."""
-    found = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", headers.get("Content-Range") or "")
-    if not found:
-        return None, None
-    first, whole = found.groups()
-    return (int(first) if first else None), (int(whole) if whole != "*" else None)

@@ -1,8 +1,9 @@
-"""What the catalog knows: where each dataset lives, its licence, its sizes and checksums.
+"""The datasets of the catalog: URLs, licences, sizes and checksums.
 
-Entries are data. A checksum stands here only where it was computed from the file itself
-or is recorded alike by independent parties; where it is not known it is None, and then
-the size, the archive's own checks and the receipt of the first fetch stand in for it.
+A checksum is recorded here only if it was computed from the file itself, or if independent
+parties publish the same value. Otherwise it is None. Then a fetch relies on the SHA-256 that
+the Hugging Face Hub reports, on the size, on the archive's own checks, and afterwards on the
+receipt of the first fetch.
 """
 
 import difflib
@@ -11,116 +12,107 @@ from typing import Literal
 
 from penstock.errors import SourceError
 
-__all__ = ["ENTRIES", "TRAIN_SPLIT_RATIO", "Entry", "Remote", "Text", "find_entry"]
+__all__ = ["ENTRIES", "TRAIN_SPLIT_RATIO", "Entry", "EntryFile", "RemoteFile", "find_entry"]
 
 TRAIN_SPLIT_RATIO = 0.9
-"""The share of a text that is trained on, where it comes as one file."""
+"""The share of characters used for training, if a dataset is a single text file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Text:
-    """A file of text that a fetch leaves in the directory."""
+class EntryFile:
+    """A file that a fetch writes into the target directory."""
 
     name: str
-    side: str | None
-    """"train", "val" or "test"; None for a text that is to be split."""
+    split: str | None
+    """"train", "val", "test" and so on; None if the text is split after the download."""
     member: str = ""
-    """Its path inside the archive; "" for what is no archive of several files."""
+    """Its path inside the archive; "" if the remote file is not an archive of several files."""
     num_bytes: int | None = None
     sha256: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Remote:
-    """A file as a server has it, and what becomes of it."""
+class RemoteFile:
+    """A file on a server, and the files that a fetch makes from it."""
 
     name: str
-    """Under which it lies upstream and in mirrors."""
+    """Its name upstream and in mirrors."""
     urls: tuple[str, ...]
     """Tried in this order."""
     packing: Literal["plain", "zip", "gzip"] = "plain"
     num_bytes: int | None = None
     sha256: str | None = None
-    texts: tuple[Text, ...]
+    files: tuple[EntryFile, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One dataset."""
+    """One dataset of the catalog."""
 
     name: str
     title: str
     home: str
     licence: str
-    remotes: tuple[Remote, ...]
-    split: float | None = None
-    """Where the text comes as one file: how much of it is for training."""
-    documents: str = "lines"
-    """What a document is in its files, as `penstock.build` takes it."""
+    remotes: tuple[RemoteFile, ...]
+    train_ratio: float | None = None
+    """If the dataset is a single text file: the share of characters used for training."""
+    documents: str = "auto"
+    """How its files are cut into documents; the `documents=` of `penstock.build`."""
     eos: bool = True
-    """Whether documents end with the end token in stores that a fetch builds."""
+    """Whether `build_stores` ends each document with the end token."""
     reader: str = ""
-    """For sets of questions: what in `penstock.catalog` makes examples of the files."""
+    """For question sets: the class in `penstock.catalog` that reads the files."""
 
     @property
-    def texts(self) -> tuple[Text, ...]:
-        """All files that a fetch leaves, before any split."""
-        return tuple(text for remote in self.remotes for text in remote.texts)
+    def files(self) -> tuple[EntryFile, ...]:
+        """All files that a fetch writes, before a text is split."""
+        return tuple(file for remote in self.remotes for file in remote.files)
 
     @property
     def num_bytes(self) -> int | None:
-        """Bytes of all texts, where every size is known."""
-        sizes = [text.num_bytes for text in self.texts]
+        """The size of all files together; None unless every size is known."""
+        sizes = [file.num_bytes for file in self.files]
         return sum(size for size in sizes if size) if all(sizes) else None
 
     @property
-    def sides(self) -> tuple[str, ...]:
+    def splits(self) -> tuple[str, ...]:
         """The names of its splits."""
-        return ("train", "val") if self.split else tuple(text.side or "" for text in self.texts)
-
-
-def _wikitext(name: str, sizes: dict[str, tuple[int | None, str | None]]) -> tuple[Text, ...]:
-    """The three files of a WikiText archive; they are called "valid" there."""
-    return tuple(
-        Text(
-            name=f"{side}.txt",
-            side=side,
-            member=f"{name}-raw/wiki.{'valid' if side == 'val' else side}.raw",
-            num_bytes=num_bytes,
-            sha256=sha256,
-        )
-        for side, (num_bytes, sha256) in sizes.items()
-    )
+        if self.train_ratio:
+            return ("train", "val")
+        return tuple(file.split or "" for file in self.files)
 
 
 _WIKITEXT_HOME = "https://huggingface.co/datasets/Salesforce/wikitext"
 _WIKITEXT_LICENCE = "CC BY-SA 3.0 and GFDL (Wikipedia)"
-_CS336 = "https://huggingface.co/datasets/stanford-cs336/owt-sample/resolve/main"
+_OWT = "https://huggingface.co/datasets/stanford-cs336/owt-sample/resolve/main"
 
-_GSM8K = "https://raw.githubusercontent.com/openai/grade-school-math"
-_GSM8K_COMMIT = "3101c7d5072418e28b9008a6636bde82a006892c"
+# Revisions are pinned: a branch may move, and then a checksum would be of another file.
+_GSM8K = (
+    "https://raw.githubusercontent.com/openai/grade-school-math/"
+    "3101c7d5072418e28b9008a6636bde82a006892c/grade_school_math/data"
+)
 _ARC = "https://huggingface.co/datasets/allenai/ai2_arc"
 _ARC_COMMIT = "210d026faf9955653af8916fad021475a3f00453"
 _MMLU = "https://huggingface.co/datasets/cais/mmlu"
 _MMLU_COMMIT = "c30699e8356da336a370243923dbaf21066bb9fe"
 
 
-def _gsm8k(split: str, num_bytes: int, sha256: str) -> Remote:
-    """One file of GSM8K, as it lies in OpenAI's repository."""
-    name = f"{split}.jsonl"
-    known = {"num_bytes": num_bytes, "sha256": sha256}
-    return Remote(
-        name=name,
-        urls=(f"{_GSM8K}/{_GSM8K_COMMIT}/grade_school_math/data/{name}",),
-        texts=(Text(name=name, side=split, **known),),  # type: ignore[arg-type]
-        **known,  # type: ignore[arg-type]
-    )
-
-
 _Known = dict[str, tuple[int | None, str | None]]
-"""Size and checksum of each split, where they are known."""
+"""Size and checksum of each split; None if unknown."""
 
-# As the Hub records them for these revisions.
+_WIKITEXT_2: _Known = {
+    "train": (10_940_747, "6707892fa3788b5ab9ed78ab5ff37d9fe825f6011a2ad4fcd6a6d467f0e7da57"),
+    "val": (1_146_846, "4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7"),
+    "test": (1_290_590, "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08"),
+}
+# The archive's own checksum is known; zip checks each member by its CRC-32.
+_WIKITEXT_103: _Known = {"train": (None, None), "val": (None, None), "test": (None, None)}
+_GSM8K_FILES: _Known = {
+    "train": (4_166_206, "17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465"),
+    "test": (749_738, "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14"),
+}
+
+# The sizes and checksums that the Hub reports for these revisions.
 _ARC_EASY: _Known = {
     "train": (330_598, "b315db8a4be597dc7daa50a4e70d48dd7c990c32085629e6ccd8c926beaa80b5"),
     "validation": (None, None),
@@ -139,16 +131,38 @@ _MMLU_ALL: _Known = {
 }
 
 
-def _parquet(home: str, revision: str, subset: str, splits: _Known) -> tuple[Remote, ...]:
-    """The Parquet files of a set of questions on the Hugging Face Hub, one a split."""
+def _plain(
+    url: str, split: str | None, num_bytes: int | None, sha256: str | None, *, name: str = ""
+) -> RemoteFile:
+    """Return a file that is kept as it is downloaded; called `name`, or as upstream."""
+    upstream = url.rpartition("/")[2]
+    file = EntryFile(name=name or upstream, split=split, num_bytes=num_bytes, sha256=sha256)
+    return RemoteFile(name=upstream, urls=(url,), num_bytes=num_bytes, sha256=sha256, files=(file,))
+
+
+def _wikitext(name: str, splits: _Known) -> tuple[EntryFile, ...]:
+    """Return the three files of a WikiText archive, where "val" is called "valid"."""
+    files = []
+    for split, (num_bytes, sha256) in splits.items():
+        member = f"{name}-raw/wiki.{'valid' if split == 'val' else split}.raw"
+        file = EntryFile(
+            name=f"{split}.txt", split=split, member=member, num_bytes=num_bytes, sha256=sha256
+        )
+        files.append(file)
+    return tuple(files)
+
+
+def _parquet(home: str, revision: str, subset: str, splits: _Known) -> tuple[RemoteFile, ...]:
+    """Return the Parquet files of a question set on the Hugging Face Hub, one per split."""
     remotes = []
     for split, (num_bytes, sha256) in splits.items():
-        name, side = f"{subset}/{split}-00000-of-00001.parquet", f"{subset}-{split}"
-        text = Text(
-            name=f"{side}.parquet", side=side, member=name, num_bytes=num_bytes, sha256=sha256
+        # Subsets have files of the same name upstream, so the subset is part of the local name.
+        name, local = f"{subset}/{split}-00000-of-00001.parquet", f"{subset}-{split}"
+        file = EntryFile(
+            name=f"{local}.parquet", split=local, member=name, num_bytes=num_bytes, sha256=sha256
         )
         url = f"{home}/resolve/{revision}/{name}"
-        remotes.append(Remote(name=name, urls=(url,), sha256=sha256, texts=(text,)))
+        remotes.append(RemoteFile(name=name, urls=(url,), sha256=sha256, files=(file,)))
     return tuple(remotes)
 
 
@@ -158,38 +172,29 @@ ENTRIES: tuple[Entry, ...] = (
         title="40,000 lines of Shakespeare's plays in one file",
         home="https://github.com/karpathy/char-rnn",
         licence="public domain (the text)",
-        split=TRAIN_SPLIT_RATIO,
-        documents="file",
+        train_ratio=TRAIN_SPLIT_RATIO,
+        # Without an end token, as in nanoGPT: 301,966 and 36,059 GPT-2 tokens.
         eos=False,
         remotes=(
-            Remote(
-                name="input.txt",
-                urls=(
-                    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/"
-                    "tinyshakespeare/input.txt",
-                ),
-                num_bytes=1_115_394,
-                sha256="86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-                texts=(
-                    Text(
-                        name="tinyshakespeare.txt",
-                        side=None,
-                        num_bytes=1_115_394,
-                        sha256="86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-                    ),
-                ),
+            _plain(
+                "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/"
+                "input.txt",
+                None,
+                1_115_394,
+                "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+                name="tinyshakespeare.txt",
             ),
         ),
     ),
-    # The archives used to be at s3.amazonaws.com/research.metamind.io, which is closed. The
-    # checksums are those that were published for it; all copies below are byte for byte it.
+    # The original archives, at s3.amazonaws.com/research.metamind.io, are gone. The checksums are
+    # those published for them; the copies below are byte-identical.
     Entry(
         name="wikitext-2",
-        title="Good and featured articles of Wikipedia, raw: no <unk>, case and numbers kept",
+        title="Good and featured Wikipedia articles, raw: no <unk>, case and numbers kept",
         home=_WIKITEXT_HOME,
         licence=_WIKITEXT_LICENCE,
         remotes=(
-            Remote(
+            RemoteFile(
                 name="wikitext-2-raw-v1.zip",
                 urls=(
                     "https://huggingface.co/datasets/ggml-org/ci/resolve/"
@@ -199,33 +204,17 @@ ENTRIES: tuple[Entry, ...] = (
                 packing="zip",
                 num_bytes=4_721_645,
                 sha256="ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
-                texts=_wikitext(
-                    "wikitext-2",
-                    {
-                        "train": (
-                            10_940_747,
-                            "6707892fa3788b5ab9ed78ab5ff37d9fe825f6011a2ad4fcd6a6d467f0e7da57",
-                        ),
-                        "val": (
-                            1_146_846,
-                            "4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7",
-                        ),
-                        "test": (
-                            1_290_590,
-                            "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08",
-                        ),
-                    },
-                ),
+                files=_wikitext("wikitext-2", _WIKITEXT_2),
             ),
         ),
     ),
     Entry(
         name="wikitext-103",
-        title="The same, fifty times as much: 28,475 articles, raw",
+        title="The larger WikiText: 28,475 Wikipedia articles, raw",
         home=_WIKITEXT_HOME,
         licence=_WIKITEXT_LICENCE,
         remotes=(
-            Remote(
+            RemoteFile(
                 name="wikitext-103-raw-v1.zip",
                 urls=(
                     "https://wikitext.smerity.com/wikitext-103-raw-v1.zip",
@@ -235,56 +224,47 @@ ENTRIES: tuple[Entry, ...] = (
                 packing="zip",
                 num_bytes=191_984_949,
                 sha256="91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
-                texts=_wikitext(
-                    "wikitext-103",
-                    {"train": (None, None), "val": (None, None), "test": (None, None)},
-                ),
+                files=_wikitext("wikitext-103", _WIKITEXT_103),
             ),
         ),
     ),
+    # The archives' checksums are not recorded: the branch is not pinned. The Hub reports the
+    # SHA-256 of each archive when it is fetched, and the sizes of the texts are checked.
     Entry(
         name="openwebtext",
-        title="The sample of OpenWebText of Stanford's CS336: 11 GiB and 277 MiB",
+        title="OpenWebText sample of Stanford's CS336: 11 GiB and 277 MiB",
         home="https://huggingface.co/datasets/stanford-cs336/owt-sample",
-        licence="CC0 (the collection); each page is its owner's",
+        licence="CC0 (the collection); each page belongs to its owner",
         documents="<|endoftext|>",
         remotes=(
-            Remote(
+            RemoteFile(
                 name="owt_train.txt.gz",
-                urls=(f"{_CS336}/owt_train.txt.gz",),
+                urls=(f"{_OWT}/owt_train.txt.gz",),
                 packing="gzip",
-                texts=(Text(name="owt_train.txt", side="train", num_bytes=11_920_511_059),),
+                files=(EntryFile(name="owt_train.txt", split="train", num_bytes=11_920_511_059),),
             ),
-            Remote(
+            RemoteFile(
                 name="owt_valid.txt.gz",
-                urls=(f"{_CS336}/owt_valid.txt.gz",),
+                urls=(f"{_OWT}/owt_valid.txt.gz",),
                 packing="gzip",
-                texts=(Text(name="owt_valid.txt", side="val", num_bytes=289_998_753),),
+                files=(EntryFile(name="owt_valid.txt", split="val", num_bytes=289_998_753),),
             ),
         ),
     ),
     Entry(
         name="gsm8k",
-        title="Word problems of grade school, solved step by step: 7,473 and 1,319",
+        title="Grade-school math problems solved step by step: 7,473 and 1,319",
         home="https://github.com/openai/grade-school-math",
         licence="MIT",
         reader="GSM8KDataLoader",
-        remotes=(
-            _gsm8k(
-                "train",
-                4_166_206,
-                "17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465",
-            ),
-            _gsm8k(
-                "test",
-                749_738,
-                "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14",
-            ),
+        remotes=tuple(
+            _plain(f"{_GSM8K}/{split}.jsonl", split, *known)
+            for split, known in _GSM8K_FILES.items()
         ),
     ),
     Entry(
         name="arc",
-        title="Science questions of grade school with choices, easy and challenging: 7,787",
+        title="Grade-school science questions with choices, easy and challenging: 7,787",
         home=_ARC,
         licence="CC BY-SA 4.0",
         reader="ARCDataLoader",
@@ -295,7 +275,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         name="mmlu",
-        title="Questions with four choices from 57 subjects, and auxiliary ones to train on",
+        title="Questions with four choices from 57 subjects, and auxiliary training questions",
         home=_MMLU,
         licence="MIT",
         reader="MMLUDataLoader",
@@ -305,13 +285,13 @@ ENTRIES: tuple[Entry, ...] = (
 
 
 def find_entry(name: str) -> Entry:
-    """The entry of that name.
+    """Return the entry called `name`.
 
     >>> find_entry("tinyshakespeare").remotes[0].name
     'input.txt'
 
     Raises:
-        SourceError: the catalog has none.
+        SourceError: the catalog has no such entry.
     """
     known = {entry.name: entry for entry in ENTRIES}
     if name not in known:
@@ -319,6 +299,6 @@ def find_entry(name: str) -> Entry:
         guess = f" Did you mean {near[0]}?" if near else ""
         raise SourceError(
             f"{name!r} is not in the catalog, which has {', '.join(known)}.{guess} "
-            "See them with: penstock fetch --list"
+            "List them with: penstock fetch --list"
         )
     return known[name]

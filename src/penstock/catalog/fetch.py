@@ -1,31 +1,30 @@
-"""`fetch`: a dataset of the catalog into a directory.
+"""Fetch a dataset of the catalog into a directory.
 
     data/tinyshakespeare/
-    ├── tinyshakespeare.txt   as it lies upstream
-    ├── train.txt             the first nine tenths of its characters
+    ├── tinyshakespeare.txt   the downloaded file
+    ├── train.txt             the first 90 % of its characters
     ├── val.txt               the rest
-    └── train/  val/          stores, from `build_stores`
+    └── train/  val/          stores, written by `build_stores`
 
-Everything happens under the directory's lock. A second fetch of the same waits for the
-first and then finds its files good.
+A fetch holds the directory's lock. A second fetch of the same dataset waits for the first, and
+then finds its files complete.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from penstock.catalog.download import Patience, Wanted, download
-from penstock.catalog.entries import Entry, Remote, Text, find_entry
-from penstock.catalog.origin import Origin, find_origin
-from penstock.catalog.place import Receipt, copied, occupied, place
-from penstock.catalog.unpack import gunzipped, unzipped
-from penstock.errors import FetchError, SourceError, StoreBusyError
+from penstock.catalog.download import ByteProgress, DownloadLimits, download
+from penstock.catalog.entries import Entry, EntryFile, RemoteFile, find_entry
+from penstock.catalog.receipt import Receipt, wait_for_lock
+from penstock.catalog.request import shown_url
+from penstock.catalog.unpack import copied, gunzipped, unzipped
+from penstock.errors import FetchError, SourceError
 from penstock.store.files import digest_file
-from penstock.store.lock import locked
 
 if TYPE_CHECKING:
     from penstock.store.job import Progress as BuildProgress
@@ -33,15 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FetchProgress", "Fetched", "build_stores", "fetch"]
 
-_BUSY_SECONDS = 60.0
-
 
 @dataclass(frozen=True, slots=True)
 class FetchProgress:
-    """How far a fetch is; what its callback is given."""
+    """How far a fetch is; passed to its callback."""
 
     action: str
-    """"downloading", "copying", "unpacking", "splitting" or "waiting"."""
+    """"downloading", "copying", "unpacking" or "waiting"."""
     name: str
     done_bytes: int
     total_bytes: int | None
@@ -49,66 +46,71 @@ class FetchProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fetched:
-    """What a fetch left in its directory."""
+    """The result of a fetch."""
 
     entry: Entry
     directory: Path
     files: dict[str, Path]
-    """The text of each side: "train", "val", and "test" where there is one."""
+    """The file of each split: "train", "val", and "test" if there is one."""
     raw: Path | None
-    """The text before it was split, where it was."""
+    """The text before it was split; None if the dataset comes split."""
     received_bytes: int
-    """That came over the network in this call: 0 if everything was there."""
+    """Bytes received over the network by this call: 0 if all files were there."""
     seconds: float
 
 
 def fetch(
     name: str,
-    directory: str | os.PathLike[str] | None = None,
+    directory: str | PathLike[str] | None = None,
     *,
-    source: str | os.PathLike[str] | None = None,
+    source: str | PathLike[str] | None = None,
     split: float | None = None,
-    patience: Patience | None = None,
+    limits: DownloadLimits | None = None,
     progress: Callable[[FetchProgress], None] | None = None,
 ) -> Fetched:
-    """Bring the dataset `name` into `directory`, and say where its files are.
+    """Fetch the dataset `name` into `directory` and return where its files are.
 
-    Files that are there and right are not requested again. One that is there and is
-    something else is not overwritten: that is an error.
+    Files that are already there with the right contents are not requested again. A different
+    file with the same name is not overwritten: that is an error.
 
     Args:
-        name: Of an entry of the catalog.
-        directory: Where to; `data/NAME` if not given.
-        source: A directory, file or URL to take the files from instead: a mirror, or a copy
-            that somebody carried here.
-        split: How much of a text that comes as one file is for training.
-        patience: With servers.
-        progress: Called often, from this thread.
+        name: The name of a catalog entry.
+        directory: The target directory; `data/NAME` by default.
+        source: A directory, file or URL to take the files from instead of the upstream server:
+            a mirror, or a copy.
+        split: The share of characters used for training, if the dataset is a single text file.
+        limits: When a download retries and when it gives up.
+        progress: Callback; called often, from this thread.
 
     Raises:
-        FetchError: a file cannot be had, or is not the one that is meant.
-        SourceError: the catalog has no such entry, or it cannot be split so.
-        DiskFullError: there is no room; run again when there is.
+        FetchError: a file cannot be fetched, or is not the right one.
+        SourceError: the catalog has no such entry, or it cannot be split.
+        DiskFullError: there is not enough space; run again after freeing some.
     """
     begun = time.monotonic()
     entry = find_entry(name)
-    share = _share(entry, split)
-    origin = find_origin(entry, source)
+    ratio = _train_ratio(entry, split)
+    place = _find_source(entry, source)
     target = Path(directory) if directory is not None else Path("data") / entry.name
+    # Arguments were checked first, so that a typo leaves no empty directory.
     target.mkdir(parents=True, exist_ok=True)
-    job = _Job(entry, target, origin, patience or Patience(), progress or _tell_nobody)
-    with _alone(target, job.tell):
-        _sweep(target)
-        job.receipt = Receipt(target)
+    run = _Fetch(entry, target, place, limits or DownloadLimits(), progress or (lambda now: None))
+    waiting = run.report("waiting", str(target))
+    with wait_for_lock(target, lambda num_bytes: waiting(num_bytes, None)):
+        # Read under the lock: another process may have added files until now.
+        run.receipt = Receipt(target)
         for remote in entry.remotes:
-            job.bring(remote)
-        files = job.split(share) if share else {each.side: job.path(each) for each in entry.texts}
+            run.fetch_remote(remote)
+        if ratio:
+            files = run.split_text(ratio)
+        else:
+            files = {str(file.split): target / file.name for file in entry.files}
     return Fetched(
         entry=entry,
         directory=target,
-        files={str(side): path for side, path in files.items()},
-        raw=job.path(entry.texts[0]) if share else None,
-        received_bytes=job.received,
+        files=files,
+        raw=target / entry.files[0].name if ratio else None,
+        received_bytes=run.received,
         seconds=time.monotonic() - begun,
     )
 
@@ -119,223 +121,227 @@ def build_stores(
     tokenizer: Any = "gpt2",
     progress: "Callable[[BuildProgress], None] | None" = None,
 ) -> "dict[str, TokenStore]":
-    """Build a store a side beside the texts, with the documents that the entry records.
+    """Build one store per split beside the files, and return them by split.
 
     Raises:
-        SourceError: the entry is a set of questions, which has readers of its own.
+        SourceError: the entry is a question set, which has a reader instead.
     """
     from penstock.store.build import build
 
     entry = fetched.entry
     if entry.reader:
         raise SourceError(
-            f"{entry.name} is a set of questions, not of texts, so no store is built of it. Read "
-            f"it with penstock.catalog.{entry.reader}."
+            f"{entry.name} is a question set, and stores are built from texts only. Read it with "
+            f"penstock.catalog.{entry.reader}."
         )
     return {
-        side: build(
+        split: build(
             path,
-            fetched.directory / side,
+            fetched.directory / split,
             tokenizer=tokenizer,
             format="text",
             documents=entry.documents,
             eos=entry.eos,
             progress=progress,
         )
-        for side, path in fetched.files.items()
+        for split, path in fetched.files.items()
     }
 
 
-def _tell_nobody(now: FetchProgress) -> None:
-    pass
-
-
-def _share(entry: Entry, split: float | None) -> float | None:
+def _train_ratio(entry: Entry, split: float | None) -> float | None:
     if split is None:
-        return entry.split
-    if entry.split is None:
-        sides = ", ".join(entry.sides)
-        raise SourceError(f"{entry.name} comes split into {sides}. Leave split={split:g} out.")
+        return entry.train_ratio
+    if entry.train_ratio is None:
+        splits = ", ".join(entry.splits)
+        raise SourceError(f"{entry.name} comes split into {splits}. Leave out split={split:g}.")
+    # Written so that NaN is refused too.
     if not 0 < split < 1:
-        raise SourceError(f"split={split:g} leaves one side empty; it is a share such as 0.9.")
+        raise SourceError(f"split must be between 0 and 1, such as 0.9; got {split:g}.")
     return split
 
 
-class _Job:
+def _find_source(entry: Entry, source: str | PathLike[str] | None) -> str | Path | None:
+    """Return what `source` names: a URL (str), a file or directory (Path), or None (upstream)."""
+    if source is None:
+        return None
+    text = fspath(source)
+    # Only with "://": C:\data is a path, though it looks like a URL with the scheme "c".
+    scheme = urlsplit(text).scheme if "://" in text else ""
+    if scheme in ("http", "https"):
+        return text
+    if scheme not in ("", "file"):
+        raise FetchError(
+            f"{shown_url(text)}: {scheme}:// is not supported. Name a directory, a file, or an "
+            "http(s):// URL."
+        )
+    path = Path(unquote(urlsplit(text).path) if scheme else text)
+    if not path.exists():
+        raise FetchError(f"{path} does not exist (working directory: {Path.cwd()}).")
+    if path.is_file() and len(entry.remotes) > 1:
+        names = ", ".join(remote.name for remote in entry.remotes)
+        raise FetchError(
+            f"{path} is one file, but {entry.name} has several: {names}. Name their directory."
+        )
+    return path
+
+
+class _Fetch:
     """One fetch, under the lock of its directory."""
 
-    receipt: Receipt
+    receipt: Receipt  # set under the lock, before the first file
 
     def __init__(
         self,
         entry: Entry,
         directory: Path,
-        origin: Origin,
-        patience: Patience,
+        source: str | Path | None,
+        limits: DownloadLimits,
         progress: Callable[[FetchProgress], None],
     ) -> None:
         self._entry = entry
         self._directory = directory
-        self._origin = origin
-        self._patience = patience
+        self._source = source
+        self._limits = limits
         self._progress = progress
         self.received = 0
 
-    def path(self, text: Text) -> Path:
-        """Where a text lies once it is fetched."""
-        return self._directory / text.name
-
-    def tell(self, action: str, name: str) -> Callable[[int, int | None], None]:
-        """A callback for bytes of one action on one file."""
+    def report(self, action: str, name: str) -> ByteProgress:
+        """Return a callback that reports the bytes of one action on one file."""
         return lambda done, total: self._progress(FetchProgress(action, name, done, total))
 
-    def bring(self, remote: Remote) -> None:
-        """Make all texts of `remote` good."""
-        missing = [text for text in remote.texts if not self._good(text)]
+    def fetch_remote(self, remote: RemoteFile) -> None:
+        """Write all files of `remote` that are missing."""
+        missing = [
+            file
+            for file in remote.files
+            if not self.receipt.has(file.name, num_bytes=file.num_bytes, sha256=file.sha256)
+        ]
         if not missing:
             return
-        loose = self._origin.loose(remote)
-        if loose:
-            for text in missing:
-                self._copy(loose[text.name], text)
+        if isinstance(self._source, Path):
+            self._take_local(remote, missing, self._source)
             return
         try:
-            self._unpack(remote, missing)
-        except FetchError as error:
-            self._advise(error, remote)
-            raise
-
-    def _good(self, text: Text) -> bool:
-        """Whether a text is there and right.
-
-        Raises:
-            FetchError: something else has its name.
-        """
-        path = self.path(text)
-        if not path.exists():
-            return False
-        right = text.sha256 or self.receipt.digests.get(text.name)
-        if text.num_bytes is not None and path.stat().st_size != text.num_bytes:
-            raise occupied(path)
-        if right is None:
-            # A size of eleven digits is no accident; without even that, it is not known yet.
-            return text.num_bytes is not None
-        if digest_file(path) == right:
-            return True
-        raise occupied(path)
-
-    def _copy(self, held: Path, text: Text) -> None:
-        pieces = copied(held, self.tell("copying", text.name))
-        right = {"num_bytes": text.num_bytes, "sha256": text.sha256}
-        place(self.path(text), pieces, self.receipt, origin=str(held), **right)  # type: ignore[arg-type]
-
-    def _unpack(self, remote: Remote, missing: list[Text]) -> None:
-        """Bring the file as upstream has it, and out of it what is missing."""
-        held = self._origin.held(remote)
-        archive = held or self._directory / remote.name
-        if remote.packing == "plain":
-            (text,) = missing
-            if held:
-                self._copy(held, text)
+            if remote.packing == "plain":
+                (file,) = missing
+                # Not downloaded to its final name, which may belong to a file of the user.
+                path = self.receipt.temporary(file.name)
+                path.unlink(missing_ok=True)  # of a fetch that was killed before the rename
+                self._download(remote, path)
+                self.receipt.move(file.name, digest_file(path))
             else:
-                self._download(remote, self.path(text))
-                self.receipt.add(self.path(text), digest_file(self.path(text)))
-            return
-        if not archive.exists():
-            self._download(remote, archive)
-        elif remote.sha256 and digest_file(archive) != remote.sha256:
-            raise FetchError(
-                f"{archive} is not the file that is meant: its SHA-256 is not {remote.sha256}. "
-                "Remove it and run this again."
+                archive = self._directory / remote.name
+                self._download(remote, archive)
+                self._unpack(remote, missing, archive)
+                archive.unlink()  # only now: a kill before it must not cost the download
+        except FetchError as error:
+            error.add_note(
+                "Run the same command to try again. Without a network, copy "
+                f"{remote.name} ({remote.urls[0]}) to this machine and name its directory: "
+                f"penstock fetch {self._entry.name} --from DIRECTORY"
             )
-        unpacked = unzipped if remote.packing == "zip" else gunzipped
-        for text in missing:
-            pieces = unpacked(archive, text, self.tell("unpacking", text.name))
-            place(
-                self.path(text),
-                pieces,
-                self.receipt,
-                num_bytes=text.num_bytes,
-                sha256=text.sha256,
-                origin=f"{archive}, {text.member or text.name}",
-            )
-        if not held:
-            archive.unlink()
-
-    def _download(self, remote: Remote, path: Path) -> None:
-        wanted = Wanted(path=path, num_bytes=remote.num_bytes, sha256=remote.sha256)
-        tell = self.tell("downloading", remote.name)
-        urls = self._origin.urls(remote)
-        try:
-            self.received += download(urls, wanted, patience=self._patience, progress=tell)
-        except KeyboardInterrupt as error:
-            error.add_note("What has come is kept: the same command goes on where it stopped.")
             raise
 
-    def _advise(self, error: FetchError, remote: Remote) -> None:
-        if not self._origin.network:
+    def _download(self, remote: RemoteFile, path: Path) -> None:
+        if (
+            path.exists()
+        ):  # an archive that a killed fetch did not unpack, or that the user put here
+            if remote.sha256 and digest_file(path) != remote.sha256:
+                raise FetchError(
+                    f"{path} does not have the SHA-256 {remote.sha256}, so it is not the right "
+                    "file. Delete it and run this again."
+                )
             return
-        error.add_note(
-            f"The same command goes on where it stopped. Without a network, bring {remote.name} "
-            f"({remote.urls[0]}) here by other means, and name its directory: "
-            f"penstock fetch {self._entry.name} --from DIRECTORY"
+        try:
+            self.received += download(
+                _urls(remote, self._source),
+                path,
+                num_bytes=remote.num_bytes,
+                sha256=remote.sha256,
+                limits=self._limits,
+                progress=self.report("downloading", remote.name),
+            )
+        except KeyboardInterrupt as error:
+            # A download resumes if its SHA-256 is known, and the Hub reports it for its files.
+            if remote.sha256 or self._source is None:
+                error.add_note("Received bytes are kept: run the same command to resume.")
+            raise
+
+    def _take_local(self, remote: RemoteFile, missing: list[EntryFile], source: Path) -> None:
+        """Write missing files from a copy on disk: packed as upstream, or already unpacked."""
+        unpacked = _unpacked_files(remote, source)
+        if not unpacked:
+            self._unpack(remote, missing, _local_file(remote, source))
+            return
+        for file in missing:
+            path = unpacked[file.name]
+            self._write(file, copied(path, file, self.report("copying", file.name)), str(path))
+
+    def _unpack(self, remote: RemoteFile, missing: list[EntryFile], archive: Path) -> None:
+        read = {"plain": copied, "zip": unzipped, "gzip": gunzipped}[remote.packing]
+        action = "copying" if remote.packing == "plain" else "unpacking"
+        for file in missing:
+            pieces = read(archive, file, self.report(action, file.name))
+            source = f"{archive}, {file.member or file.name}" if action == "unpacking" else archive
+            self._write(file, pieces, str(source))
+
+    def _write(self, file: EntryFile, pieces: Iterator[bytes], source: str) -> None:
+        self.receipt.write(
+            file.name, pieces, num_bytes=file.num_bytes, sha256=file.sha256, source=source
         )
 
-    def split(self, share: float) -> dict[str | None, Path]:
-        """Write the two sides of a text, cut between characters."""
-        (text,) = self._entry.texts
-        whole = self.path(text).read_bytes().decode()
-        border = int(len(whole) * share)
-        files: dict[str | None, Path] = {}
-        for side, part in (("train", whole[:border]), ("val", whole[border:])):
-            files[side] = self._directory / f"{side}.txt"
-            place(files[side], [part.encode()], self.receipt)
-        return files
+    def split_text(self, ratio: float) -> dict[str, Path]:
+        """Write train.txt and val.txt, cut between two characters; return their paths."""
+        (file,) = self._entry.files
+        text = (self._directory / file.name).read_bytes().decode()
+        # Characters, not bytes: a cut inside a character would make both files invalid UTF-8.
+        border = int(len(text) * ratio)
+        parts = {"train": text[:border], "val": text[border:]}
+        return {
+            split: self.receipt.write(f"{split}.txt", [part.encode()])
+            for split, part in parts.items()
+        }
 
 
-@contextmanager
-def _alone(
-    directory: Path, tell: Callable[[str, str], Callable[[int, int | None], None]]
-) -> Iterator[None]:
-    """Hold the directory's lock; while another process fetches into it, wait for that.
-
-    Raises:
-        StoreBusyError: whoever holds it has written nothing for a minute.
-    """
-    seen, since = _sizes(directory), time.monotonic()
-    while True:
-        lock = locked(directory)
-        try:
-            lock.__enter__()
-            break
-        except StoreBusyError:
-            now = _sizes(directory)
-            if now != seen:
-                seen, since = now, time.monotonic()
-            if time.monotonic() - since > _BUSY_SECONDS:
-                raise
-            tell("waiting", str(directory))(sum(now.values()), None)
-            time.sleep(0.1)
-    try:
-        yield
-    finally:
-        lock.__exit__(None, None, None)
+def _urls(remote: RemoteFile, mirror: Any) -> tuple[str, ...]:
+    """Return the URLs to try for `remote`, in order."""
+    if mirror is None:
+        return remote.urls
+    parts = urlsplit(mirror)
+    # `mirror` may name the file itself, or its directory. A query is kept: it may be a signature.
+    if parts.path.endswith(f"/{remote.name}"):
+        return (mirror,)
+    path = f"{parts.path.rstrip('/')}/{quote(remote.name)}"
+    return (urlunsplit(parts._replace(path=path)),)
 
 
-def _sizes(directory: Path) -> dict[str, int]:
-    """What a working process would change."""
-    sizes = {}
-    for path in directory.iterdir():
-        with suppress(FileNotFoundError):  # renamed while we look
-            sizes[path.name] = path.stat().st_size
-    return sizes
+def _unpacked_files(remote: RemoteFile, source: Path) -> dict[str, Path]:
+    """Return the files of `remote` by name, if `source` holds all of them unpacked."""
+    # The file as upstream has it is preferred, because its SHA-256 is known more often.
+    if source.is_file() or (source / remote.name).is_file():
+        return {}
+    found: dict[str, Path] = {}
+    for file in remote.files:
+        for name in _unpacked_names(file):
+            if (source / name).is_file():
+                found.setdefault(file.name, source / name)
+    return found if len(found) == len(remote.files) else {}
 
 
-def _sweep(directory: Path) -> None:
-    """Remove what fetches that were killed left behind.
+def _unpacked_names(file: EntryFile) -> list[str]:
+    """Return the names a copy may have: as in the archive, without folders, or as fetched."""
+    return [name for name in (file.member, Path(file.member).name, file.name) if name]
 
-    Temporary names of hidden files begin with two dots. The directory may be anybody's, so
-    nothing else that is called temporary is touched.
-    """
-    for path in directory.glob("..*.tmp"):
-        path.unlink(missing_ok=True)
+
+def _local_file(remote: RemoteFile, source: Path) -> Path:
+    """Return the copy of `remote` on disk; raise FetchError if the directory has none."""
+    if source.is_file():
+        return source
+    if (source / remote.name).is_file():
+        return source / remote.name
+    names = [remote.name, *(name for file in remote.files for name in _unpacked_names(file))]
+    existing = ", ".join(sorted(each.name for each in source.iterdir())[:5]) or "nothing"
+    raise FetchError(
+        f"{source} does not hold {remote.name} or the files in it; looked for "
+        f"{', '.join(dict.fromkeys(names))}. It holds {existing}."
+    )

@@ -1,54 +1,49 @@
-"""One HTTP request, and what kind of failure it was.
+"""One request to a server, and whether a failure is worth a retry.
 
-Only http and https, also after a redirect, and never from https back to http. A user and
-password in a URL are sent as a header to that host alone, and stand in no message, nor
-does a query, which may be a signature. Proxies are those of the environment
-(`https_proxy`, `no_proxy`).
+Only http and https are allowed, and never a redirect from https to http. A user name and a
+password in a URL are sent to that host only. Messages show neither them nor the query, which may
+be a signature. Proxies come from the environment (`https_proxy`, `no_proxy`).
 """
 
 import base64
 import email.utils
 import http.client
-import socket
+import queue
+import re
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from penstock import __version__
 from penstock.errors import FetchError
 
-__all__ = ["Refused", "Transient", "open_url", "shown_url"]
+__all__ = ["RequestFailure", "connection_failure", "hub_metadata", "open_url", "shown_url"]
 
 _AGENT = f"penstock/{__version__} (+https://pypi.org/project/penstock)"
+# Timeouts, rate limits and overload, which may be over a few seconds later.
 _RETRIED = frozenset((408, 425, 429, 500, 502, 503, 504))
 
 
-@dataclass(slots=True)
-class Transient(Exception):  # noqa: N818  (an outcome that the caller acts upon, not an error of ours)
-    """A failure that may pass."""
+class RequestFailure(Exception):  # noqa: N818  (an outcome that is acted upon, not an error of ours)
+    """A request that failed: why, and whether a retry may help."""
 
-    reason: str
-    wait_seconds: float | None = None
-    """How long the server asks to be left alone."""
-    offline: bool = False
-    """Whether the host was not reached at all."""
-
-
-@dataclass(slots=True)
-class Refused(Exception):  # noqa: N818  (likewise)
-    """An answer that will be the same the next time."""
-
-    reason: str
-    status: int = 0
-    headers: Any = None
+    def __init__(
+        self, reason: str, *, retry: bool = False, wait_seconds: float = 0.0, status: int = 0
+    ) -> None:
+        super().__init__(reason)
+        self.retry = retry
+        self.wait_seconds = wait_seconds  # that the server asks for
+        self.status = status  # 0 if there was no answer at all
 
 
 def shown_url(url: str) -> str:
-    """`url` as it may be shown: without user, password and query.
+    """Return `url` without user name, password and query, for messages.
 
     >>> shown_url("https://me:secret@host.org:81/a.txt?signature=1")
     'https://host.org:81/a.txt'
@@ -58,7 +53,7 @@ def shown_url(url: str) -> str:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to http(s), but not from https to http."""
+    """Follows redirects to http and https, but not from https to http."""
 
     max_redirections = 8
 
@@ -67,89 +62,127 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     ) -> Any:
         old, new = urlsplit(req.full_url).scheme, urlsplit(newurl).scheme
         if new not in ("http", "https") or (old == "https" and new == "http"):
-            raise Refused(f"it redirects from {old} to {new}, which is not followed")
+            fp.close()
+            raise RequestFailure(f"the server redirects from {old} to {new}, which is not allowed")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _opener() -> urllib.request.OpenerDirector:
-    """Like `build_opener`, without the handlers of ftp, file and data URLs."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(context=ssl.create_default_context()),
-        urllib.request.HTTPDefaultErrorHandler(),
-        _Redirects(),
-        urllib.request.HTTPErrorProcessor(),
-    ):
-        opener.add_handler(handler)
-    return opener
-
-
-def open_url(url: str, headers: dict[str, str], timeout_seconds: float) -> Any:
-    """The answer to a GET of `url`, its body not read yet.
+def open_url(url: str, headers: dict[str, str], seconds: float) -> Any:
+    """Send a GET request and return the response, with its body not read yet.
 
     Raises:
-        Transient: trying again may help.
-        Refused: it will not.
-        FetchError: `url` is none that can be asked.
+        RequestFailure: there was no usable answer within `seconds`.
+        FetchError: `url` is not an http or https URL.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise FetchError(f"{shown_url(url)!r} is no http:// or https:// address.")
+        raise FetchError(f"{shown_url(url)!r} is not an http:// or https:// URL.")
     bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-    request = urllib.request.Request(bare, headers={"User-Agent": _AGENT, **headers})
-    # Compressed on the way, a range would be one of other bytes.
-    request.add_header("Accept-Encoding", "identity")
+    # A range of a compressed answer would be a range of other bytes.
+    headers = {"User-Agent": _AGENT, "Accept-Encoding": "identity", **headers}
+    request = urllib.request.Request(bare, headers=headers)
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-        secret = f"Basic {base64.b64encode(pair).decode()}"
-        request.add_unredirected_header("Authorization", secret)
+        # Unredirected: the password must not reach the host that a redirect leads to.
+        request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(pair).decode()}")
+    # The opener's handlers for ftp, file and data URLs are out of reach: both checks of the
+    # scheme, above and in `_Redirects`, come before them.
+    opener = urllib.request.build_opener(_Redirects)
     try:
-        return _opener().open(request, timeout=timeout_seconds)
+        return _by_deadline(lambda: opener.open(request, timeout=seconds), seconds)
     except urllib.error.HTTPError as error:
         with error:
-            raise _answered(error) from None
+            raise _status_failure(error.code, error.headers) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise told(error, timeout_seconds) from None
+        raise connection_failure(error, seconds) from None
 
 
-def told(error: Exception, timeout_seconds: float) -> Transient | Refused:
-    """What an error of the connection means."""
-    reason = getattr(error, "reason", error)
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        return Refused(f"its certificate is not trusted ({reason.verify_message})")
-    if isinstance(reason, socket.gaierror):
-        return Transient(f"its name is not known here ({reason.strerror})", offline=True)
-    if isinstance(reason, TimeoutError):
-        return Transient(f"nothing came for {timeout_seconds:g} s", offline=True)
-    if isinstance(reason, http.client.InvalidURL):
-        return Refused("the address is malformed")
-    if isinstance(reason, OSError) and not isinstance(reason, urllib.error.URLError):
-        words = reason.strerror or type(reason).__name__
-        return Transient(f"the connection failed ({words})", offline=True)
-    return Transient(f"the answer was cut or garbled ({type(reason).__name__})")
+def hub_metadata(url: str, seconds: float) -> tuple[int | None, str | None]:
+    """Return size and SHA-256 of a file on the Hugging Face Hub; None if the Hub does not say.
 
-
-def _answered(error: urllib.error.HTTPError) -> Transient | Refused:
-    reason = f"the server answered {error.code} ({http.client.responses.get(error.code, '?')})"
-    if error.code in _RETRIED:
-        return Transient(reason, wait_seconds=_retry_after(error.headers.get("Retry-After")))
-    return Refused(reason, status=error.code, headers=error.headers)
-
-
-def _retry_after(text: str | None) -> float | None:
-    """The header's seconds, or seconds until its date.
-
-    >>> _retry_after("7"), _retry_after("soon"), _retry_after(None)
-    (7.0, None, None)
+    Raises:
+        RequestFailure: there was no usable answer within `seconds`.
     """
-    if not text:
-        return None
-    if text.strip().isdigit():
-        return float(text)
+    from huggingface_hub import constants, get_hf_file_metadata
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    # With telemetry, the library also requests a list of agents and sends the version of torch.
+    # It reads the environment variable only when it is imported, so the constant is set.
+    constants.HF_HUB_DISABLE_TELEMETRY = True
     try:
-        date = email.utils.parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    return max(0.0, date.timestamp() - time.time())
+        # The catalog's files are public, so the user's token is not sent.
+        found = _by_deadline(
+            lambda: get_hf_file_metadata(
+                url,
+                token=False,
+                timeout=seconds,
+                library_name="penstock",
+                library_version=__version__,
+            ),
+            seconds,
+        )
+    except OfflineModeIsEnabled:
+        raise RequestFailure("HF_HUB_OFFLINE is set; unset it to download") from None
+    except HfHubHTTPError as error:
+        raise _status_failure(error.response.status_code, error.response.headers) from None
+    except Exception as error:  # noqa: BLE001  (of httpx, httpx2 or requests, by version)
+        raise connection_failure(error, seconds) from None
+    # The ETag of a file in large-file storage is its SHA-256; of others, a SHA-1 of Git.
+    is_sha256 = re.fullmatch("[0-9a-f]{64}", found.etag or "")
+    return found.size, found.etag if is_sha256 else None
+
+
+def _by_deadline(call: Callable[[], Any], seconds: float) -> Any:
+    """Return `call()`, or raise TimeoutError if it takes longer than `seconds`.
+
+    A socket's timeout bounds one read, so a server could send header after header. A call that
+    is late continues in its daemon thread, and its result is dropped.
+    """
+    outcome: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            outcome.put((call(), None))
+        except Exception as error:  # noqa: BLE001  (raised in the calling thread)
+            outcome.put((None, error))
+
+    # A daemon, so that a late call does not keep the interpreter from exiting.
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        value, error = outcome.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError from None
+    if error is not None:
+        raise error
+    return value
+
+
+def connection_failure(error: Exception, seconds: float) -> RequestFailure:
+    """Return the failure that an error of the connection means."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    # First, because it is an OSError too, and a retry would not help.
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return RequestFailure(f"the server's certificate is not trusted ({reason.verify_message})")
+    if isinstance(reason, http.client.InvalidURL):
+        return RequestFailure("the URL is malformed")
+    if isinstance(reason, TimeoutError):
+        return RequestFailure(f"the server did not answer within {seconds:g} s", retry=True)
+    words = reason.strerror if isinstance(reason, OSError) else None
+    return RequestFailure(f"the connection failed ({words or type(reason).__name__})", retry=True)
+
+
+def _status_failure(status: int, headers: Any) -> RequestFailure:
+    """Return the failure for a status; Retry-After holds seconds or a date."""
+    text = (headers.get("Retry-After") or "").strip()
+    wait_seconds = 0.0
+    if re.fullmatch("[0-9]+", text):
+        wait_seconds = float(text)
+    elif text:
+        with suppress(ValueError):
+            date = email.utils.parsedate_to_datetime(text)
+            wait_seconds = max(0.0, date.timestamp() - time.time())
+    reason = f"the server answered {status} ({http.client.responses.get(status, '?')})"
+    retry = status in _RETRIED
+    return RequestFailure(
+        reason, retry=retry, wait_seconds=wait_seconds if retry else 0, status=status
+    )

@@ -1,13 +1,14 @@
-"""Sets of questions and answers as examples that can be trained on.
+"""Question sets as training examples.
 
     {"question": "Which gas do plants take in?",
-     "choices":  ["oxygen", "carbon dioxide", "neon"],     # [] where there is nothing to choose
-     "answer":   "B",                                      # a letter, or what is asked for
+     "choices":  ["oxygen", "carbon dioxide", "neon"],     # [] if there are no choices
+     "answer":   "B",                                      # a letter, or the answer itself
      "messages": [{"role": "user", "content": …}, {"role": "assistant", "content": "B"}]}
 
-Every set gives these four keys, so that examples of all of them mix in one batch. Files are read
-where they lie: in the directory that is named, else in `data/NAME`, where `penstock fetch NAME`
-puts them, else in `~/.cache/penstock/NAME` (or `$PENSTOCK_CACHE/NAME`). Nothing is downloaded.
+Every set has these four keys, so examples of different sets can be mixed in one batch. Files
+are looked for in `directory` if it is given. Otherwise they are looked for in `data/NAME`, where
+`penstock fetch NAME` puts them, and then in `~/.cache/penstock/NAME` (or `$PENSTOCK_CACHE/NAME`).
+Nothing is downloaded.
 """
 
 import csv
@@ -20,58 +21,71 @@ from typing import Any, NamedTuple
 from penstock.errors import SourceError
 from penstock.places import cache_directory
 
-__all__ = ["Row", "choice_example", "find_files", "known", "rows_of"]
+__all__ = [
+    "PathLike",
+    "TaskRow",
+    "check_name",
+    "choice_example",
+    "example",
+    "find_files",
+    "read_rows",
+]
 
 _LETTERS = "ABCDEFGHIJ"
 
 PathLike = str | os.PathLike[str]
 
 
-class Row(NamedTuple):
-    """A row of a file, and where it stands, for messages."""
+class TaskRow(NamedTuple):
+    """A row of a file, and its location for messages."""
 
     values: Any
     where: str
 
 
-def known(what: str, name: str, names: Sequence[str]) -> str:
-    """`name`, if it is one of `names`.
+def check_name(what: str, name: str, names: Sequence[str]) -> str:
+    """Return `name` if it is in `names`.
 
     Raises:
-        SourceError: it is not; the message lists them.
+        SourceError: it is not; the message lists `names`.
     """
     if name not in names:
-        raise SourceError(f"There is no {what} {name!r}; there are {', '.join(names)}.")
+        raise SourceError(f"{name!r} is not a {what}; choose from {', '.join(names)}.")
     return name
 
 
 def find_files(
     entry: str, patterns: Sequence[str], directory: PathLike | None, wanted: str
 ) -> list[Path]:
-    """The files of the first of `patterns` that has some, in the first place that has them.
+    """Return the files of the first pattern that matches any, in the first directory that has any.
 
     Raises:
-        SourceError: no place has any; the message names the command that gets them.
+        SourceError: no directory has any; the message names the command that fetches them.
     """
-    places = [Path(directory)] if directory is not None else _places(entry)
-    for place in places:
+    directories = [Path("data") / entry, cache_directory() / entry]
+    if directory is not None:
+        directories = [Path(directory)]
+    for each in directories:
+        # Patterns are ordered: upstream's own files first, then copies in other formats. Only
+        # one pattern is used, as two would read the same questions twice.
         for pattern in patterns:
-            if found := sorted(path for path in place.glob(pattern) if path.is_file()):
+            if found := sorted(path for path in each.glob(pattern) if path.is_file()):
                 return found
-    looked = " and in ".join(str(place) for place in places)
+    searched = " or ".join(str(each) for each in directories)
     names = ", ".join(dict.fromkeys(patterns))
     raise SourceError(
-        f"{wanted} is not in {looked} (working directory: {Path.cwd()}); looked for {names}. Get "
-        f"it with: penstock fetch {entry}; or say where it is with directory=."
+        f"{wanted} is not in {searched} (working directory: {Path.cwd()}); looked for {names}. "
+        f"Fetch it with: penstock fetch {entry}; or pass its directory as directory=."
     )
 
 
-def rows_of(path: Path) -> Iterator[Row]:
-    """The rows of a JSON Lines, Parquet or CSV file, CSV as lists of strings.
+def read_rows(path: Path) -> Iterator[TaskRow]:
+    """Yield the rows of a JSON Lines, Parquet or CSV file; CSV rows as lists of strings.
 
     Raises:
         SourceError: the file is damaged; the message says where.
     """
+    # Everything else is taken as JSON Lines: callers only ask for .jsonl, .parquet and .csv.
     readers = {".parquet": _parquet_rows, ".csv": _csv_rows}
     try:
         yield from readers.get(path.suffix, _json_rows)(path)
@@ -84,34 +98,38 @@ def rows_of(path: Path) -> Iterator[Row]:
 def choice_example(
     question: str, choices: Sequence[str], right: int, *, where: str
 ) -> dict[str, Any]:
-    """An example with choices, lettered from A on, whatever they were called upstream.
+    """Return an example whose choices are lettered from A, whatever their labels upstream.
 
     Raises:
-        SourceError: there is no such choice.
+        SourceError: `right` is not the number of a choice.
     """
     if not 0 <= right < len(choices) <= len(_LETTERS):
         raise SourceError(
-            f"{where} has {len(choices)} choices, and number {right + 1} is said to be right."
+            f"{where} has {len(choices)} choices, but marks number {right + 1} as right."
         )
+    # Upstream uses A to E, 1 to 4 or 0 to 3; one scheme lets a model learn a single format.
     listed = "\n".join(f"{_LETTERS[n]}. {choice}" for n, choice in enumerate(choices))
     asked = f"{question}\n\n{listed}\n\nAnswer with the letter of the right choice."
-    answer = _LETTERS[right]
+    return example(question, _LETTERS[right], asked, _LETTERS[right], choices)
+
+
+def example(
+    question: str, answer: str, asked: str, replied: str, choices: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return an example: `asked` is the user's message, `replied` the assistant's."""
     return {
         "question": question,
         "choices": list(choices),
         "answer": answer,
         "messages": [
             {"role": "user", "content": asked},
-            {"role": "assistant", "content": answer},
+            {"role": "assistant", "content": replied},
         ],
     }
 
 
-def _places(entry: str) -> list[Path]:
-    return [Path("data") / entry, cache_directory() / entry]
-
-
-def _json_rows(path: Path) -> Iterator[Row]:
+def _json_rows(path: Path) -> Iterator[TaskRow]:
+    # newline="\n": other line separators, such as U+2028, may be inside a JSON string.
     with path.open(encoding="utf-8-sig", newline="\n") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -123,32 +141,32 @@ def _json_rows(path: Path) -> Iterator[Row]:
                 raise SourceError(f"{where} is not JSON: {error}.") from None
             if not isinstance(values, dict):
                 raise SourceError(
-                    f"{where} holds a {type(values).__name__}; a row is an object with fields."
+                    f"{where} holds a {type(values).__name__}, but a row must be a JSON object."
                 )
-            yield Row(values, where)
+            yield TaskRow(values, where)
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path) -> Iterator[TaskRow]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
-    number = 0
+    number = 0  # over all batches: the row that a reader of the file would count
     try:
         with ParquetFile(path) as opened:
             for batch in opened.iter_batches():
                 for values in batch.to_pylist():
                     number += 1
-                    yield Row(values, f"{path}, row {number:,}")
+                    yield TaskRow(values, f"{path}, row {number:,}")
     except (ArrowException, OSError) as error:
         raise SourceError(f"{path} cannot be read as Parquet: {error}") from error
 
 
-def _csv_rows(path: Path) -> Iterator[Row]:
+def _csv_rows(path: Path) -> Iterator[TaskRow]:
     with path.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, strict=True)
         try:
             for values in reader:
-                if values:
-                    yield Row(values, f"{path}, line {reader.line_num:,}")
+                if values:  # csv yields [] for a blank line
+                    yield TaskRow(values, f"{path}, line {reader.line_num:,}")
         except csv.Error as error:
             raise SourceError(f"{path}, line {reader.line_num:,} is not CSV: {error}.") from None

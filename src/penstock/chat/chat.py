@@ -1,6 +1,6 @@
 """A template and a tokenizer, ready to render conversations.
 
-    chat = Chat("chatml", "gpt2")
+    chat = Chat("chatml", "gpt2", add_tokens="auto")
     tokens, loss = chat.render([{"role": "user", "content": "Hi"},
                                 {"role": "assistant", "content": "Hello."}])
 
@@ -13,7 +13,7 @@ import datetime
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,12 @@ from numpy.typing import NDArray
 from penstock.chat.encode import Borders, EncodedScripts, ScriptEncoder
 from penstock.chat.markers import Markers
 from penstock.chat.messages import to_conversation
+from penstock.chat.needed import tokenizer_with_markers
+from penstock.chat.offsets import ANCHOR
 from penstock.chat.renderer import Renderer, Rewritten
+from penstock.chat.report import TurnReport
 from penstock.chat.script import Script, Span
+from penstock.chat.special import special_tokens_of
 from penstock.chat.template import Template, load_template
 from penstock.digest import digest_json
 from penstock.errors import ChatError, TemplateError
@@ -66,15 +70,17 @@ class Chat:
             is left, "refuse" raises.
         borders: "join" gives the ids of `apply_chat_template`, "cut" lets no token straddle
             the border of what is trained on.
-        special_in_content: Whether text in a message that spells a special token is that token.
+        special_in_content: Whether a special token that the text of a message holds is that token.
+        add_tokens: Special tokens to add to the tokenizer, after its vocabulary. "auto" adds the
+            markers of the template that it does not have.
         settings: More names for the template, such as `enable_thinking`.
 
     Raises:
-        TemplateError: the template cannot be loaded, or renders no conversation.
+        TemplateError: the template cannot be loaded, or its markers are no tokens.
         TokenizerError: the tokenizer cannot be loaded.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what a user decides about a chat, as flat keywords)
         self,
         template: Any,
         tokenizer: Any,
@@ -83,13 +89,14 @@ class Chat:
         rewritten: Rewritten = "mask",
         borders: Borders = "join",
         special_in_content: bool = False,
+        add_tokens: Literal["auto"] | Sequence[str] | None = None,
         settings: dict[str, Any] | None = None,
     ) -> None:
         if rewritten not in ("mask", "train", "refuse"):
             raise TemplateError(f'rewritten={rewritten!r} is not "mask", "train" or "refuse".')
         self.template = load_template(template)
-        self.tokenizer = load_tokenizer(tokenizer)
-        self._source = tokenizer
+        loaded = load_tokenizer(tokenizer, add_tokens=None if add_tokens == "auto" else add_tokens)
+        self._source, self._add_tokens = tokenizer, add_tokens
         self._options = {
             "rewritten": rewritten,
             "borders": borders,
@@ -97,25 +104,32 @@ class Chat:
             "settings": dict(settings or {}),
             "date": None if date is None else _date(date).isoformat(),
         }
-        self._encoder = ScriptEncoder(
-            self.tokenizer, borders=borders, special_in_content=special_in_content
-        )
-        tokens = {**_tokens_of(self.tokenizer), **self.template.tokens}
+        tokens = {**_tokens_of(loaded), **self.template.tokens}
+        markers = Markers({*special_tokens_of(loaded).tokens, *tokens.values()})
         self._renderer = Renderer(
             self.template,
-            Markers({*self._encoder.special.tokens, *tokens.values()}),
+            markers,
             tokens,
             date=None if date is None else _date(date),
             rewritten=rewritten,
             settings=dict(settings or {}),
         )
+        self.tokenizer = tokenizer_with_markers(
+            loaded, self.template, self._renderer.sample(), markers, add=add_tokens == "auto"
+        )
+        self._encoder = ScriptEncoder(
+            self.tokenizer, borders=borders, special_in_content=special_in_content
+        )
+        self._renderer.markers = Markers({*self._encoder.special.tokens, *tokens.values()})
+        self._has_warned = False
 
     def __repr__(self) -> str:
         return f"Chat({self.template.name!r}, {self.tokenizer.name!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Compiled templates and tokenizers stay behind; a worker process makes its own.
-        return _rebuilt, (self.template, self._source, self._options)
+        options = {**self._options, "add_tokens": self._add_tokens}
+        return _rebuilt, (self.template, self._source, options)
 
     def describe(self) -> dict[str, Any]:
         """What decides tokens and masks beside the tokenizer, as plain JSON, for a manifest."""
@@ -143,13 +157,16 @@ class Chat:
         """
         script = self.script(record)
         encoded = self.encode([script])
+        self._warn([script])
         return Rendered(
             encoded.ids, encoded.loss, script.text, tuple(script.trained), script.rewritten
         )
 
     def render_many(self, records: Sequence[Any]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
         """Tokens and loss mask of each conversation; tokenized in one call."""
-        encoded = self.encode([self.script(record) for record in records])
+        scripts = [self.script(record) for record in records]
+        encoded = self.encode(scripts)
+        self._warn(scripts)
         edges = encoded.offsets.tolist()
         return [
             (encoded.ids[start:stop], encoded.loss[start:stop]) for start, stop in pairwise(edges)
@@ -159,6 +176,7 @@ class Chat:
         """One conversation as text, before it is tokens."""
         script = self._renderer.script(to_conversation(record))
         _refuse_surrogates(script.text)
+        _refuse_anchor(script.text)
         _refuse_double(script, self._renderer.tokens.get("bos_token"))
         return script
 
@@ -170,10 +188,25 @@ class Chat:
         """The tokens that ask the model for the next message of the assistant."""
         return self.encode([self._renderer.prompt(to_conversation(record))]).ids
 
+    def begins_with(self, token: str) -> bool:
+        """Whether the template begins a conversation with `token`."""
+        return self._renderer.sample().startswith(token)
+
     @property
     def ends_turns(self) -> bool:
         """Whether the template writes a token behind what the assistant says."""
         return self._renderer.ends_turns
+
+    def report(self) -> TurnReport:
+        """An empty count of what is lost of conversations under this template."""
+        return TurnReport(self.template.name, self._renderer.marks_generation)
+
+    def _warn(self, scripts: list[Script]) -> None:
+        """Log once what these conversations lose, where they are the first that do."""
+        if not self._has_warned and any(each.unthought or each.unended for each in scripts):
+            report = self.report()
+            report.add(scripts)
+            self._has_warned = report.log()
 
     def compare(self, scripts: list[Script]) -> int:
         """Compare ids with the reference; see `ScriptEncoder.compare`."""
@@ -192,10 +225,9 @@ def render(messages: Any, template: Any, tokenizer: Any, **options: Any) -> Rend
         options: The keywords of `Chat`.
 
     >>> messages = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
-    >>> tokens, loss = render(messages, "chatml", "gpt2")
-    >>> from penstock.tokenize.tokenizer import load_tokenizer
-    >>> load_tokenizer("gpt2").decode(tokens[loss == 1])
-    b'2<|im_end|>'
+    >>> tokens, loss = render(messages, "chatml", "gpt2", add_tokens="auto")
+    >>> tokens[loss == 1].tolist()  # "2", and <|im_end|>, which follows the vocabulary
+    [17, 50258]
     """
     return Chat(template, tokenizer, **options).render(messages)
 
@@ -233,6 +265,16 @@ def _refuse_surrogates(text: str) -> None:
         raise ChatError(
             "lone_surrogate", f"A lone surrogate is at character {error.start:,} of the text."
         ) from None
+
+
+def _refuse_anchor(text: str) -> None:
+    """Raise where the text holds the token that penstock puts before some texts."""
+    if ANCHOR in text:
+        raise ChatError(
+            "reserved_text",
+            f"The text holds {ANCHOR!r} at character {text.index(ANCHOR):,}, which penstock uses "
+            "inside tokenizers.",
+        )
 
 
 def _refuse_double(script: Script, token: str | None) -> None:

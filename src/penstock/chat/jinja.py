@@ -11,8 +11,8 @@ Strings go through as `Traced`, so that the result knows whose characters are wh
 """
 
 import datetime
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError as JinjaError
@@ -24,7 +24,8 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from penstock.chat.trace import Leaf, Traced, derived, to_json, traced_join
+from penstock.chat.arguments import is_arguments, items_of, to_json
+from penstock.chat.trace import Leaf, Traced, derived, leaves_in, traced_join
 from penstock.errors import ChatError, TemplateError
 
 __all__ = ["GENERATION", "Program"]
@@ -72,6 +73,18 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     code_generator_class = _Tracing
     concat = staticmethod(traced_join)
+    intercepted_binops = frozenset(("%",))
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """An attribute; arguments that came as JSON in a string have items."""
+        if attribute == "items" and is_arguments(obj):
+            return partial(items_of, obj)
+        return super().getattr(obj, attribute)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """The operator `%`, which formats text."""
+        result = super().call_binop(context, operator, left, right)
+        return _formatted(result, (left, right)) if isinstance(left, str) else result
 
     def call(
         __self,  # noqa: N805  (so that a template may pass any keyword)
@@ -84,7 +97,28 @@ class _Environment(ImmutableSandboxedEnvironment):
         owner = getattr(__obj, "__self__", None)
         if type(owner) is str and __obj.__name__ in ("join", "replace"):
             __obj = getattr(Traced(owner, []), __obj.__name__)
-        return super().call(__context, __obj, *args, **kwargs)
+        result = super().call(__context, __obj, *args, **kwargs)
+        if isinstance(owner, str) and type(result) is str:
+            given = (owner, *args, *kwargs.values())
+            formats = __obj.__name__ in ("format", "format_map")
+            return _formatted(result, given) if formats else derived(result, given)
+        return result
+
+
+def _formatted(text: str, values: Iterable[Any]) -> str:
+    """`text`, which was formatted with `values`, as belonging to all of them.
+
+    Raises:
+        ChatError: what a message says is among them; where in `text` it is cannot be told.
+    """
+    held = list(values)
+    if any(leaf.path.startswith("content") for leaf in leaves_in(held)):
+        raise ChatError(
+            "untraceable",
+            f"The template formats what a message says into {text[:60]!r}, so what is the "
+            "assistant's cannot be told. Use a template that writes the content as it is.",
+        )
+    return derived(text, held)
 
 
 def _keeping(name: str) -> Callable[..., Any]:
@@ -109,6 +143,15 @@ def _join(pieces: Any, d: str = "", attribute: str | None = None) -> str:
     return Traced(d, []).join(map(str, pieces))
 
 
+def _items(value: Any) -> Any:
+    """The filter `items`, also of arguments that came as JSON in a string."""
+    return iter(items_of(value)) if is_arguments(value) else FILTERS["items"](value)
+
+
+def _format(text: str, *args: Any, **kwargs: Any) -> str:
+    return _formatted(FILTERS["format"](text, *args, **kwargs), (text, *args, *kwargs.values()))
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -118,10 +161,20 @@ def _environment() -> _Environment:
     made = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
-    changing = ("indent", "wordwrap", "truncate", "center", "striptags", "urlencode", "reverse")
-    for name in (*changing, "lower", "upper", "capitalize", "title", "escape", "e", "string"):
+    changing: tuple[str, ...] = (
+        "indent",
+        "wordwrap",
+        "truncate",
+        "center",
+        "striptags",
+        "urlencode",
+        "reverse",
+    )
+    changing += ("lower", "upper", "capitalize", "title", "escape", "e", "string", "forceescape")
+    for name in (*changing, "pprint", "urlize", "xmlattr"):
         made.filters[name] = _keeping(name)
     made.filters |= {"tojson": to_json, "join": _join, "safe": _same}
+    made.filters |= {"items": _items, "format": _format}
     made.globals["raise_exception"] = _raise
     return made
 
@@ -164,6 +217,8 @@ class Program:
             raise ChatError(
                 "template_refused", f"The template {self.name} refused the conversation: {refusal}"
             ) from None
+        except ChatError:  # of ours, from inside the template
+            raise
         except (JinjaError, *_FAILURES) as error:
             raise ChatError("template_failed", self._failure(error)) from error
         assert isinstance(text, Traced)  # by the environment's `concat`

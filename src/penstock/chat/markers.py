@@ -1,8 +1,8 @@
 r"""Special tokens in the text of a template, whether or not the tokenizer has them.
 
-A model that is given ChatML with GPT-2's vocabulary reads `<|im_end|>` as seven ordinary
-tokens; it still is where a turn ends. So a marker is a special token of the tokenizer, or
-something written like one: `<|im_end|>`, `<end_of_turn>`, `</s>`, `[/INST]`.
+A marker is a special token of the tokenizer, or something that looks like one: `<|im_end|>`,
+`<end_of_turn>`, `</s>`, `[/INST]`. Which of them the tokenizer must have is decided in
+`penstock.chat.needed`.
 """
 
 import re
@@ -25,8 +25,12 @@ class Markers:
 
     def __init__(self, special: Iterable[str]) -> None:
         # The longest first: `re` takes the first alternative that fits.
-        known = [re.escape(each) for each in sorted(special, key=len, reverse=True) if each]
-        self._pattern = re.compile("|".join([*known, *_USUAL]))
+        self._known = tuple(sorted(filter(None, special), key=len, reverse=True))
+        self._pattern = re.compile("|".join([*map(re.escape, self._known), *_USUAL]))
+
+    def ends(self, text: str) -> bool:
+        """Whether `text` ends with a special token, or with what looks like one."""
+        return text.endswith((*self._known, "|>", "\uff5c>"))
 
     def find(self, text: str) -> Iterator[Span]:
         """Where markers stand in `text`."""

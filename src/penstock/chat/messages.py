@@ -16,6 +16,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.chat.written import parts_of
 from penstock.errors import ChatError
 
 __all__ = ["Conversation", "to_conversation"]
@@ -165,36 +166,39 @@ def _sharegpt(turn: dict[str, Any], place: str) -> dict[str, Any]:
     value = turn.get("value")
     if turn["from"] != "function_call":
         return {**kept, "role": role, "content": value}
-    try:
-        calls = json.loads(_text(value, f"{place}.value"))
-    except ValueError as error:
-        raise ChatError(
-            "bad_tool_call", f"{place} is a function call that is no JSON: {error}."
-        ) from None
-    calls = calls if isinstance(calls, list) else [calls]
+    calls = _written_calls(_text(value, f"{place}.value"), place)
     return {**kept, "role": role, "content": None, "tool_calls": calls}
 
 
+def _written_calls(text: str, place: str) -> list[Any]:
+    """The calls in a JSON text, their arguments as they are written there."""
+    try:
+        calls = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ChatError(
+            "bad_tool_call", f"{place} is a function call that is no JSON: {error}."
+        ) from None
+    if isinstance(calls, list):
+        texts = [text[part.start : part.stop] for part in parts_of(text) or ()]
+        return [call for each in texts for call in _written_calls(each, place)]
+    for part in parts_of(text) or ():
+        if part.key == "arguments" and not isinstance(part.value, str):
+            calls["arguments"] = text[part.start : part.stop]
+    return [calls]
+
+
 def _call(call: Any, place: str) -> dict[str, Any]:
-    """A tool call in the form that templates take, its arguments as an object."""
+    """A tool call in the form that templates take; its arguments stay as they are."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ChatError("bad_tool_call", f"{place} holds {call!r:.60}, which names no function.")
-    arguments = function.get("arguments", {})
-    if isinstance(arguments, str):
-        try:
-            parsed = json.loads(arguments)
-        except ValueError:
-            parsed = None
-        # What is no object stays as it was written.
-        arguments = parsed if isinstance(parsed, dict) else arguments
     outer = {
         key: item for key, item in call.items() if key not in ("function", "name", "arguments")
     }
     return {
         "type": "function",
         **outer,
-        "function": {**function, "name": function["name"], "arguments": arguments},
+        "function": {**function, "arguments": function.get("arguments", {})},
     }
 
 

@@ -16,9 +16,14 @@ from numpy.typing import NDArray
 from penstock.chat.special import wrapped
 from penstock.sources.arrow import binary_array
 from penstock.tokenize.engines import ByteEngine, Encoded, GigatokenEngine
+from penstock.tokenize.plain import PlainText
 from penstock.tokenize.tokenizer import Tokenizer
 
-__all__ = ["Placed", "Placer"]
+__all__ = ["ANCHOR", "Placed", "Placer"]
+
+# Some tokenizers put a blank before the first word of a text, and of the first piece alone. A
+# piece that is not the first is given after this token, which is cut off again.
+ANCHOR = "\ue0a5penstock\ue0a5"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +108,7 @@ class Placer:
 class _Reference:
     """Hugging Face's `tokenizers`, special tokens taken as text."""
 
-    # Some tokenizers put a blank before the first word of a text, and of the first piece alone.
-    # A piece that is not the first is given after this token, which is cut off again.
-    _ANCHOR = "\ue0a5penstock\ue0a5"
-
     def __init__(self, tokenizer: Tokenizer) -> None:
-        from tokenizers import AddedToken
-        from tokenizers import Tokenizer as HubTokenizer
-
         from penstock.errors import TokenizerError
 
         if tokenizer.definition is None:
@@ -118,19 +116,16 @@ class _Reference:
                 f"{tokenizer.name} gives no places of its tokens in the text, so they cannot be "
                 "masked. Use a tokenizer.json, tiktoken, or bytes."
             )
-        self._tokenizer = HubTokenizer.from_str(tokenizer.definition.text)
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True
         self._anchored = '"prepend_scheme": "first"' in tokenizer.definition.text
-        if self._anchored:
-            self._tokenizer.add_tokens([AddedToken(self._ANCHOR, normalized=False, special=False)])
+        self._plain = PlainText(tokenizer.definition, (ANCHOR,) if self._anchored else ())
 
     def place(self, text: str, begin: int, first: bool) -> Placed:
-        anchor = self._ANCHOR if self._anchored and not first else ""
-        found = self._tokenizer.encode(anchor + text, add_special_tokens=False)
+        anchor = ANCHOR if self._anchored and not first else ""
+        tokenizer = self._plain.tokenizer([text])
+        found = tokenizer.encode(anchor + text, add_special_tokens=False)
         skipped = 1 if anchor else 0
         ids = np.array(found.ids[skipped:], np.uint32)
+        self._plain.check(ids)
         places = np.array(found.offsets[skipped:], np.int64).reshape(-1, 2) - len(anchor)
         # From characters to bytes.
         upto = np.zeros(len(text) + 1, np.int64)

@@ -8,16 +8,16 @@ must find the same characters in the same turns, or the conversation is refused.
 
 import datetime
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from penstock.chat.builtin import BUILTIN, WRITERS, builtin_source
+from penstock.chat.builtin import WRITERS
 from penstock.chat.jinja import GENERATION, Program
 from penstock.chat.markers import Markers
 from penstock.chat.messages import Conversation
 from penstock.chat.script import Script, Span, merged
-from penstock.chat.template import Template
+from penstock.chat.template import Template, is_builtin
 from penstock.chat.trace import Leaf, Run, Traced, trace, traced_join
 from penstock.chat.turns import (
     ANSWER,
@@ -57,6 +57,12 @@ class _Read:
             trained += _without(turn.span, turn.untrained)
         return Script(self.text.plain, content, merged(trained), rewritten)
 
+    def unended(self, ends: Callable[[str], bool]) -> tuple[int, ...]:
+        """Where turns stop whose last trained text is no end of a turn."""
+        last = {turn.message: turn.span[1] for turn in self.turns}
+        text = self.text.plain  # of which tokens are a few characters
+        return tuple(at for at in last.values() if not ends(text[max(0, at - 200) : at].rstrip()))
+
 
 @dataclass
 class Renderer:
@@ -74,9 +80,8 @@ class Renderer:
 
     def __post_init__(self) -> None:
         self._program = Program(self.template.source, self.template.name)
-        name = self.template.name
-        known = name in BUILTIN and self.template.source == builtin_source(name)
-        self._writer = WRITERS[name] if known and not self.settings else None
+        known = is_builtin(self.template) and not self.settings
+        self._writer = WRITERS[self.template.name] if known else None
         self._forms: dict[str, str] = {"user": "either", "assistant": "either"}
         self._forms = self._probe_forms()
 
@@ -98,17 +103,30 @@ class Renderer:
                 "rewritten",
                 f"The template leaves out text of the assistant in messages {list(rewritten)}.",
             )
+        unthought = 0
         if self.rewritten == "mask":
+            dropped = {turn.message for turn in read.turns if turn.message in rewritten}
+            unthought = sum(self._lacks_thought(conversation, read, each) for each in dropped)
             kept = [turn for turn in read.turns if turn.message not in rewritten]
             read = _Read(read.text, kept)
-        return read.script(rewritten)
+        script = read.script(rewritten)
+        return replace(script, unthought=unthought, unended=read.unended(self.markers.ends))
+
+    @property
+    def marks_generation(self) -> bool:
+        """Whether the template has `{% generation %}` blocks."""
+        return self._program.marks_generation
 
     @property
     def ends_turns(self) -> bool:
         """Whether the template ends a turn of the assistant with a marker."""
-        if self._program.marks_generation:
+        if self.marks_generation:
             return True
         return self._habits_for(Conversation([])).end is not None
+
+    def sample(self) -> str:
+        """What the template makes of a question and an answer; "" where it does not write both."""
+        return self._probe(tuple({"either": "string"}.get(f, f) for f in self._forms.values()))
 
     def prompt(self, conversation: Conversation) -> Script:
         """The text that asks for the next answer; nothing of it is trained on."""
@@ -117,7 +135,7 @@ class Renderer:
 
     def _read(self, conversation: Conversation) -> _Read:
         text = self._run(conversation, conversation.messages)
-        if self._program.marks_generation:
+        if self.marks_generation:
             turns = generation_turns(text, conversation)
         else:
             habits = self._habits_for(conversation)
@@ -137,7 +155,7 @@ class Renderer:
         variables = {
             **self.tokens,
             **self.settings,
-            **conversation.settings,
+            **trace(conversation.settings, Leaf(-1, "settings", "")),
             "messages": traced,
             "tools": trace(conversation.tools, Leaf(-1, "tools", "")),
             "documents": None,
@@ -236,7 +254,7 @@ class Renderer:
                 "content as it is, or strips it.",
             )
         speakers = {turn.message for turn in found.turns if _overlap(turn.span, span)}
-        told = self._program.marks_generation  # then a block may leave out what it wants
+        told = self.marks_generation  # then a block may leave out what it wants
         said = conversation.is_trained(number)
         if speakers - {number} or (said and not told and not speakers) or (speakers and not said):
             raise ChatError(
@@ -258,6 +276,11 @@ class Renderer:
                 written = read.text.plain[slice(*hulls.get(number, (0, 0)))]
                 if not all(_is_in(text, written) for text in texts_of(message)):
                     yield number
+
+    def _lacks_thought(self, conversation: Conversation, read: _Read, number: int) -> bool:
+        """Whether the thought of a message is nowhere in the text."""
+        thought = conversation.messages[number].get("reasoning_content")
+        return isinstance(thought, str) and not _is_in(thought, read.text.plain)
 
 
 class _Renders:

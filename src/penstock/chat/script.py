@@ -28,6 +28,10 @@ class Script:
     """Ascending, not touching."""
     rewritten: tuple[int, ...] = ()
     """Messages of the assistant of which the template left something out."""
+    unthought: int = 0
+    """How many turns are not trained on because the template leaves out their thought."""
+    unended: tuple[int, ...] = ()
+    """Where turns that are trained on stop without a token that ends them."""
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:

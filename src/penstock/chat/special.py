@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from penstock.chat.script import Script, Span
+from penstock.tokenize.objects import special_tokens_known
 from penstock.tokenize.tokenizer import Tokenizer
 
 __all__ = ["Found", "SpecialToken", "SpecialTokens", "special_tokens_of", "wrapped"]
@@ -113,35 +114,23 @@ def _in_a_word(text: str, start: int, stop: int) -> bool:
 
 
 def special_tokens_of(tokenizer: Tokenizer) -> SpecialTokens:
-    """The special tokens that `tokenizer` has.
-
-    Of an object without a definition, those of tiktoken's encodings are known, and of any that
-    has `get_special_tokens` and `encode_special`.
-    """
-    if tokenizer.definition is not None:
-        flags = ("lstrip", "rstrip", "single_word")
-        found = [
-            SpecialToken(each["content"], each["id"], *(bool(each.get(flag)) for flag in flags))
-            for each in tokenizer.definition.config.get("added_tokens") or []
-            if each["special"]
-        ]
-    else:
-        found = [
-            SpecialToken(text, number) for text, number in _known_to(wrapped(tokenizer)).items()
-        ]
-    return SpecialTokens({token.text: token for token in found})
+    """The special tokens that `tokenizer` has; of an object, those that it says it has."""
+    definition = tokenizer.definition
+    if definition is None:
+        known = {**special_tokens_known(wrapped(tokenizer)), **tokenizer.added_tokens}
+        return SpecialTokens({text: SpecialToken(text, each) for text, each in known.items()})
+    flags = ("lstrip", "rstrip", "single_word")
+    added = {each["content"]: each for each in definition.config.get("added_tokens") or []}
+    found = {}
+    for text in definition.special_tokens:
+        number = definition.token_id(text)
+        # The unknown token is special where it is flagged so, as it is to `tokenizers`.
+        if number is not None and (text in added or text != definition.unk_token):
+            given = [bool(added.get(text, {}).get(flag)) for flag in flags]
+            found[text] = SpecialToken(text, number, *given)
+    return SpecialTokens(found)
 
 
 def wrapped(tokenizer: Tokenizer) -> Any:
     """The object that the tokenizer was made of, where it is one with `encode` alone."""
     return getattr(tokenizer.engine, "_tokenizer", None)
-
-
-def _known_to(source: Any) -> dict[str, int]:
-    if isinstance(getattr(source, "_special_tokens", None), dict):  # tiktoken
-        return dict(source._special_tokens)
-    names = getattr(source, "get_special_tokens", None)
-    encode = getattr(source, "encode_special", None)
-    if callable(names) and callable(encode):
-        return {str(name): int(encode(name)) for name in names()}
-    return {}

@@ -13,7 +13,7 @@ from penstock.chat.builtin import BUILTIN, builtin_source
 from penstock.digest import digest_json
 from penstock.errors import TemplateError
 
-__all__ = ["Template", "load_template"]
+__all__ = ["Template", "is_builtin", "load_template"]
 
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 
@@ -31,6 +31,11 @@ class Template:
     def digest(self) -> str:
         """A digest of the source."""
         return digest_json(self.source)
+
+
+def is_builtin(template: Template) -> bool:
+    """Whether it is one of the built-in templates, unchanged."""
+    return template.name in BUILTIN and template.source == builtin_source(template.name)
 
 
 def load_template(template: Any) -> Template:

@@ -11,14 +11,18 @@ No guess is made by searching the result for the content, which fails as soon as
 content occurs twice. A character without a run is the template's own.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 from penstock.errors import ChatError
 
-__all__ = ["Leaf", "Run", "Traced", "derived", "leaves_in", "to_json", "trace", "traced_join"]
+__all__ = ["Leaf", "Run", "Traced", "derived", "leaves_in", "trace", "traced_join"]
+
+
+_ROLES = frozenset(
+    ("system", "developer", "user", "assistant", "model", "tool", "function", "ipython")
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,6 +174,9 @@ class Traced(str):
             glued += [self, piece] if glued else [piece]
         return traced_join(glued)
 
+    def __mul__(self, number: SupportsIndex) -> "Traced":
+        return traced_join([self] * int(number))
+
     def lower(self) -> str:
         """In lower case."""
         return derived(self.plain.lower(), [self])
@@ -190,7 +197,8 @@ class Traced(str):
 def trace(value: Any, leaf: Leaf) -> Any:
     """A copy of `value` in which every string is traced, those inside lists and dicts too.
 
-    The strings under the key "role" stay plain: a template writes them as its own.
+    The usual roles stay plain: a template writes them as its own, and may make a special token of
+    one ("<|" + role + "|>"). Other words under the key "role" came with the conversation.
     """
     if isinstance(value, str):
         kept = Leaf(leaf.message, leaf.path, value, leaf.train)
@@ -205,7 +213,8 @@ def trace(value: Any, leaf: Leaf) -> Any:
             inside = Leaf(leaf.message, path, "", train)
             # Names of arguments are the model's words too.
             spelled = trace(key, inside) if "arguments" in leaf.path else key
-            traced[spelled] = item if key == "role" else trace(item, inside)
+            is_role = key == "role" and item in _ROLES
+            traced[spelled] = item if is_role else trace(item, inside)
         return traced
     if isinstance(value, list | tuple):
         return [
@@ -265,21 +274,3 @@ def _collect(value: Any, found: dict[int, Leaf]) -> None:
     elif isinstance(value, list | tuple):
         for item in value:
             _collect(item, found)
-
-
-def to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """The filter `tojson` as chat templates know it: nothing is escaped for HTML."""
-    text = json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-    return derived(text, [value])

@@ -161,13 +161,8 @@ def _start(
     else:
         if _leaf_at(text._runs, first, number).path.startswith("content"):
             return first
-        # Words of the template stand between the prompt and a thought or a call of a tool: an
-        # answer in the same place shows where the prompt ends.
-        twin = renders([*conversation.messages[:number], _ANSWERED], False)
-        others = _hulls(twin._runs)
-        answered = others.get(number, (0, 0))[0]
-        header = _written_before(twin.plain, answered, others)[1].rstrip()
-        if number not in others or not written.startswith(header):
+        header = _header(written, number, conversation, renders)
+        if header is None:
             raise ChatError(
                 "unclear_turn",
                 f"Where the assistant's turn begins in message {number} cannot be told from "
@@ -176,6 +171,25 @@ def _start(
         start = before + len(header)
     rest = text.plain[start:first]
     return start + len(rest) - len(rest.lstrip())
+
+
+def _header(written: str, number: int, conversation: Conversation, renders: Renders) -> str | None:
+    """The words that ask for the turn, where a thought or a call of a tool follows them.
+
+    An answer in the same place shows where they end. A template may write the last answer with
+    an empty thought (`<think>`), and those before without: so another question is tried after it.
+    """
+    for more in ([], [{"role": "user", "content": QUESTION}]):
+        try:
+            other = renders([*conversation.messages[:number], _ANSWERED, *more], False)
+        except ChatError:
+            continue
+        hulls = _hulls(other._runs)
+        if number in hulls:
+            header = _written_before(other.plain, hulls[number][0], hulls)[1].rstrip()
+            if written.startswith(header):
+                return header
+    return None
 
 
 def _written_before(text: str, first: int, hulls: dict[int, Span]) -> tuple[int, str]:

@@ -1,12 +1,14 @@
 """A sample of one file, and what it looks like."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO
 
 from penstock.errors import SourceError
 from penstock.sources.document import Reject
 from penstock.sources.expand import Expanded
-from penstock.sources.listing import InputFile
-from penstock.sources.read import read_slice
+from penstock.sources.listing import InputFile, open_file
+from penstock.sources.pieces import file_rule
+from penstock.sources.read import byte_order_mark, read_slice
 from penstock.sources.reading import Reading
 from penstock.sources.slices import cut
 from penstock.sources.split import splitter_for
@@ -29,6 +31,8 @@ class LookedAt:
     rejects: list[Reject] = field(default_factory=list)
     sample_bytes: int = 0
     """Of the sample, as text."""
+    documents: str | None = None
+    """What a document is in a text file, as `documents=` has it; never "auto"."""
     whole: bool = False
     """Whether the sample is all of the file."""
     error: str | None = None
@@ -42,12 +46,15 @@ class LookedAt:
 
 def sample(file: LookedAt, listed: InputFile, reading: Reading, budget: int) -> None:
     """Read documents of one file, about `budget` bytes of it."""
+    if reading.documents == "auto" and listed.format == "text":
+        reading = replace(reading, documents=file_rule(listed, reading))
+    file.documents = reading.documents if listed.format == "text" else None
     if reading.documents == "file" and listed.format == "text":
-        file.texts, file.whole = _head(listed, reading, budget)
+        file.texts, file.whole = _parts(listed, reading, budget)
         file.sample_bytes = sum(map(len, file.texts))
         return
-    anywhere = listed.format == "jsonl" or splitter_for(reading.documents).cuts_anywhere
-    ranged = listed.compression is None and listed.format in ("text", "jsonl") and anywhere
+    is_text = listed.format == "text" and splitter_for(reading.documents).cuts_anywhere
+    ranged = listed.compression is None and (is_text or listed.format == "jsonl")
     spread = ranged and listed.size > budget
     slice_bytes = -(-listed.size // _PLACES) if spread else budget
     file.whole = True
@@ -66,32 +73,63 @@ def sample(file: LookedAt, listed: InputFile, reading: Reading, budget: int) -> 
             return
 
 
-def _head(listed: InputFile, reading: Reading, budget: int) -> tuple[list[bytes], bool]:
-    """The beginning of a file that is one document, cut at a character."""
-    stream = Expanded(listed, reading.max_expansion)
-    try:
-        data = stream.read(budget)
-        whole = not stream.read(1)
-    finally:
-        stream.close()
-    if not whole:
-        data = data[:-4] + data[-4:].decode(errors="ignore").encode()
+def _parts(listed: InputFile, reading: Reading, budget: int) -> tuple[list[bytes], bool]:
+    """Of a file that is one document, its beginning, middle and end in one text.
+
+    Of a compressed file only the beginning, since the rest cannot be read without it.
+    """
+    whole = listed.compression is None and listed.size <= budget
+    if listed.compression or whole:
+        expanded = Expanded(listed, reading.max_expansion)
+        try:
+            data = expanded.read(budget)
+            whole = not expanded.read(1)
+        finally:
+            expanded.close()
+        found = [(0, data)]
+    else:
+        size = budget // _PLACES
+        places = [number * (listed.size - size) // (_PLACES - 1) for number in range(_PLACES)]
+        with open_file(listed) as stream:
+            found = [(place, _read_at(stream, place, size)) for place in places]
+    text = b"".join(_decoded(listed, place, data, reading) for place, data in found)
+    return [text] if text.strip() else [], whole
+
+
+def _read_at(stream: BinaryIO, place: int, size: int) -> bytes:
+    stream.seek(place)
+    data = b""
+    while len(data) < size and (more := stream.read(size - len(data))):
+        data += more
+    return data
+
+
+def _decoded(listed: InputFile, place: int, data: bytes, reading: Reading) -> bytes:
+    """A part of a text, without the halves of characters at its ends and a byte order mark."""
+    lead = byte_order_mark(data, listed) if place == 0 else 0
+    while place and lead < min(3, len(data)) and data[lead] & 0xC0 == 0x80:
+        lead += 1
+    data = data[lead:]
+    is_cut = listed.compression is not None or place + lead + len(data) < listed.size
     try:
         data.decode()
     except UnicodeDecodeError as error:
+        if is_cut and error.reason == "unexpected end of data":
+            return data[: error.start]
         if reading.errors == "strict":
-            raise SourceError(f"{listed.name} is not UTF-8 at byte {error.start:,}") from None
+            where = place + lead + error.start
+            raise SourceError(f"{listed.name} is not UTF-8 at byte {where:,}") from None
         data = data.decode(errors="replace").encode()
-    return [data] if data.strip() else [], whole
+    return data
 
 
-def hint(file: LookedAt, reading: Reading) -> None:
+def hint(file: LookedAt) -> None:
     """What the documents look like that they are not read as."""
     sample = file.texts[:100]
     if not sample or file.format != "text":
         return
     separator = b"<|endoftext|>"
-    if reading.documents != separator.decode() and any(separator in text for text in sample):
+    if file.documents != separator.decode() and any(separator in text for text in sample):
         file.hints.append(
             "<|endoftext|> stands in the text; if it separates documents, say "
             "--documents '<|endoftext|>'"

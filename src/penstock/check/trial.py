@@ -157,14 +157,20 @@ class _Run:
         return f"{file.name} is empty" if listed.size == 0 else None
 
     def _documents(self) -> str:
+        from penstock.store.prepare import separators_of
+        from penstock.tokenize.tokenizer import load_tokenizer
+
+        self._tokenizer = load_tokenizer(self._trial.tokenizer)
         budget = self._trial.sample_bytes // len(self.files)
         reading = self._trial.reading
         # A longer document is a wrong separator, and would make the sample as long as the file.
         longest = min(reading.max_document_bytes, _LONGEST_BYTES)
-        reading = replace(reading, max_document_bytes=longest)
+        reading = replace(
+            reading, max_document_bytes=longest, separators=separators_of(self._tokenizer)
+        )
         for file in self.files:
             sample(file, self._inputs[file.name], reading, max(1, budget))
-            hint(file, reading)
+            hint(file)
             self._judge(file)
         documents = sum(len(file.texts) for file in self.files)
         sampled = sum(file.sample_bytes for file in self.files)
@@ -188,10 +194,8 @@ class _Run:
         from penstock.loader.loader import Loader
         from penstock.rows.windows import Windows
         from penstock.store.build import build
-        from penstock.tokenize.tokenizer import load_tokenizer
 
         texts = [text.decode() for file in self.files for text in file.texts]
-        self._tokenizer = load_tokenizer(self._trial.tokenizer)
         begun = time.monotonic()
         self.store = build(Texts(texts), self.folder / "store", tokenizer=self._tokenizer)
         self._build_seconds = time.monotonic() - begun

@@ -1,6 +1,8 @@
 """`penstock build`: raw text to a sealed store."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +36,14 @@ class SpecialTokens(StrEnum):
     PARSE = "parse"
 
 
+class Rewritten(StrEnum):
+    """What happens to turns of which a chat template leaves something out."""
+
+    MASK = "mask"
+    TRAIN = "train"
+    REFUSE = "refuse"
+
+
 class Engine(StrEnum):
     """Which program tokenizes."""
 
@@ -59,7 +69,7 @@ def build_command(
         ),
     ] = "gpt2",
     format: FormatOption = Format.AUTO,
-    documents: DocumentsOption = "lines",
+    documents: DocumentsOption = "auto",
     field: FieldOption = "text",
     errors: ErrorsOption = Errors.STRICT,
     chat: Annotated[
@@ -75,12 +85,29 @@ def build_command(
         str | None,
         typer.Option(metavar="DATE", help="The date that a chat template writes, as 2026-01-31."),
     ] = None,
+    rewritten: Annotated[
+        Rewritten,
+        typer.Option(
+            help="Turns of which a chat template leaves something out, such as thoughts: do not "
+            "train on them, train on what is left, or reject the conversation."
+        ),
+    ] = Rewritten.MASK,
+    add_tokens: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKEN",
+            show_default=False,
+            help="A special token to add to the tokenizer, after its vocabulary; may be given more "
+            "than once. auto adds the markers of the chat template that it does not have.",
+        ),
+    ] = None,
     split: Annotated[
         str | None,
         typer.Option(
             metavar="RULE",
-            help="Hold out a share as STORE/val: tail:0.1 is the last tenth, hash:0.1 a tenth of "
-            "the documents, chosen by their text.",
+            help="Hold out a share as STORE/val: tail:0.1 is the last tenth (the documents that "
+            "begin there, or the characters of a single document), hash:0.1 a tenth of the "
+            "documents, chosen by their text.",
         ),
     ] = None,
     append: Annotated[
@@ -140,23 +167,23 @@ def build_command(
 
     penstock build 'web/*.jsonl.zst' -o stores/web --split hash:0.01
 
-    penstock build chats.jsonl -o stores/chats --chat chatml
+    penstock build chats.jsonl -o stores/chats --chat chatml --add-tokens auto
     """
     if eos_token is not None and not eos:
         raise typer.BadParameter("--no-eos and --eos-token exclude each other.")
     parsed = special_tokens if chat is None else SpecialTokens.TEXT
-    loaded = _load(tokenizer, parsed, engine, quiet=quiet)
+    more: Any = "auto" if add_tokens == ["auto"] else add_tokens
+    if chat is None and (chat_date, rewritten) != (None, Rewritten.MASK):
+        raise typer.BadParameter("--chat-date and --rewritten belong to a template; give --chat.")
     settings: dict[str, Any] = {
-        "tokenizer": loaded,
         "eos": eos if eos_token is None else eos_token,
         "bos": bos if bos_token is None else bos_token,
-        "special_tokens": special_tokens.value,
+        "special_tokens": parsed.value,
         "engine": engine.value,
         "format": format.value,
         "documents": documents,
         "field": field,
         "errors": errors.value,
-        "chat": _chat(chat, chat_date, loaded),
         "split": split,
         "append": append,
         "max_bad": max_bad,
@@ -164,7 +191,15 @@ def build_command(
         "max_expansion": max_expansion,
         "threads": threads,
     }
-    outcome = measured_build(inputs, store, settings, bar=not (quiet or as_json))
+    with _warnings(shown=not quiet):
+        loaded = _load(tokenizer, parsed, engine)
+        settings |= {"tokenizer": loaded, "add_tokens": more}
+        if chat is not None:
+            in_content = special_tokens is SpecialTokens.PARSE
+            options = {"date": chat_date, "rewritten": rewritten.value, "add_tokens": more}
+            settings["chat"] = _chat(chat, loaded, special_in_content=in_content, **options)
+            del settings["add_tokens"]
+        outcome = measured_build(inputs, store, settings, bar=not (quiet or as_json))
     if as_json:
         print_json({**outcome.spell(), "engine": loaded.engine.name})
     elif not quiet:
@@ -173,25 +208,25 @@ def build_command(
         outcome.show()
 
 
-def _load(name: str, special_tokens: SpecialTokens, engine: Engine, *, quiet: bool) -> "Tokenizer":
-    """The tokenizer; that only the slow engine knows it is said on stderr, unless `quiet`."""
-    from penstock.tokenize.tokenizer import load_tokenizer
-
+@contextmanager
+def _warnings(*, shown: bool) -> Iterator[None]:
+    """Log lines go to stderr, unless they are not to be shown."""
     before = logging.root.manager.disable
-    if quiet:
+    if not shown:
         logging.disable(logging.WARNING)
     try:
-        return load_tokenizer(name, special_tokens=special_tokens.value, engine=engine.value)
+        yield
     finally:
         logging.disable(before)
 
 
-def _chat(template: str | None, date: str | None, tokenizer: "Tokenizer") -> Any:
-    """What to give to `build` as chat=."""
-    if template is None and date is not None:
-        raise typer.BadParameter("--chat-date is the date of a template; give --chat too.")
-    if date is None:
-        return template
+def _load(name: str, special_tokens: SpecialTokens, engine: Engine) -> "Tokenizer":
+    from penstock.tokenize.tokenizer import load_tokenizer
+
+    return load_tokenizer(name, special_tokens=special_tokens.value, engine=engine.value)
+
+
+def _chat(template: str, tokenizer: "Tokenizer", **options: Any) -> Any:
     from penstock.chat.chat import Chat
 
-    return Chat(template, tokenizer, date=date)
+    return Chat(template, tokenizer, **options)

@@ -7,7 +7,6 @@ import typer
 
 from penstock.cli.options import (
     AsJson,
-    DocumentsOption,
     Errors,
     ErrorsOption,
     FieldOption,
@@ -43,7 +42,15 @@ def check_command(
         str, typer.Option(metavar="NAME", help="The tokenizer to try, as in penstock build.")
     ] = "gpt2",
     format: FormatOption = Format.AUTO,
-    documents: DocumentsOption = "lines",
+    documents: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            show_default=False,
+            help="In text files: auto, lines, paragraphs, file or sep:SEPARATOR, as in penstock "
+            "build. auto if not given; of a training and a validation file, lines.",
+        ),
+    ] = None,
     field: FieldOption = "text",
     errors: ErrorsOption = Errors.STRICT,
     length: Annotated[
@@ -71,7 +78,11 @@ def check_command(
     from penstock.check.trial import Trial, check
     from penstock.sources.reading import Reading
 
-    reading = Reading(format=format.value, documents=documents, field=field, errors=errors.value)
+    # A training and a validation file are read as LocalOpenWebTextDataModule reads them.
+    usual = "lines" if not files or len(files) == 2 else "auto"
+    reading = Reading(
+        format=format.value, documents=documents or usual, field=field, errors=errors.value
+    )
     trial = Trial(
         reading=reading,
         tokenizer=tokenizer,
@@ -116,12 +127,15 @@ def _show_file(file: "LookedAt") -> None:
 
 
 def _rows(file: "LookedAt") -> list[tuple[str, Any]]:
+    from penstock.store.rules import rule_text
+
     packed = f", {file.compression}" if file.compression else ""
     rows: list[tuple[str, Any]] = [("size", f"{size_text(file.num_bytes)}{packed}")]
     if file.sample_bytes:
         part = "all of it" if file.whole else f"a sample of {size_text(file.sample_bytes)}"
         rows.append(("read", f"{part}: {number_of(len(file.texts), 'document')}"))
         rows.append(("as", f"{file.format}, UTF-8"))
+        rows.append(("document is", visible(rule_text(file.documents), lines=False)))
     for number, text in enumerate(file.shown):
         cut = f"{text[:_SHOWN_CHARACTERS]}…" if len(text) > _SHOWN_CHARACTERS else text
         rows.append((f"document {number}", visible(cut, lines=False)))
@@ -146,6 +160,7 @@ def _spell(report: "Report") -> dict[str, Any]:
                 "whole": file.whole,
                 "rejects": len(file.rejects),
                 "documents": file.shown,
+                "rule": file.documents,
                 "hints": file.hints,
             }
             for file in report.files

@@ -115,12 +115,15 @@ def _numbers(store: "TokenStore", document: int, count: int) -> range:
 
 def _spell(store: "TokenStore", number: int, tokenizer: "Tokenizer | None") -> dict[str, Any]:
     origin = store.origin(number)
+    begins, ends = store.edges(number)
     return {
         "document": number,
         "file": origin.file,
         "offset": origin.offset,
         "num_tokens": len(store.document(number)),
         "text": store.text(number, tokenizer),
+        "begins": begins,
+        "ends": ends,
     }
 
 
@@ -142,7 +145,9 @@ def show_document(
     told = _spell(store, number, tokenizer)
     out = console()
     tokens = number_of(told["num_tokens"], "token")
-    out.print(f"document {number:,} of {len(store):,}, {tokens}", style="bold")
+    begins, ends = store.edges(number)
+    piece = "" if begins and ends else ", a piece of a longer document"
+    out.print(f"document {number:,} of {len(store):,}, {tokens}{piece}", style="bold")
     origin = f"from {visible(told['file'], lines=False)}, offset {told['offset']:,}"
     out.print(origin, style="dim", soft_wrap=True)
     lines = told["text"].split("\n")

@@ -1,4 +1,4 @@
-"""`penstock fetch`: public datasets by name."""
+"""`penstock fetch`: download public datasets by name."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -13,8 +13,7 @@ from penstock.cli.terminal import console, print_json, shell_word, visible
 from penstock.cli.units import duration_text, number_of, size_text
 
 if TYPE_CHECKING:
-    from penstock.catalog.entries import Entry
-    from penstock.catalog.fetch import Fetched, FetchProgress
+    from penstock.catalog import Entry, Fetched, FetchProgress
     from penstock.store.reader import TokenStore
 
 __all__ = ["fetch_command"]
@@ -23,7 +22,7 @@ __all__ = ["fetch_command"]
 def fetch_command(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", show_default=False, help="Which; --list shows them."),
+        typer.Argument(metavar="NAME", show_default=False, help="The dataset; see --list."),
     ] = None,
     directory: Annotated[
         Path | None,
@@ -32,17 +31,16 @@ def fetch_command(
             "-o",
             metavar="DIRECTORY",
             show_default=False,
-            help="Where to; data/NAME if not given.",
+            help="Target directory; data/NAME by default.",
         ),
     ] = None,
     source: Annotated[
         str | None,
         typer.Option(
             "--from",
-            metavar="PLACE",
+            metavar="SOURCE",
             show_default=False,
-            help="A directory, file or URL to take the files from: a mirror, or a copy that was "
-            "carried here.",
+            help="Directory, file or URL to take the files from: a copy, or a mirror.",
         ),
     ] = None,
     split: Annotated[
@@ -50,21 +48,21 @@ def fetch_command(
         typer.Option(
             metavar="SHARE",
             show_default=False,
-            help="How much of a text that comes as one file is for training; 0.9 if not given.",
+            help="Share of the text for training, if the dataset is one file; 0.9 by default.",
         ),
     ] = None,
-    build: Annotated[bool, typer.Option("--build", help="Also build a store a side.")] = False,
+    build: Annotated[bool, typer.Option("--build", help="Also build a store per split.")] = False,
     tokenizer: Annotated[
-        str, typer.Option(metavar="NAME", help="Of these stores, as in penstock build.")
+        str, typer.Option(metavar="NAME", help="Tokenizer of these stores, as in penstock build.")
     ] = "gpt2",
-    listed: Annotated[bool, typer.Option("--list", help="Show what there is.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the datasets.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Download a public dataset.
 
-    Safe to kill: the same command goes on where it stopped. Files are checked, and those
-    that are there and right are not requested again. Proxies are taken from the
-    environment (https_proxy).
+    If it is interrupted, the same command resumes. Files are verified, and files that are
+    already there with the right contents are not requested again. Proxies are taken from
+    the environment (https_proxy).
 
     penstock fetch tinyshakespeare --build
 
@@ -74,53 +72,54 @@ def fetch_command(
         _list(as_json=as_json)
         return
     if name is None:
-        raise typer.BadParameter("Give the NAME of a dataset, or --list to see them.")
-    fetched = _fetched(name, directory, source, split, shown=not as_json)
-    stores = _built(fetched, tokenizer, shown=not as_json) if build else {}
+        raise typer.BadParameter("Give the NAME of a dataset; --list shows them.")
+    fetched = _fetch(name, directory, source, split, shown=not as_json)
+    stores = _build(fetched, tokenizer, shown=not as_json) if build else {}
     if as_json:
-        print_json(_spell(fetched, stores))
+        print_json(_to_json(fetched, stores))
     else:
         _show(fetched, stores)
 
 
-def _fetched(
+def _fetch(
     name: str, directory: Path | None, source: str | None, split: float | None, *, shown: bool
 ) -> "Fetched":
-    from penstock.catalog.fetch import fetch
+    from penstock.catalog import fetch
 
     with bar(shown=shown) as draw:
 
-        def tell(now: "FetchProgress") -> None:
+        def show(now: "FetchProgress") -> None:
+            # Without a known total, the bar is drawn as full.
             total = now.total_bytes or now.done_bytes
             draw(now.done_bytes, total, f"{now.action} {visible(now.name, lines=False)}")
 
-        return fetch(name, directory, source=source, split=split, progress=tell)
+        return fetch(name, directory, source=source, split=split, progress=show)
 
 
-def _built(fetched: "Fetched", tokenizer: str, *, shown: bool) -> "dict[str, TokenStore]":
-    from penstock.catalog.fetch import build_stores
+def _build(fetched: "Fetched", tokenizer: str, *, shown: bool) -> "dict[str, TokenStore]":
+    from penstock.catalog import build_stores
 
-    with build_bar(shown=shown) as (_, tell):
-        return build_stores(fetched, tokenizer=tokenizer, progress=tell)
+    with build_bar(shown=shown) as (_, show):
+        return build_stores(fetched, tokenizer=tokenizer, progress=show)
 
 
-def _spell(fetched: "Fetched", stores: "dict[str, TokenStore]") -> dict[str, Any]:
+def _to_json(fetched: "Fetched", stores: "dict[str, TokenStore]") -> dict[str, Any]:
     return {
         "name": fetched.entry.name,
         "directory": str(fetched.directory),
         "raw": str(fetched.raw) if fetched.raw else None,
         "files": {
-            side: {"path": str(path), "bytes": path.stat().st_size}
-            for side, path in fetched.files.items()
+            split: {"path": str(path), "bytes": path.stat().st_size}
+            for split, path in fetched.files.items()
         },
         "stores": {
-            side: {
+            split: {
                 "path": str(store.path),
-                "num_documents": len(store),
+                "num_documents": store.manifest.num_documents,
                 "num_tokens": store.num_tokens,
                 "digest": store.digest,
             }
-            for side, store in stores.items()
+            for split, store in stores.items()
         },
         "received_bytes": fetched.received_bytes,
         "seconds": round(fetched.seconds, 3),
@@ -130,86 +129,98 @@ def _spell(fetched: "Fetched", stores: "dict[str, TokenStore]") -> dict[str, Any
 def _show(fetched: "Fetched", stores: "dict[str, TokenStore]") -> None:
     out = console()
     where = visible(str(fetched.directory), lines=False)
-    came = f", {size_text(fetched.received_bytes)} received" if fetched.received_bytes else ""
+    received = f", {size_text(fetched.received_bytes)} received" if fetched.received_bytes else ""
     took = duration_text(fetched.seconds)
-    out.print(f"{fetched.entry.name} is in {where} ({took}{came})", style="bold", soft_wrap=True)
+    out.print(
+        f"{fetched.entry.name} is in {where} ({took}{received})", style="bold", soft_wrap=True
+    )
+    # The text before it was split is listed first, as "raw".
     rows = []
-    for side, path in {**({"raw": fetched.raw} if fetched.raw else {}), **fetched.files}.items():
-        told = f"{path.name}, {size_text(path.stat().st_size)}"
-        if side in stores:
-            tokens = number_of(stores[side].num_tokens, "token")
-            told += f"; store {visible(stores[side].path.name)}, {tokens}"
-        rows.append((side, told))
+    for split, path in {**({"raw": fetched.raw} if fetched.raw else {}), **fetched.files}.items():
+        row = f"{path.name}, {size_text(path.stat().st_size)}"
+        if split in stores:
+            tokens = number_of(stores[split].num_tokens, "token")
+            row += f"; store {visible(stores[split].path.name)}, {tokens}"
+        rows.append((split, row))
+    if stores:
+        from penstock.store.rules import describe_rules
+
+        contents = next(iter(stores.values())).manifest.contents
+        rows.append(("document is", visible(describe_rules(contents["builds"]), lines=False)))
     out.print(facts([*rows, ("licence", fetched.entry.licence)]))
+    # Stores that this command built are current, so only older ones are checked.
     stale = [] if stores else _stale(fetched)
     if stale:
-        texts = " and ".join(shell_word(fetched.files[side]) for side in stale)
+        texts = " and ".join(shell_word(fetched.files[split]) for split in stale)
         verb = "holds" if len(stale) == 1 else "hold"
-        told = f"{_places(fetched, stale)} {verb} other text than {texts} now"
-        out.print(told, style="yellow", soft_wrap=True)
+        warning = f"{_store_paths(fetched, stale)} {verb} other text than {texts} now"
+        out.print(warning, style="yellow", soft_wrap=True)
     out.print(f"next: {_next(fetched, stores, stale)}", soft_wrap=True)
 
 
-def _places(fetched: "Fetched", sides: list[str]) -> str:
-    return " and ".join(shell_word(fetched.directory / side) for side in sides)
+def _store_paths(fetched: "Fetched", splits: list[str]) -> str:
+    return " and ".join(shell_word(fetched.directory / split) for split in splits)
 
 
 def _stale(fetched: "Fetched") -> list[str]:
-    """The sides whose stores, from an earlier fetch, are of text that was split otherwise."""
+    """Return the splits whose stores were built from text that was split at another ratio."""
     from penstock.errors import StoreError
     from penstock.store.manifest import builds, read_manifest
 
     found = []
-    for side, path in fetched.files.items():
-        with suppress(StoreError):  # there is none, or it is damaged, which others tell
-            manifest = read_manifest(fetched.directory / side)
+    for split, path in fetched.files.items():
+        # No store, or a damaged one: `penstock info` and `verify` report that.
+        with suppress(StoreError):
+            manifest = read_manifest(fetched.directory / split)
             sizes = {each["bytes"] for done in builds(manifest) for each in done["inputs"]}
+            # The size is enough: another ratio cuts the text at another byte.
             if path.stat().st_size not in sizes:
-                found.append(side)
+                found.append(split)
     return found
 
 
 def _next(fetched: "Fetched", stores: "dict[str, TokenStore]", stale: list[str]) -> str:
-    """The command that a reader most likely wants."""
+    """Return the command to suggest next."""
     if stores:
         return f"penstock info {shell_word(fetched.directory)}"
     entry, directory = fetched.entry, fetched.directory
+    # A question set has no store to build or inspect.
     if entry.reader:
         return f"in Python, from penstock.catalog import {entry.reader}"
-    side = (stale or list(fetched.files))[0]
-    if not stale and (directory / side / "penstock.json").exists():
-        return f"penstock info {shell_word(directory / side)}"
+    split = (stale or list(fetched.files))[0]
+    if not stale and (directory / split / "penstock.json").exists():
+        return f"penstock info {shell_word(directory / split)}"
+    # The same settings as `build_stores`, so that both ways give the same store.
     eos = "" if entry.eos else " --no-eos"
-    before = f"delete {_places(fetched, stale)}, then " if stale else ""
-    text, store = shell_word(fetched.files[side]), shell_word(directory / side)
-    return (
-        f"{before}penstock build {text} -o {store} "
-        f"--format text --documents {shell_word(entry.documents)}{eos}"
-    )
+    before = f"delete {_store_paths(fetched, stale)}, then " if stale else ""
+    text, store = shell_word(fetched.files[split]), shell_word(directory / split)
+    is_auto = entry.documents == "auto"
+    documents = "" if is_auto else f" --documents {shell_word(entry.documents)}"
+    return f"{before}penstock build {text} -o {store} --format text{documents}{eos}"
 
 
 def _list(*, as_json: bool) -> None:
-    from penstock.catalog.entries import ENTRIES
+    from penstock.catalog import ENTRIES
 
     if as_json:
-        print_json({"entries": [_spell_entry(entry) for entry in ENTRIES]})
+        print_json({"entries": [_entry_to_json(entry) for entry in ENTRIES]})
         return
     out = console()
     for entry in ENTRIES:
-        size = size_text(entry.num_bytes) if entry.num_bytes else _packed_text(entry)
-        out.print(f"{entry.name}, {size}: {', '.join(entry.sides)}", style="bold", soft_wrap=True)
+        size = size_text(entry.num_bytes) if entry.num_bytes else _packed_size(entry)
+        out.print(f"{entry.name}, {size}: {', '.join(entry.splits)}", style="bold", soft_wrap=True)
         digests = [remote.sha256[:16] if remote.sha256 else "none" for remote in entry.remotes]
         rows = [("what", entry.title), ("home", entry.home), ("licence", entry.licence)]
         out.print(facts([*rows, ("sha256", ", ".join(digests))]))
     out.print("next: penstock fetch NAME")
 
 
-def _packed_text(entry: "Entry") -> str:
+def _packed_size(entry: "Entry") -> str:
     packed = sum(remote.num_bytes or 0 for remote in entry.remotes)
     return f"{size_text(packed)} packed" if packed else "size not recorded"
 
 
-def _spell_entry(entry: "Entry") -> dict[str, Any]:
+def _entry_to_json(entry: "Entry") -> dict[str, Any]:
     from dataclasses import asdict
 
-    return {**asdict(entry), "num_bytes": entry.num_bytes, "sides": list(entry.sides)}
+    return {**asdict(entry), "num_bytes": entry.num_bytes, "splits": list(entry.splits)}

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import AsJson, StoreArgument
 from penstock.cli.stores import stores_at
-from penstock.cli.tables import facts, histogram_lines, reasons_text
+from penstock.cli.tables import documents_text, facts, histogram_lines, reasons_text
 from penstock.cli.terminal import console, print_json, visible, write
 from penstock.cli.units import number_of, size_text
 
@@ -49,7 +49,7 @@ def show_summary(summary: "Summary") -> None:
 def _contents(summary: "Summary") -> list[tuple[str, Any]]:
     per_token = summary.bytes_per_token
     rows: list[tuple[str, Any]] = [
-        ("documents", f"{summary.num_documents:,}"),
+        ("documents", documents_text(summary.num_documents, summary.num_pieces)),
         ("tokens", f"{summary.num_tokens:,}"),
         ("bytes/token", "not recorded" if per_token is None else f"{per_token:.2f}"),
     ]
@@ -81,9 +81,11 @@ def _making(summary: "Summary") -> list[tuple[str, Any]]:
     digest = str(tokenizer["digest"] or "none")[:12]
     rows = [
         ("tokenizer", f"{name}, {tokenizer['vocab_size']:,} tokens, digest {digest}"),
+        *_added(tokenizer),
         ("edges", f"eos {_id_text(summary.eos_id)}, bos {_id_text(summary.bos_id)}"),
         ("on disk", f"{size_text(summary.disk_bytes)}, {summary.dtype}, {_parts_text(summary)}"),
         ("inputs", _inputs_text(summary)),
+        ("document is", visible(summary.documents, lines=False)),
     ]
     if summary.side:
         rows.append(("split", f"{summary.split}, this is {summary.side}"))
@@ -93,6 +95,23 @@ def _making(summary: "Summary") -> list[tuple[str, Any]]:
         mended = number_of(summary.num_replaced, "document")
         rows.append(("mended", f"{mended} with bytes that are not UTF-8"))
     return [*rows, ("rejected", reasons_text(summary.rejects)), ("digest", summary.digest[:16])]
+
+
+def _added(tokenizer: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The tokens that the tokenizer was extended by, and the size that a model may want."""
+    from penstock.tokenize.extend import padded
+
+    if not tokenizer.get("added_tokens"):
+        return []
+    shown = visible(", ".join(tokenizer["added_tokens"]), lines=False)
+    return [
+        ("added tokens", shown),
+        (
+            "vocab_size",
+            f"{tokenizer['vocab_size']:,}; next multiple of 64: "
+            f"{padded(tokenizer['vocab_size']):,}",
+        ),
+    ]
 
 
 def _id_text(token: int | None) -> str:

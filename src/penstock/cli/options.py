@@ -58,8 +58,9 @@ DocumentsOption = Annotated[
     str,
     typer.Option(
         metavar="WHAT",
-        help="In text files: lines, paragraphs, file (a document a file), or any other string, "
-        "which separates documents, such as '<|endoftext|>'.",
+        help="In text files. auto: the text between <|endoftext|>, or between the tokenizer's "
+        "end token, if the first 64 MB of a file contain it, otherwise the whole file with every "
+        "byte. Or lines, paragraphs, file, or sep:SEPARATOR.",
     ),
 ]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.progress import build_bar
 from penstock.cli.stores import stores_at
-from penstock.cli.tables import facts, reasons_text
+from penstock.cli.tables import documents_text, facts, reasons_text
 from penstock.cli.terminal import console, shell_word, visible
 from penstock.cli.units import duration_text, number_of, size_text
 
@@ -38,13 +38,20 @@ class Outcome:
 
     def spell(self) -> dict[str, Any]:
         """As plain JSON."""
+        from penstock.store.rules import describe_rules
         from penstock.store.summary import bytes_per_token
+        from penstock.tokenize.extend import padded
 
         done = self.store.manifest.contents["builds"][-1]
+        vocab_size = self.store.manifest.contents["tokenizer"]["vocab_size"]
         return {
             "stores": [_spell(side, store) for side, store in self.stores.items()],
-            "num_documents": sum(len(store) for store in self.stores.values()),
+            "num_documents": sum(store.manifest.num_documents for store in self.stores.values()),
+            "num_pieces": sum(len(store) for store in self.stores.values()),
+            "documents": describe_rules(self.store.manifest.contents["builds"]),
             "num_tokens": sum(store.num_tokens for store in self.stores.values()),
+            "vocab_size": vocab_size,
+            "padded_vocab_size": padded(vocab_size),
             "bytes_per_token": bytes_per_token(self.store),
             "rejects": done["rejects"]["reasons"],
             "num_skipped": done["counts"].get("skipped", 0),
@@ -122,7 +129,7 @@ def _spell(side: str, store: "TokenStore") -> dict[str, Any]:
     return {
         "path": str(store.path),
         "side": side or None,
-        "num_documents": len(store),
+        "num_documents": store.manifest.num_documents,
         "num_tokens": store.num_tokens,
         "digest": store.digest,
     }
@@ -130,12 +137,16 @@ def _spell(side: str, store: "TokenStore") -> dict[str, Any]:
 
 def _rows(outcome: Outcome) -> list[tuple[str, str]]:
     told = outcome.spell()
-    rows = [("documents", f"{told['num_documents']:,}"), ("tokens", f"{told['num_tokens']:,}")]
+    rows = [
+        ("documents", documents_text(told["num_documents"], told["num_pieces"])),
+        ("document is", visible(told["documents"], lines=False)),
+        ("tokens", f"{told['num_tokens']:,}"),
+    ]
     if told["bytes_per_token"] is not None:
         rows.append(("bytes/token", f"{told['bytes_per_token']:.2f}"))
     for side, store in outcome.stores.items():
         if side:
-            documents = number_of(len(store), "document")
+            documents = number_of(store.manifest.num_documents, "document")
             rows.append((side, f"{documents}, {number_of(store.num_tokens, 'token')}"))
     rejected = reasons_text(told["rejects"])
     if told["rejects"]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.store.summary import Bin
 
-__all__ = ["facts", "histogram_lines", "reasons_text"]
+__all__ = ["documents_text", "facts", "histogram_lines", "reasons_text"]
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -21,6 +21,16 @@ def facts(rows: Sequence[tuple[str, Any]]) -> Any:
     for name, value in rows:
         table.add_row(f"  {name}", value)
     return table
+
+
+def documents_text(num_documents: int, num_pieces: int) -> str:
+    """How many documents there are, and pieces where these are more.
+
+    >>> documents_text(1_200, 1_200), documents_text(1, 3)
+    ('1,200', '1, in 3 pieces')
+    """
+    pieces = f", in {num_pieces:,} pieces" if num_pieces != num_documents else ""
+    return f"{num_documents:,}{pieces}"
 
 
 def reasons_text(rejects: dict[str, int]) -> str:

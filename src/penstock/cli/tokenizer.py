@@ -72,7 +72,7 @@ def train_command(
         ),
     ] = None,
     format: FormatOption = Format.AUTO,
-    documents: DocumentsOption = "lines",
+    documents: DocumentsOption = "auto",
     field: FieldOption = "text",
     errors: ErrorsOption = Errors.STRICT,
     max_bad: MaxBadOption = 0.001,

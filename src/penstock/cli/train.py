@@ -27,10 +27,12 @@ Source = Annotated[
     typer.Argument(
         metavar="SOURCE",
         show_default=False,
-        help="A recipe (.toml), a text file or a store. Without a recipe, settings are guessed.",
+        help="A recipe (.toml), a text file or a store. Without a recipe, settings are guessed. "
+        "Text is read as penstock build reads it.",
     ),
 ]
-TrainFile = Annotated[str | None, _option("train_file", "Text or store to train on.", "FILE")]
+_TRAIN_FILE = "Text, of which each line is a document, or a store to train on."
+TrainFile = Annotated[str | None, _option("train_file", _TRAIN_FILE, "FILE")]
 ValFile = Annotated[str | None, _option("val_file", "Text or store to validate on.", "FILE")]
 BatchSize = Annotated[
     int | None, _option("batch_size", "Rows of a micro-batch on each device.", "ROWS", 1)

@@ -11,7 +11,7 @@ from penstock.cli.units import duration_text, number_of
 
 __all__ = ["verify_command"]
 
-_KINDS = ("part", "document", "token")
+_KINDS = ("part", "document", "piece", "token")
 
 
 def verify_command(store: StoreArgument, as_json: AsJson = False) -> None:
@@ -30,8 +30,13 @@ def verify_command(store: StoreArgument, as_json: AsJson = False) -> None:
         return
     took = duration_text(time.monotonic() - begun)
     for each in told.values():
-        counts = ", ".join(number_of(each[f"num_{kind}s"], kind) for kind in _KINDS)
+        kinds = [kind for kind in _KINDS if kind != "piece" or _has_pieces(each)]
+        counts = ", ".join(number_of(each[f"num_{kind}s"], kind) for kind in kinds)
         write(f"{visible(each['store'], lines=False)} is whole: {counts} ({took})")
+
+
+def _has_pieces(told: dict[str, Any]) -> bool:
+    return bool(told["num_pieces"] != told["num_documents"])
 
 
 def _verified(path: Any, *, shown: bool) -> dict[str, Any]:
@@ -47,7 +52,8 @@ def _verified(path: Any, *, shown: bool) -> dict[str, Any]:
         "store": str(path),
         "whole": True,
         "num_parts": len(store.manifest.parts),
-        "num_documents": len(store),
+        "num_documents": store.manifest.num_documents,
+        "num_pieces": len(store),
         "num_tokens": store.num_tokens,
         "digest": store.digest,
     }

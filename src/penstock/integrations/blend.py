@@ -6,7 +6,8 @@
 
 A blend says it in the words of the face and hands it to `penstock.order`, which computes the
 order. Weights may change on the way: each dataset then goes on with the example after its last
-one, so nothing is repeated or left out by the change.
+one, so nothing is repeated or left out by the change. What a dataset is owed by rounding is
+carried over too, so the shares of the whole run stay exact however often weights change.
 
 With lengths, shares are shares of tokens. A dataset whose examples have 200 tokens on average
 is then drawn half as often as one of equal weight whose examples have 100. As every example
@@ -14,36 +15,48 @@ of a dataset comes once in each of its epochs, the tokens of whole epochs stand 
 ratio asked; inside an epoch they differ by the luck of the shuffle, and by two examples.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import cached_property
-from operator import index
-from typing import Any, Literal, get_args
+from operator import add, attrgetter, index
+from typing import Any
 
-from penstock.digest import canonical_json, digest_bytes
-from penstock.errors import PlanError
+from penstock.digest import canonical_json, digest_bytes, digest_json
+from penstock.errors import PlanError, ResumeError
+from penstock.integrations.shares import (
+    Lengths,
+    Strategy,
+    Weights,
+    read_schedule,
+    read_strategy,
+    read_weights,
+    token_counts,
+)
+from penstock.order.mixture import Mixture
 from penstock.order.plan import Plan
-from penstock.order.terms import quoted
+from penstock.order.schedule import Origin, Schedule
+from penstock.order.schedule import Stage as OrderStage
+from penstock.order.shuffle import Domain
 from penstock.order.weights import Weight, as_fraction, exact_weights
 
-__all__ = ["Blend", "Lengths", "Strategy", "Weights", "blend_of", "whole_number"]
-
-Strategy = Literal["proportional", "uniform", "weighted"]
-Weights = Sequence[Weight] | Mapping[str, Weight]
-Lengths = Callable[[Any], int] | Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
+__all__ = ["Blend", "Stage", "blend_of", "digest_examples"]
 
 _SAMPLED = 16  # examples of a dataset that its digest is taken of
+_position = attrgetter("position")  # of a stage
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """From `position` on, these weights, one a dataset; none where each example comes once."""
+    """From `position` on, these weights, one a dataset."""
 
     position: int
     weights: tuple[Weight, ...]
+    history: str = ""
+    """A digest of all stages before; empty for the first one."""
 
-    def spelled(self) -> list[Any]:
+    def to_json(self) -> list[Any]:
         """The stage as JSON, exactly."""
         return [self.position, [_spelled(weight) for weight in self.weights]]
 
@@ -60,6 +73,13 @@ class Blend:
     """What was asked, in the order of positions; empty where each example comes once."""
     num_tokens: tuple[int, ...] | None = None
     """The tokens of each dataset, where weights are shares of tokens."""
+    origin: Origin | None = None
+    """Where the first stage begins in a blend that was resumed, if not at 0."""
+    _schedule: Schedule | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What is computed from the others stays here: it grows with every change of weights.
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"_schedule": None}
 
     @property
     def total(self) -> int:
@@ -67,25 +87,48 @@ class Blend:
         return sum(self.sizes)
 
     @cached_property
-    def plan(self) -> Plan:
-        """The order itself."""
-        rows = {name: _Counted(size) for name, size in zip(self.names, self.sizes, strict=True)}
+    def schedule(self) -> Schedule:
+        """How datasets are drawn, where there are weights."""
+        if self._schedule is not None:
+            return self._schedule
+        stages = [OrderStage(stage.position, self._drawn(stage.weights)) for stage in self.stages]
+        return Schedule(stages, origin=self.origin)
+
+    @cached_property
+    def order(self) -> Plan | Mixture:
+        """The order itself: `locate` gives the dataset, epoch and example at positions."""
         if not self.stages:
+            rows = {name: _Counted(size) for name, size in zip(self.names, self.sizes, strict=True)}
             return Plan(rows, seed=self.seed)
-        first, *later = ({stage.position: self._by_name(stage)} for stage in self.stages)
-        schedule = {position: weights for stage in later for position, weights in stage.items()}
-        return Plan(rows, weights=first[0], seed=self.seed, schedule=schedule)
+        domains = [Domain(size) for size in self.sizes]
+        return Mixture(
+            self.schedule, names=self.names, domains=domains, shuffle="full", seed=self.seed
+        )
 
     def shares(self, position: int) -> list[float]:
         """The share of each dataset at a position: by size, equal, or as asked."""
         if not self.stages:
             return [size / self.total for size in self.sizes]
-        reached = [stage for stage in self.stages if stage.position <= position]
+        reached = self.stages[: bisect_right(self.stages, position, key=_position)]
         exact = exact_weights(reached[-1].weights)
         return [weight / sum(exact) for weight in exact]
 
+    def delivered(self, position: int) -> list[int]:
+        """The examples of each dataset before a position of the order."""
+        if isinstance(self.order, Plan):
+            return list(self.order.counts(position).values())
+        return self.schedule.counts(position)
+
+    def asked(self, position: int) -> list[float]:
+        """The examples of each dataset before a position by weights alone: their integral."""
+        if not self.stages:
+            return [position * size / self.total for size in self.sizes]
+        return list(map(add, self.delivered(position), self.schedule.owed(position)))
+
     def changed(self, position: int, weights: Weights) -> "Blend":
         """The same up to `position`, and other weights from there on.
+
+        Costs the same however often weights changed before.
 
         Raises:
             PlanError: these are no weights, or the blend has none to change.
@@ -96,26 +139,62 @@ class Blend:
                 "epoch. Make it with sampling_weights; the numbers of examples, "
                 f"{list(self.sizes)}, give the same shares."
             )
-        kept = [stage for stage in self.stages if stage.position < position]
-        stage = Stage(position if kept else 0, read_weights(weights, self.names))
-        return replace(self, strategy="weighted", stages=(*kept, stage))
+        kept = self.stages[: bisect_left(self.stages, position, key=_position)]
+        start = position if kept else self.stages[0].position
+        stage = Stage(start, read_weights(weights, self.names), _history(kept, self.stages[0]))
+        schedule = self.schedule.changed(start, self._drawn(stage.weights))
+        return replace(self, strategy="weighted", stages=(*kept, stage), _schedule=schedule)
 
     def restarted(self, position: int) -> "Blend":
         """The weights in force at `position`, from 0 on."""
-        if len(self.stages) < 2:
+        if not self.stages or (len(self.stages) == 1 and self.origin is None):
             return self
-        last = [stage for stage in self.stages if stage.position <= position][-1]
-        return replace(self, stages=(replace(last, position=0),))
+        last = self.stages[bisect_right(self.stages, position, key=_position) - 1]
+        return replace(self, stages=(Stage(0, last.weights),), origin=None, _schedule=None)
 
-    def _by_name(self, stage: Stage) -> dict[str, Weight]:
-        weights = stage.weights
-        if self.num_tokens is not None:
-            # Examples drawn per token asked: the inverse of the mean length, as exact fractions.
-            weights = tuple(
-                as_fraction(weight) * Fraction(size, tokens) if weight else 0
-                for weight, size, tokens in zip(weights, self.sizes, self.num_tokens, strict=True)
+    def to_resume(self) -> dict[str, Any]:
+        """What `resumed` needs to continue after the last change of weights, as JSON.
+
+        Its size does not depend on how often weights changed before.
+        """
+        last = self.stages[-1]
+        _, weights = last.to_json()
+        origin = self.schedule.origin_at(last.position)
+        return {**origin._asdict(), "weights": weights, "history": last.history}
+
+    def resumed(self, changed: Any) -> "Blend":
+        """The blend that gave `changed`, but for what came before its last change of weights.
+
+        Raises:
+            ResumeError: it belongs to other datasets, or is not as `to_resume` writes it.
+        """
+        try:
+            origin = Origin(changed["position"], changed["counts"], changed["debts"])
+            weights = read_weights([_parsed(each) for each in changed["weights"]], self.names)
+            stage = Stage(origin.position, weights, str(changed["history"]))
+            # A wrong sum, or numbers that are none, would come out as other examples later on.
+            sums = sum(map(index, origin.counts)), sum(map(index, origin.debts))
+            whole = sums == (index(origin.position), 0) and min(origin.counts) >= 0
+            whole = whole and len(origin.counts) == len(origin.debts) == len(self.names)
+        except (KeyError, TypeError, ValueError, ZeroDivisionError):  # a PlanError among them
+            whole = False
+        if not whole:
+            raise ResumeError(
+                f"This state has no weights for these {len(self.names):,} datasets, or they were "
+                f"changed after it was written: {changed!r:.80}. Use the checkpoint before it."
             )
-        return dict(zip(self.names, weights, strict=True))
+        begin = origin if origin.position else None
+        return replace(self, strategy="weighted", stages=(stage,), origin=begin, _schedule=None)
+
+    def _drawn(self, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+        """Shares of examples, also where `weights` are shares of tokens."""
+        if self.num_tokens is None:
+            return weights
+        # Examples drawn per token asked: the inverse of the mean length, as exact fractions.
+        return tuple(
+            as_fraction(weight) * Fraction(size, tokens) if weight else 0
+            for weight, size, tokens in zip(weights, self.sizes, self.num_tokens, strict=True)
+        )
 
 
 class _Counted:
@@ -145,7 +224,7 @@ def blend_of(
     Raises:
         PlanError: it cannot be; the message says what to change.
     """
-    chosen = _strategy(strategy, weights)
+    chosen = read_strategy(strategy, weights)
     sizes = tuple(len(each) for each in rows)
     blend = Blend(tuple(names), sizes, chosen, seed, _stages(chosen, weights, names))
     if lengths is not None:
@@ -154,76 +233,16 @@ def blend_of(
                 "lengths= makes weights shares of tokens, and a proportional loader has none: it "
                 'reads every example once. Give sampling_weights, or sampling_strategy="uniform".'
             )
-        blend = replace(blend, num_tokens=tuple(_token_counts(lengths, names, rows)))
-    for position, later in _scheduled(schedule):
+        blend = replace(blend, num_tokens=tuple(token_counts(lengths, names, rows)))
+    for position, later in read_schedule(schedule):
         if position < 1:
             raise PlanError(
                 f"schedule has weights from example {position:,} on; those of the start are "
                 "sampling_weights, and later ones begin at 1 or more."
             )
         blend = blend.changed(position, later)
-    blend.plan  # noqa: B018  (refuses now what it cannot do, not at the first batch)
+    blend.order  # noqa: B018  (refuses now what it cannot do, not at the first batch)
     return blend
-
-
-def whole_number(name: str, value: Any) -> int:
-    """The value of an argument that counts something.
-
-    Raises:
-        PlanError: it is no whole number; the message names the argument.
-    """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise PlanError(f"{name}={value!r:.80} is not a whole number.")
-    return index(value)
-
-
-def _scheduled(schedule: Any) -> list[tuple[int, Weights]]:
-    """The weights of a schedule by position, in order."""
-    if schedule is not None and not isinstance(schedule, Mapping):
-        raise PlanError(
-            f"schedule={schedule!r:.80} is not weights by the example from which on they are in "
-            "force, such as {10_000: [0.2, 0.8]}."
-        )
-    stages = {}
-    for position, weights in (schedule or {}).items():
-        if not isinstance(weights, Sequence | Mapping) and not hasattr(weights, "tolist"):
-            raise PlanError(
-                f"schedule={schedule!r:.80} has no list of weights from {position!r:.20} on."
-            )
-        stages[whole_number("position in schedule", position)] = weights
-    return sorted(stages.items())
-
-
-def read_weights(weights: Weights, names: Sequence[str]) -> tuple[Weight, ...]:
-    """Weights in the order of the datasets, from a list or by name.
-
-    Raises:
-        PlanError: too many, too few, other names, negative, NaN, or all zero.
-    """
-    if isinstance(weights, Mapping):
-        missing = [name for name in names if name not in weights]
-        unknown = [str(name) for name in weights if name not in names]
-        if missing or unknown:
-            told = [f"none for {quoted(missing)}"] if missing else []
-            told += [f"one for {quoted(unknown)}, which there is not"] if unknown else []
-            raise PlanError(
-                f"sampling_weights has {' and '.join(told)}. The datasets are {quoted(names)}."
-            )
-        listed: Any = [weights[name] for name in names]
-    else:
-        listed = weights.tolist() if hasattr(weights, "tolist") else weights
-        if isinstance(listed, str) or not isinstance(listed, Sequence):
-            raise PlanError(
-                f"sampling_weights={weights!r:.80} is not a list of numbers, one for each dataset "
-                "such as [0.7, 0.3], nor numbers by name."
-            )
-    if len(listed) != len(names):
-        raise PlanError(
-            f"sampling_weights has {len(listed):,} numbers for {len(names):,} datasets "
-            f"({quoted(names)}). Give one for each."
-        )
-    exact_weights(listed, names)  # refuses what is no weight, by name
-    return tuple(listed)
 
 
 def digest_examples(rows: Any) -> str:
@@ -250,72 +269,11 @@ def _plain(value: Any) -> Any:
     return type(value).__name__
 
 
-def _strategy(strategy: str, weights: Weights | None) -> Strategy:
-    known = get_args(Strategy)
-    if strategy not in known:
-        raise PlanError(f"sampling_strategy={strategy!r} is none of {quoted(known)}.")
-    if strategy == "uniform" and weights is not None:
-        raise PlanError(
-            f'sampling_strategy="uniform" draws all datasets alike, and sampling_weights={weights} '
-            'says otherwise. Leave the weights out, or say "weighted".'
-        )
-    if strategy == "weighted" and weights is None:
-        raise PlanError(
-            'sampling_strategy="weighted" needs sampling_weights: a number for each dataset, such '
-            "as [0.7, 0.3], or by name."
-        )
-    # Weights given with the default strategy can only mean this.
-    return "weighted" if weights is not None else strategy  # type: ignore[return-value]
-
-
 def _stages(strategy: Strategy, weights: Weights | None, names: Sequence[str]) -> tuple[Stage, ...]:
     if strategy == "proportional":
         return ()
     asked = [1] * len(names) if weights is None else weights
     return (Stage(0, read_weights(asked, names)),)
-
-
-def _token_counts(lengths: Lengths, names: Sequence[str], rows: Sequence[Any]) -> list[int]:
-    """The tokens of each dataset; a function is called once for each example."""
-    if callable(lengths):
-        listed = [[lengths(each[number]) for number in range(len(each))] for each in rows]
-    elif isinstance(lengths, Mapping):
-        missing = [name for name in names if name not in lengths]
-        if missing:
-            raise PlanError(f"lengths has none for {quoted(missing)}.")
-        listed = [lengths[name] for name in names]  # type: ignore[misc]
-    elif isinstance(lengths, Sequence):
-        listed = list(lengths)  # type: ignore[arg-type]
-    else:
-        raise PlanError(
-            f"lengths={lengths!r:.80} is neither a function of an example nor the token counts of "
-            "all examples, by dataset."
-        )
-    if len(listed) != len(names):
-        raise PlanError(f"lengths are for {len(listed):,} datasets; there are {len(names):,}.")
-    counts = []
-    for name, examples, each in zip(names, rows, listed, strict=True):
-        numbers = _counts(name, each)
-        if len(numbers) != len(examples) or min(numbers) < 0 or not any(numbers):
-            raise PlanError(
-                f'lengths of "{name}": {len(numbers):,} numbers for {len(examples):,} examples, '
-                f"from {min(numbers, default=0):,} to {max(numbers, default=0):,}. Give one for "
-                "each example: its tokens, 0 or more, and not all 0."
-            )
-        counts.append(sum(numbers))
-    return counts
-
-
-def _counts(name: str, listed: Any) -> list[int]:
-    """The token counts of a dataset as integers."""
-    try:
-        return list(map(index, listed))
-    except TypeError:
-        pass
-    if not hasattr(listed, "__iter__"):
-        raise PlanError(f'lengths of "{name}" is {listed!r:.40}; give a number for each example.')
-    wrong = next(each for each in listed if not hasattr(each, "__index__"))
-    raise PlanError(f'lengths of "{name}": {wrong!r:.40} is not a whole number of tokens.')
 
 
 def _spelled(weight: Weight) -> int | float | str:
@@ -324,9 +282,13 @@ def _spelled(weight: Weight) -> int | float | str:
     return str(weight) if isinstance(weight, Fraction) else float(weight)
 
 
-def parse_stage(spelled: Any) -> Stage:
-    """The stage that was spelled so."""
-    position, weights = spelled
-    return Stage(
-        position, tuple(Fraction(each) if isinstance(each, str) else each for each in weights)
-    )
+def _parsed(weight: Any) -> Weight:
+    """The weight that `_spelled` wrote so."""
+    return Fraction(weight) if isinstance(weight, str) else weight
+
+
+def _history(kept: Sequence[Stage], first: Stage) -> str:
+    """A digest of the stages `kept`, by that of those before them."""
+    if not kept:
+        return first.history
+    return digest_json([kept[-1].history, kept[-1].to_json()])[:16]

@@ -18,11 +18,12 @@ from typing import Any, Literal
 
 from penstock.errors import PlanError, SourceError
 from penstock.integrations.data import Making, blank_rows, named_sides, store_of, streamed
-from penstock.integrations.dress import MaskedPacks, PaddedDress
+from penstock.integrations.dress import MaskedPacks, OneRow, PaddedDress
 from penstock.integrations.feed import EvaluationBatches, Feed, TrainingBatches
 from penstock.integrations.module import ResumableDataModule
 from penstock.integrations.tokenizer import named_tokenizer
 from penstock.integrations.windows import Labels, check_labels
+from penstock.loader.packed import check_packed, prepare
 from penstock.rows.packs import Packs
 from penstock.rows.padded import Documents, Overflow
 from penstock.rows.windows import Windows
@@ -48,6 +49,10 @@ class LLMDataModule(ResumableDataModule):
 
     `labels` are the `input_ids`, with -100 exactly where `attention_mask` is 0: models of
     `transformers` shift them by themselves. A real end token keeps its label.
+
+    With `packing=True` batches have `input_ids`, `labels` and `position_ids`. When the Trainer
+    asks for a loader, the models of `transformers` in the LightningModule are made ready for
+    them, as by `penstock.integrations.huggingface.keep_documents_apart`.
     """
 
     def __init__(  # noqa: PLR0913  (what people set, flat: Lightning's command line reads it)
@@ -72,6 +77,7 @@ class LLMDataModule(ResumableDataModule):
         padding_side: Literal["right", "left"] = "right",
         seed: int = 0,
         global_batch_size: int | None = None,
+        drop_last: bool = False,
         pin_memory: bool | None = None,
         cache_dir: PathLike | None = None,
     ) -> None:
@@ -95,15 +101,17 @@ class LLMDataModule(ResumableDataModule):
             eos: Whether to put the end token after each row.
             overflow: Rows of more than `max_length` tokens are cut off, which is told; or "split".
             packing: Whether rows are whole documents fitted together, instead of one each with
-                padding. Adds `position_ids`.
+                padding. Batches then have `position_ids` instead of `attention_mask`.
             streaming: Whether training begins while text is still being tokenized. Without
-                `packing`, rows are then windows of the text laid end to end, without padding.
+                `packing`, rows are then windows of the concatenated text, without padding.
             labels: "same", or "shifted" for models that do not shift by themselves.
             pad_to_multiple_of: Batches are as wide as a multiple of this.
             padding_side: Where padding stands.
             seed: Another seed, another order.
             global_batch_size: Rows of a training step on all devices together, instead of
                 `batch_size`, which is then that of validation.
+            drop_last: Leave out the last step of a training epoch where it is not full;
+                otherwise it is smaller, and every row comes once an epoch.
             pin_memory: Whether batches lie in pinned memory; where there is a GPU if not given.
             cache_dir: Where stores are kept.
         """
@@ -126,6 +134,7 @@ class LLMDataModule(ResumableDataModule):
         self.test_dataset: Any = None
         self._multiple = pad_to_multiple_of
         self._pin_memory = pin_memory
+        self._drop_last = drop_last
         self._data = data if isinstance(data, str) else named_sides(data)
         self._data_dir = Path(data_dir) if data_dir is not None else None
         self._source = source
@@ -194,29 +203,41 @@ class LLMDataModule(ResumableDataModule):
         workers = 0 if self.streaming and shuffle == "part" else self.num_workers
         windows = isinstance(rows, Windows)
         exact = not self.packing and (windows or not rows.stream.has_loss)
+        shifted = self.labels == "shifted"
+        dress: Any = PaddedDress(self.pad_id, shifted=shifted, exact=exact)
+        if self.packing and not shifted and self._prepare_model():
+            dress = OneRow(dress)
         return Feed(
             plan=self.plan(rows, shuffle),
             global_batch=self.device_rows * world_size,
             rank=rank,
             world_size=world_size,
-            dress=PaddedDress(self.pad_id, shifted=self.labels == "shifted", exact=exact),
+            dress=dress,
             narrow=True,
             workers=self.workers(workers, self._pin_memory),
+            drop_last=self._drop_last,
         )
+
+    def _prepare_model(self) -> bool:
+        """Make the Trainer's model ready for packed rows; whether it wants one row a batch."""
+        module = getattr(self.trainer, "lightning_module", None)
+        flat = prepare(module)
+        check_packed()
+        return flat
 
     def _inputs(self, *, fetch: bool) -> dict[str, Any]:
         """What each side is made of."""
         if not isinstance(self._data, str):
             return self._data
-        from penstock.catalog.entries import find_entry
+        from penstock.catalog import find_entry
 
         directory = self._data_dir or Path("data") / self._data
         if fetch:
-            from penstock.catalog.fetch import fetch as fetch_entry
+            from penstock.catalog import fetch as fetch_entry
 
             found = fetch_entry(self._data, directory, source=self._source)
             return dict(found.files)
-        files = {side: directory / f"{side}.txt" for side in find_entry(self._data).sides}
+        files = {side: directory / f"{side}.txt" for side in find_entry(self._data).splits}
         missing = [str(path) for path in files.values() if not path.is_file()]
         if missing:
             raise SourceError(
@@ -245,7 +266,9 @@ class LLMDataModule(ResumableDataModule):
         stream = streamed(inputs, self._making)
         if self.packing:
             return MaskedPacks(Packs(stream, self.max_length))
-        return Windows(stream, self.max_length, tail="pad")
+        rows = Windows(stream, self.max_length, tail="pad")
+        # Where the model shifts labels itself, every token is a target only if rows overlap.
+        return rows if self.labels == "shifted" else rows.overlapping()
 
     def _opened(self, side: str) -> Any:
         rows = getattr(self, f"{side}_dataset")

@@ -1,12 +1,16 @@
-"""The loader's batches in the words of Hugging Face: `input_ids`, `attention_mask`, `labels`.
+"""The loader's batches with Hugging Face's names: `input_ids`, `attention_mask`, `labels`.
 
 tokens           a b c .        a row of three tokens, padded
                  d e . .
 attention_mask   1 1 1 0
 labels           a b c -        "same": a label wherever there is a token; - is -100
-labels           b c - -        "shifted": of what follows, so the last has none
+labels           b c - -        "shifted": the next token's, so the last has none
+
+Packed rows have `position_ids` instead of `attention_mask`: given both, models of transformers
+ignore where documents begin, and documents see each other.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +18,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from penstock.loader.packed import one_row
 from penstock.rows.packs import Packs
 
-__all__ = ["MaskedPacks", "PaddedDress", "named_pair"]
+__all__ = ["MaskedPacks", "OneRow", "PaddedDress", "named_pair"]
 
 
 def named_pair(batch: Any) -> Any:
-    """A dict of `input_ids` and `labels`, tensors of their own, as `.view(-1)` wants them."""
-    inputs, labels = batch.values()
-    return {"input_ids": inputs.contiguous(), "labels": labels.contiguous()}
+    """A dict of `input_ids` and `labels`, and `position_ids` where rows have them.
+
+    The tensors are contiguous, as `.view(-1)` needs them.
+    """
+    inputs, labels, *_ = batch.values()
+    pair = {"input_ids": inputs.contiguous(), "labels": labels.contiguous()}
+    if "position_ids" in batch:
+        pair["position_ids"] = batch["position_ids"].long()
+    return pair
 
 
 @dataclass(frozen=True)
 class PaddedDress:
-    """Narrow rows with a mask to `input_ids`, `attention_mask` and `labels`."""
+    """Narrow rows with a mask to `input_ids`, `labels`, and `attention_mask` or `position_ids`."""
 
     pad_id: int
     shifted: bool
@@ -44,23 +55,37 @@ class PaddedDress:
             real = arrays["attention_mask"] != 0
         else:  # of a window, the first token and every target hold text
             real = torch.cat((torch.ones_like(counted[:, :1]), counted[:, :-1]), dim=1)
-        mask = real.long()
         input_ids = tokens[:, :-1].masked_fill(~real, self.pad_id)
         if self.shifted:
             labels = tokens[:, 1:].masked_fill(~counted, -100)
         else:
+            trained = real
             if not self.exact:
                 begins = torch.zeros_like(real[:, :1])
-                real = real & torch.cat((begins, counted[:, :-1]), dim=1)
-            labels = input_ids.masked_fill(~real, -100)
-        batch = {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
+                trained = real & torch.cat((begins, counted[:, :-1]), dim=1)
+            labels = input_ids.masked_fill(~trained, -100)
         if "position_ids" in arrays:
-            batch["position_ids"] = arrays["position_ids"].long()
-        return batch
+            positions = arrays["position_ids"].long()
+            return {"input_ids": input_ids, "labels": labels, "position_ids": positions}
+        return {"input_ids": input_ids, "attention_mask": real.long(), "labels": labels}
+
+
+@dataclass(frozen=True)
+class OneRow:
+    """Packed batches as one row each, for attention that finds documents in one row only."""
+
+    dress: Callable[[Any], dict[str, torch.Tensor]]
+
+    def __call__(self, batch: Any) -> dict[str, torch.Tensor]:
+        """The batch of `dress`, its rows end to end."""
+        return one_row(self.dress(batch))
 
 
 class MaskedPacks:
-    """Packs that also say, as `attention_mask`, which places hold a token; also rows."""
+    """Packs that also say, as `attention_mask`, which places hold a token; also rows.
+
+    The mask decides what padding holds and which labels count; batches do not have it.
+    """
 
     gives_loss = True
     whole_documents = True

@@ -21,6 +21,7 @@ from penstock.sources.arrow import binary_array
 from penstock.tokenize.definition import Definition, find_definition, from_object
 from penstock.tokenize.engines import Encoded
 from penstock.tokenize.oracle import compare
+from penstock.tokenize.plain import PlainText
 from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = ["Encoder", "encoder_of", "end_id"]
@@ -159,11 +160,9 @@ def _hugging_face(tokenizer: Any, definition: Definition, home: str) -> Encoder:
         own = _by_object(tokenizer)
         if home != "tokenizers" or dropout or not _adds_nothing(definition):
             return tokenizer, own
-        specials = [
-            token["content"]
-            for token in definition.config.get("added_tokens") or []
-            if token["special"]
-        ]
+        if PlainText(definition).hidden:  # the object finds them in a text, the engine does not
+            return tokenizer, own
+        specials = definition.special_tokens
         fast = _by_engine(load_tokenizer(tokenizer))
 
         def encode(texts: list[str]) -> Encoded:

@@ -180,7 +180,7 @@ class EpochSteps(DistributedSampler[Any]):
 
     def steps(self, position: int) -> Iterator[tuple[Integers, Integers, Span]]:
         """The same, with the examples of each: which dataset, and which example of it."""
-        return self._steps(self.spans(position), self.data.blend.plan.locate)
+        return self._steps(self.spans(position), self.data.blend.order.locate)
 
     def _steps(
         self, spans: Iterator[Span], locate: Callable[[Integers], tuple[Integers, ...]]

@@ -1,36 +1,39 @@
 """A run's batches as DataLoaders that no trainer cuts up a second time.
 
     positions   0 ─── rank 0 ─ rank 1 ─┊─ rank 0 ─ rank 1 ─┊ …      a step each
-    epoch       ├──────── len(loader) steps ──────┤├──────── …
+    epoch       ├──────── len(loader) steps ──────┤├──────── …      each row once
 
 Trainers look at a DataLoader's sampler, and give each rank a part of what it yields unless
 it is a `DistributedSampler`. Here it is one: a step's batch is this rank's share already.
 
 Where training begins is asked for when the first batch is, not when the iterator is made:
-Lightning makes iterators before it has restored its own counters. Positions run on through
-epochs, so that the rows that do not fill a batch at the end of one come first in the next.
+Lightning makes iterators before it has restored its own counters. No step reaches from one
+epoch into the next: see `penstock.integrations.cuts`.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, islice, pairwise, takewhile
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, SequentialSampler
+from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from penstock.errors import PlanError
-from penstock.loader.assemble import Assembler, Block
+from penstock.integrations.cuts import EpochCuts
+from penstock.integrations.rank_rows import RankRows, Span
 from penstock.loader.batch import Format
 from penstock.loader.loader import Loader
-from penstock.loader.make import Maker
 from penstock.order.growing import GrowingPlan
 from penstock.order.plan import Plan
-from penstock.order.shard import Shard
-from penstock.order.steps import Steps
 
-__all__ = ["EvaluationBatches", "Feed", "Place", "TrainingBatches", "evaluation_cuts"]
+__all__ = [
+    "EvaluationBatches",
+    "Feed",
+    "Place",
+    "TrainingBatches",
+    "evaluation_cuts",
+]
 
 Dress = Callable[[Any], Any]
 
@@ -41,6 +44,10 @@ class Place(Protocol):
     @property
     def feed(self) -> "Feed":
         """What is trained on."""
+
+    @property
+    def has_trainer(self) -> bool:
+        """Whether a trainer counts the steps of an epoch, and may want fewer than there are."""
 
     def begin(self) -> int:
         """The position of the next row, when the first batch of an iterator is asked for."""
@@ -70,13 +77,15 @@ class Feed:
     narrow: bool = False
     workers: dict[str, Any] = field(default_factory=dict)
     """Arguments for DataLoaders."""
+    drop_last: bool = False
+    """Whether to leave out a last step of an epoch that is not full."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers start none of their own, and a generator among these cannot be sent to them.
         return {**self.__dict__, "workers": {}}
 
-    def loader(self) -> Loader:
-        """A loader over all positions, without end."""
+    def loader(self, *, epochs: int | None = None) -> Loader:
+        """A loader of full steps over all positions: without end, or so many epochs a loop."""
         plan: Any = self.plan
         growing = isinstance(plan, GrowingPlan)
         return Loader(
@@ -85,49 +94,77 @@ class Feed:
             global_batch_size=self.global_batch,
             rank=self.rank,
             world_size=self.world_size,
+            epochs=epochs,
             format=self.format,
             narrow=self.narrow,
         )
 
     @property
-    def epoch_steps(self) -> int | None:
-        """Full steps of one pass over the rows; None where it is not known how many there are."""
+    def cuts(self) -> EpochCuts:
+        """Where steps begin and end, as far as the length of an epoch is known."""
         rows = self.plan.epoch_rows
-        return None if rows is None else rows // self.global_batch
+        return EpochCuts(rows, self.global_batch, self.world_size, self.drop_last)
+
+    @property
+    def epoch_steps(self) -> int | None:
+        """The steps of an epoch; None where it is not known how many rows there are."""
+        rows = self.plan.epoch_rows
+        return None if rows is None else self.cuts.num_steps(rows)
 
     def refuse_no_step(self, *, wait: bool = False) -> None:
-        """Raise where all rows do not make one step: a batch would hold some of them twice.
+        """Raise where all rows do not make one full step.
 
         Where text is still being read, only `wait` finds out.
         """
         plan: Any = self.plan
         if wait and isinstance(plan, GrowingPlan):
             plan.reach(self.global_batch)
-        if self.epoch_steps == 0:
+        if plan.epoch_rows is not None and plan.epoch_rows < self.global_batch:
             raise PlanError(
                 f"The training text makes {len(plan):,} rows, and one step of training takes "
                 f"{self.global_batch:,} ({self.global_batch // self.world_size:,} on each of "
                 f"{self.world_size:,} devices). Use a smaller batch_size, or more text."
             )
 
-    def ends_pass(self, position: int) -> bool:
-        """Whether no step of the pass is left at `position`.
+    def steps(self, position: int) -> Iterator["Steps"]:
+        """The steps from a position on, without end, several at once where they are alike.
 
-        Where text is still being read, this waits until the next step is known to be there or
-        not: so all ranks, however fast they are, find the same end.
+        Where text is still being read, this waits until it is known where the next step ends:
+        so all ranks, however fast they are, cut the same steps.
         """
-        step = position // self.global_batch
         plan: Any = self.plan
-        if isinstance(plan, GrowingPlan):
-            plan.reach((step + 1) * self.global_batch)
-        per_pass = self.epoch_steps
-        return per_pass is not None and step % max(1, per_pass) == 0
+        cuts = self.cuts
+        while True:
+            if cuts.epoch_rows is None:
+                plan.reach(position + self.global_batch + self.world_size)
+                cuts = self.cuts
+            position = cuts.begin(position)
+            epoch = position // cuts.epoch_rows if cuts.epoch_rows else 0
+            steps = Steps(epoch, position, cuts.rows(position), cuts.num_alike(position))
+            yield steps
+            position += steps.rows * steps.number
+
+    def span(self, position: int, rows: int) -> Span:
+        """What this rank reads of a step."""
+        first, stop, size = self.cuts.share(position, rows, self.rank)
+        return Span(first, stop, size, (position, position + rows))
 
     def sized(self, global_batch: int) -> "Feed":
         """The same rows in other steps."""
         if global_batch == self.global_batch:
             return self
         return replace(self, global_batch=global_batch)
+
+
+class Steps(NamedTuple):
+    """Steps of training on all ranks together, one after the other."""
+
+    epoch: int
+    position: int
+    """Where the first begins."""
+    rows: int
+    """Of each step."""
+    number: int
 
 
 class _Dealt(SequentialSampler, DistributedSampler[Any]):
@@ -157,34 +194,6 @@ class _Dealt(SequentialSampler, DistributedSampler[Any]):
         self.epoch = epoch
 
 
-class _Asked(NamedTuple):
-    """A step: where it begins, and its rows on all ranks."""
-
-    position: int
-    global_batch: int
-
-
-class _Steps(Dataset[Any]):
-    """Item: the batch of one step. A worker has a copy, with a loader of its own."""
-
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
-        self._loader: Loader | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_feed": self._feed, "_loader": None}
-
-    def __len__(self) -> int:
-        return self._feed.epoch_steps or 0
-
-    def __getitem__(self, asked: _Asked) -> Any:
-        if self._loader is None or self._feed.global_batch != asked.global_batch:
-            self._feed = self._feed.sized(asked.global_batch)
-            self._loader = self._feed.loader()
-        self._loader.seek(asked.position)
-        return self._feed.dress(self._loader.make(self._loader.step).batch)
-
-
 class TrainingBatches(DataLoader[Any]):
     """Training, an epoch an iteration, from wherever it is.
 
@@ -204,7 +213,7 @@ class TrainingBatches(DataLoader[Any]):
         self._sized = sized
         feed = place.feed
         super().__init__(
-            _Steps(feed),
+            RankRows(feed),
             batch_size=None,
             sampler=_Dealt(feed, partial(_num_steps, place, sized=sized)),
             collate_fn=_same,
@@ -215,40 +224,55 @@ class TrainingBatches(DataLoader[Any]):
         return _num_steps(self._place, sized=self._sized)
 
     def __iter__(self) -> Any:
-        """Batches from where training is, to the end of an epoch.
+        """Batches from where training is, to the end of the epoch.
 
-        Nothing is asked before the first batch is.
+        A trainer that wants fewer batches an epoch than there are (`limit_train_batches`) gets
+        them from where it was, also across the end of an epoch. Nothing is asked before the
+        first batch is.
         """
-        position = self._place.begin()
         feed = self._place.feed
-        steps = len(self) if self._sized else None
+        position = self._place.begin()
         feed.refuse_no_step(wait=True)
-        batches = self._by_workers(position) if self.num_workers else self._here(position)
-        for number, batch in enumerate(batches, start=1):
+        steps = feed.steps(position)
+        most = len(self) if self._sized and self._place.has_trainer else None
+        if most is None:
+            first = next(steps)
+            steps = chain([first], takewhile(lambda each: each.epoch == first.epoch, steps))
+        make = self._by_workers if self.num_workers else self._here
+        for batch in make(feed, steps, most):
             # Counted before the batch is out: who keeps it may never ask for another.
             self._place.took_one()
             yield batch
-            if steps is None:
-                if feed.ends_pass(position + number * feed.global_batch):
-                    return
-            elif number == steps:
-                return
 
-    def _here(self, position: int) -> Iterator[Any]:
-        feed = self._place.feed
-        loader = feed.loader()
-        loader.seek(position)
-        batches = map(feed.dress, loader)
+    def _here(self, feed: Feed, steps: Iterator[Steps], most: int | None) -> Iterator[Any]:
+        batches = islice(self._made(feed, steps), most)
         # As a DataLoader does it on a thread of its own, which there is none of here.
         return map(_pinned, batches) if self.pin_memory else batches
 
-    def _by_workers(self, position: int) -> Iterator[Any]:
-        feed = self._place.feed
+    def _made(self, feed: Feed, steps: Iterator[Steps]) -> Iterator[Any]:
+        """Full steps as a loader makes them, ahead on a thread; the last of an epoch at once."""
+        loader = feed.loader(epochs=1)
+        batches: Iterator[Any] = iter(())
+        for _, position, rows, number in steps:
+            if rows < feed.global_batch:
+                yield self.dataset[feed.span(position, rows)]
+                continue
+            batch = next(batches, None) if loader.position == position else None
+            if batch is None:  # the first step of an epoch, or of this iteration
+                loader.seek(position)
+                batches = iter(loader)
+                batch = next(batches)
+            yield feed.dress(batch)
+            yield from map(feed.dress, islice(batches, number - 1))
+
+    def _by_workers(self, feed: Feed, steps: Iterator[Steps], most: int | None) -> Iterator[Any]:
         assert isinstance(self.sampler, _Dealt)  # made above
-        self.sampler.asked = (
-            _Asked(position + number * feed.global_batch, feed.global_batch)
-            for number in range(len(self))
+        spans = (
+            feed.span(position + step * rows, rows)
+            for _, position, rows, number in steps
+            for step in range(number)
         )
+        self.sampler.asked = islice(spans, most)
         return super().__iter__()
 
     def state_dict(self) -> dict[str, Any]:
@@ -258,47 +282,6 @@ class TrainingBatches(DataLoader[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a state was taken."""
         self._place.load_state_dict(state)
-
-
-class _Rows(Dataset[Any]):
-    """Item: the batch of a range of rows, in order."""
-
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
-        shard = Shard(Steps({0: 1}), rank=0, world_size=1)
-        self._assembler = Assembler(feed.plan, shard, end=None, by_tokens=False)
-        self._maker: Maker | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_maker": None}
-
-    def __len__(self) -> int:
-        return len(self._feed.plan)
-
-    def __getitem__(self, rows: tuple[int, int]) -> Any:
-        first, stop = rows
-        samples = np.arange(first, stop, dtype=np.int64)
-        located = np.stack([np.zeros_like(samples), np.zeros_like(samples), samples, samples])
-        tokens, targets, extras = self._assembler.read(located)
-        (source,) = self._feed.plan.sources.values()
-        widths: Any = getattr(source, "widths", None)
-        block = Block(
-            first_step=0,
-            edges=[0, stop - first],
-            spans=[(first, stop)],
-            tokens=tokens,
-            targets=targets,
-            extras=extras,
-            located=located,
-            fingerprints=[0],
-            widths=[int(widths(samples).max())] if widths else None,
-        )
-        return self._feed.dress(next(self._making().batches(block)).batch)
-
-    def _making(self) -> Maker:
-        if self._maker is None:
-            self._maker = self._feed.loader()._maker
-        return self._maker
 
 
 class EvaluationBatches(DataLoader[Any]):
@@ -315,11 +298,11 @@ class EvaluationBatches(DataLoader[Any]):
         sampler = _Dealt(feed, self.cuts.__len__)
         self._dealt = sampler
         super().__init__(
-            _Rows(feed), batch_size=None, sampler=sampler, collate_fn=_same, **feed.workers
+            RankRows(feed), batch_size=None, sampler=sampler, collate_fn=_same, **feed.workers
         )
 
     def __iter__(self) -> Any:
-        self._dealt.asked = iter(self.cuts)
+        self._dealt.asked = (Span(*cut, cut[1] - cut[0], cut) for cut in self.cuts)
         return super().__iter__()
 
 

@@ -11,26 +11,34 @@ already, and says so; and to skip its batches is to count, so nothing is read tw
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler, default_collate
 
 from penstock.errors import PlanError, ResumeError
-from penstock.integrations.dress import MaskedPacks, PaddedDress, named_pair
+from penstock.integrations.dress import OneRow
 from penstock.integrations.feed import Feed
+from penstock.integrations.items import RowItems, formatted
+from penstock.integrations.rank_rows import RankRows, Span
 from penstock.integrations.spool import is_dataset, spool
-from penstock.integrations.windows import Labels, check_labels
-from penstock.loader.loader import Loader
+from penstock.integrations.windows import Labels
+from penstock.loader.packed import check_packed, keep_documents_apart, prepare
 from penstock.order.plan import Plan
-from penstock.rows.packs import Packs
-from penstock.rows.padded import Documents
-from penstock.rows.windows import Windows
 from penstock.store.build import build
 from penstock.store.reader import TokenStore
 
-__all__ = ["RowItems", "RowsTrainer", "StepLoader", "build_dataset", "is_dataset", "spool"]
+__all__ = [
+    "RowItems",
+    "RowsTrainer",
+    "StepLoader",
+    "build_dataset",
+    "is_dataset",
+    "keep_documents_apart",
+    "spool",
+]
 
 PathLike = str | os.PathLike[str]
 
@@ -59,79 +67,51 @@ def build_dataset(
     return build(files, target, format="parquet", field="text", **settings)
 
 
-class _Dressed(NamedTuple):
-    rows: Any
-    dress: Any
-    narrow: bool
-
-
-def _dressed(rows: Any, pad_id: int | None, labels: Labels) -> _Dressed:
-    """Rows as Hugging Face's models take them."""
-    check_labels(labels)
-    shifted = labels == "shifted"
-    if isinstance(rows, Windows):
-        return _Dressed(rows, named_pair, False)
-    if isinstance(rows, Packs):
-        rows = MaskedPacks(rows)
-    if not isinstance(rows, MaskedPacks | Documents):
-        raise PlanError(f"{rows!r:.80} are no rows: give Windows, Packs or Documents.")
-    if pad_id is None:
-        pad_id = rows.pad_id if isinstance(rows, Documents) else 0
-    exact = isinstance(rows, Documents) and not rows.stream.has_loss
-    return _Dressed(rows, PaddedDress(pad_id, shifted=shifted, exact=exact), True)
-
-
-class _EpochSteps(Sampler[list[int]]):
-    """The positions at which the steps of an epoch begin, one a batch."""
+class _EpochSteps(Sampler[list[Span]]):
+    """What this rank reads in each step of an epoch, one a batch."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
-        self.length = feed.epoch_steps or 0
+        self.cuts = feed.cuts
         self.start = 0
         """The position of the epoch's first step."""
         self.skipped = 0
         """Steps of this epoch that were trained already."""
 
     def __len__(self) -> int:
-        return self.length
+        return self._feed.epoch_steps or 0
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Span]]:
         first, self.skipped = self.skipped, 0
-        size, start = self._feed.global_batch, self.start
-        for step in range(first, self.length):
-            yield [start + step * size]
+        position = self.cuts.after(self.start, first)
+        for _ in range(first, len(self)):
+            rows = self.cuts.rows(position)
+            yield [self._feed.span(position, rows)]
+            position += rows
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch, which trainers call before each; one that resumed goes on within it."""
-        self.start = epoch * self.length * self._feed.global_batch
+        """Go to an epoch, which trainers call before each; one that resumed continues within it."""
+        self.start = epoch * len(self._feed.plan)
 
 
-class _Batches(Dataset[Any]):
-    """Item: the batch that begins at a position."""
-
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
-        self._loader: Loader | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_feed": self._feed, "_loader": None}
+class _Batches(RankRows):
+    """The batch of the one step that a batch sampler asks for."""
 
     def __len__(self) -> int:
         # Trainers report it as the number of examples.
-        return len(self._feed.plan) // self._feed.world_size
+        return super().__len__() // self._feed.world_size
 
-    def __getitems__(self, positions: list[int]) -> Any:
-        if self._loader is None:
-            self._loader = self._feed.loader()
-        self._loader.seek(positions[0])
-        return self._feed.dress(self._loader.make(self._loader.step).batch)
+    def __getitems__(self, spans: list[Span]) -> Any:
+        return self[spans[0]]
 
 
 class StepLoader(DataLoader[Any]):
     """The steps of a run as a DataLoader that nobody shards or skips a second time.
 
-    An iteration is an epoch: all full steps of one pass over the rows, in a new order each.
-    Positions run on, so that rows that fill no step come first in the next epoch.
+    An iteration is an epoch: every row once, in a new order each. The last step holds the rows
+    that are left, so it may be smaller; a rank with a row fewer than others has one whose labels
+    are all -100, so that shapes agree. With one row a step on each rank, fewer rows than ranks
+    at the end of an epoch are left out.
     """
 
     _is_accelerate_prepared = True  # `Accelerator.prepare` gives it back as it is
@@ -146,34 +126,43 @@ class StepLoader(DataLoader[Any]):
         seed: int = 0,
         pad_id: int | None = None,
         labels: Labels = "same",
+        model: Any = None,
+        drop_last: bool = False,
         num_workers: int = 0,
         **options: Any,
     ) -> None:
-        """Steps over rows, or over a plan of one source.
+        """Steps over rows.
 
         Args:
-            rows: `Windows` (`input_ids` and `labels`), `Documents` or `Packs` (with
-                `attention_mask`, and `position_ids` for packs).
+            rows: `Windows` (`input_ids` and `labels`; where made without `stride=`, they overlap
+                by one token so that every token is a target), `Documents` (also
+                `attention_mask`) or `Packs` (also `position_ids`, and no `attention_mask`).
             batch_size: Rows of a step on this rank.
             rank: Which of the ranks this is.
             world_size: How many there are.
             seed: Another seed, another order.
             pad_id: What padding holds.
             labels: "same", for models that shift by themselves, or "shifted".
+            model: The model that packed rows are for. It is made ready as by
+                `keep_documents_apart`; with FlashAttention, the rows of a batch become one row.
+            drop_last: Leave out a last step of an epoch that is not full.
             num_workers: Processes that make batches.
             **options: Of `torch.utils.data.DataLoader`, as `pin_memory`.
         """
-        dressed = _dressed(rows, pad_id, labels)
+        dressed = formatted(rows, pad_id, labels)
+        self._packed = dressed.packed
+        flat = dressed.packed and prepare(model)
         self.feed = Feed(
             plan=Plan(dressed.rows, seed=seed),
             global_batch=batch_size * world_size,
             rank=rank,
             world_size=world_size,
-            dress=dressed.dress,
+            dress=OneRow(dressed.dress) if flat else dressed.dress,
             format="hf" if labels == "same" and not dressed.narrow else "dict",
             narrow=dressed.narrow,
+            drop_last=drop_last,
         )
-        if not self.feed.epoch_steps:
+        if len(dressed.rows) < self.feed.global_batch:
             raise PlanError(
                 f"{len(dressed.rows):,} rows do not make one step of {self.feed.global_batch:,} "
                 f"({batch_size:,} on each of {world_size:,} ranks). Use a smaller batch_size."
@@ -190,12 +179,14 @@ class StepLoader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Any:
+        if self._packed:
+            check_packed()
         steps = self._steps
-        first, size = steps.skipped, self.feed.global_batch
+        start, first = steps.start, steps.skipped
         for number, batch in enumerate(super().__iter__(), start=first + 1):
-            self._position = steps.start + number * size
+            self._position = steps.cuts.after(start, number)
             yield batch
-        steps.start += len(steps) * size  # the next epoch, unless set_epoch says another
+        steps.start = start + len(self.feed.plan)  # the next epoch, unless set_epoch says another
 
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch; the steps of one that was resumed are skipped all the same."""
@@ -215,47 +206,16 @@ class StepLoader(DataLoader[Any]):
         """
         loader = self.feed.loader()
         loader.load_state_dict(state)
-        step, rest = divmod(loader.position, self.feed.global_batch)
-        if rest:
+        position = self._steps.cuts.begin(loader.position)
+        step = self._steps.cuts.step_at(position)
+        if step is None:
             raise ResumeError(
                 f"This state is at position {loader.position:,}, where no step of "
                 f"{self.feed.global_batch:,} rows begins. Keep batch_size times ranks as it was."
             )
-        epoch, self._steps.skipped = divmod(step, len(self._steps))
-        self._steps.set_epoch(epoch)
-        self._position = loader.position
-
-
-class RowItems(Dataset[dict[str, torch.Tensor]]):
-    """Rows one by one, as a map-style dataset: for evaluation, which any trainer may deal out.
-
-    Items of `Windows` and `Packs` are equally long; those of `Documents` want a collator that
-    pads, as `penstock.integrations.pytorch.pad_collate` or Hugging Face's.
-    """
-
-    def __init__(self, rows: Any, *, labels: Labels = "same", pad_id: int | None = None) -> None:
-        dressed = _dressed(rows, pad_id, labels)
-        self._loader = Loader(
-            Plan(dressed.rows, shuffle="none"),
-            1,
-            rank=0,
-            world_size=1,
-            format="hf" if labels == "same" and not dressed.narrow else "dict",
-            narrow=dressed.narrow,
-            prefetch=0,
-        )
-        self._dress = dressed.dress
-        self._length = len(dressed.rows)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not 0 <= index < self._length:
-            raise IndexError(f"row {index:,} is not among {self._length:,}")
-        self._loader.seek(index)
-        batch = self._dress(self._loader.make(self._loader.step).batch)
-        return {name: values[0] for name, values in batch.items()}
+        self._steps.set_epoch(position // len(self.feed.plan))
+        self._steps.skipped = step
+        self._position = position
 
 
 class RowsTrainer:
@@ -269,6 +229,8 @@ class RowsTrainer:
 
     The order depends on `args.data_seed`, or `args.seed`. A run that is stopped resumes at the
     very next step, by the trainer's own count of steps; keep batch size times ranks as it was.
+
+    For packed rows, the model is made ready as by `keep_documents_apart`.
     """
 
     train_rows: Any = None
@@ -279,18 +241,55 @@ class RowsTrainer:
 
     def get_train_dataloader(self) -> Any:
         """Steps over `train_rows`; of `train_dataset`, as ever, where there are none."""
-        if self.train_rows is None:
-            return super().get_train_dataloader()  # type: ignore[misc]
         args: Any = self.args  # type: ignore[attr-defined]
+        if self.train_rows is None:
+            dataset: Any = self.train_dataset  # type: ignore[attr-defined]
+            with self._stacking(dataset, args.train_batch_size):
+                return super().get_train_dataloader()  # type: ignore[misc]
         return StepLoader(
             self.train_rows,
             args.train_batch_size,
             rank=args.process_index,
             world_size=args.world_size,
             seed=args.seed if args.data_seed is None else args.data_seed,
+            drop_last=args.dataloader_drop_last,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
+            model=self.model,  # type: ignore[attr-defined]
         )
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """The Trainer's; items of packed rows are stacked, whatever its collator would add."""
+        found: Any = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
+        if isinstance(found, str):
+            found = self.eval_dataset[found]  # type: ignore[attr-defined]
+        with self._stacking(found, self.args.eval_batch_size):  # type: ignore[attr-defined]
+            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Likewise."""
+        with self._stacking(test_dataset, self.args.eval_batch_size):  # type: ignore[attr-defined]
+            return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
+
+    @contextmanager
+    def _stacking(self, dataset: Any, batch_size: int) -> Iterator[None]:
+        """Make the model ready for a dataset of packed rows, and its DataLoader add no mask."""
+        if not (isinstance(dataset, RowItems) and dataset.packed):
+            yield
+            return
+        trainer: Any = self
+        if prepare(trainer.model) and batch_size > 1:
+            raise PlanError(
+                f"The model uses FlashAttention, which finds packed documents in batches of one "
+                f"row only, and here a batch is {batch_size:,}. Set per_device_eval_batch_size=1 "
+                "(and train on train_rows=), or load the model with attn_implementation="
+                '"sdpa".'
+            )
+        collator, trainer.data_collator = trainer.data_collator, default_collate
+        try:
+            yield
+        finally:
+            trainer.data_collator = collator
 
 
 def _same(batch: Any) -> Any:

@@ -39,12 +39,15 @@ def debug_datamodule(datamodule: Any = None) -> None:
         f"Input Shape: {input_ids.shape}",
         f"\n--- Sample Text (Decoded) ---\n{decoded[:_SHOWN_CHARACTERS]}...",
         f"\nLabels included? {'labels' in batch}",
-        _padding(batch, datamodule.max_length),
+        _padding(batch, datamodule),
     ]
     print("\n".join(lines))  # noqa: T201  (what it is for)
 
 
-def _padding(batch: Any, max_length: int) -> str:
+def _padding(batch: Any, datamodule: Any) -> str:
+    if "position_ids" in batch:  # packed: batches do not say where padding is, and rows do
+        return f"Padding: {datamodule.train_dataset!r}"
+    max_length = datamodule.max_length
     rows, width = batch["input_ids"].shape
     real = int(batch["attention_mask"].sum()) if "attention_mask" in batch else rows * width
     dynamic, fixed = 1 - real / (rows * width), 1 - real / (rows * max_length)

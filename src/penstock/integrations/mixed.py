@@ -17,8 +17,9 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from penstock.errors import PlanError, SourceError
-from penstock.integrations.blend import Blend, Lengths, Weights, blend_of, whole_number
+from penstock.integrations.blend import Blend, blend_of
 from penstock.integrations.collate import default_collate_fn, stacked
+from penstock.integrations.shares import Lengths, Weights, whole_number
 from penstock.order.terms import quoted
 
 __all__ = ["Drawn", "IndexMap", "MultiplexDataset", "Place"]
@@ -164,16 +165,34 @@ class MultiplexDataset(Dataset[dict[str, Any]]):
         return default_collate_fn(self._merged(found, sources, samples))
 
     def get_dataset_stats(self) -> dict[str, Any]:
-        """Names, sizes and shares: `sampling_percentage` is of the weights in force."""
-        blend = self.blend
-        shares = blend.shares(self.place.position)
+        """Names, sizes, shares, and the examples of the run so far, over all ranks.
+
+        `sampling_percentage` is of the weights in force. `asked` is the integral of the weights
+        up to the loader's position in its order, in examples, and `delivered` is how many came;
+        see `docs/mixing.md` for how near they are.
+        """
+        blend, position = self.blend, self.place.position
+        told = zip(
+            blend.names,
+            blend.sizes,
+            blend.shares(position),
+            blend.asked(position),
+            blend.delivered(position),
+            strict=True,
+        )
         return {
             "num_datasets": len(blend.names),
             "total_examples": blend.total,
             "sampling_strategy": blend.strategy,
             "datasets": [
-                {"name": name, "size": size, "sampling_percentage": 100 * share}
-                for name, size, share in zip(blend.names, blend.sizes, shares, strict=True)
+                {
+                    "name": name,
+                    "size": size,
+                    "sampling_percentage": 100 * share,
+                    "asked": asked,
+                    "delivered": delivered,
+                }
+                for name, size, share, asked, delivered in told
             ],
         }
 
@@ -241,7 +260,7 @@ class IndexMap(Sequence[tuple[int, int]]):
             yield from self[start : start + _CHUNK]
 
     def _pairs(self, places: Sequence[int]) -> list[tuple[int, int]]:
-        located = self._blend.plan.locate(np.array(places, dtype=np.int64))
+        located = self._blend.order.locate(np.array(places, dtype=np.int64))
         return list(zip(located[0].tolist(), located[2].tolist(), strict=True))
 
 

@@ -21,11 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import PlanError
-from penstock.integrations.blend import Lengths, Weights, whole_number
 from penstock.integrations.collate import default_collate_fn
 from penstock.integrations.epochs import Share
 from penstock.integrations.mixed import MultiplexDataset
 from penstock.integrations.multiplexed import MultiplexDataLoader
+from penstock.integrations.shares import Lengths, Weights, whole_number
 from penstock.integrations.workers import Workers
 from penstock.loader.arguments import topology
 
@@ -142,10 +142,10 @@ def create_multiplex_dataloader(  # noqa: PLR0913  (a drop-in: the arguments of 
 
 
 def get_dataset_stats(dataloader: Any) -> dict[str, Any]:
-    """Names, sizes and shares of a multiplex DataLoader or dataset.
+    """Names, sizes and shares of a multiplex DataLoader or dataset, asked and delivered.
 
-    >>> get_dataset_stats(MultiplexDataset([("a", [{"n": 1}])]))["datasets"]
-    [{'name': 'a', 'size': 1, 'sampling_percentage': 100.0}]
+    >>> get_dataset_stats(MultiplexDataset([("a", [{"n": 1}])]))["datasets"][0]
+    {'name': 'a', 'size': 1, 'sampling_percentage': 100.0, 'asked': 0.0, 'delivered': 0}
 
     Raises:
         TypeError: it is neither.

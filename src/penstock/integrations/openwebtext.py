@@ -3,9 +3,9 @@
     owt_train.txt ── streamed: training begins after the first 64 MB ──┐
     owt_train_preprocessed.npy ── mapped into memory ──────────────────┴─ windows ──► Trainer
 
-One document a line, blank lines skipped, an end token after each, all of it laid end to end
-and cut into rows of `max_length` that do not overlap. The last row is filled up, with -100 in
-its labels, so no token is lost.
+One document a line, blank lines skipped, an end token after each, all of it concatenated and
+cut into rows of `max_length` that do not overlap (with `labels="same"`, by one token). The last
+row is filled up, with -100 in its labels, so no token is lost.
 """
 
 import os
@@ -54,6 +54,7 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
         streaming: bool = True,
         seed: int = 0,
         global_batch_size: int | None = None,
+        drop_last: bool = False,
         pin_memory: bool | None = None,
         cache_dir: PathLike | None = None,
     ) -> None:
@@ -76,7 +77,8 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
                 text files need not exist.
             preprocessed_train: That of training; `owt_train_preprocessed.npy` beside `train_file`.
             preprocessed_val: That of validation; `owt_val_preprocessed.npy` beside `val_file`.
-            labels: "shifted", or "same" for models that shift by themselves.
+            labels: "shifted", or "same" for models that shift by themselves; rows then overlap by
+                one token, so that every token is a target.
             tokenizer: As `penstock.load_tokenizer` takes it.
             documents: What a document is: "lines", "paragraphs", "file", or a separator.
             streaming: Whether training begins while text is still tokenized; otherwise all of it is
@@ -84,6 +86,8 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
             seed: Another seed, another order.
             global_batch_size: Rows of a training step on all devices together, instead of
                 `batch_size`, which is then that of validation.
+            drop_last: Leave out the last step of a training epoch where it is not full;
+                otherwise it is smaller, and every row comes once an epoch.
             pin_memory: Whether batches lie in pinned memory; where there is a GPU if not given.
             cache_dir: Where stores are kept.
         """
@@ -106,6 +110,7 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
         self.train_dataset: Windows | None = None
         self.val_dataset: Windows | None = None
         self._pin_memory = pin_memory
+        self._drop_last = drop_last
         self._tokenizer = tokenizer
         self._documents = documents
         self._cache_dir = cache_dir
@@ -155,6 +160,7 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
             dress=named_pair,
             format="dict" if self.labels == "shifted" else "hf",
             workers=self.workers(workers, self._pin_memory, self.prefetch_factor),
+            drop_last=self._drop_last,
         )
 
     @property
@@ -177,9 +183,12 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
     def _rows(self, side: str) -> Windows:
         path = self._file(side)
         if self.use_preprocessed:
-            return Windows(ArrayFile(path), self.max_length, tail="pad")
-        make = streamed if self.streaming and side == "train" else store_of
-        return Windows(make(path, self._making), self.max_length, tail="pad")
+            rows = Windows(ArrayFile(path), self.max_length, tail="pad")
+        else:
+            make = streamed if self.streaming and side == "train" else store_of
+            rows = Windows(make(path, self._making), self.max_length, tail="pad")
+        # Where the model shifts labels itself, every token is a target only if rows overlap.
+        return rows if self.labels == "shifted" else rows.overlapping()
 
     def _file(self, side: str) -> Path:
         text = self.train_file if side == "train" else self.val_file

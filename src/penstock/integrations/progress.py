@@ -1,6 +1,6 @@
 """Where training is, as the trainer counts it.
 
-    position = position of the checkpoint + (batches trained - batches then) * rows of a step
+    position = that of the checkpoint, and the rows of the batches that were trained after it
 
 A loader that counts what it hands out is ahead of the training by what was prefetched, and
 what it counts on one rank is not what Lightning keeps, which is the state of rank 0. Here the
@@ -80,6 +80,11 @@ class Progress:
             self._restored = None
             self._position = self._batches = self._handed_out = 0
 
+    @property
+    def has_trainer(self) -> bool:
+        """Whether a trainer counts."""
+        return self.trainer is not None
+
     def begin(self) -> int:
         """The position of the first batch that is asked for now."""
         if self.trainer is not None and self.trainer.overfit_batches:
@@ -146,4 +151,4 @@ class Progress:
         return max(int(getattr(total, counter)), self._batches)
 
     def _position_after(self, batches: int) -> int:
-        return self._position + (batches - self._batches) * self.feed.global_batch
+        return self.feed.cuts.after(self._position, batches - self._batches)

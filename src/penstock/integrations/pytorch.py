@@ -12,11 +12,12 @@ arguments and shapes.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 
 from penstock.errors import PlanError
 from penstock.integrations.checking import check_dataloader, label_convention, test_dataloader
@@ -25,7 +26,7 @@ from penstock.integrations.encode import encoder_of
 from penstock.integrations.padding import SpecialIds, pad_collate, special_ids
 from penstock.integrations.samples import layout_of
 from penstock.integrations.shuffle import EpochShuffle
-from penstock.integrations.windows import Labels, ready_batch
+from penstock.integrations.windows import FILLER, Labels, ready_batch
 from penstock.integrations.workers import Workers
 
 __all__ = [
@@ -71,6 +72,10 @@ def create_dataloaders(  # noqa: PLR0913  (a drop-in: the arguments of the code 
     and drops the last incomplete batch; validation is neither shuffled nor cut. The batches
     are the same for any number of workers and any way to start them.
 
+    On several ranks, all take the same number of steps, in validation too: a rank with a window
+    fewer than others has one whose labels are all -100. Sum losses and counted labels over
+    ranks, then divide.
+
     Args:
         train_path: A file for `TransformerDataset`.
         val_path: Another.
@@ -89,7 +94,7 @@ def create_dataloaders(  # noqa: PLR0913  (a drop-in: the arguments of the code 
         multiprocessing_context: How workers are started: "fork", "spawn" or "forkserver".
         cache_dir: Where tokenized files are kept; see `penstock.integrations.cache`.
         rank: Which of several processes that train together this is. Each reads its share of
-            the windows, and all take the same number of training steps.
+            the windows.
         world_size: How many there are.
 
     Raises:
@@ -194,7 +199,7 @@ class _Options(NamedTuple):
 
     def validation(self, dataset: Any) -> DataLoader[Any]:
         """A loader of everything, in order."""
-        share = range(self.rank, len(dataset), self.world_size) if self.world_size > 1 else None
+        share = _Share(len(dataset), self.rank, self.world_size) if self.world_size > 1 else None
         return self._loader(dataset, sampler=share, drop_last=False)
 
     def _loader(self, dataset: Any, *, sampler: Any, drop_last: bool) -> DataLoader[Any]:
@@ -211,6 +216,28 @@ class _Options(NamedTuple):
             # generator here, and loading data would change what dropout does.
             generator=torch.Generator(),
         )
+
+
+class _Share(Sampler[int]):
+    """The windows that one rank validates on, equally many on each; takes no room.
+
+    >>> list(_Share(5, 0, 2)), list(_Share(5, 1, 2)) == [1, FILLER, 3]
+    ([0, 2, 4], True)
+    """
+
+    def __init__(self, num_windows: int, rank: int, world_size: int) -> None:
+        self._numbers = range(rank, num_windows, world_size)
+        self._length = -(-num_windows // world_size)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        # The filler comes before the last window: a batch of nothing else has no loss, and the
+        # mean over it is NaN.
+        last = max(0, len(self._numbers) - 1)
+        filler = [FILLER] * (self._length - len(self._numbers))
+        return chain(self._numbers[:last], filler, self._numbers[last:])
 
 
 def _refuse_too_short(dataset: Any, path: PathLike, length: int, batch_size: int) -> None:

@@ -263,8 +263,9 @@ def sft_data_generator(  # noqa: PLR0913  (a drop-in: what the generators it rep
 
     >>> from penstock.chat.chat import Chat
     >>> row = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
-    >>> inputs, targets = next(sft_data_generator([row], 1, Chat("chatml", "gpt2")))
-    >>> Chat("chatml", "gpt2").tokenizer.decode(targets[targets != -1])
+    >>> chat = Chat("chatml", "gpt2", add_tokens="auto")
+    >>> inputs, targets = next(sft_data_generator([row], 1, chat))
+    >>> chat.tokenizer.decode(targets[targets != -1])
     b'Hello.<|im_end|>'
     """
     collate = SFTCollate(

@@ -22,7 +22,11 @@ from numpy.typing import NDArray
 from penstock.errors import PlanError
 from penstock.store.reader import TokenStore
 
-__all__ = ["Batch", "Labels", "WindowTensors", "check_labels", "ready_batch"]
+__all__ = ["FILLER", "Batch", "Labels", "WindowTensors", "check_labels", "ready_batch"]
+
+FILLER = 2**62
+"""The number of a window that holds nothing: inputs of 0, and labels of -100."""
+_IGNORED = -100
 
 Labels = Literal["shifted", "same"]
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -75,7 +79,15 @@ class WindowTensors:
     def many(self, numbers: Sequence[int]) -> Pair:
         """Inputs and labels of some windows, (windows, length) each."""
         # One gather. NumPy refuses numbers past the end, and counts negative ones from it.
-        return self._pair(self._rows[np.array(numbers, np.int64)])
+        wanted = np.array(numbers, np.int64)
+        filled = wanted == FILLER
+        if not filled.any():
+            return self._pair(self._rows[wanted])
+        wanted[filled] = 0
+        inputs, labels = self._pair(self._rows[wanted])
+        inputs[torch.from_numpy(filled)] = 0
+        labels[torch.from_numpy(filled)] = _IGNORED
+        return inputs, labels
 
     def _pair(self, rows: NDArray[Any]) -> Pair:
         inputs = torch.from_numpy(rows[..., :-1].astype(np.int64))

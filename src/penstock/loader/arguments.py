@@ -54,9 +54,11 @@ def topology(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return 0, 1
 
 
-def steps_of(plan: Any, sizes: dict[int, int], position: int = 0) -> Steps:
-    """The steps of a run: counted from 0, or from `position` where only a budget says."""
-    return cast(Steps, plan.steps(position)) if isinstance(plan, Budget) else Steps(sizes)
+def steps_of(plan: Any, sizes: dict[int, int], start: int = 0, position: int = 0) -> Steps:
+    """The steps of a pass: counted from its start, or from `position` where only a budget says."""
+    if isinstance(plan, Budget):
+        return cast(Steps, plan.steps(position))
+    return Steps(sizes, start=start)
 
 
 def budgeted(
@@ -88,7 +90,7 @@ def batch_sizes(
 
 
 def run_end(plan: Any, sizes: dict[int, int], epochs: int | None, steps: int | None) -> int | None:
-    """The position after the last row of the run, or None for a run without end."""
+    """The position after the last row of the first pass, or None for a run without end."""
     if epochs is not None and steps is not None:
         raise PlanError(f"epochs={epochs} and steps={steps} both end the run; give one.")
     for name, value in (("epochs", epochs), ("steps", steps)):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import PlanError
 from penstock.loader.fingerprint import combine, of_samples, of_tokens, source_keys
+from penstock.loader.packed import gives_positions
 from penstock.loader.readahead import ReadAhead
 from penstock.order.plan import Plan
 from penstock.order.shard import PADDING, Shard
@@ -29,7 +30,7 @@ __all__ = ["IDS", "IGNORED", "MOST_STEPS", "Assembler", "Block", "ReadableRows"]
 IGNORED = -100
 """The target that losses leave out."""
 IDS = ("tokens", "labels", "targets", "attention_mask")
-"""The fields that are narrow until the very end: ids (see `penstock.transform`), and a mask."""
+"""The fields that are narrow until the very end: ids (see `penstock.transforms`), and a mask."""
 
 MOST_STEPS = 128
 """Steps of a block, at most."""
@@ -111,6 +112,7 @@ class Assembler:
         self.length = self._rows[0].length
         self.whole_documents = any(hasattr(each, "whole_documents") for each in self._rows)
         """Whether some rows begin a document, so that their first token is no target."""
+        self._gives_positions = self.whole_documents and gives_positions(self._rows)
         self.side: Side | None = _padded_side(self._rows)
         """Where rows are padded, if they are padded to the widest of a step."""
         self._keys = source_keys(plan.names)
@@ -119,10 +121,11 @@ class Assembler:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_lot": _NOTHING}  # a quarter of a megabyte, quickly made
 
-    def sharing(self, shard: Shard) -> Self:
+    def sharing(self, shard: Shard, *, end: int | None) -> Self:
         """One that reads the same plan in other steps; the sources are not looked at again."""
         other = copy(self)
         other.shard = shard
+        other.end = end
         other._lot = _NOTHING
         return other
 
@@ -232,6 +235,11 @@ class Assembler:
                 for rows in np.split(order, cuts)
             ]
         fields = _scattered(parts, len(numbers), whole_documents=self.whole_documents)
+        if self._gives_positions:
+            # Beside packed rows, batches of windows alone have the same keys as all the others.
+            for name in ("document_ids", "position_ids"):
+                if name not in fields:
+                    fields[name] = np.array(_unsaid(name, fields, whole_documents=True))
         tokens = fields.pop("tokens")
         targets = self._targets(fields.pop("num_targets", None), positions, tokens)
         masks = [fields.pop("target_mask", None), fields.pop("same_document", None)]

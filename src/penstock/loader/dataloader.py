@@ -61,13 +61,13 @@ class StepsOfRun(data.Dataset[Any]):
 
 
 class _Rest(data.Sampler[list[_Asked]]):
-    """The steps from the loader's position to its end."""
+    """The steps from the loader's position to the end of its pass."""
 
     def __init__(self, loader: "Loader") -> None:
         self._loader = loader
 
     def __len__(self) -> int:
-        return len(self._loader) - self._loader.step
+        return len(self._loader)
 
     def __iter__(self) -> Iterator[list[_Asked]]:
         first, counted_from = self._loader.step, self._loader.counted_from
@@ -78,7 +78,10 @@ class _Rest(data.Sampler[list[_Asked]]):
 
 
 class Batches(data.DataLoader[Any]):
-    """The rest of a loader's run, from its position on, each time it is iterated."""
+    """A loader's batches from its position to the end of its pass, each time it is iterated.
+
+    `len()` is that of a whole pass, as the loader's own.
+    """
 
     def __init__(self, loader: "Loader", **options: Any) -> None:
         super().__init__(
@@ -87,6 +90,7 @@ class Batches(data.DataLoader[Any]):
         self.loader = loader
 
     def __iter__(self) -> Any:
+        self.loader.begin_pass()  # before the sampler asks where the loader is
         return self.loader.follow(super().__iter__())
 
 

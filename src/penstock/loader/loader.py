@@ -15,15 +15,18 @@ from typing import Any, Literal
 import torch
 
 from penstock.errors import PlanError, ResumeError, UnknownLengthError
-from penstock.loader.arguments import batch_sizes, budgeted, plan_of, run_end, steps_of, topology
+from penstock.loader.arguments import batch_sizes, budgeted, plan_of, steps_of, topology
 from penstock.loader.assemble import MOST_STEPS, Assembler, Block
 from penstock.loader.batch import Format, Shape
 from penstock.loader.device import DeviceCopy
+from penstock.loader.extent import Extent
 from penstock.loader.log import FingerprintLog
 from penstock.loader.make import Made, Maker
+from penstock.loader.packed import check_packed, gives_positions
 from penstock.loader.prefetch import Ahead
 from penstock.loader.prefix import identity_at, place_of
 from penstock.loader.state import check_state, identify, write_state
+from penstock.loader.targets import check_targets, unread_targets
 from penstock.order.growing import GrowingPlan
 from penstock.order.integers import END
 from penstock.order.plan import Plan, Rows
@@ -40,8 +43,9 @@ __all__ = ["Loader", "Made"]
 class Loader:
     """Batches of a plan, from any position, for one rank.
 
-    Iterating goes on from `position`, and advances it by what was handed out, not by what
-    was prefetched. One iterator at a time: a new one takes over.
+    Iterating continues from `position`, and advances it by what was yielded, not by what was
+    prefetched. One iterator at a time: a new one takes over. A run with an end can be iterated
+    again: see `penstock.loader.extent`.
     """
 
     def __init__(  # noqa: PLR0913  (the object every user makes: flat keywords read best)
@@ -79,15 +83,18 @@ class Loader:
             world_size: How many ranks there are; likewise.
             seed: Of the order, where `rows` is not a plan.
             shuffle: Likewise: "full", "block", "part" or "none".
-            epochs: How many times all rows are read; without it and `steps`, for ever.
-            steps: How many steps the run takes, counted from position 0.
-            drop_last: At the end of the run, leave out a batch that is not full; otherwise
+            epochs: How many times one loop reads all rows; the next loop reads the epochs that
+                follow. Without it and `steps`, a loop has no end.
+            steps: How many steps a loop takes, counted from position 0. The next loop starts
+                over if the plan is not shuffled; otherwise the run is over.
+            drop_last: At the end of a loop, leave out a batch that is not full; otherwise
                 it is filled with rows whose targets are all -100.
             device: Where batches go; a CUDA device gets them on a stream of its own.
             format: "dict" (`inputs`, `targets`, shifted), "tuple" of the same, or "hf"
                 (`input_ids`, `labels`, not shifted).
             lengths: Shorter rows at first, by position: {0: 256, 50_000: 1024} cuts each row
-                of 1024 into four until position 50,000. The tokens and their order stay.
+                of 1024 into four until position 50,000. The tokens and their order stay; with
+                format="hf" the four overlap by one token each.
             ids: Add `source`, `epoch`, `sample` and `position` of each row.
             narrow: Leave ids as narrow as they are stored, (rows, length + 1) under the name
                 `tokens`; with `target_mask` in batches that have targets to ignore.
@@ -104,8 +111,8 @@ class Loader:
         self._drop_last = drop_last
         plan: Any = self.plan
         self._growing: GrowingPlan | None = plan if isinstance(plan, GrowingPlan) else None
-        self._asked_end = (epochs, steps)
-        self._end = run_end(self.plan, self._sizes, epochs, steps)
+        self._extent = Extent(self.plan, self._sizes, epochs, steps)
+        self._end = self._extent.rows
         self._position = 0
         self._taken_over = 0
         self._reader: Ahead[Iterable[Made]] | None = None
@@ -128,13 +135,12 @@ class Loader:
             by_tokens=fingerprint == "tokens",
             read_ahead=read_ahead,
         )
-        self._layout()
-        self._refuse_no_step()
         if lengths and self._assembler.side:
             raise PlanError(
                 f"lengths={lengths} cuts rows of one length; these are as long as their documents."
             )
         self.shape = Shape(format, self._assembler.length, lengths, ids=ids)
+        check_targets(self.plan.sources, self.shape)
         self._maker = Maker(
             self.shape,
             self.device,
@@ -143,17 +149,20 @@ class Loader:
             side=self._assembler.side,
             whole_documents=self._assembler.whole_documents,
         )
+        self._layout()
+        self._refuse_no_step()
         self._log = FingerprintLog(fingerprint_log) if fingerprint_log is not None else None
         self.fingerprint: int | None = None
         """Of the batch handed out last, on this rank; the sum over ranks is the same for any."""
 
     def _refuse_no_step(self) -> None:
-        """Raise where the whole run is one batch that is not full, which would be left out."""
-        if self._num_steps == 0 and self._end and self._sizes and self._growing is None:
+        """Raise where all rows of a loop do not fill one batch, so that all would be left out."""
+        rows = self._extent.rows
+        if self._num_steps == 0 and rows and self._sizes and self._growing is None:
             raise PlanError(
-                f"This run has {self._end:,} rows, and its first batch on all ranks together takes "
-                f"{self._sizes[0]:,}, so it would end before a step. Use a smaller batch size, "
-                "drop_last=False to fill the batch up, or more epochs."
+                f"This run has {rows:,} rows, and its first batch on all ranks together takes "
+                f"{self._steps.sizes[0]:,}, so it would end before a step. Use a smaller batch "
+                "size, drop_last=False to fill the batch up, or more epochs."
             )
 
     def _shard(self) -> Shard:
@@ -163,14 +172,17 @@ class Loader:
         return shard
 
     def _layout(self) -> None:
-        """Lay out the steps: from 0, or where no step begins at the position, from there."""
-        steps = steps_of(self.plan, self._sizes, self._position)
+        """Lay out the steps of the pass: from its start, or where none begins here, from here."""
+        self._extent.find()
+        start, self._end = self._extent.span(self._position)
+        steps = steps_of(self.plan, self._sizes, start, self._position)
         ended = self._end is not None and self._position >= self._end
         aligned = ended or (
             self._position < END and steps.span(steps.at(self._position))[0] == self._position
         )
         self._steps = steps if aligned else Steps(self._sizes, start=self._position)
-        self._assembler = self._assembler.sharing(self._shard())
+        self._assembler = self._assembler.sharing(self._shard(), end=self._end)
+        self._maker = self._maker.ending(self._end)
         self._num_steps = (
             None if self._end is None else self._steps.count(self._end, drop_last=self._drop_last)
         )
@@ -179,6 +191,15 @@ class Loader:
     def position(self) -> int:
         """The position of the next row, in rows of all ranks together."""
         return self._position
+
+    @property
+    def unread_targets(self) -> int:
+        """Tokens of all windows that are the target of no row, in the format in use.
+
+        Where `lengths` changes, with rows as long as they are at the position.
+        """
+        length = self.shape.length_at(self._position)
+        return unread_targets(self.plan.sources, self.shape, length)
 
     @property
     def ends(self) -> bool:
@@ -194,16 +215,17 @@ class Loader:
     def step(self) -> int:
         """The number of the next step, which `loader[step]` gives.
 
-        Counted from position 0; after a resume with another batch size, where no step of that
-        size would begin at the position, from there.
+        Counted from where the pass began, so it is `len(loader)` after the last step of one;
+        after a resume with another batch size, where no step of that size would begin at the
+        position, from there.
         """
         if self._end is not None and self._position >= self._end:
             return self._num_steps or 0
         return self._steps.at(self._position)
 
     def __len__(self) -> int:
-        """Steps of the whole run, counted as `step` is, the same on every rank."""
-        if self._num_steps is None and self._growing is not None and self._asked_end[0]:
+        """Steps of one pass, counted as `step` is, the same on every rank."""
+        if self._num_steps is None and self._growing is not None and self._extent.by_epochs:
             self._find_end()
             if self._num_steps is None:
                 raise UnknownLengthError(
@@ -235,8 +257,17 @@ class Loader:
         return made
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches from `position` on."""
+        """Batches from `position` to the end of the pass; of the next pass, if that is where it is.
+
+        After the last batch of a pass, `epochs=` continues with the epochs that follow; with
+        `steps=`, an unshuffled run starts over and a shuffled one yields nothing and warns once.
+        """
+        self._check_packed()
         return self._iterate(self._take_over())
+
+    def _check_packed(self) -> None:
+        if self.shape.format == "hf" and gives_positions(self.plan.sources.values()):
+            check_packed()
 
     def _take_over(self) -> int:
         """End what reads now; returns the turn of what does from here on."""
@@ -255,6 +286,7 @@ class Loader:
 
     def _iterate(self, turn: int) -> Iterator[Any]:
         self._check_turn(turn)
+        self.begin_pass()
         keep_freed_memory()
         copy = DeviceCopy(self.device) if self.device.type == "cuda" else None
         made = partial(self._made, self.step, copy)
@@ -268,14 +300,38 @@ class Loader:
                         reader.taken()
                     yield each.batch
                     self._check_turn(turn)
+            self._end_pass()
         finally:
             if reader is not None:
                 reader.close()
             if self._reader is reader:
                 self._reader = None
 
+    def begin_pass(self) -> None:
+        """Go to the next pass where no step of this one is left; called as a loop begins."""
+        if self._end is None and self._growing is not None and self._position:
+            # Waits until there is such a step, or it is known where the pass ends. If that is
+            # before the position, this lays out the later pass, and steps get other numbers.
+            self.has_step(self.step)
+        if self._end is None or self.has_step(self.step):
+            return
+        position = self._extent.after(self._end)
+        if position is not None:
+            self._position = position
+            self._layout()
+            self._refuse_no_step()
+
+    def _end_pass(self) -> None:
+        """Leave out the rows that fill no batch: what follows is the next pass, for any state.
+
+        Rows of a run with `steps=` stay: it may be continued with more steps.
+        """
+        if self._extent.by_epochs and self._end is not None:
+            self._position = self._end
+
     def follow(self, made: Iterable[tuple[Any, int]]) -> Iterator[Any]:
         """Hand out batches that were made elsewhere, with their fingerprints, from `step` on."""
+        self._check_packed()
         return self._follow(self._take_over(), self.step, made)
 
     def _follow(self, turn: int, first: int, made: Iterable[tuple[Any, int]]) -> Iterator[Any]:
@@ -283,6 +339,8 @@ class Loader:
             self._check_turn(turn)
             self._hand_out(Made(step, self._after(step), batch, fingerprint, None))
             yield batch
+        self._check_turn(turn)
+        self._end_pass()
 
     def _after(self, step: int) -> int:
         """The position after a step; the end of the run where the last batch was filled up."""
@@ -338,8 +396,11 @@ class Loader:
 
     def _find_end(self) -> None:
         """Lay out the end of a run over a store that has become complete, if it has one."""
-        if self._end is None:
-            self._end = run_end(self.plan, self._sizes, *self._asked_end)
+        if self._end is None and (rows := self._extent.find()) is not None:
+            if self._extent.by_epochs and self._position >= rows:
+                self._layout()  # sought before it was known that this is a later pass
+            else:
+                self._end = rows
         if self._end is not None and self._num_steps is None:
             self._assembler.end = self._end
             self._maker = self._maker.ending(self._end)
@@ -359,7 +420,7 @@ class Loader:
     def seek(self, position: int) -> None:
         """Go to a position of the global order; the next batch begins there."""
         position = index(position)
-        limit = self._end if self._end is not None else END
+        limit = self._extent.limit
         if not 0 <= position <= limit:
             raise PlanError(f"Position {position:,} is not in a run of {limit:,} rows.")
         self._take_over()
@@ -396,11 +457,11 @@ class Loader:
         except ResumeError:
             if on_change == "error":
                 raise
-        limit = self._end if self._end is not None else END
+        limit = self._extent.limit
         if not 0 <= position <= limit:
             raise ResumeError(
                 f"This state is at position {position:,}, past the end of this run at {limit:,}. "
-                "Give the loader more epochs or steps."
+                "Give the loader more steps."
             )
         self.seek(position)
 
@@ -408,7 +469,10 @@ class Loader:
         return {**self.__dict__, "_reader": None}  # threads stay where they are
 
     def as_dataloader(self, num_workers: int = 0, **options: Any) -> Any:
-        """The rest of this run as a `torch.utils.data.DataLoader`, for tools that insist."""
+        """This loader as a `torch.utils.data.DataLoader`, for tools that insist.
+
+        Each loop over it yields what a loop over the loader would, and moves the loader on.
+        """
         from penstock.loader.dataloader import as_dataloader
 
         return as_dataloader(self, num_workers=num_workers, **options)

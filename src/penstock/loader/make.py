@@ -67,7 +67,8 @@ class Maker:
         self._narrow = narrow
         self._end = end
         self._side = side
-        self._for_hf = shape.format == "hf" and whole_documents
+        self._for_hf = shape.format == "hf"
+        self._whole_documents = whole_documents
 
     def ending(self, end: int | None) -> Self:
         """The same for a run of which it is known by now where it ends."""
@@ -95,7 +96,6 @@ class Maker:
             and not self._shape.lengths
             and self._shape.format != "hf"
             and self._device.type == "cpu"
-            and not self._for_hf
         )
 
     def _plain(self, block: Block) -> Iterator[tuple[Any, None]]:
@@ -112,7 +112,7 @@ class Maker:
         """Any batch, with what is left to do when it is handed out."""
         for number, (start, _) in enumerate(block.spans):
             length = self._shape.length_at(start)
-            arrays = host_tensors(block, number, ids=self._shape.ids, length=length)
+            arrays = host_tensors(block, number, self._shape, length)
             if block.widths is not None:
                 arrays = narrowed(arrays, block.widths[number], length, self._side or "right")
             if copy is not None:
@@ -138,7 +138,7 @@ class Maker:
             # These models take no such arguments; position_ids say the same.
             for name in _NOT_FOR_HF:
                 arrays.pop(name, None)
-            if "labels" not in arrays:
+            if self._whole_documents and "labels" not in arrays:
                 return partial(_without_first, dress)
         return dress
 

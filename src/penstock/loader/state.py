@@ -21,6 +21,7 @@ __all__ = [
     "identify_order",
     "position_in",
     "sealed",
+    "shortened",
     "unsealed",
     "write_state",
 ]
@@ -51,7 +52,7 @@ def identify_order(described: dict[str, Any], rows: list[Any]) -> dict[str, Any]
     told = [_told(each) for each in rows]
     settings = sorted({name for each in told for name in each})
     return {
-        "order": {name: _shortened(value) for name, value in described.items()},
+        "order": {name: shortened(value) for name, value in described.items()},
         "rows": {name: _shared(told, name) for name in settings},
     }
 
@@ -156,7 +157,8 @@ def _shared(told: list[dict[str, Any]], name: str) -> Any:
     return values[0] if all(value == values[0] for value in values) else _digested(values)
 
 
-def _shortened(value: Any) -> Any:
+def shortened(value: Any) -> Any:
+    """The value itself, or a digest of it where it is long."""
     return value if len(json.dumps(value)) <= _MOST_SPELLED else _digested(value)
 
 

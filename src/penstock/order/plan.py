@@ -42,6 +42,10 @@ __all__ = ["ORDER_FORMAT", "Plan", "Rows", "Sample"]
 ORDER_FORMAT = 1
 """Bound into every digest. It grows when equal arguments come to mean another order."""
 
+_CHANGING_FORMAT = (
+    2  # the same where weights change: since 2 rounding is carried from stage to stage
+)
+
 _CHUNK_ROWS = 8_192  # at a time: their arrays stay in the cache, which is twice as fast
 _DRAWN_STAGES = 10
 _MOST_EPOCHS = 10_000_000  # a minute of work, and 80 MB of positions
@@ -80,8 +84,9 @@ class Plan:
     """The order in which the rows of one source or several are read, without end.
 
     Without weights, every sample of every source comes once an epoch. With weights,
-    every prefix of a stage holds each source within two rows of its share, and a source's
-    samples come once in each epoch of its own. Immutable, safe to share between threads
+    every prefix of the run holds each source within two rows of its share (where weights
+    change, of their integral: see `penstock.order.schedule`), and a source's samples come
+    once in each epoch of its own. Immutable, safe to share between threads
     and processes; memory does not grow with rows or positions.
 
     Args:
@@ -163,6 +168,12 @@ class Plan:
     def is_weighted(self) -> bool:
         """Whether sources are drawn by weights, or every sample comes once an epoch."""
         return self._terms[0].sources is None
+
+    @property
+    def _changes_weights(self) -> bool:
+        """Whether weights change on the way, by a schedule or because a source is used up."""
+        redistributes = self._caps is not None and self._caps.then == "redistribute"
+        return self.is_weighted and (len(self._terms) > 1 or redistributes)
 
     @property
     def epoch_rows(self) -> int | None:
@@ -267,7 +278,7 @@ class Plan:
     def describe(self) -> dict[str, Any]:
         """Everything the order depends on, as JSON: what `digest` is computed from."""
         described: dict[str, Any] = {
-            "format": ORDER_FORMAT,
+            "format": _CHANGING_FORMAT if self._changes_weights else ORDER_FORMAT,
             "seed": self.seed,
             "shuffle": spell_mode(self.shuffle),
             "sources": [self._described_source(number) for number in range(len(self.names))],

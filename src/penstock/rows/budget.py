@@ -208,7 +208,10 @@ class Budget:
         order = np.argsort(widths, kind="stable")
         cuts = _cut(widths[order], self.tokens, self.multiple)
         batches = np.split(order, cuts)
-        keys = [derive_key("budget", self.plan.seed, start, each) for each in range(len(batches))]
+        # Unshuffled, every epoch has the order of the first.
+        again = self.plan.shuffle == "none" and self.plan.epoch_rows
+        place = start % self.plan.epoch_rows if again else start
+        keys = [derive_key("budget", self.plan.seed, place, each) for each in range(len(batches))]
         # As they came within a batch: which rank gets which row has nothing to do with length.
         dealt = [np.sort(batches[each]) for each in np.argsort(np.array(keys, np.uint64)).tolist()]
         edges = np.cumsum([0] + [len(each) for each in dealt])

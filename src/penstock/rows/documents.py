@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.rows.stream import Stream
 
-__all__ = ["borders", "cu_seqlens"]
+__all__ = ["begins", "borders", "cu_seqlens"]
 
 
 def borders(
@@ -24,19 +24,30 @@ def borders(
 
     What fills up a row after the last token of the stream counts as one more document.
     """
-    begins = np.zeros((len(starts), length), bool)
-    stops = np.minimum(starts + length, stream.num_tokens)
+    found = begins(stream, starts, numbers, length)
+    document_ids = np.cumsum(found, axis=1, dtype=np.int32)
+    columns = np.arange(length, dtype=np.int32)
+    last_begin = np.maximum.accumulate(np.where(found, columns, np.int32(0)), axis=1)
+    return {"document_ids": document_ids, "position_ids": columns - last_begin}
+
+
+def begins(
+    stream: Stream, starts: NDArray[np.int64], numbers: NDArray[np.int64], width: int
+) -> NDArray[np.bool_]:
+    """Whether a document begins at each place after the first of a row, (rows, `width`).
+
+    A document that is stored in pieces (see `penstock.sources.whole`) begins once.
+    """
+    found = np.zeros((len(starts), width), bool)
+    stops = np.minimum(starts + width, stream.num_tokens)
     numbers = numbers.copy()
     rows = np.arange(len(starts))
     while len(rows):  # once, and again for the few rows that reach into the next piece
         for number in np.unique(numbers[rows]).tolist():
-            _mark(begins, stream, starts, rows[numbers[rows] == number], number)
+            _mark(found, stream, starts, rows[numbers[rows] == number], number)
         rows = rows[stream.ends[numbers[rows]] < stops[rows]]
         numbers[rows] += 1
-    document_ids = np.cumsum(begins, axis=1, dtype=np.int32)
-    columns = np.arange(length, dtype=np.int32)
-    last_begin = np.maximum.accumulate(np.where(begins, columns, np.int32(0)), axis=1)
-    return {"document_ids": document_ids, "position_ids": columns - last_begin}
+    return found
 
 
 def _mark(
@@ -48,6 +59,8 @@ def _mark(
 ) -> None:
     """Mark where documents begin in `rows`, as far as one piece knows."""
     bounds = stream.bounds(number)
+    if stream.continues(number):
+        bounds = bounds[:-1]
     # As unsigned as the bounds are: otherwise the search would turn all of them into floats.
     first = starts[rows] - stream.starts[number]
     low = np.searchsorted(bounds, np.maximum(first, 0).astype(bounds.dtype), side="right")

@@ -216,6 +216,12 @@ class Stream:
             raise StoreError(f"{source.path} does not record where documents end; a store does.")
         return source.part_array(part, "bounds")
 
+    def continues(self, number: int) -> bool:
+        """Whether the last document of one piece goes on in the next piece."""
+        member, part = self._pieces[number]
+        source = self.members[member]
+        return isinstance(source, TokenStore) and source.manifest.parts[part].num_continued > 0
+
     @cached_property
     def has_loss(self) -> bool:
         """Whether some token of a store is marked as not to be trained on, or may be."""

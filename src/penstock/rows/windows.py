@@ -7,8 +7,14 @@
 A row holds `length + 1` tokens, so inputs and targets are two views of one buffer, and
 with `stride=length` every token but the very first is a target exactly once. What is left
 at the end is less than a row: `tail="drop"` leaves it out (and says how many targets that
-are), `tail="pad"` makes a last row of it. No row knows of parts: one may begin in a part
-and end in the next, or run through several.
+are), `tail="pad"` makes a last row of it, or several where rows overlap. No row knows of parts:
+one may begin in a part and end in the next, or run through several.
+
+Models that shift labels themselves (`format="hf"`) get the inputs alone. The first token of
+a row is then no target, so rows must overlap by one token to have every token as a target:
+
+    row 0    t0 t1 t2                            length=3, stride=2: targets t1 t2
+    row 1          t2 t3 t4                                          targets t3 t4
 """
 
 from collections.abc import Sequence
@@ -21,7 +27,7 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_json
 from penstock.errors import PlanError, UnknownLengthError
-from penstock.rows.documents import borders
+from penstock.rows.documents import begins, borders
 from penstock.rows.gather import gather
 from penstock.rows.stream import ArrayFile, StreamLike, open_stream
 
@@ -43,35 +49,42 @@ class Windows:
         *,
         stride: int | None = None,
         tail: Literal["drop", "pad"] = "drop",
-        borders: bool = False,
+        borders: bool | Literal["mask"] = False,
     ) -> None:
         """Rows over a store, a path, a token file, or a list of them read as one.
 
         Args:
             store: What to cut.
             length: Tokens in the inputs of a row.
-            stride: How far apart rows begin; as long as the row where not given.
+            stride: How far apart rows begin; `length` where not given. The Hugging Face and
+                Lightning APIs use `length - 1` where it is not given, see `overlapping`.
             tail: What becomes of the tokens after the last full row.
-            borders: Also give `position_ids` and `document_ids`, from where documents end.
+            borders: True also gives `position_ids` and `document_ids`, from where documents end.
+                "mask" ignores (-100) every target that is of another document than its input.
         """
         length = index(length)
+        self._stride_given = stride is not None
         stride = length if stride is None else index(stride)
         if length < 1 or stride < 1:
             raise PlanError(f"length={length} and stride={stride} must be at least 1.")
         if tail not in ("drop", "pad"):
             raise PlanError(f'tail={tail!r} is not "drop" or "pad".')
-        if tail == "pad" and stride != length:
+        if tail == "pad" and stride > length:
             raise PlanError(
-                f'tail="pad" fills up the last of rows that do not overlap; here stride={stride} '
-                f"and length={length}. Leave stride out, or drop the tail."
+                f'tail="pad" keeps the last tokens, but stride={stride} leaves gaps between rows '
+                f"of length={length}. Use a stride of at most {length}, or leave tail out."
             )
+        if borders not in (True, False, "mask"):
+            raise PlanError(f'borders={borders!r} is not True, False or "mask".')
         self.stream = open_stream(store)
         self.length = length
         self.stride = stride
         self.tail = tail
         self.borders = borders
         if borders and not self.stream.has_documents:
-            raise PlanError("borders=True needs stores; bare token files do not record documents.")
+            raise PlanError(
+                f"borders={borders!r} needs stores; bare token files do not record documents."
+            )
         self.tail_targets = 0
         """Tokens after the last target of the last full row."""
         self._num_full = self._num_rows = _UNKNOWN
@@ -85,13 +98,30 @@ class Windows:
         # The target after the last full row's is the first that no row holds.
         seen = (full - 1) * self.stride + length if full else 0
         self.tail_targets = max(0, num_tokens - 1 - seen)
-        num_rows = full + (self.tail == "pad" and self.tail_targets > 0)
+        # Padded, a row begins at every multiple of the stride that a token follows. So each token
+        # is among the first `stride` targets of one row, which every format trains on.
+        num_rows = full if self.tail == "drop" else -(-max(0, num_tokens - 1) // self.stride)
         if num_rows == 0:
             raise PlanError(
                 f"{num_tokens:,} tokens do not make one row of {length:,} inputs and their targets "
                 f"({length + 1:,} tokens). Use a shorter length, or more text."
             )
         self._num_full, self._num_rows = full, num_rows
+
+    def overlapping(self) -> "Windows":
+        """These windows for models that shift labels themselves: one token of overlap.
+
+        Windows that were made with `stride=` stay as they are.
+        """
+        if self._stride_given or self.length == 1:
+            return self
+        return Windows(
+            self.stream.members,
+            self.length,
+            stride=self.length - 1,
+            tail=self.tail,
+            borders=self.borders,
+        )
 
     def settled(self) -> tuple[NDArray[np.int64], bool]:
         """How many rows begin in each part, as far as that is known; whether it is all.
@@ -127,9 +157,12 @@ class Windows:
     def digest(self) -> str:
         """A digest of the stores and of how they are cut.
 
-        `borders` has no part in it: it tells more about the rows, and changes none.
+        `borders=True` is not part of it: it adds fields, and changes no target. "mask" is.
         """
-        return digest_json(["windows", self.stream.digest, self.length, self.stride, self.tail])
+        masked = ["mask"] if self.borders == "mask" else []
+        return digest_json(
+            ["windows", self.stream.digest, self.length, self.stride, self.tail, *masked]
+        )
 
     @property
     def tokenizer_digest(self) -> str | None:
@@ -138,19 +171,30 @@ class Windows:
 
     @property
     def num_tokens(self) -> int:
-        """Targets in all rows; with overlapping rows a token counts more than once."""
-        padded = len(self) - self._num_full  # the length first: it may not be known yet
-        return self._num_full * self.length + (self.tail_targets if padded else 0)
+        """Targets in all rows; with overlapping rows a token counts more than once.
+
+        Targets that `borders="mask"` ignores are counted.
+        """
+        rows = np.arange(min(len(self), self._num_full), len(self))  # the length may not be known
+        padded = self.stream.num_tokens - 1 - rows * self.stride
+        return self._num_full * self.length + int(padded.sum())
 
     @property
     def unread_targets(self) -> int:
         """Tokens that are the target of no row, though one comes before them.
 
-        The tail, where it is dropped, and the gaps between rows, where `stride` is larger
-        than `length`.
+        This counts the inputs and targets of shifted formats; `Loader.unread_targets` counts
+        those of the format in use. They are the tail, where it is dropped, and the gaps between
+        rows, where `stride` is larger than `length`.
         """
-        gaps = (self._num_full - 1) * max(0, self.stride - self.length) if self._num_full else 0
-        return gaps + (self.tail_targets if self.tail == "drop" else 0)
+        return self.unread(self.length)
+
+    def unread(self, per_row: int) -> int:
+        """Tokens that are the target of no row, where a row trains on its first `per_row`."""
+        last = len(self) - 1
+        targets = self.stream.num_tokens - 1
+        before = last * min(self.stride, per_row)
+        return targets - before - min(per_row, targets - last * self.stride)
 
     @property
     def part_rows(self) -> NDArray[np.int64]:
@@ -166,14 +210,16 @@ class Windows:
             "length": self.length,
             "stride": self.stride,
             "tail": self.tail,
+            **({"borders": "mask"} if self.borders == "mask" else {}),
         }
 
     def read(self, samples: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """The rows `samples`: `tokens` of shape (rows, length + 1), as narrow as stored.
 
-        The arrays are new, and the caller's to keep. A padded tail row has `num_targets` less
-        than `length`; its unused places hold 0. With `borders`, also `position_ids` and
-        `document_ids`, (rows, length) int32.
+        The arrays are new, and the caller's to keep. A padded row has `num_targets` less than
+        `length`; its unused places hold 0. With `borders=True`, also `position_ids` and
+        `document_ids`, (rows, length) int32; with "mask", `same_document` (rows, length), False
+        where the target is of another document than its input.
         """
         samples = np.asarray(samples, np.int64)
         # As unsigned numbers, those below 0 are the largest.
@@ -188,9 +234,12 @@ class Windows:
         tokens = gather(self.stream, numbers, starts, self.length + 1)
         read = {"tokens": tokens}
         if self._num_rows > self._num_full:
-            last = samples == self._num_full
-            read["num_targets"] = np.where(last, self.tail_targets, self.length)
-        if self.borders:
+            left = self.stream.num_tokens - 1 - starts
+            read["num_targets"] = np.minimum(left, self.length)
+        if self.borders == "mask":
+            begin = begins(self.stream, starts, numbers, self.length + 1)
+            read["same_document"] = ~begin[:, 1:]
+        elif self.borders:
             read |= borders(self.stream, starts, numbers, self.length)
         return read
 

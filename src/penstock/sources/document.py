@@ -7,7 +7,7 @@ so that the sums can be checked at the end: bytes read = bytes of documents +
 separators + skipped blanks + rejects.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any, Self
 
@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 
 from penstock.sources.arrow import bool_array
 
-__all__ = ["Batch", "Reject", "Separated", "Tally", "compact", "gather", "is_utf8", "text_offsets"]
+__all__ = [
+    "Batch",
+    "Edges",
+    "Reject",
+    "Separated",
+    "Tally",
+    "compact",
+    "gather",
+    "is_utf8",
+    "text_offsets",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +59,8 @@ class Tally:
     rejected_bytes: int = 0
     text_bytes: int = 0
     """Bytes of the documents' texts; less than `document_bytes` where a record holds more."""
+    continued: int = 0
+    """Pieces of documents that end in a later piece; `documents` does not count them."""
 
     @property
     def total_bytes(self) -> int:
@@ -81,6 +93,39 @@ class Separated:
     stops: NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Which texts of a batch begin or end something, where they are not whole documents."""
+
+    begins: NDArray[np.bool_]
+    """The text begins a document."""
+    ends: NDArray[np.bool_]
+    """The text ends a document."""
+    closes: NDArray[np.bool_]
+    """The text ends a document or a piece of one, so a bound follows it."""
+
+    @classmethod
+    def of(cls, *, begins: bool, ends: bool, closes: bool, num_texts: int = 1) -> Self:
+        """The edges of texts that are all alike."""
+        return cls(*(np.full(num_texts, each) for each in (begins, ends, closes)))
+
+    @classmethod
+    def joined(cls, batches: Sequence["Batch"]) -> Self | None:
+        """The edges of all texts of `batches`; None where all are whole documents."""
+        if all(batch.edges is None for batch in batches):
+            return None
+        parts = [
+            batch.edges or cls.of(begins=True, ends=True, closes=True, num_texts=len(batch))
+            for batch in batches
+        ]
+        names = ("begins", "ends", "closes")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def where(self, keep: NDArray[np.bool_]) -> "Edges":
+        """The edges of the texts for which `keep` holds."""
+        return Edges(self.begins[keep], self.ends[keep], self.closes[keep])
+
+
 class Batch:
     """Some documents of one or more files, in order."""
 
@@ -91,6 +136,7 @@ class Batch:
         offsets: NDArray[np.uint64],
         tally: Tally | None = None,
         rejects: list[Reject] | None = None,
+        edges: Edges | None = None,
     ) -> None:
         """Documents with where they came from.
 
@@ -100,6 +146,7 @@ class Batch:
             offsets: Where each begins in it.
             tally: What was read to find them.
             rejects: What was refused on the way.
+            edges: Where documents begin and end; None where every text is a whole one.
         """
         self.separated = texts if isinstance(texts, Separated) else None
         self._texts = None if self.separated else texts
@@ -107,6 +154,9 @@ class Batch:
         self.offsets = offsets
         self.tally = tally or Tally()
         self.rejects = rejects or []
+        self.edges = edges
+        self.rules: list[tuple[int, str]] = []
+        """Of the files that begin in this batch and are read by "auto": number and rule."""
 
     def __len__(self) -> int:
         return len(self.files)
@@ -130,7 +180,8 @@ class Batch:
     def where(self, keep: NDArray[np.bool_]) -> "Batch":
         """The documents for which `keep` holds; the counts are shared with this batch."""
         texts = self.texts.filter(bool_array(keep))
-        return Batch(texts, self.files[keep], self.offsets[keep], self.tally)
+        edges = self.edges.where(keep) if self.edges else None
+        return Batch(texts, self.files[keep], self.offsets[keep], self.tally, edges=edges)
 
 
 def text_offsets(texts: Any) -> NDArray[np.int64]:
@@ -192,10 +243,13 @@ def gather(batches: Iterator[Batch], target_bytes: int) -> Iterator[Batch]:
 def _joined(batches: list[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
-    return Batch(
+    joined = Batch(
         texts=pa.concat_arrays([batch.texts for batch in batches]),
         files=np.concatenate([batch.files for batch in batches]),
         offsets=np.concatenate([batch.offsets for batch in batches]),
         tally=Tally.total(batch.tally for batch in batches),
         rejects=[reject for batch in batches for reject in batch.rejects],
+        edges=Edges.joined(batches),
     )
+    joined.rules = [rule for batch in batches for rule in batch.rules]
+    return joined

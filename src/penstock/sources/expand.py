@@ -35,10 +35,19 @@ class Expanded:
         self._max_expansion = max_expansion
         self._raw = open_file(file)
         self._stream = _decompressor(self._raw, file.compression)
+        self._peeked = b""
         self.position = 0
+
+    def peek(self, num_bytes: int) -> bytes:
+        """The next `num_bytes` bytes, fewer only at the end, which `read` returns again."""
+        self._peeked = self.read(num_bytes)
+        return self._peeked
 
     def read(self, num_bytes: int) -> bytes:
         """Up to `num_bytes` more bytes, fewer only at the end."""
+        if self._peeked:
+            data, self._peeked = self._peeked[:num_bytes], self._peeked[num_bytes:]
+            return data if len(data) == num_bytes else data + self.read(num_bytes - len(data))
         pieces = []
         missing = num_bytes
         while missing:

@@ -10,6 +10,7 @@ import glob
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO, cast
 from penstock.errors import MissingExtraError, SourceError
 from penstock.sources.reading import Reading
 from penstock.sources.texts import Texts
+from penstock.sources.walk import find_files, matching, refuse_unlisted
 
 __all__ = ["InputFile", "list_files", "open_file"]
 
@@ -128,12 +130,17 @@ def _expand(pattern: str, reading: Reading) -> list[InputFile]:
     if "://" in pattern:
         return _expand_remote(pattern, reading)
     path = Path(pattern)
-    if path.is_dir():
+    try:
+        kind = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last of a NUL in a name
+        kind = 0
+    except OSError as error:
+        raise SourceError(f"{pattern} cannot be read: {error.strerror or error}.") from error
+    if stat.S_ISDIR(kind):
         return _expand_directory(path, reading)
-    if path.is_file():
+    if kind:
         return [_local(str(path), reading)]
-    matches = glob.glob(pattern, recursive=True) if glob.has_magic(pattern) else []  # noqa: PTH207
-    found = [name for name in matches if Path(name).is_file()]
+    found = matching(pattern) if glob.has_magic(pattern) else []
     if not found:
         nearby = ", ".join(sorted(_names_nearby(path))[:5])
         raise SourceError(
@@ -160,12 +167,7 @@ def _expand_directory(path: Path, reading: Reading) -> list[InputFile]:
     if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
         names = _dataset_files(path / "state.json")
         return [_local(str(path / name), reading) for name in names]
-    found = [
-        Path(folder, name)
-        for folder, folders, names in os.walk(path)
-        for name in names
-        if not _hidden(Path(folder, name).relative_to(path))
-    ]
+    found = [Path(name) for name in find_files(str(path))]
     if not found:
         raise SourceError(f"{path} is a directory without files.")
     unknown = [file for file in found if _suffixes(file.name)[0] is None]
@@ -188,16 +190,16 @@ def _dataset_files(state: Path) -> list[str]:
         raise SourceError(f"{state} does not list the files of a dataset: {error!r}.") from None
 
 
-def _hidden(relative: Path) -> bool:
-    return any(part.startswith(".") for part in relative.parts)
-
-
 def _local(path: str, reading: Reading) -> InputFile:
     try:
-        size, stamp = _local_state(path)
+        state = Path(path).stat()
     except FileNotFoundError:
         raise SourceError(f"{path} does not exist, or is a link to nothing.") from None
-    return _described(path, path, size, stamp, reading)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if not stat.S_ISREG(state.st_mode):
+        raise SourceError(f"{path} is not a regular file, so it cannot be read twice. Copy it.")
+    return _described(path, path, state.st_size, str(state.st_mtime_ns), reading)
 
 
 def _local_state(path: str) -> tuple[int, str]:
@@ -221,10 +223,12 @@ def _expand_remote(pattern: str, reading: Reading) -> list[InputFile]:
             "network, or download it and name the file here."
         ) from error
     if is_directory:
+        refuse_unlisted(filesystem, pattern)
         paths = [
             path for path in filesystem.find(pattern) if not path.rsplit("/", 1)[-1].startswith(".")
         ]
     elif glob.has_magic(pattern.partition("?")[0] if protocol.startswith("http") else pattern):
+        _refuse_unlisted_glob(filesystem, pattern)
         paths = [path for path in filesystem.glob(pattern) if not filesystem.isdir(path)]
     else:
         paths = [pattern]
@@ -241,9 +245,21 @@ def _expand_remote(pattern: str, reading: Reading) -> list[InputFile]:
             info = filesystem.info(path)
         except FileNotFoundError:
             raise SourceError(f"{_redacted(url)} does not exist.") from None
+        except OSError as error:
+            raise SourceError(f"{_redacted(url)} cannot be read: {error}.") from error
         size, stamp = _remote_state(info)
         files.append(_described(_redacted(url), url, size, stamp, reading))
     return files
+
+
+def _refuse_unlisted_glob(filesystem: Any, pattern: str) -> None:
+    """Raise where a directory that the pattern reaches into cannot be listed."""
+    protocol, _, path = pattern.partition("://")
+    parts = path.split("/")
+    first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
+    root = "/".join(parts[:first])
+    depth = None if "**" in path else len(parts) - first
+    refuse_unlisted(filesystem, f"{protocol}://{root}", depth)
 
 
 def _remote_state(info: dict[str, Any]) -> tuple[int, str]:

@@ -20,11 +20,12 @@ from penstock.sources.slices import Slice, Span
 from penstock.sources.split import Spans, Splitter, Whole, splitter_for
 from penstock.sources.tables import read_table
 from penstock.sources.texts import read_texts
+from penstock.sources.whole import IsCutSafe, read_whole, rule_of
 
-__all__ = ["read_slice"]
+__all__ = ["BOM", "byte_order_mark", "read_slice"]
 
 _LOOK_BYTES = 1 << 16
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 _FOREIGN_BOMS = {
     b"\xff\xfe\x00\x00": "UTF-32",
     b"\x00\x00\xfe\xff": "UTF-32",
@@ -36,12 +37,27 @@ _FOREIGN_BOMS = {
 _LOOK_BACK = 1 << 12
 
 
-def read_slice(files: Sequence[InputFile], piece: Slice, reading: Reading) -> Iterator[Batch]:
-    """The documents of one slice, in batches of half a block or more where there is that much."""
-    return gather(_read_spans(files, piece, reading), BLOCK_BYTES // 2)
+def read_slice(
+    files: Sequence[InputFile],
+    piece: Slice,
+    reading: Reading,
+    is_cut_safe: IsCutSafe | None = None,
+) -> Iterator[Batch]:
+    """The documents of one slice, in batches of half a block or more where there is that much.
+
+    Args:
+        files: The inputs.
+        piece: What to read of them.
+        reading: How to read it.
+        is_cut_safe: Where a long document may be divided into several texts; without it, a
+            document that ends in this slice is one text.
+    """
+    return gather(_read_spans(files, piece, reading, is_cut_safe), BLOCK_BYTES // 2)
 
 
-def _read_spans(files: Sequence[InputFile], piece: Slice, reading: Reading) -> Iterator[Batch]:
+def _read_spans(
+    files: Sequence[InputFile], piece: Slice, reading: Reading, is_cut_safe: IsCutSafe | None
+) -> Iterator[Batch]:
     for span in piece.spans:
         file = files[span.file]
         if file.texts is not None:
@@ -49,11 +65,68 @@ def _read_spans(files: Sequence[InputFile], piece: Slice, reading: Reading) -> I
         elif file.format in ("parquet", "arrow"):
             yield from read_table(file, span.file, span.start, span.stop, reading)
         elif span.data is not None:
-            yield from _read_text(_held(span.data, span.start), file, span, reading)
+            read_at = _held(span.data, span.start)
+            yield from _read_span(read_at, file, span, reading, is_cut_safe)
         else:
             with open_file(file) as stream:
-                yield from _read_text(_placed(stream), file, span, reading)
+                yield from _read_span(_placed(stream), file, span, reading, is_cut_safe)
         refuse_changed(file)
+
+
+def _read_span(
+    read_at: "_ReadAt",
+    file: InputFile,
+    span: Span,
+    reading: Reading,
+    is_cut_safe: IsCutSafe | None,
+) -> Iterator[Batch]:
+    """The documents of a span of text, by the rule of the settings or of its file."""
+    if file.format == "jsonl":
+        yield from _read_text(read_at, file, span, reading, "lines")
+        return
+    if reading.documents != "auto" and span.documents is None:
+        yield from _read_text(read_at, file, span, reading, reading.documents)
+        return
+    data, rule = b"", span.documents
+    if rule is None:
+        data, rule = _look(read_at, span, reading)
+    size, lead = span.stop - span.start, 0
+    is_rejected = span.begins and span.ends and size > reading.max_document_bytes
+    if rule != "file" or is_rejected or not size:
+        batches = _read_text(read_at, file, span, reading, rule)
+    else:
+        if len(data) < size:
+            data += read_at(span.start + len(data), size - len(data))
+        _refuse_short(file, span.start + len(data), span.stop)
+        lead = byte_order_mark(data, file) if span.start == 0 else 0
+        batches = read_whole(
+            data[lead:] if lead else data,
+            file=span.file,
+            name=file.name,
+            start=span.start + lead,
+            edges=(span.begins, span.ends),
+            reading=reading,
+            is_cut_safe=is_cut_safe,
+        )
+    for number, batch in enumerate(batches):
+        if number == 0:
+            batch.tally.separator_bytes += lead
+            if span.start == 0 and reading.documents == "auto":
+                batch.rules.append((span.file, rule))
+        yield batch
+
+
+def _look(read_at: "_ReadAt", span: Span, reading: Reading) -> tuple[bytes, str]:
+    """The rule of a file, and what was read of it to find that out, from its beginning."""
+    blocks: list[bytes] = []
+
+    def read_blocks() -> Iterator[bytes]:
+        for place in range(span.start, span.stop, BLOCK_BYTES):
+            blocks.append(read_at(place, min(BLOCK_BYTES, span.stop - place)))
+            yield blocks[-1]
+
+    rule = rule_of(read_blocks(), reading.separators)
+    return b"".join(blocks), rule
 
 
 _ReadAt = Callable[[int, int], bytes]
@@ -79,9 +152,11 @@ def _placed(stream: BinaryIO) -> _ReadAt:
     return read_at
 
 
-def _read_text(read_at: _ReadAt, file: InputFile, span: Span, reading: Reading) -> Iterator[Batch]:
+def _read_text(
+    read_at: _ReadAt, file: InputFile, span: Span, reading: Reading, documents: str
+) -> Iterator[Batch]:
     """The documents of a byte range that begins and ends at record borders."""
-    splitter = splitter_for("lines" if file.format == "jsonl" else reading.documents)
+    splitter = splitter_for(documents)
     place, size = span.start, BLOCK_BYTES
     if span.start == span.stop and isinstance(splitter, Whole):
         yield _nothing(Tally(skipped=1))  # an empty file is a document that is empty
@@ -89,11 +164,8 @@ def _read_text(read_at: _ReadAt, file: InputFile, span: Span, reading: Reading) 
         size = min(size, span.stop - place)
         ended = place + size == span.stop
         data = read_at(place, size if ended else _whole_records(read_at, splitter, place, size))
-        if ended and len(data) < size:
-            raise SourceError(
-                f"{file.name} ended at byte {place + len(data):,} and not at {span.stop:,}, where "
-                "it ended when the build began. Run the build again when nothing writes to it."
-            )
+        if ended:
+            _refuse_short(file, place + len(data), span.stop)
         border = size if ended else splitter.last_border(data)
         if border:
             block = data if border == len(data) else data[:border]
@@ -105,6 +177,14 @@ def _read_text(read_at: _ReadAt, file: InputFile, span: Span, reading: Reading) 
             place, size = place + length, BLOCK_BYTES
         else:
             size *= 2  # and read anew: twice the work at most, also for a 1 GB line
+
+
+def _refuse_short(file: InputFile, end: int, expected: int) -> None:
+    if end < expected:
+        raise SourceError(
+            f"{file.name} ended at byte {end:,} and not at {expected:,}, where it ended when the "
+            "build began. Run the build again when nothing writes to it."
+        )
 
 
 def _whole_records(read_at: _ReadAt, splitter: Splitter, place: int, size: int) -> int:
@@ -123,7 +203,7 @@ def _whole_records(read_at: _ReadAt, splitter: Splitter, place: int, size: int) 
 def _read_block(
     block: bytes, splitter: Splitter, file: InputFile, number: int, place: int, reading: Reading
 ) -> Batch:
-    lead = _byte_order_mark(block, file) if place == 0 else 0
+    lead = byte_order_mark(block, file) if place == 0 else 0
     body = block[lead:] if lead else block
     spans = splitter.spans(body)
     if file.format == "jsonl":
@@ -162,10 +242,10 @@ def _account(tally: Tally, spans: Spans, num_bytes: int) -> None:
     tally.separator_bytes = num_bytes - tally.total_bytes
 
 
-def _byte_order_mark(block: bytes, file: InputFile) -> int:
+def byte_order_mark(block: bytes, file: InputFile) -> int:
     """The length of a UTF-8 mark at the start of a file; another encoding is refused."""
-    if block.startswith(_BOM):
-        return len(_BOM)
+    if block.startswith(BOM):
+        return len(BOM)
     for mark, name in _FOREIGN_BOMS.items():
         if block.startswith(mark):
             raise SourceError(

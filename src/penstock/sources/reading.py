@@ -5,13 +5,17 @@ from typing import Any, Literal, get_args
 
 from penstock.errors import SourceError
 
-__all__ = ["BLOCK_BYTES", "SLICE_BYTES", "Format", "Reading"]
+__all__ = ["BLOCK_BYTES", "RULE_BYTES", "SLICE_BYTES", "Format", "Reading", "separator_in"]
 
 Format = Literal["auto", "text", "jsonl", "parquet", "arrow"]
+_NAMED = ("auto", "lines", "paragraphs", "file")
 
 # About 64 MB of text make one part: small enough to redo after a kill (0.2 s a core
 # pair), large enough that its fsyncs cost under 1 % of the time.
 SLICE_BYTES = 64_000_000
+
+# How much of a text file decides what its documents are.
+RULE_BYTES = 64_000_000
 
 # Text goes to the tokenizer in blocks that stay in the L2/L3 cache: 4 MiB measured
 # 400 MB/s on two cores, 16 MiB 275, 1 MiB 329.
@@ -24,9 +28,13 @@ class Reading:
 
     format: Format = "auto"
     """Of the files; "auto" goes by their suffix."""
-    documents: str = "lines"
-    """In text files: "lines", "paragraphs" (split at blank lines), "file" (one document a
-    file), or any other string, which separates documents."""
+    documents: str = "auto"
+    """In text files: "auto" (see `separators`), "lines", "paragraphs" (split at blank lines),
+    "file" (one document a file), or any other string, which separates documents. "sep:lines"
+    is the separator `lines`."""
+    separators: tuple[str, ...] = ("<|endoftext|>",)
+    """Under "auto", the first of these that the first 64 MB of a file contain separates its
+    documents. A file that contains none is one document."""
     field: str = "text"
     """The JSON field, Parquet column or Arrow column that holds the text; `a.b` is nested."""
     errors: Literal["strict", "replace"] = "strict"
@@ -43,10 +51,14 @@ class Reading:
             )
         if self.errors not in ("strict", "replace"):
             raise SourceError(f'errors={self.errors!r} is not "strict" or "replace".')
-        if not self.documents:
+        if self.documents in ("", "sep:"):
             raise SourceError(
-                'documents="" separates nothing. Use "lines", "paragraphs", "file" or a separator.'
+                f'documents="{self.documents}" separates nothing. Use "auto", "lines", '
+                '"paragraphs", "file" or a separator.'
             )
+        plain = self.documents.removeprefix("sep:")
+        if plain not in _NAMED and not plain.startswith("sep:"):
+            object.__setattr__(self, "documents", plain)  # one separator is recorded in one way
         if not self.field or not all(self.field.split(".")):
             raise SourceError(f"field={self.field!r} has an empty name in it.")
         if self.max_document_bytes < 1 or self.max_expansion < 1:
@@ -58,11 +70,22 @@ class Reading:
     @property
     def separator(self) -> str | None:
         """The separator of documents, where `documents` is one."""
-        return None if self.documents in ("lines", "paragraphs", "file") else self.documents
+        return separator_in(self.documents)
 
     def describe(self) -> dict[str, Any]:
         """These settings as plain JSON, for the manifest."""
-        return asdict(self)
+        described = asdict(self)
+        separators = described.pop("separators")
+        return described | ({"separators": list(separators)} if self.documents == "auto" else {})
+
+
+def separator_in(documents: str) -> str | None:
+    """The separator that `documents` names, or None.
+
+    >>> separator_in("lines"), separator_in("sep:lines"), separator_in("---")
+    (None, 'lines', '---')
+    """
+    return None if documents in _NAMED else documents.removeprefix("sep:")
 
 
 def _quoted(words: tuple[str, ...]) -> str:

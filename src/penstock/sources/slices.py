@@ -1,4 +1,4 @@
-"""Inputs cut into slices, by a rule that depends on the inputs alone.
+"""Inputs cut into slices, by a rule that depends on the inputs and the tokenizer alone.
 
 A slice is about 64 MB of text and becomes one part of the store, whoever processes
 it and however often the build was killed before. Files are laid end to end in the
@@ -9,6 +9,8 @@ order of their names:
                                            n-th part of it, found by a short look
     a compressed    │ e.gz │ e.gz │ e.     read in order and cut whenever a slice is
                                            full, because nobody can look ahead
+    one document    │ f.txt ┆ f.txt │      longer than a slice, without a record border: cut
+                                           into pieces where the token ids stay the same
 
 The first two kinds are ranges that a worker reads by itself; the third comes with its
 bytes. A table (Parquet, Arrow) is cut between row groups or record batches.
@@ -20,10 +22,12 @@ from typing import BinaryIO
 
 from penstock.sources.expand import Expanded
 from penstock.sources.listing import InputFile, open_file
-from penstock.sources.reading import SLICE_BYTES, Reading
+from penstock.sources.pieces import file_pieces, file_rule, stream_pieces
+from penstock.sources.reading import RULE_BYTES, SLICE_BYTES, Reading
 from penstock.sources.split import Splitter, splitter_for
 from penstock.sources.tables import table_spans
 from penstock.sources.texts import text_spans
+from penstock.sources.whole import IsCutSafe, rule_of
 
 __all__ = ["Slice", "Span", "cut"]
 
@@ -43,6 +47,12 @@ class Span:
     """Its share of the file on disk, for showing progress."""
     data: bytes | None = field(default=None, repr=False)
     """The text itself where it had to be read to be cut."""
+    documents: str | None = None
+    """The rule that "auto" found for the file; None where the reader is to find it."""
+    begins: bool = True
+    """Whether no document continues in this span that began in the one before."""
+    ends: bool = True
+    """Whether no document of this span continues in the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +69,51 @@ class Slice:
 
 
 def cut(
-    files: Sequence[InputFile], reading: Reading, *, slice_bytes: int = SLICE_BYTES
+    files: Sequence[InputFile],
+    reading: Reading,
+    *,
+    slice_bytes: int = SLICE_BYTES,
+    is_cut_safe: IsCutSafe | None = None,
+    border: int | None = None,
 ) -> Iterator[Slice]:
     """The slices of `files`, in order.
 
     Not safe to advance from two threads at once.
+
+    Args:
+        files: The inputs.
+        reading: How they are read.
+        slice_bytes: About how much text a slice holds.
+        is_cut_safe: Whether a document that is longer than a slice may be cut at a place. Without
+            it such a document is refused.
+        border: Where to divide the one document of the one file, whose parts are then two
+            documents.
     """
-    splitters: dict[str, Splitter] = {
-        "jsonl": splitter_for("lines"),
-        "text": splitter_for(reading.documents),
-    }
+    cutter = _Cutter(reading, slice_bytes, is_cut_safe, border)
     index = 0
     for group in _groups(files, slice_bytes):
-        for spans in _cut_group(files, group, splitters, reading, slice_bytes):
+        for spans in _cut_group(files, group, cutter):
             yield Slice(index, tuple(spans))
             index += 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Cutter:
+    """The arguments of `cut`."""
+
+    reading: Reading
+    slice_bytes: int
+    is_cut_safe: IsCutSafe | None
+    border: int | None
+
+    def cuts(self, rule: str, found: str | None) -> bool:
+        """Whether a file is one document that is stored in pieces if it is long.
+
+        One that "auto" `found`, or that is divided in any case. A limit below a slice is meant:
+        the document is then read in one piece and rejected.
+        """
+        is_limited = self.reading.max_document_bytes < self.slice_bytes
+        return rule == "file" and not is_limited and (found == rule or self.border is not None)
 
 
 def _groups(files: Sequence[InputFile], slice_bytes: int) -> Iterator[list[int]]:
@@ -95,54 +135,81 @@ def _groups(files: Sequence[InputFile], slice_bytes: int) -> Iterator[list[int]]
 
 
 def _cut_group(
-    files: Sequence[InputFile],
-    group: list[int],
-    splitters: dict[str, Splitter],
-    reading: Reading,
-    slice_bytes: int,
+    files: Sequence[InputFile], group: list[int], cutter: _Cutter
 ) -> Iterator[list[Span]]:
     held: list[Span] = []
     size = 0
     for number in group:
         # Small plain files were grouped by their size; the others show theirs only now.
         ranged = files[number].compression is None and files[number].format in ("text", "jsonl")
-        for span, num_bytes in _cut_file(files[number], number, splitters, reading, slice_bytes):
+        for span, num_bytes in _cut_file(files[number], number, cutter):
             held.append(span)
             size += num_bytes
             # Three quarters: a span ends at the last border before a full slice.
-            if size * 4 >= slice_bytes * 3 and (len(group) == 1 or not ranged):
+            is_full = size * 4 >= cutter.slice_bytes * 3 and (len(group) == 1 or not ranged)
+            if is_full or not span.ends:
                 yield held
                 held, size = [], 0
     if held:
         yield held
 
 
-def _cut_file(
-    file: InputFile,
-    number: int,
-    splitters: dict[str, Splitter],
-    reading: Reading,
-    slice_bytes: int,
-) -> Iterator[tuple[Span, int]]:
+def _cut_file(file: InputFile, number: int, cutter: _Cutter) -> Iterator[tuple[Span, int]]:
     """The spans of one file with the bytes each holds."""
     if file.format in ("parquet", "arrow"):
-        spans = list(table_spans(file, reading.field, slice_bytes))
+        spans = list(table_spans(file, cutter.reading.field, cutter.slice_bytes))
         for start, stop, num_bytes in spans:
             yield Span(number, start, stop, file.size // len(spans)), num_bytes
-        return
-    if file.texts is not None:
-        for start, stop, num_bytes in text_spans(file.texts, slice_bytes):
+    elif file.texts is not None:
+        for start, stop, num_bytes in text_spans(file.texts, cutter.slice_bytes):
             yield Span(number, start, stop, num_bytes), num_bytes
+    else:
+        cut_text = _cut_compressed if file.compression else _cut_plain
+        for span in cut_text(file, number, cutter):
+            yield span, span.stop - span.start
+
+
+def _cut_plain(file: InputFile, number: int, cutter: _Cutter) -> Iterator[Span]:
+    """Spans of a file that can be read at any place."""
+    reading = cutter.reading
+    num_slices = max(1, round(file.size / cutter.slice_bytes))
+    is_auto = reading.documents == "auto" and file.format == "text"
+    if is_auto and num_slices == 1 and cutter.border is None:
+        yield Span(number, 0, file.size, file.size)  # whoever reads it finds the rule
         return
-    splitter = splitters[file.format]
-    num_slices = max(1, round(file.size / slice_bytes))
-    if file.compression or (num_slices > 1 and not splitter.cuts_anywhere and reading.separator):
-        yield from _cut_stream(file, number, splitter, reading, slice_bytes)
+    rule = file_rule(file, reading) if is_auto else reading.documents
+    splitter = splitter_for("lines" if file.format == "jsonl" else rule)
+    found = rule if is_auto else None
+    if file.format == "text" and cutter.cuts(rule, found):
+        pieces = file_pieces(file, cutter.slice_bytes, cutter.is_cut_safe, cutter.border)
+        for start, stop, begins, ends in pieces:
+            size = stop - start
+            yield Span(number, start, stop, size, None, rule, begins, ends)
+    elif num_slices > 1 and not splitter.cuts_anywhere and splitter.separator:
+        stream = Expanded(file, reading.max_expansion)
+        yield from _cut_stream(stream, number, splitter, cutter, found)
+    else:
+        ranges = _cut_range(file, splitter, 1 if rule == "file" else num_slices)
+        for start, stop in ranges:
+            yield Span(number, start, stop, stop - start, None, found)
+
+
+def _cut_compressed(file: InputFile, number: int, cutter: _Cutter) -> Iterator[Span]:
+    """Spans of a file that must be read in order, with their text."""
+    reading = cutter.reading
+    stream = Expanded(file, reading.max_expansion)
+    rule = "lines" if file.format == "jsonl" else reading.documents
+    found = None
+    if rule == "auto":
+        rule = found = rule_of([stream.peek(RULE_BYTES)], reading.separators)
+    if not cutter.cuts(rule, found):
+        yield from _cut_stream(stream, number, splitter_for(rule), cutter, found)
         return
-    if reading.documents == "file" and file.format == "text":
-        num_slices = 1
-    for start, stop in _cut_range(file, splitter, num_slices):
-        yield Span(number, start, stop, stop - start), stop - start
+    on_disk = 0
+    pieces = stream_pieces(file, stream, cutter.slice_bytes, cutter.is_cut_safe, cutter.border)
+    for data, start, begins, ends in pieces:
+        seen, on_disk = stream.disk_position - on_disk, stream.disk_position
+        yield Span(number, start, start + len(data), seen, data, rule, begins, ends)
 
 
 def _cut_range(file: InputFile, splitter: Splitter, num_slices: int) -> Iterator[tuple[int, int]]:
@@ -195,11 +262,11 @@ def _read_fully(stream: BinaryIO, num_bytes: int) -> bytes:
 
 
 def _cut_stream(
-    file: InputFile, number: int, splitter: Splitter, reading: Reading, slice_bytes: int
-) -> Iterator[tuple[Span, int]]:
+    stream: Expanded, number: int, splitter: Splitter, cutter: _Cutter, rule: str | None
+) -> Iterator[Span]:
     """Spans with their bytes, from a file that can only be read in order."""
-    stream = Expanded(file, reading.max_expansion)
-    limit = reading.max_document_bytes + slice_bytes
+    slice_bytes = cutter.slice_bytes
+    limit = cutter.reading.max_document_bytes + slice_bytes
     try:
         held = b""
         start = 0
@@ -210,7 +277,7 @@ def _cut_stream(
             border = splitter.last_border(held) if more else len(held)
             if border:
                 seen, on_disk = stream.disk_position - on_disk, stream.disk_position
-                yield Span(number, start, start + border, seen, held[:border]), border
+                yield Span(number, start, start + border, seen, held[:border], rule)
                 start += border
                 held = held[border:]
             if not more:

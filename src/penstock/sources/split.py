@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.sources.reading import separator_in
+
 __all__ = [
     "Lines",
     "Paragraphs",
@@ -207,7 +209,8 @@ def splitter_for(documents: str) -> Splitter:
     [[0, 4, 9], [0, 9]]
     """
     named: dict[str, Splitter] = {"lines": Lines(), "paragraphs": Paragraphs(), "file": Whole()}
-    return named[documents] if documents in named else Separated(documents)
+    separator = separator_in(documents)
+    return named[documents] if separator is None else Separated(separator)
 
 
 def find_all(data: bytes, wanted: bytes) -> NDArray[np.int64]:

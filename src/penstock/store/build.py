@@ -14,7 +14,6 @@ from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.sources.document import Tally
 from penstock.sources.reading import Format
-from penstock.sources.slices import cut
 from penstock.sources.texts import Texts
 from penstock.store.earlier import committed, earlier_build, killed_at_the_end, remember_stamps
 from penstock.store.files import remove_temporary, sync_directory, write_file
@@ -24,6 +23,7 @@ from penstock.store.lock import locked
 from penstock.store.manifest import (
     FILE_NAME,
     builds,
+    counts,
     of_all_builds,
     read_manifest,
     rejects_file,
@@ -31,6 +31,8 @@ from penstock.store.manifest import (
 )
 from penstock.store.prepare import Prepared, prepare
 from penstock.store.reader import TokenStore
+from penstock.store.rejects import refuse_only_bad
+from penstock.store.rules import count_rules
 from penstock.store.run import run
 from penstock.store.split import SIDES, parse_split
 from penstock.tokenize.tokenizer import SpecialTokens
@@ -44,12 +46,13 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     *,
     tokenizer: Any = "gpt2",
     format: Format = "auto",
-    documents: str = "lines",
+    documents: str = "auto",
     field: str = "text",
     errors: Literal["strict", "replace"] = "strict",
     eos: bool | str = True,
     bos: bool | str = False,
     special_tokens: SpecialTokens = "text",
+    add_tokens: Literal["auto"] | Sequence[str] | None = None,
     chat: Any = None,
     split: str | None = None,
     append: bool = False,
@@ -71,21 +74,28 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         store: The directory to write.
         tokenizer: A name, a path or an object; see `load_tokenizer`.
         format: "text", "jsonl", "parquet", "arrow"; "auto" goes by the suffix.
-        documents: In text: "lines", "paragraphs", "file", or a separator such as
-            "<|endoftext|>".
+        documents: In text files, "auto": the text between `<|endoftext|>`, or between the
+            tokenizer's end token, if the first 64 MB of a file contain it (`</s>` never counts);
+            otherwise the file is one document, of which every byte is kept. Or "lines",
+            "paragraphs", "file", or "sep:SEPARATOR". A JSON line or a row of a table is a document.
         field: The JSON field or table column that holds the text; `a.b` is nested.
         errors: Documents that are not UTF-8: "strict" rejects them, "replace" mends them.
         eos: Whether a document ends with the tokenizer's end token, or which token it is.
         bos: Whether it begins with one; it is never put twice.
         special_tokens: "text" takes `<|endoftext|>` in a document as text, "parse" as a token.
+        add_tokens: Special tokens to add to the tokenizer; their ids follow its vocabulary and are
+            recorded in the store. "auto" adds the markers of the chat template that it lacks.
         chat: A chat template, or a `Chat`: the inputs are conversations (JSON Lines, JSON arrays,
             Parquet), and each token is stored with whether it is trained on. The tokens at the
             ends are the template's; `eos` is put, and trained on, only where it writes none.
-        split: "tail:0.1" or "hash:0.1" to hold out a tenth.
+        split: "tail:0.1" holds out the documents that begin in the last tenth, and the last
+            tenth of the characters where the input is one document; "hash:0.1" holds out a tenth
+            of the documents. A split that leaves a side empty is an error.
         append: Add `inputs` to a finished store as new parts; old parts are not touched.
         max_bad: How many rejects to bear: a share of all records below 1 (ten are always
             borne), else a number.
-        max_document_bytes: Longer documents are rejected.
+        max_document_bytes: Longer documents are rejected. A file that "auto" keeps whole is never
+            too long if this is more than a slice (64 MB), since it is stored in pieces.
         max_expansion: Compressed files that grow more than this many times are refused.
         engine: Which program tokenizes; the ids are the same.
         threads: How many slices are tokenized at once, one a core where not given; changes speed
@@ -115,6 +125,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         eos=eos,
         bos=bos,
         special_tokens=special_tokens,
+        add_tokens=add_tokens,
         chat=chat,
         split=split,
         append=append,
@@ -173,12 +184,16 @@ def execute(
     sealed = [record for record in begun if intact(job, record)]
     done = run(
         job,
-        cut(job.files, job.reading),
+        job.slices(),
         sealed,
         num_threads=prepared.threads,
         progress=progress,
     )
     refuse_lost_bytes(job, done)
+    refuse_only_bad(job.files, done)
+    _refuse_empty_side(job, done)
+    if job.chat is not None:
+        job.chat.report.log()
     remember_stamps(job.directory, job.files)
     for side in SIDES[::-1] if job.split else ("",):
         commit(job, side, prepared.settings, done, job.side_directory(side))
@@ -205,6 +220,21 @@ def refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
         raise StoreError(f"{size:,} bytes were to be read, and {counted:,} were accounted for.")
 
 
+def _refuse_empty_side(job: Job, done: list[SealedSlice]) -> None:
+    """Raise if the split leaves nothing to train on or nothing held out."""
+    for side in SIDES if job.split else ():
+        directory = job.side_directory(side)
+        num_documents = sum(record.parts[side].num_documents for record in done)
+        if not num_documents and not (directory / FILE_NAME).exists():
+            others = sum(part.num_documents for record in done for part in record.parts.values())
+            raise StoreError(
+                f"The split leaves {directory} empty: the inputs have {others:,} documents, and "
+                "none begins on that side. Hold out another share, use more documents, or build "
+                f"the two sides from separate files. Delete {job.directory} before you build with "
+                "another split."
+            )
+
+
 def commit(
     job: Job, side: str, settings: dict[str, Any], done: list[SealedSlice], directory: Path
 ) -> None:
@@ -214,25 +244,24 @@ def commit(
     earlier = read_manifest(directory) if settings["append"] else None
     parts = list(earlier.parts) if earlier else []
     parts += [record.parts[side] for record in done if record.parts[side].num_documents]
+    counted = counts(parts)
     log, reasons = _reject_log(job, done)
     size, digest = write_file(directory / rejects_file(len(builds(earlier))), [log])
     contents = {
         "format": "penstock-store",
-        "version": 1,
+        "version": 2 if "pieces" in counted else 1,
         "dtype": job.tokenizer.dtype.name,
         **of_all_builds(settings),
         "side": side or None,
-        "counts": {
-            "documents": sum(part.num_documents for part in parts),
-            "tokens": sum(part.num_tokens for part in parts),
-        },
+        "counts": counted,
         "builds": [
             *builds(earlier),
             {
                 "slices": len(done),
-                "counts": asdict(Tally.total(record.tally for record in done)),
+                "counts": _tally(done),
                 "rejects": {"bytes": size, "sha256": digest, "reasons": reasons},
                 "reading": settings["reading"],
+                **count_rules(done),
                 "inputs": settings["inputs"],
             },
         ],
@@ -240,6 +269,13 @@ def commit(
     sync_directory(directory)
     write_file(directory / FILE_NAME, [spell(contents, parts)])
     sync_directory(directory)
+
+
+def _tally(done: list[SealedSlice]) -> dict[str, int]:
+    """The counts of all slices; `pieces` only where there are more than documents."""
+    tally = asdict(Tally.total(record.tally for record in done))
+    continued = tally.pop("continued")
+    return tally | ({"pieces": tally["documents"] + continued} if continued else {})
 
 
 def _reject_log(job: Job, done: list[SealedSlice]) -> tuple[bytes, dict[str, int]]:

@@ -7,7 +7,7 @@ on, go to the reject log with their reason, like any other record that is no doc
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BufferedReader, RawIOBase
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from penstock.chat.chat import Chat
 from penstock.chat.encode import EncodedScripts
 from penstock.chat.messages import Conversation, to_conversation
+from penstock.chat.report import TurnReport
 from penstock.chat.script import Script
 from penstock.errors import ChatError, SourceError, StoreError
 from penstock.sources.document import Batch, Reject, text_offsets
@@ -44,10 +45,17 @@ class ChatStage:
     eos: bool | str
     """The end token to put, which is none where the template ends turns by itself."""
     bos: bool | str
+    report: TurnReport
+    """Counts turns that are not trained on, or not to their end."""
 
     def fill(self, builder: PartBuilder, batch: Batch, first_file: int) -> list[Reject]:
         """Add the conversations of `batch` to a part; gives the records that were refused."""
-        scripts, rows, refused = self._scripts(batch)
+        rendered = list(self._rendered(batch))
+        counted = [script for script, _ in rendered if script is not None]
+        self.report.add(counted, ended=builder.eos_id is not None)
+        refused = {row: error for row, (_, error) in enumerate(rendered) if error is not None}
+        rows = [row for row in range(len(rendered)) if row not in refused]
+        scripts = [script for script, error in rendered if script is not None and error is None]
         if builder.eos_id is not None:
             scripts = [_closed(script) for script in scripts]
         encoded = self.chat.encode(scripts)
@@ -65,23 +73,19 @@ class ChatStage:
     def compare(self, batch: Batch) -> None:
         """Compare the ids of the first conversations with those of the reference."""
         few = batch.where(np.arange(len(batch)) < _COMPARED)
-        self.chat.compare(self._scripts(few)[0])
+        rendered = self._rendered(few)
+        self.chat.compare([script for script, error in rendered if script and not error])
 
-    def _scripts(self, batch: Batch) -> tuple[list[Script], list[int], dict[int, ChatError]]:
-        scripts, rows = [], []
-        refused: dict[int, ChatError] = {}
-        for row, text in enumerate(batch.texts.to_pylist()):
+    def _rendered(self, batch: Batch) -> Iterator[tuple[Script | None, ChatError | None]]:
+        """Each record as a script, and why it is not to be stored, if so."""
+        for text in batch.texts.to_pylist():
             try:
                 conversation = to_conversation(_parsed(text))
                 script = self.chat.script(conversation)
-                if not script.trained:
-                    raise _nothing(conversation, script)
             except ChatError as error:
-                refused[row] = error
-                continue
-            scripts.append(script)
-            rows.append(row)
-        return scripts, rows, refused
+                yield None, error
+            else:
+                yield script, None if script.trained else _nothing(conversation, script)
 
 
 def chat_stage(
@@ -92,14 +96,18 @@ def chat_stage(
     *,
     eos: bool | str,
     bos: bool | str,
+    add_tokens: Literal["auto"] | Sequence[str] | None = None,
 ) -> ChatStage:
     """The stage that a build asks for with `chat=`, a template or a `Chat`."""
     if not isinstance(chat, Chat):
         loaded = load_tokenizer(tokenizer, engine=engine)
-        chat = Chat(chat, loaded, special_in_content=special_tokens == "parse")
+        parsed = special_tokens == "parse"
+        chat = Chat(chat, loaded, special_in_content=parsed, add_tokens=add_tokens)
     elif special_tokens == "parse":
         raise StoreError('Give special_in_content=True to Chat, and not special_tokens="parse".')
-    return ChatStage(chat, False if eos is True and chat.ends_turns else eos, bos)
+    elif add_tokens:
+        raise StoreError("Give add_tokens= to Chat, which has the tokenizer already.")
+    return ChatStage(chat, False if eos is True and chat.ends_turns else eos, bos, chat.report())
 
 
 def chat_files(files: list[InputFile]) -> list[InputFile]:

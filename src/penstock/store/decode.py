@@ -17,7 +17,11 @@ def tokenizer_of(manifest: Manifest, tokenizer: Any = None) -> Tokenizer:
         StoreError: `tokenizer`, or what the recorded name means today, is another one.
     """
     told = manifest.contents["tokenizer"]
-    found = _by_name(told["name"]) if tokenizer is None else load_tokenizer(tokenizer)
+    added = tuple(told.get("added_tokens", ()))
+    if tokenizer is None:
+        found = _by_name(told["name"], added)
+    else:
+        found = load_tokenizer(tokenizer, add_tokens=added)
     undigested = told["digest"] is None
     if found.digest != told["digest"] or (undigested and found.canary != told["canary"]):
         raise StoreError(
@@ -29,5 +33,5 @@ def tokenizer_of(manifest: Manifest, tokenizer: Any = None) -> Tokenizer:
 
 
 @lru_cache(maxsize=8)
-def _by_name(name: str) -> Tokenizer:
-    return load_tokenizer(name)
+def _by_name(name: str, added: tuple[str, ...]) -> Tokenizer:
+    return load_tokenizer(name, add_tokens=added)

@@ -1,14 +1,18 @@
 """What a build has to do, and how far it is."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.sources.document import Batch
 from penstock.sources.listing import InputFile
+from penstock.sources.read import read_slice
 from penstock.sources.reading import Reading
+from penstock.sources.slices import Slice, cut
+from penstock.store.cuts import cut_safety
 from penstock.store.journal import SealedSlice
 from penstock.store.split import Split
 from penstock.tokenize.tokenizer import Tokenizer
@@ -59,6 +63,28 @@ class Job:
     """Entered with each slice before anybody hears of it, and left when its record is written."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Set when the run ends, also by an error: for slices that are waited for."""
+    rules_seen: set[str] = field(default_factory=set)
+    """The rules that "auto" found and that were logged."""
+
+    def slices(self) -> Iterator[Slice]:
+        """The inputs, cut into what becomes one part each."""
+        return cut(
+            self.files,
+            self.reading,
+            # By the reference, so that slices are the same whichever engine tokenizes.
+            is_cut_safe=cut_safety(self.tokenizer.reference or self.tokenizer.engine),
+            border=self.split.cut_at if self.split else None,
+        )
+
+    def batches(self, piece: Slice) -> Iterator[Batch]:
+        """The documents of a slice, with the file numbers of the store."""
+        # A split by digest needs the whole text of a document at once.
+        is_whole = self.split is not None and self.split.kind == "hash"
+        tokenizer = self.tokenizer
+        is_cut_safe = None if is_whole else cut_safety(tokenizer.engine, tokenizer.reference)
+        for batch in read_slice(self.files, piece, self.reading, is_cut_safe):
+            batch.files += self.first_file
+            yield batch
 
     def side_directory(self, side: str) -> Path:
         """Where the parts of one side of the split go."""

@@ -45,6 +45,8 @@ class SealedSlice:
     parts: dict[str, PartRecord]
     """By the side of the split they belong to; a store without a split has the side ""."""
     rejects: list[Reject] = field(default_factory=list)
+    rules: dict[str, int] = field(default_factory=dict)
+    """How many of the files that begin here follow each rule that "auto" found."""
 
     def spell(self) -> bytes:
         """As JSON."""
@@ -54,6 +56,7 @@ class SealedSlice:
                 "tally": asdict(self.tally),
                 "parts": {side: part.spell() for side, part in self.parts.items()},
                 "rejects": [asdict(reject) for reject in self.rejects],
+                "rules": self.rules,
             }
         )
 
@@ -64,12 +67,14 @@ class SealedSlice:
         parts = {}
         for side, part in told["parts"].items():
             files = {kind: (entry[0], entry[1]) for kind, entry in part["files"].items()}
-            parts[side] = PartRecord(part["part"], part["documents"], part["tokens"], files)
+            counts = (part["part"], part["documents"], part["tokens"])
+            parts[side] = PartRecord(*counts, files, part.get("continued", 0))
         return cls(
             told["number"],
             Tally(**told["tally"]),
             parts,
             [Reject(**reject) for reject in told["rejects"]],
+            told.get("rules", {}),
         )
 
 
@@ -97,7 +102,7 @@ class Journal:
         """
         kept = self.begun()
         if kept is None:
-            self._forget_slices()
+            self.forget()
             write_file(self._settings, [canonical_json(settings)])
             sync_directory(self._directory)
             return []
@@ -176,11 +181,12 @@ class Journal:
 
     def end(self) -> None:
         """Remove the journal of a build whose manifest is written."""
-        self._forget_slices()
+        self.forget()
         self._awaited.unlink(missing_ok=True)
         self._settings.unlink(missing_ok=True)
 
-    def _forget_slices(self) -> None:
+    def forget(self) -> None:
+        """Forget all slices, so that a build with the same settings makes them anew."""
         for pattern in (".slice-*.json", ".ready-*.json", ".many-*"):
             for path in self._directory.glob(pattern):
                 path.unlink()

@@ -5,11 +5,12 @@ that ends. Nothing has to be cleaned up after a kill, and a second writer is tol
 """
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from penstock.errors import StoreBusyError
+from penstock.errors import StoreBusyError, StoreError
 
 __all__ = ["close_held", "hold", "locked"]
 
@@ -48,9 +49,9 @@ def locked(directory: Path) -> Iterator[None]:
 
     Raises:
         StoreBusyError: another process (or thread) holds it.
+        StoreError: the lock is a link to another file.
     """
-    path = directory / ".lock"
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+    handle = _opened(directory / ".lock")
     if not hold(handle):
         holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(handle)
@@ -59,13 +60,34 @@ def locked(directory: Path) -> Iterator[None]:
             "would spoil each other's parts. Wait for it, or stop it and run this again."
         )
     try:
-        # The number is for people; a disk too full for it is told by what needs the room.
-        with suppress(OSError):
-            os.ftruncate(handle, 0)
-            os.write(handle, f"{os.getpid()}\n".encode())
+        with suppress(OSError):  # a disk too full for it is told by what needs the room
+            _note_holder(handle)
         yield
     finally:
         close_held(handle)
+
+
+def _opened(path: Path) -> int:
+    """The lock file, made where it is missing.
+
+    What is written to it must not end up elsewhere: a store may come from anywhere, and bring a
+    link to another file under this name.
+    """
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+    if path.is_symlink():  # O_NOFOLLOW refuses it, too, but not on Windows
+        raise StoreError(
+            f"{path} is a link to another file, which this would overwrite. A lock is a file of "
+            "its own: delete the link and run this again."
+        )
+    return os.open(path, flags, 0o644)
+
+
+def _note_holder(handle: int) -> None:
+    """Write this process's number into the lock, for people; not into a file with other names."""
+    found = os.fstat(handle)
+    if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
 
 
 def _try_lock(handle: int) -> bool:

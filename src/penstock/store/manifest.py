@@ -9,6 +9,7 @@ before anything is allocated.
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ __all__ = [
     "Manifest",
     "PartRecord",
     "builds",
+    "counts",
     "of_all_builds",
     "part_file",
     "read_manifest",
@@ -32,7 +34,8 @@ __all__ = [
 
 FILE_NAME = "penstock.json"
 KINDS = ("tokens", "bounds", "origin")
-_VERSION = 1
+_VERSIONS = (1, 2)
+"""The second one only of stores that hold documents in pieces."""
 _ZEROS = "0" * 64
 
 
@@ -42,9 +45,12 @@ class PartRecord:
 
     number: int
     num_documents: int
+    """Documents, or pieces of documents: entries of the bounds."""
     num_tokens: int
     files: dict[str, tuple[int, str]]
     """Size and SHA-256 of the file of each kind."""
+    num_continued: int = 0
+    """How many of `num_documents` are pieces whose document continues in the next part."""
 
     def spell(self) -> dict[str, Any]:
         """As it stands in the manifest."""
@@ -53,6 +59,7 @@ class PartRecord:
         return {
             "part": self.number,
             "documents": self.num_documents,
+            **({"continued": self.num_continued} if self.num_continued else {}),
             "tokens": self.num_tokens,
             "files": {kind: list(self.files[kind]) for kind in kinds},
         }
@@ -68,9 +75,14 @@ class Manifest:
     parts: tuple[PartRecord, ...]
 
     @property
-    def num_documents(self) -> int:
-        """Documents in all parts."""
+    def num_pieces(self) -> int:
+        """Entries of the bounds of all parts: each document counts as often as it has pieces."""
         return sum(part.num_documents for part in self.parts)
+
+    @property
+    def num_documents(self) -> int:
+        """Documents in all parts; one that is stored in pieces counts once."""
+        return self.num_pieces - sum(part.num_continued for part in self.parts)
 
     @property
     def num_tokens(self) -> int:
@@ -151,22 +163,21 @@ def _checked(data: bytes, path: Path) -> Manifest:
         contents = json.loads(data)
         if contents["format"] != "penstock-store":
             raise StoreError(f"{path} is not the manifest of a token store.")
-        if contents["version"] != _VERSION:
+        if contents["version"] not in _VERSIONS:
             raise StoreError(
-                f"{path} is of version {contents['version']!r}; this penstock reads version "
-                f"{_VERSION}. Install a newer penstock to open it."
+                f"{path} is of version {contents['version']!r}; this penstock reads the versions "
+                f"{' and '.join(map(str, _VERSIONS))}. Install a newer penstock to open it."
             )
         if contents["dtype"] not in ("uint16", "uint32"):
             raise StoreError(f"{path} names the dtype {contents['dtype']!r}, not uint16 or uint32.")
         check_contents(contents)
         parts = tuple(_part(entry, contents["dtype"]) for entry in contents.pop("parts"))
         manifest = Manifest(contents["digest"], contents, parts)
-        counts = contents["counts"]
-        sums = {"documents": manifest.num_documents, "tokens": manifest.num_tokens}
-        for name, total in sums.items():
-            if counts[name] != total:
+        counted = contents["counts"]
+        for name, total in counts(parts).items():
+            if counted[name] != total:
                 raise StoreError(
-                    f"{path}: its parts hold {total:,} {name}, but it counts {counts[name]:,}."
+                    f"{path}: its parts hold {total:,} {name}, but it counts {counted[name]:,}."
                 )
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, StoreError):
@@ -181,7 +192,16 @@ def _checked(data: bytes, path: Path) -> Manifest:
 def _part(entry: dict[str, Any], dtype: str) -> PartRecord:
     check_part(entry, dtype)
     files = {kind: (size, digest) for kind, (size, digest) in entry["files"].items()}
-    return PartRecord(entry["part"], entry["documents"], entry["tokens"], files)
+    continued = entry.get("continued", 0)
+    return PartRecord(entry["part"], entry["documents"], entry["tokens"], files, continued)
+
+
+def counts(parts: Sequence[PartRecord]) -> dict[str, int]:
+    """What a manifest counts of its parts; `pieces` only where they are more than documents."""
+    manifest = Manifest("", {}, tuple(parts))
+    told = {"documents": manifest.num_documents, "tokens": manifest.num_tokens}
+    has_pieces = manifest.num_pieces != manifest.num_documents
+    return told | ({"pieces": manifest.num_pieces} if has_pieces else {})
 
 
 def builds(manifest: Manifest | None) -> list[dict[str, Any]]:

@@ -16,13 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.sources.document import Batch
+from penstock.sources.document import Batch, Edges
 from penstock.store.files import write_file
 from penstock.store.manifest import PartRecord, part_file
 from penstock.store.npy import header
 from penstock.tokenize.tokenizer import Tokenizer
 
-__all__ = ["PartBuilder", "join_documents"]
+__all__ = ["Encoded", "PartBuilder", "join_documents"]
+
+Encoded = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint8] | None, int]
+"""Tokens, where documents or pieces end, where they came from, loss, and how many continue."""
 
 
 @dataclass(slots=True)
@@ -35,6 +38,10 @@ class PartBuilder:
     bos_id: int | None
     num_tokens: int = 0
     num_documents: int = 0
+    """Documents, or pieces of documents: entries of the bounds."""
+    num_continued: int = 0
+    """Those of them that another part continues."""
+    _bound: int = 0
     _tokens: list[NDArray[Any]] = field(default_factory=list)
     _bounds: list[NDArray[np.uint64]] = field(default_factory=list)
     _origins: list[NDArray[np.uint64]] = field(default_factory=list)
@@ -44,9 +51,11 @@ class PartBuilder:
         """Tokenize a batch and append it; documents without a single token are skipped."""
         self.append(*self.encode(batch))
 
-    def encode(self, batch: Batch) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.uint64]]:
+    def encode(self, batch: Batch) -> "Encoded":
         """What `append` takes, of a batch; several may be encoded at a time."""
         ids, offsets = self.tokenizer.encode_batch(batch)
+        if batch.edges is not None:
+            return self._joined(batch, batch.edges, ids, offsets)
         files, places = batch.files, batch.offsets
         lengths = np.diff(offsets)
         if len(lengths) and not lengths.all():
@@ -58,7 +67,18 @@ class PartBuilder:
         tokens, ends = join_documents(
             ids, offsets, self.tokenizer.dtype, eos_id=self.eos_id, bos_id=self.bos_id
         )
-        return tokens, ends, np.stack((files, places), axis=1)
+        return tokens, ends, np.stack((files, places), axis=1), None, 0
+
+    def _joined(
+        self, batch: Batch, edges: Edges, ids: NDArray[np.uint32], offsets: NDArray[np.int64]
+    ) -> "Encoded":
+        """The same of texts that are not all whole documents; a bound stands where one closes."""
+        tokens, ends = join_documents(
+            ids, offsets, self.tokenizer.dtype, eos_id=self.eos_id, bos_id=self.bos_id, edges=edges
+        )
+        origins = np.stack((batch.files, batch.offsets), axis=1)
+        continued = int((edges.closes & ~edges.ends).sum())
+        return tokens, ends[edges.closes], origins[edges.closes], None, continued
 
     def append(
         self,
@@ -66,15 +86,23 @@ class PartBuilder:
         ends: NDArray[np.int64],
         origins: NDArray[np.uint64],
         loss: NDArray[np.uint8] | None = None,
+        num_continued: int = 0,
     ) -> None:
         """Append documents that are tokens already; `loss` for all of a part or for none."""
+        bounds = ends.astype(np.uint64) + np.uint64(self.num_tokens)
+        full = np.diff(bounds, prepend=np.uint64(self._bound)) > 0
+        if not full.all():  # a piece without a token has no bound
+            bounds, origins = bounds[full], origins[full]
+            num_continued = num_continued if full[-1] else 0
         self._tokens.append(tokens)
-        self._bounds.append(ends.astype(np.uint64) + np.uint64(self.num_tokens))
+        self._bounds.append(bounds)
         self._origins.append(origins)
         if loss is not None:
             self._losses.append(loss)
         self.num_tokens += len(tokens)
-        self.num_documents += len(ends)
+        self.num_documents += len(bounds)
+        self.num_continued += num_continued
+        self._bound = int(bounds[-1]) if len(bounds) else self._bound
 
     def seal(self, directory: Path, number: int, *, live: bool = False) -> PartRecord:
         """Write the files; each is forced to disk, the directory is left to the caller.
@@ -98,7 +126,7 @@ class PartBuilder:
             )
             for kind, (kept, shape, arrays) in contents.items()
         }
-        return PartRecord(number, self.num_documents, self.num_tokens, files)
+        return PartRecord(number, self.num_documents, self.num_tokens, files, self.num_continued)
 
 
 def join_documents(
@@ -108,18 +136,20 @@ def join_documents(
     *,
     eos_id: int | None = None,
     bos_id: int | None = None,
+    edges: Edges | None = None,
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Documents end to end with their first and last tokens, and where each ends.
 
-    A token that stands there already is not put a second time. Ids must fit into `dtype`.
+    A token that stands there already is not put a second time. Ids must fit into `dtype`. Texts
+    that begin or end inside a document, as `edges` says, get no token there.
 
     >>> join_documents(np.array([5, 6, 7]), np.array([0, 2, 3]), np.dtype("<u2"), eos_id=9)
     (array([5, 6, 9, 7, 9], dtype=uint16), array([3, 5]))
     """
     if (eos_id is None and bos_id is None) or len(offsets) == 1:
         return ids[offsets[0] : offsets[-1]].astype(dtype), offsets[1:] - offsets[0]
-    first = _absent(bos_id, ids, offsets[:-1])
-    last = _absent(eos_id, ids, offsets[1:] - 1)
+    first = _absent(bos_id, ids, offsets[:-1], None if edges is None else edges.begins)
+    last = _absent(eos_id, ids, offsets[1:] - 1, None if edges is None else edges.ends)
     lengths = np.diff(offsets) + first + last
     ends = np.cumsum(lengths)
     tokens = np.empty(ends[-1], dtype)
@@ -134,7 +164,19 @@ def join_documents(
 
 
 def _absent(
-    token: int | None, ids: NDArray[np.uint32], places: NDArray[np.int64]
+    token: int | None,
+    ids: NDArray[np.uint32],
+    places: NDArray[np.int64],
+    wanted: NDArray[np.bool_] | None,
 ) -> NDArray[np.bool_]:
-    """For which documents `token` is wanted and does not stand at its place already."""
-    return np.zeros(len(places), bool) if token is None else ids[places] != token
+    """For which texts `token` is wanted and does not stand at its place already."""
+    if token is None:
+        return np.zeros(len(places), bool)
+    if wanted is None:
+        return np.asarray(ids[places] != token)
+    absent = wanted.copy()
+    # An empty text, which only a piece may be, has no token at its place, and perhaps no place.
+    for text in np.flatnonzero(wanted):
+        place = int(places[text])
+        absent[text] = not 0 <= place < len(ids) or ids[place] != token
+    return absent

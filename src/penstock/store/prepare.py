@@ -4,9 +4,10 @@ Everything that the bytes of a store depend on is in `settings`; two builds with
 give the same store, and one that was killed is gone on with only if they are.
 """
 
+import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,9 @@ from penstock.sources.texts import Texts
 from penstock.store.split import parse_split
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
 
-__all__ = ["Prepared", "prepare"]
+__all__ = ["Prepared", "prepare", "separators_of"]
+
+_log = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,7 @@ def prepare(  # noqa: PLR0913  (the arguments of `build`)
     max_expansion: int,
     engine: Literal["auto", "gigatoken", "tokenizers"],
     threads: int | None,
+    add_tokens: Literal["auto"] | Sequence[str] | None = None,
     chat: Any = None,
     split: str | None = None,
     append: bool = False,
@@ -82,10 +86,21 @@ def prepare(  # noqa: PLR0913  (the arguments of `build`)
     if chat is not None:
         from penstock.store.chat import chat_files, chat_stage
 
-        stage = chat_stage(chat, tokenizer, engine, special_tokens, eos=eos, bos=bos)
+        stage = chat_stage(
+            chat, tokenizer, engine, special_tokens, eos=eos, bos=bos, add_tokens=add_tokens
+        )
         tokenizer, special_tokens, files = stage.chat.tokenizer, "text", chat_files(files)
-        eos, bos = stage.eos, stage.bos
-    loaded = load_tokenizer(tokenizer, special_tokens=special_tokens, engine=engine)
+        eos, bos, add_tokens = stage.eos, stage.bos, None
+    elif add_tokens == "auto":
+        raise StoreError(
+            'add_tokens="auto" (--add-tokens auto) adds the markers of a chat template, and there '
+            "is none. Name the tokens."
+        )
+    loaded = load_tokenizer(
+        tokenizer, special_tokens=special_tokens, engine=engine, add_tokens=add_tokens
+    )
+    _say_what_begins(loaded, bos, stage)
+    reading = replace(reading, separators=separators_of(loaded))
     directory = Path(store)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -115,6 +130,33 @@ def prepare(  # noqa: PLR0913  (the arguments of `build`)
         max_bad=max_bad,
         chat=stage,
         threads=threads or _default_threads(),
+    )
+
+
+def separators_of(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """What separates documents under "auto": `<|endoftext|>`, and the tokenizer's own end token.
+
+    `</s>` never does: it is a tag of HTML.
+    """
+    tokens = ["<|endoftext|>", tokenizer.eos_token]
+    return tuple(dict.fromkeys(token for token in tokens if token and token != "</s>"))
+
+
+def _say_what_begins(tokenizer: Tokenizer, bos: bool | str, stage: Any) -> None:
+    """Log that the tokenizer would begin each text with a token, and the store does not."""
+    definition = tokenizer.definition
+    if definition is None or definition.begins_with is None or bos is not False:
+        return
+    token = definition.begins_with
+    if stage is not None and stage.chat.begins_with(token):
+        return
+    known = tokenizer.bos_id is not None and definition.token_id(token) == tokenizer.bos_id
+    how = "bos=True (--bos)" if known else f'bos="{token}" (--bos-token "{token}")'
+    _log.warning(
+        "%s begins each text with %s when it is called by itself. This build does not; %s does.",
+        tokenizer.name,
+        token,
+        how,
     )
 
 

@@ -67,9 +67,14 @@ class TokenStore:
 
     def __repr__(self) -> str:
         return (
-            f"TokenStore({str(self.path)!r}: {len(self):,} documents, {self.num_tokens:,} tokens, "
+            f"TokenStore({str(self.path)!r}: {self._counted()}, {self.num_tokens:,} tokens, "
             f"{self.manifest.contents['tokenizer']['name']})"
         )
+
+    def _counted(self) -> str:
+        documents = self.manifest.num_documents
+        pieces = f" in {len(self):,} pieces" if len(self) != documents else ""
+        return f"{documents:,} documents{pieces}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "digest": self.digest}
@@ -80,6 +85,7 @@ class TokenStore:
             raise StoreError(f"{self.path} is not the store it was when it was pickled.")
 
     def __len__(self) -> int:
+        """Documents; one that is stored in pieces counts as often as it has pieces."""
         return int(self._document_ends[-1]) if len(self._document_ends) else 0
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
@@ -155,8 +161,21 @@ class TokenStore:
         builds = self.manifest.contents["builds"]
         return [each["name"] for done in builds for each in done["inputs"]]
 
+    def edges(self, index: int) -> tuple[bool, bool]:
+        """Whether a document begins at `index`, and whether it ends there.
+
+        Both for a whole document; a piece of one lacks the edges that other pieces have.
+        """
+        part, within = self._find_document(index)
+        parts = self.manifest.parts
+        begins = within > 0 or part == 0 or not parts[part - 1].num_continued
+        ends = within < parts[part].num_documents - 1 or not parts[part].num_continued
+        return begins, ends
+
     def decode(self, index: int, tokenizer: Any = None) -> bytes:
         """The bytes of document `index`, without the tokens that were put around it.
+
+        A document that is stored in pieces has several indices, one a piece.
 
         Args:
             index: Number of the document.
@@ -166,9 +185,10 @@ class TokenStore:
 
         tokens = self.document(index)
         edges = self.manifest.contents
-        if edges["eos_id"] is not None and len(tokens) and tokens[-1] == edges["eos_id"]:
+        begins, ends = self.edges(index)
+        if ends and edges["eos_id"] is not None and len(tokens) and tokens[-1] == edges["eos_id"]:
             tokens = tokens[:-1]
-        if edges["bos_id"] is not None and len(tokens) and tokens[0] == edges["bos_id"]:
+        if begins and edges["bos_id"] is not None and len(tokens) and tokens[0] == edges["bos_id"]:
             tokens = tokens[1:]
         return tokenizer_of(self.manifest, tokenizer).decode(tokens)
 

@@ -4,7 +4,7 @@ from penstock.errors import SourceError
 from penstock.sources.listing import InputFile
 from penstock.store.journal import SealedSlice
 
-__all__ = ["refuse_bad"]
+__all__ = ["refuse_bad", "refuse_only_bad"]
 
 
 def refuse_bad(files: list[InputFile], max_bad: float, sealed: dict[int, SealedSlice]) -> None:
@@ -23,6 +23,19 @@ def refuse_bad(files: list[InputFile], max_bad: float, sealed: dict[int, SealedS
         limit = max(10.0, max_bad * records) if max_bad < 1 else max_bad
         if rejected > limit:
             raise SourceError(_too_many(files, max_bad, sealed, number, rejected, records, limit))
+
+
+def refuse_only_bad(files: list[InputFile], done: list[SealedSlice]) -> None:
+    """Raise if there are rejects and no documents, as of one file that is not UTF-8."""
+    rejects = [reject for record in done for reject in record.rejects]
+    if rejects and not any(record.tally.documents for record in done):
+        first = rejects[0]
+        raise SourceError(
+            f"Nothing is left to store: all {len(rejects):,} records were rejected. The first, "
+            f"{files[first.file].name}, offset {first.offset:,}: {first.reason}, {first.detail}. "
+            'Repair the input, or read it otherwise: errors="replace" puts U+FFFD where bytes are '
+            'not UTF-8, and documents="lines" rejects single lines.'
+        )
 
 
 def _too_many(

@@ -13,28 +13,25 @@ Of a build whose parts are read meanwhile, one worker alone works while nobody w
 import itertools
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from penstock.errors import TokenMismatchError
 from penstock.sources.document import Batch, Reject, Tally
-from penstock.sources.read import read_slice
 from penstock.sources.slices import Slice
+from penstock.store.comparison import Comparison
 from penstock.store.files import sync_directory, sync_file
 from penstock.store.job import Job, Progress
 from penstock.store.journal import MANY_TOKENS, Journal, SealedSlice
 from penstock.store.live import Readers, give_way
 from penstock.store.manifest import part_file
 from penstock.store.memory import keep_freed_memory
-from penstock.store.part import PartBuilder
+from penstock.store.part import Encoded, PartBuilder
 from penstock.store.rejects import refuse_bad
+from penstock.store.rules import log_rules
 from penstock.store.split import SIDES
-from penstock.tokenize.oracle import compare
 
 __all__ = ["run"]
 
@@ -44,6 +41,7 @@ class _Shared:
     """What workers share; what several of them change, under one lock."""
 
     slices: Iterator[Slice]
+    comparison: Comparison
     tokenizing: threading.Semaphore
     stop: threading.Event
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -61,9 +59,6 @@ class _Shared:
     num_slices: int = 0
     """Cut so far; only touched under `reading_lock`."""
     error: BaseException | None = None
-    compared: bool = False
-    sample: Batch | None = None
-    """What is to be compared with the reference, once a slice is sealed."""
     done_bytes: int = 0
     text_bytes: int = 0
     num_documents: int = 0
@@ -96,6 +91,7 @@ def run(
     journal = Journal(job.directory)
     shared = _Shared(
         slices,
+        Comparison(job),
         tokenizing=threading.Semaphore(num_threads),
         stop=job.stop,
         sealed={record.number: record for record in sealed},
@@ -137,6 +133,10 @@ def run(
         # Daemon threads: one that is deep in a gigabyte document does not hold up the exit.
         for worker in workers:
             worker.join(timeout=1.0 / len(workers))
+    if isinstance(shared.error, TokenMismatchError):
+        # Other slices may hold wrong ids too, and the same build with engine="tokenizers" would
+        # keep those that are sealed.
+        journal.forget()
     if shared.error is not None:
         raise shared.error
     return [shared.sealed[number] for number in range(shared.num_slices) if number in shared.sealed]
@@ -186,7 +186,7 @@ def _work(job: Job, shared: _Shared, journal: Journal, worker: int, num_helpers:
             with shared.lock:
                 shared.sealed[piece.index] = record
                 refuse_bad(job.files, job.max_bad, shared.sealed)
-            _compare_later(job, shared)
+            _compare_later(job, shared, piece)
     except _Stopped:
         return
     except BaseException as error:  # noqa: BLE001  (raised again in the calling thread)
@@ -223,7 +223,7 @@ def _next_slice(shared: _Shared) -> Slice | None:
     return None
 
 
-_Filled = tuple[dict[str, PartBuilder], Tally, list[Reject]]
+_Filled = tuple[dict[str, PartBuilder], Tally, list[Reject], dict[str, int]]
 
 
 def _tokenize(job: Job, shared: _Shared, piece: Slice, num_helpers: int) -> _Filled:
@@ -232,13 +232,14 @@ def _tokenize(job: Job, shared: _Shared, piece: Slice, num_helpers: int) -> _Fil
     builders = {side: PartBuilder(job.tokenizer, job.eos_id, job.bos_id) for side in sides}
     tally = Tally()
     rejects: list[Reject] = []
+    rules: Counter[str] = Counter()
     left = piece.disk_bytes
     told = not job.live
     for batch, encoded in _encoded(job, piece, builders, num_helpers):
         if shared.stop.is_set():
             raise _Stopped
         tokens_before = sum(builder.num_tokens for builder in builders.values())
-        _compare_once(job, shared, batch)
+        shared.comparison.see(piece.index, batch)
         if encoded is not None:
             builders[""].append(*encoded)
         else:
@@ -249,6 +250,8 @@ def _tokenize(job: Job, shared: _Shared, piece: Slice, num_helpers: int) -> _Fil
             told = True
         tally.add(batch.tally)
         rejects += batch.rejects
+        rules.update(rule for _, rule in batch.rules)
+        log_rules(job, batch.rules)
         tokens = sum(builder.num_tokens for builder in builders.values()) - tokens_before
         seen = min(left, batch.tally.total_bytes)
         left -= seen
@@ -258,26 +261,30 @@ def _tokenize(job: Job, shared: _Shared, piece: Slice, num_helpers: int) -> _Fil
             shared.num_documents += batch.tally.documents
             shared.num_tokens += tokens
     shared.advance(left)
-    return builders, tally, rejects
+    if not job.live:
+        shared.comparison.settle(piece.index)
+    return builders, tally, rejects, dict(sorted(rules.items()))
 
 
-_Encoded = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.uint64]]
+def _compare_later(job: Job, shared: _Shared, piece: Slice) -> None:
+    """Make the comparisons that were put off so that a part can be read sooner."""
+    if job.live:
+        with shared.tokenizing:  # one call more at a time would load another tokenizer
+            shared.comparison.settle(piece.index)
 
 
 def _encoded(
     job: Job, piece: Slice, builders: dict[str, PartBuilder], num_helpers: int
-) -> Iterator[tuple[Batch, _Encoded | None]]:
+) -> Iterator[tuple[Batch, Encoded | None]]:
     """The batches of a slice, in order; with helpers, as tokens already."""
-    batches = read_slice(job.files, piece, job.reading)
+    batches = job.batches(piece)
     if num_helpers < 2 or job.split is not None or job.chat is not None:
         for batch in batches:
-            batch.files += job.first_file
             yield batch, None
         return
     with ThreadPoolExecutor(num_helpers, thread_name_prefix="build-help") as helpers:
-        pending: deque[tuple[Batch, Future[_Encoded]]] = deque()
+        pending: deque[tuple[Batch, Future[Encoded]]] = deque()
         for batch in batches:
-            batch.files += job.first_file
             pending.append((batch, helpers.submit(builders[""].encode, batch)))
             if len(pending) > 2 * num_helpers:
                 done, encoded = pending.popleft()
@@ -296,14 +303,14 @@ def _fill(job: Job, builder: PartBuilder, batch: Batch) -> list[Reject]:
 
 def _seal(job: Job, piece: Slice, filled: _Filled) -> SealedSlice:
     """Write the parts of one slice; to disk, unless they are read first."""
-    builders, tally, rejects = filled
+    builders, tally, rejects, rules = filled
     parts = {}
     for side, builder in builders.items():
         directory = job.side_directory(side)
         parts[side] = builder.seal(directory, job.first_part + piece.index, live=job.live)
         if not job.live:
             sync_directory(directory)
-    return SealedSlice(piece.index, tally, parts, rejects)
+    return SealedSlice(piece.index, tally, parts, rejects, rules)
 
 
 def _force(job: Job, record: SealedSlice) -> None:
@@ -319,28 +326,3 @@ def _sides(job: Job, batch: Batch) -> list[tuple[str, Batch]]:
         return [("", batch)]
     held_out = job.split.held_out(batch)
     return [("train", batch.where(~held_out)), ("val", batch.where(held_out))]
-
-
-def _compare_once(job: Job, shared: _Shared, batch: Batch) -> None:
-    """Compare the engine with its reference on the first batch that any worker reads."""
-    with shared.lock:
-        first = not shared.compared and len(batch) > 0
-        shared.compared |= first
-    if first and job.live:
-        shared.sample = batch
-    elif first:
-        _compare(job, batch)
-
-
-def _compare_later(job: Job, shared: _Shared) -> None:
-    """Do the comparison that was put off so that the first part is ready sooner."""
-    with shared.lock:
-        sample, shared.sample = shared.sample, None
-    if sample is not None:
-        _compare(job, sample)
-
-
-def _compare(job: Job, batch: Batch) -> None:
-    compare(job.tokenizer, batch.texts)
-    if job.chat is not None:
-        job.chat.compare(batch)

@@ -19,12 +19,7 @@ _MAX_VOCAB = 2**32
 
 def check_contents(contents: dict[str, Any]) -> None:
     """Raise ValueError, KeyError or TypeError where a field is absent, odd or out of range."""
-    tokenizer = contents["tokenizer"]
-    _string(tokenizer["name"], "tokenizer.name")
-    _string(tokenizer["canary"], "tokenizer.canary")
-    vocab_size = _count(tokenizer["vocab_size"], "tokenizer.vocab_size", _MAX_VOCAB)
-    if tokenizer["digest"] is not None:
-        _string(tokenizer["digest"], "tokenizer.digest")
+    vocab_size = _check_tokenizer(contents["tokenizer"])
     if contents["dtype"] == "uint16" and vocab_size > 65_536:
         raise ValueError(f"a vocabulary of {vocab_size:,} does not fit uint16")
     for name in ("eos_id", "bos_id"):
@@ -39,8 +34,20 @@ def check_contents(contents: dict[str, Any]) -> None:
         raise ValueError("no build is listed")
     for number, done in enumerate(contents["builds"]):
         _check_build(done, f"builds[{number}]")
-    for name in ("documents", "tokens"):
+    for name in ("documents", "tokens", *({"pieces"} & set(contents["counts"]))):
         _count(contents["counts"][name], f"counts.{name}")
+
+
+def _check_tokenizer(tokenizer: dict[str, Any]) -> int:
+    """Raise where the tokenizer is described oddly; returns the size of its vocabulary."""
+    _string(tokenizer["name"], "tokenizer.name")
+    _string(tokenizer["canary"], "tokenizer.canary")
+    vocab_size = _count(tokenizer["vocab_size"], "tokenizer.vocab_size", _MAX_VOCAB)
+    if tokenizer["digest"] is not None:
+        _string(tokenizer["digest"], "tokenizer.digest")
+    for token, number in tokenizer.get("added_tokens", {}).items():
+        _count(number, f"tokenizer.added_tokens[{token!r:.40}]", vocab_size - 1)
+    return vocab_size
 
 
 def _check_build(done: dict[str, Any], place: str) -> None:
@@ -51,6 +58,8 @@ def _check_build(done: dict[str, Any], place: str) -> None:
     _digest(done["rejects"]["sha256"], f"{place}.rejects.sha256")
     for reason, value in done["rejects"]["reasons"].items():
         _count(value, f"{place}.rejects.reasons.{reason}")
+    for rule, value in done.get("documents", {}).items():
+        _count(value, f"{place}.documents.{rule}")
     if not isinstance(done["reading"], dict):
         raise ValueError(f"{place}.reading is {done['reading']!r:.60}")
     for each in done["inputs"]:
@@ -63,6 +72,8 @@ def check_part(entry: dict[str, Any], dtype: str) -> None:
     number, documents, tokens = counts = entry["part"], entry["documents"], entry["tokens"]
     if not all(type(count) is int and 0 <= count <= _MAX_COUNT for count in counts):
         raise ValueError(f"a count of part {number!r:.60} is out of range")
+    if "continued" in entry:
+        _count(entry["continued"], f"continued of part {number}", documents)
     sizes = {
         "tokens": HEADER_BYTES + tokens * (2 if dtype == "uint16" else 4),
         "bounds": HEADER_BYTES + documents * 8,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from penstock.errors import StoreError
 from penstock.store.manifest import FILE_NAME, read_manifest
 from penstock.store.reader import TokenStore
+from penstock.store.rules import describe_rules
 
 __all__ = ["Bin", "Lengths", "Summary", "bytes_per_token", "rejects_by_reason", "summarize"]
 
@@ -62,6 +63,11 @@ class Summary:
     store: str
     digest: str
     num_documents: int
+    """One that is stored in pieces counts once."""
+    num_pieces: int
+    """Entries of the bounds, which `lengths` are about."""
+    documents: str
+    """What a document is, in words."""
     num_tokens: int
     num_trained: int | None
     """Tokens that are trained on, where the store says so; None where all are."""
@@ -104,7 +110,9 @@ def summarize(store: TokenStore) -> Summary:
     return Summary(
         store=str(store.path),
         digest=store.digest,
-        num_documents=len(store),
+        num_documents=store.manifest.num_documents,
+        num_pieces=len(store),
+        documents=describe_rules(builds),
         num_tokens=store.num_tokens,
         num_trained=_num_trained(store),
         bytes_per_token=bytes_per_token(store),

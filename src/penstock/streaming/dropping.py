@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.errors import StoreError
-from penstock.sources.slices import Slice, cut
+from penstock.sources.slices import Slice
 from penstock.store.build import commit, intact, refuse_lost_bytes
 from penstock.store.earlier import remember_stamps
 from penstock.store.files import remove_temporary
@@ -117,7 +117,7 @@ class _Service:
     def slices(self, first: int, stop: threading.Event) -> Iterator[Slice]:
         """The slices to make, each when it is wanted; ends where one before it is wanted."""
         index = -1
-        for piece in cut(self._job.files, self._job.reading):
+        for piece in self._job.slices():
             index = piece.index
             while index >= first and self._is_missing(index):
                 if stop.is_set():

@@ -25,7 +25,7 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and three of its own)
     *,
     tokenizer: Any = "gpt2",
     format: Format = "auto",
-    documents: str = "lines",
+    documents: str = "auto",
     field: str = "text",
     errors: Literal["strict", "replace"] = "strict",
     eos: bool | str = True,
@@ -54,7 +54,7 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and three of its own)
         store: The directory to write.
         tokenizer: A name, a path or an object.
         format: Of the inputs; "auto" goes by the suffix.
-        documents: In text: "lines", "paragraphs", "file", or a separator.
+        documents: In text: "auto", "lines", "paragraphs", "file", or "sep:SEPARATOR".
         field: The JSON field or table column that holds the text.
         errors: Documents that are not UTF-8: "strict" rejects them, "replace" mends them.
         eos: Whether a document ends with the tokenizer's end token, or which token it is.

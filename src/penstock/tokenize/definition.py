@@ -7,6 +7,7 @@ together from the vocabulary files of a PyPI package, so that "gpt2" needs no ne
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
@@ -16,7 +17,7 @@ from typing import Any
 from penstock.digest import digest_json
 from penstock.errors import TokenizerError
 
-__all__ = ["Definition", "find_definition", "from_object"]
+__all__ = ["Definition", "find_definition", "from_object", "special_token"]
 
 # Tokens that end a document, by the names public tokenizers give them. Used only when
 # no tokenizer_config.json says, and only if exactly one of them is there.
@@ -24,6 +25,7 @@ _USUAL_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<
 _USUAL_BOS = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>")
 # Settings for which false is not what holds when they are left out.
 _TRUE_UNSAID = ("use_regex", "split", "strip_accents")
+_NAMED = ("eos_token", "bos_token", "pad_token", "cls_token", "sep_token", "mask_token")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.json)")
 
 
@@ -36,6 +38,10 @@ class Definition:
     """The parsed tokenizer.json."""
     eos_token: str | None = None
     bos_token: str | None = None
+    named: tuple[str, ...] = ()
+    """Special tokens that tokenizer.json need not call special: [CLS] and <pad>, say."""
+    added: dict[str, int] = field(default_factory=dict)
+    """Tokens that `add_tokens` added to it, and their ids."""
 
     @cached_property
     def text(self) -> str:
@@ -75,14 +81,70 @@ class Definition:
         for added in self.config.get("added_tokens") or []:
             if added["content"] == token:
                 return int(added["id"])
-        vocab = self.config["model"].get("vocab")
-        found = vocab.get(token) if isinstance(vocab, dict) else None
+        found = self.pieces.get(token)
         return None if found is None else int(found)
 
-    def without_special_tokens(self) -> dict[str, Any]:
-        """The configuration under which special tokens in a text are text."""
-        kept = [token for token in self.config.get("added_tokens") or [] if not token["special"]]
-        return {**self.config, "added_tokens": kept}
+    @cached_property
+    def pieces(self) -> dict[str, int]:
+        """The model's own vocabulary, piece to id; added tokens need not be in it."""
+        vocab = self.config["model"].get("vocab") or {}
+        if isinstance(vocab, dict):
+            return vocab
+        pairs = ((number, each) for number, each in enumerate(vocab) if isinstance(each, list))
+        return {str(each[0]): number for number, each in pairs if each}
+
+    @property
+    def begins_with(self) -> str | None:
+        """The token that the post-processor puts before each text, where it does."""
+        return _first_token(self.config.get("post_processor"))
+
+    def save(self, directory: Path) -> None:
+        """Write the files by which `find_definition` and `transformers` know a tokenizer."""
+        directory.mkdir(parents=True, exist_ok=True)
+        named = {"eos_token": self.eos_token, "bos_token": self.bos_token}
+        named = {key: token for key, token in named.items() if token is not None}
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+        if self.named:
+            config["additional_special_tokens"] = list(self.named)
+        for name, text in (
+            ("tokenizer.json", self.text),
+            ("tokenizer_config.json", json.dumps(config, indent=1)),
+        ):
+            (directory / name).write_text(text, encoding="utf-8")
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """All special tokens, the unknown token among them: flagged so, or named as such."""
+        flagged = [
+            token["content"] for token in self.config.get("added_tokens") or [] if token["special"]
+        ]
+        # A single character is a letter of the model, also where it stands for what is unknown.
+        unknown = self.unk_token if len(self.unk_token or "") > 1 else None
+        named = [self.eos_token, self.bos_token, *self.named, unknown]
+        return tuple(dict.fromkeys([*flagged, *(each for each in named if each)]))
+
+    @cached_property
+    def unk_token(self) -> str | None:
+        """The token for what the model does not know."""
+        model = self.config["model"]
+        vocab, number = model.get("vocab"), model.get("unk_id")
+        if isinstance(vocab, list) and isinstance(number, int):
+            return next((piece for piece, each in self.pieces.items() if each == number), None)
+        unknown = model.get("unk_token")
+        return unknown if isinstance(unknown, str) else None
+
+
+def _first_token(step: Any) -> str | None:
+    """What a post-processor of tokenizer.json puts first."""
+    if not isinstance(step, dict):
+        return None
+    if step.get("type") == "Sequence":
+        return next(filter(None, map(_first_token, step.get("processors") or [])), None)
+    if step.get("type") in ("BertProcessing", "RobertaProcessing"):
+        return str(step["cls"][0])
+    first = (step.get("single") or [None])[0] if step.get("type") == "TemplateProcessing" else None
+    found = first.get("SpecialToken") if isinstance(first, dict) else None
+    return str(found["id"]) if found else None
 
 
 def _told(value: Any) -> Any:
@@ -126,11 +188,10 @@ def from_object(tokenizer: Any) -> Definition | None:
         return None
     name = getattr(tokenizer, "name_or_path", None) or type(tokenizer).__name__
     named = {
-        key: str(value)
-        for key in ("eos_token", "bos_token")
-        if (value := getattr(tokenizer, key, None)) is not None
+        key: str(value) for key in _NAMED if (value := getattr(tokenizer, key, None)) is not None
     }
-    return _from_json(backend.to_str().encode(), str(name), **named)
+    more = [str(each) for each in getattr(tokenizer, "all_special_tokens", None) or ()]
+    return _from_json(backend.to_str().encode(), str(name), named, more)
 
 
 @lru_cache(maxsize=1)
@@ -147,7 +208,7 @@ def _gpt2() -> Definition:
     lines = (data / "vocab.bpe").read_text(encoding="utf-8").split("\n")
     config = {
         "version": "1.0",
-        "added_tokens": [_special("<|endoftext|>", vocab["<|endoftext|>"])],
+        "added_tokens": [special_token("<|endoftext|>", vocab["<|endoftext|>"])],
         "normalizer": None,
         "pre_tokenizer": {
             "type": "ByteLevel",
@@ -177,7 +238,8 @@ def _gpt2() -> Definition:
     return Definition("gpt2", config, eos_token="<|endoftext|>", bos_token="<|endoftext|>")
 
 
-def _special(content: str, token_id: int) -> dict[str, Any]:
+def special_token(content: str, token_id: int) -> dict[str, Any]:
+    """A special token as tokenizer.json lists it."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": token_id, "content": content, "special": True, **flags}
 
@@ -187,7 +249,7 @@ def _from_directory(path: Path, name: str) -> Definition:
     if not file.is_file():
         found = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
         raise TokenizerError(f"{path} has no tokenizer.json in it; it holds {found}.")
-    return _from_json(file.read_bytes(), name, **_named_tokens(path / "tokenizer_config.json"))
+    return _from_json(file.read_bytes(), name, *_named_tokens(path / "tokenizer_config.json"))
 
 
 def _from_hub(name: str) -> Definition:
@@ -204,28 +266,31 @@ def _from_hub(name: str) -> Definition:
         )
         raise
     try:
-        named = _named_tokens(Path(hf_hub_download(name, "tokenizer_config.json")))
+        named: tuple[Any, ...] = _named_tokens(Path(hf_hub_download(name, "tokenizer_config.json")))
     except OSError:  # many repositories have none
-        named = {}
-    return _from_json(file.read_bytes(), name, **named)
+        named = ()
+    return _from_json(file.read_bytes(), name, *named)
 
 
-def _named_tokens(file: Path) -> dict[str, str]:
-    """The tokens that a tokenizer_config.json names, as plain strings."""
+def _named_tokens(file: Path) -> tuple[dict[str, str], list[str]]:
+    """The tokens that a tokenizer_config.json names by their role, and other special ones."""
     if not file.is_file():
-        return {}
+        return {}, []
     config = json.loads(file.read_bytes())
-    found = {}
-    for key in ("eos_token", "bos_token"):
-        token = config.get(key)
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            found[key] = token
-    return found
+    named = {key: token for key in _NAMED if (token := _content(config.get(key))) is not None}
+    more = config.get("additional_special_tokens")
+    found = map(_content, more if isinstance(more, list) else [])
+    return named, [token for token in found if token is not None]
+
+
+def _content(token: Any) -> str | None:
+    """The text of a token that a configuration has as a string or as an object."""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
 
 
 def _from_json(
-    data: bytes, name: str, eos_token: str | None = None, bos_token: str | None = None
+    data: bytes, name: str, named: Mapping[str, str] = {}, more: Sequence[str] = ()
 ) -> Definition:
     try:
         config = json.loads(data)
@@ -239,8 +304,9 @@ def _from_json(
     return Definition(
         name,
         config,
-        eos_token or _only_one(config, _USUAL_EOS),
-        bos_token or _only_one(config, _USUAL_BOS),
+        named.get("eos_token") or _only_one(config, _USUAL_EOS),
+        named.get("bos_token") or _only_one(config, _USUAL_BOS),
+        tuple(dict.fromkeys([*named.values(), *more])),
     )
 
 

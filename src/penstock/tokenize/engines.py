@@ -2,8 +2,10 @@
 
 Every engine takes an Arrow array of documents and gives one flat array of ids with
 `len + 1` offsets. gigatoken is about 100 times as fast as the reference on the same
-documents; `tokenizers` is the reference and serves what gigatoken does not know.
-Ids never depend on the engine: a build compares the two before it trusts one.
+documents; `tokenizers` is the reference and serves what gigatoken is not known to do right:
+definitions that `supported` does not list, and documents with one of `code_points`.
+Ids never depend on the engine: a build compares the two before it trusts one, and goes on
+comparing some documents of every slice.
 """
 
 import json
@@ -13,7 +15,7 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import chain
@@ -23,13 +25,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import TokenizerError
+from penstock.sources.arrow import binary_array
+from penstock.tokenize.code_points import cut, find
 from penstock.tokenize.definition import Definition
+from penstock.tokenize.plain import PlainText, load_hub
+from penstock.tokenize.supported import is_byte_level, knows_symbols, may_cut
 
 __all__ = ["ByteEngine", "Encoded", "Engine", "GigatokenEngine", "HubEngine", "ObjectEngine"]
 
 Encoded = tuple[NDArray[np.uint32], NDArray[np.int64]]
 """Ids of all documents end to end, and where each begins and ends."""
 _MOST_LOADED = 4
+_PIECE_BYTES = 1 << 13
 
 
 class Engine(Protocol):
@@ -62,14 +69,21 @@ class GigatokenEngine:
     name = "gigatoken"
 
     def __init__(self, definition: Definition, *, parse: bool) -> None:
-        # gigatoken always parses special tokens that it knows of, so it is not told.
-        self._text = definition.text if parse else json.dumps(definition.without_special_tokens())
+        self.reference = HubEngine(definition, parse=parse)
+        """Encodes the documents that hold one of `code_points`."""
+        plain = self.reference.plain
+        self._text = definition.text if plain is None else json.dumps(plain.gigatoken_config())
         self._definition = definition
+        self._may_cut = may_cut(definition, parse=parse)
+        # BPE with byte fallback has neither patterns nor NFC, which are what differs.
+        self._has_listed = is_byte_level(definition)
+        self._has_symbols = knows_symbols(definition)
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
         # Tokenizers and the lock stay behind; a copy loads its own.
-        return {"_text": self._text, "_definition": self._definition}
+        kept = ("_text", "_definition", "reference", "_may_cut", "_has_listed", "_has_symbols")
+        return {key: self.__dict__[key] for key in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -105,13 +119,43 @@ class GigatokenEngine:
         """Ids of the pieces of `data` between separators that are not empty, read in place."""
         import gigatoken
 
+        if len(self._listed(np.frombuffer(data, np.uint8))):
+            return self.encode(binary_array([piece for piece in data.split(separator) if piece]))
         return self._encode(gigatoken.BytesSource(data, separator))
 
     def encode(self, texts: Any) -> Encoded:
         """Ids of `texts`; the Arrow buffers are read in place."""
+        if not len(texts):
+            return _NOTHING
+        edges = np.frombuffer(texts.buffers()[1], np.int64, count=len(texts) + 1)
+        data = np.frombuffer(texts.buffers()[2] or b"", np.uint8, count=int(edges[-1]))
+        encoded = self.encode_raw(texts)
+        places = self._listed(data)
+        if not len(places):
+            return encoded
+        documents = np.unique(np.searchsorted(edges, places, side="right") - 1).tolist()
+        exact = [self._exact(data[edges[row] : edges[row + 1]].tobytes()) for row in documents]
+        return _replaced(encoded, documents, exact)
+
+    def encode_raw(self, texts: Any) -> Encoded:
+        """Ids of `texts` as gigatoken gives them, right or wrong."""
         import awkward as ak
 
-        return self._encode(ak.from_arrow(texts)) if len(texts) else _NOTHING
+        return self._encode(ak.from_arrow(texts))
+
+    def _listed(self, data: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Where code points begin that gigatoken treats differently from the reference."""
+        return find(data, symbols=self._has_symbols) if self._has_listed else _NOWHERE
+
+    def _exact(self, text: bytes) -> NDArray[np.uint32]:
+        """The reference's ids of one text, from gigatoken where both are known to agree.
+
+        A long text is cut into pieces that have the same ids alone, so that one letter does not
+        send 64 MB to the reference. A piece that has no such place inside is taken whole.
+        """
+        pieces = cut(text, _PIECE_BYTES) if self._may_cut else [text]
+        engine = self if len(pieces) > 1 else self.reference
+        return engine.encode(binary_array(pieces))[0]
 
     def _encode(self, source: Any) -> Encoded:
         with self._borrowed() as (tokenizer, is_crowded):
@@ -179,27 +223,19 @@ class HubEngine:
 
     def __init__(self, definition: Definition, *, parse: bool) -> None:
         self._definition = definition
-        self._parse = parse
+        self.plain = None if parse else PlainText(definition)
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled `tokenizers.Tokenizer` forgets that special tokens are text to it.
-        return {"_definition": self._definition, "_parse": self._parse}
+        plain = None if self.plain is None else PlainText(self._definition)
+        return {"_definition": self._definition, "plain": plain}
 
     @cached_property
     def _tokenizer(self) -> Any:
         # Loaded on first use: decoding and short encodings never need the reference.
-        from tokenizers import Tokenizer
-
-        try:
-            tokenizer = Tokenizer.from_str(self._definition.text)
-        except Exception as error:
-            raise TokenizerError(
-                f"{self._definition.name} is no usable tokenizer.json: {error}."
-            ) from error
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        tokenizer.encode_special_tokens = not self._parse
-        return tokenizer
+        if self.plain is not None and not self.plain.hidden:
+            return self.plain.tokenizer(())  # the same vocabulary, loaded once
+        return load_hub(self._definition.text, self._definition.name)
 
     def load(self) -> None:
         """Load the definition now, and not on first use.
@@ -208,12 +244,30 @@ class HubEngine:
             TokenizerError: it defines nothing that `tokenizers` knows.
         """
         assert self._tokenizer is not None  # the property raises or gives a tokenizer
+        if self.plain:
+            self.plain.tokenizer(())
 
     def encode(self, texts: Any) -> Encoded:
         """Ids of `texts`, without the tokens a model would add around them."""
         strings = [text.decode() for text in texts.to_pylist()]
-        encodings = self._tokenizer.encode_batch_fast(strings, add_special_tokens=False)
-        return _flat([encoding.ids for encoding in encodings])
+        tokenizer = self.plain.tokenizer(strings) if self.plain else self._tokenizer
+        encodings = tokenizer.encode_batch_fast(strings, add_special_tokens=False)
+        ids, offsets = _flat([encoding.ids for encoding in encodings])
+        if self.plain:
+            self.plain.check(ids)
+        return ids, offsets
+
+    def splits(self, left: str, right: str) -> bool:
+        """Whether two texts in one are split between them, before the model sees them.
+
+        Also whether the ids of both are those of the one.
+        """
+        texts = [left, right, left + right]
+        one, two, both = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        if one.ids + two.ids != both.ids:
+            return False
+        words = both.word_ids[max(0, len(one.ids) - 1) : len(one.ids) + 1]
+        return len(set(words)) == len(words)
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
         """The text that `ids` stand for; exact only where the tokenizer is reversible."""
@@ -221,10 +275,13 @@ class HubEngine:
 
 
 class ByteEngine:
-    """A token a byte; 256 ends a document."""
+    """A token a byte; 256 ends a document, and added tokens follow."""
 
     name = "bytes"
     vocab_size = 256
+
+    def __init__(self, added: Mapping[str, int] | None = None) -> None:
+        self._added = {number: token.encode() for token, number in (added or {}).items()}
 
     def encode(self, texts: Any) -> Encoded:
         """The bytes themselves."""
@@ -235,8 +292,11 @@ class ByteEngine:
         return data.astype(np.uint32), offsets
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
-        """The bytes, with what is no byte left out."""
-        return bytes(ids[ids < 256].astype(np.uint8))
+        """The bytes and the added tokens; the end token is left out."""
+        if not self._added or not (ids > 256).any():
+            return bytes(ids[ids < 256].astype(np.uint8))
+        words = [bytes((each,)) if each < 256 else self._added.get(each, b"") for each in ids]
+        return b"".join(words)
 
 
 class ObjectEngine:
@@ -245,14 +305,34 @@ class ObjectEngine:
     name = "object"
     vocab_size = None
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, special_ids: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
-        # tiktoken raises on text that spells a special token; its "ordinary" call does not.
+        self._special = np.array(sorted(special_ids), np.int64)
+        # tiktoken raises on text that holds a special token; its "ordinary" call does not.
         self._encode = getattr(tokenizer, "encode_ordinary", tokenizer.encode)
+        self.eos_token = getattr(tokenizer, "eos_token", None)
+        self._options: dict[str, bool] = {}
+        if any(each.__module__.startswith("transformers.") for each in type(tokenizer).__mro__):
+            # It would parse special tokens in a text, and put others around it.
+            self._options = {"add_special_tokens": False, "split_special_tokens": True}
 
     def encode(self, texts: Any) -> Encoded:
-        """Ids of `texts`, one call a document."""
-        return _flat([_ids(self._encode(text.decode())) for text in texts.to_pylist()])
+        """Ids of `texts`, one call a document.
+
+        Raises:
+            TokenizerError: one of them is a special token's.
+        """
+        strings = [text.decode() for text in texts.to_pylist()]
+        ids, offsets = _flat([_ids(self._encode(each, **self._options)) for each in strings])
+        found = np.flatnonzero(np.isin(ids, self._special))
+        if len(found):
+            text = strings[int(np.searchsorted(offsets, found[0], side="right")) - 1]
+            raise TokenizerError(
+                f"{type(self._tokenizer).__name__}.encode gave the special token {ids[found[0]]:,} "
+                f"for {text[:60]!r}. Text must not write special tokens. Let encode() take them as "
+                "text and add none, or use a tokenizer.json, with which penstock sees to that."
+            )
+        return ids, offsets
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
         """What the object's own `decode` gives."""
@@ -262,6 +342,7 @@ class ObjectEngine:
         return str(self._tokenizer.decode(ids.tolist())).encode()
 
 
+_NOWHERE = np.zeros(0, np.int64)
 _NOTHING: Encoded = (np.zeros(0, np.uint32), np.zeros(1, np.int64))
 
 
@@ -280,3 +361,16 @@ def _flat(rows: list[Sequence[int]]) -> Encoded:
             f"The tokenizer gave the id {ids.min()} or {ids.max()}; ids are 32 bits wide."
         )
     return ids.astype(np.uint32), offsets
+
+
+def _replaced(encoded: Encoded, documents: list[int], ids: list[NDArray[np.uint32]]) -> Encoded:
+    """`encoded` with other ids for some of its documents, which are in order."""
+    old, offsets = encoded
+    lengths = np.diff(offsets)
+    pieces, place = [], int(offsets[0])
+    for row, new in zip(documents, ids, strict=True):
+        pieces += [old[place : offsets[row]], new]
+        place = int(offsets[row + 1])
+        lengths[row] = len(new)
+    pieces.append(old[place : offsets[-1]])
+    return np.concatenate(pieces), np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))

@@ -7,13 +7,16 @@ it, even if every file stays the same.
 """
 
 import logging
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.digest import digest_bytes
+from penstock.digest import digest_bytes, digest_json
 from penstock.errors import TokenizerError
 from penstock.sources.arrow import binary_array
 from penstock.sources.document import Batch
@@ -26,8 +29,26 @@ from penstock.tokenize.engines import (
     HubEngine,
     ObjectEngine,
 )
+from penstock.tokenize.extend import (
+    checked_tokens,
+    extended_definition,
+    extended_encoding,
+    log_added,
+    numbered,
+    padded,
+)
+from penstock.tokenize.objects import (
+    end_id,
+    is_tiktoken,
+    object_digest,
+    special_tokens_known,
+    tiktoken_encoding,
+    vocab_size_of,
+)
+from penstock.tokenize.plain import PlainText
+from penstock.tokenize.supported import refusal
 
-__all__ = ["SpecialTokens", "Tokenizer", "load_tokenizer"]
+__all__ = ["SpecialTokens", "Tokenizer", "load_tokenizer", "with_special"]
 
 SpecialTokens = Literal["text", "parse"]
 
@@ -58,6 +79,13 @@ class Tokenizer:
     reference: Engine | None
     """What the engine is compared with, where there is another implementation."""
     definition: Definition | None = None
+    added_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Tokens that `add_tokens` added, and their ids."""
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """The next multiple of 64 from `vocab_size` on, a fast size for a model's embedding."""
+        return padded(self.vocab_size)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -105,13 +133,21 @@ class Tokenizer:
         return found
 
     @property
+    def eos_token(self) -> str | None:
+        """The text of the token that ends a document, where that is known."""
+        if self.definition is not None:
+            return self.definition.eos_token
+        found = self.engine.eos_token if isinstance(self.engine, ObjectEngine) else None
+        return None if found is None else str(found)
+
+    @property
     def canary(self) -> str:
         """A digest of the ids of a fixed text."""
         return digest_bytes(self.encode(_CANARY).astype("<u4").tobytes())
 
     def describe(self) -> dict[str, Any]:
         """What a manifest records of this tokenizer."""
-        return {
+        told = {
             "name": self.name,
             "digest": self.digest,
             "canary": self.canary,
@@ -120,6 +156,21 @@ class Tokenizer:
             "bos_id": self.bos_id,
             "special_tokens": self.special_tokens,
         }
+        return {**told, "added_tokens": dict(self.added_tokens)} if self.added_tokens else told
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write tokenizer.json and tokenizer_config.json, which `transformers` reads too.
+
+        `load_tokenizer(directory)` gives the same ids and the same digest.
+
+        Raises:
+            TokenizerError: the tokenizer is not one of a tokenizer.json.
+        """
+        if self.definition is None:
+            raise TokenizerError(
+                f"{self.name} is not one of a tokenizer.json, so it cannot be saved as one."
+            )
+        self.definition.save(Path(directory))
 
     def _refuse_outside(self, ids: NDArray[np.uint32], offsets: NDArray[np.int64]) -> None:
         """Raise where an id is not in the vocabulary, instead of storing it cut to size."""
@@ -140,6 +191,7 @@ def load_tokenizer(
     *,
     special_tokens: SpecialTokens = "text",
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto",
+    add_tokens: Iterable[str] | None = None,
 ) -> Tokenizer:
     """The tokenizer that `tokenizer` means.
 
@@ -149,32 +201,83 @@ def load_tokenizer(
             `encode` method. The network is used by tiktoken for an encoding that is not in its
             cache, and for the Hub.
         special_tokens: Whether text that spells a special token is text, or that token.
-        engine: Which program encodes; ids are the same. "auto" is gigatoken where it can load the
-            tokenizer, else `tokenizers`, with a line in the log "penstock".
+        engine: Which program encodes; the ids are those of `tokenizers` in any case. "auto" is
+            gigatoken for tokenizers for which it is known to give these ids, else `tokenizers`,
+            with a message in the log "penstock" that says why. Documents with characters that
+            both treat differently are encoded by `tokenizers` even then.
+        add_tokens: Special tokens to add, such as the markers of a chat template. Their ids follow
+            the vocabulary; those that it has keep theirs.
 
     >>> load_tokenizer("bytes").encode("hé").tolist()
     [104, 195, 169]
+    >>> load_tokenizer("gpt2", add_tokens=["<|im_start|>", "<|im_end|>"]).vocab_size
+    50259
     """
     if special_tokens not in ("text", "parse"):
         raise TokenizerError(f'special_tokens={special_tokens!r} is not "text" or "parse".')
+    more = checked_tokens(add_tokens or ())
     if isinstance(tokenizer, str) and tokenizer == "bytes":
-        tokenizer = Tokenizer(
-            "bytes", digest_bytes(b"bytes"), 257, 256, None, "text", ByteEngine(), None
-        )
+        tokenizer = _bytes({})
     if isinstance(tokenizer, Tokenizer):
         if special_tokens == "parse" and tokenizer.special_tokens == "text":
             raise TokenizerError(f"{tokenizer.name} takes special tokens in a text as text.")
-        return tokenizer
+        return _told(_extended(tokenizer, more)) if more else tokenizer
     if isinstance(tokenizer, str) and tokenizer.startswith("tiktoken:"):
-        tokenizer = _tiktoken(tokenizer.removeprefix("tiktoken:"))
-    definition = (
-        find_definition(str(tokenizer))
-        if isinstance(tokenizer, str) or hasattr(tokenizer, "__fspath__")
-        else from_object(tokenizer)
-    )
+        tokenizer = tiktoken_encoding(tokenizer.removeprefix("tiktoken:"))
+    definition: Definition | None
+    if isinstance(tokenizer, str) or hasattr(tokenizer, "__fspath__"):
+        definition = find_definition(str(tokenizer))
+    else:  # an object, or one of ours under the names of `transformers`
+        inner = getattr(tokenizer, "tokenizer", None)
+        ours = inner.definition if isinstance(inner, Tokenizer) else None
+        definition = ours or from_object(tokenizer)
     if definition is None:
-        return _from_object(tokenizer, special_tokens)
-    return _from_definition(definition, special_tokens, engine)
+        return _told(_from_object(tokenizer, special_tokens, more))
+    return _told(_from_definition(extended_definition(definition, more), special_tokens, engine))
+
+
+def _told(tokenizer: Tokenizer) -> Tokenizer:
+    if tokenizer.added_tokens:
+        log_added(tokenizer.name, tokenizer.added_tokens, tokenizer.vocab_size)
+    return tokenizer
+
+
+def _bytes(added: Mapping[str, int]) -> Tokenizer:
+    digest = digest_json(["bytes", dict(added)]) if added else digest_bytes(b"bytes")
+    size = 257 + len(added)
+    engine = ByteEngine(added)
+    return Tokenizer("bytes", digest, size, 256, None, "text", engine, None, added_tokens=added)
+
+
+def _extended(tokenizer: Tokenizer, tokens: list[str]) -> Tokenizer:
+    """A tokenizer that was loaded before, with more tokens."""
+    if tokenizer.definition is not None:
+        definition = extended_definition(tokenizer.definition, tokens)
+        if definition is tokenizer.definition:
+            return tokenizer
+        return _reloaded(tokenizer, definition)
+    if isinstance(tokenizer.engine, ByteEngine):
+        known = dict(tokenizer.added_tokens)
+        return _bytes(known | numbered([t for t in tokens if t not in known], 257 + len(known)))
+    source = getattr(tokenizer.engine, "_tokenizer", None)
+    made = _from_object(source, tokenizer.special_tokens, tokens)
+    return replace(made, added_tokens={**tokenizer.added_tokens, **made.added_tokens})
+
+
+def with_special(tokenizer: Tokenizer, tokens: Iterable[str]) -> Tokenizer:
+    """`tokenizer`, to which these of its tokens are special, so that no text can write them.
+
+    Its digest stays: all ids mean what they meant.
+    """
+    definition = tokenizer.definition
+    assert definition is not None  # all tokens of others are special, if they are known at all
+    return _reloaded(tokenizer, replace(definition, named=(*definition.named, *tokens)))
+
+
+def _reloaded(tokenizer: Tokenizer, definition: Definition) -> Tokenizer:
+    """The same tokenizer by another definition, with the engine that it had if that can load it."""
+    engine = "tokenizers" if isinstance(tokenizer.engine, HubEngine) else "auto"
+    return _from_definition(definition, tokenizer.special_tokens, engine)
 
 
 def _from_definition(
@@ -185,25 +288,17 @@ def _from_definition(
             f"{definition.name} has dropout={dropout}: it would give other ids at every call, and "
             "no store could be built twice. Set it to null in its tokenizer.json."
         )
-    parse = special_tokens == "parse"
-    reference = HubEngine(definition, parse=parse)
-    chosen: Engine = reference
-    refusal = ""
-    if engine in ("auto", "gigatoken"):
-        try:
-            chosen = GigatokenEngine(definition, parse=parse)
-        except Exception as error:
-            if engine == "gigatoken":
-                raise TokenizerError(
-                    f"gigatoken cannot load {definition.name}: {error}."
-                ) from error
-            refusal = str(error)
-    elif engine != "tokenizers":
+    if engine not in ("auto", "gigatoken", "tokenizers"):
         raise TokenizerError(f'engine={engine!r} is not "auto", "gigatoken" or "tokenizers".')
-    if chosen is reference:
-        reference.load()
+    parse = special_tokens == "parse"
+    fast, reason = (None, "") if engine == "tokenizers" else _fast_engine(definition, parse=parse)
+    if fast is None and engine == "gigatoken":
+        raise TokenizerError(f"gigatoken is not used for {definition.name}: {reason}.")
+    slow = HubEngine(definition, parse=parse)
+    if fast is None:
+        slow.load()
         if engine == "auto":
-            _tell_slow(definition, refusal)
+            _tell_slow(definition, reason)
     return Tokenizer(
         name=definition.name,
         digest=definition.digest,
@@ -211,49 +306,41 @@ def _from_definition(
         eos_id=definition.token_id(definition.eos_token) if definition.eos_token else None,
         bos_id=definition.token_id(definition.bos_token) if definition.bos_token else None,
         special_tokens=special_tokens,
-        engine=chosen,
-        reference=reference if chosen is not reference else None,
+        engine=fast or slow,
+        reference=fast and fast.reference,
         definition=definition,
+        added_tokens=definition.added,
     )
 
 
-def _tell_slow(definition: Definition, refusal: str) -> None:
+def _fast_engine(definition: Definition, *, parse: bool) -> tuple[GigatokenEngine | None, str]:
+    """gigatoken, or None and why it is not used."""
+    # As text, special tokens are hidden from gigatoken, so what it gets is judged.
+    config = definition.config if parse else PlainText(definition).config()
+    if reason := refusal(config, parse=parse):
+        return None, reason
+    try:
+        return GigatokenEngine(definition, parse=parse), ""
+    except Exception as error:  # noqa: BLE001  (gigatoken raises various ones)
+        # A place in gigatoken's own code may follow the first line.
+        return None, f"it cannot load it: {error}".partition("\n")[0]
+
+
+def _tell_slow(definition: Definition, reason: str) -> None:
     """Log that the fast engine is not used, once for each tokenizer."""
     if definition.digest in _told_slow:
         return
     _told_slow.add(definition.digest)
     _log.warning(
-        "gigatoken cannot load %s (%s), so tokenizers encodes: the ids are the same, and it takes "
-        'about 100 times as long. engine="tokenizers" chooses that without this line.',
+        "gigatoken is not used for %s: %s. tokenizers encodes instead; its ids are the ones that "
+        'count, and it takes about 100 times as long. engine="tokenizers" chooses it without this '
+        "message.",
         definition.name,
-        refusal.partition("\n")[0],  # a place in gigatoken's own code may follow
+        reason,
     )
 
 
-def _tiktoken(name: str) -> Any:
-    try:
-        import tiktoken
-    except ImportError:
-        from penstock.errors import MissingExtraError
-
-        raise MissingExtraError(
-            f"The tokenizer tiktoken:{name} needs tiktoken, which is not installed.\n"
-            'Install it with: pip install "penstock[tiktoken]"'
-        ) from None
-    known = tiktoken.list_encoding_names()
-    if name not in known:
-        raise TokenizerError(f"tiktoken has no encoding {name!r}; it has: {', '.join(known)}.")
-    try:
-        return tiktoken.get_encoding(name)
-    except (OSError, ValueError) as error:  # no network, or a file that came damaged
-        raise TokenizerError(
-            f"tiktoken could not fetch the encoding {name!r}: {error}\n"
-            "Run it once where there is a network with TIKTOKEN_CACHE_DIR set, copy that directory "
-            'here and set it again; or use a tokenizer.json. "gpt2" needs no network.'
-        ) from error
-
-
-def _from_object(tokenizer: Any, special_tokens: SpecialTokens) -> Tokenizer:
+def _from_object(tokenizer: Any, special_tokens: SpecialTokens, add_tokens: list[str]) -> Tokenizer:
     """A tokenizer around an object that only promises `encode`."""
     if not callable(getattr(tokenizer, "encode", None)):
         raise TokenizerError(
@@ -264,52 +351,17 @@ def _from_object(tokenizer: Any, special_tokens: SpecialTokens) -> Tokenizer:
             'special_tokens="parse" needs a tokenizer.json; '
             f"{type(tokenizer).__name__} decides by itself."
         )
-    eos = _end_id(tokenizer)
+    tokenizer, added = extended_encoding(tokenizer, add_tokens)
+    eos = end_id(tokenizer)
     name = str(getattr(tokenizer, "name", None) or type(tokenizer).__name__)
     return Tokenizer(
-        name=f"tiktoken:{name}" if _is_tiktoken(tokenizer) else name,
-        digest=_object_digest(tokenizer),
-        vocab_size=_vocab_size(tokenizer),
+        name=f"tiktoken:{name}" if is_tiktoken(tokenizer) else name,
+        digest=object_digest(tokenizer),
+        vocab_size=vocab_size_of(tokenizer),
         eos_id=eos,
         bos_id=getattr(tokenizer, "bos_token_id", None),
         special_tokens=special_tokens,
-        engine=ObjectEngine(tokenizer),
+        engine=ObjectEngine(tokenizer, special_tokens_known(tokenizer).values()),
         reference=None,
+        added_tokens=added,
     )
-
-
-def _end_id(tokenizer: Any) -> int | None:
-    """The id that ends a document, by the names that `transformers` and tiktoken give it."""
-    for attribute in ("eos_token_id", "eot_token"):
-        try:
-            found = getattr(tokenizer, attribute, None)
-        except KeyError:  # a tiktoken encoding without <|endoftext|>
-            continue
-        if found is not None:
-            return int(found)
-    return None
-
-
-def _vocab_size(tokenizer: Any) -> int:
-    for attribute in ("n_vocab", "vocab_size", "get_vocab_size", "__len__"):
-        size = getattr(tokenizer, attribute, None)
-        if size is not None:
-            return int(size() if callable(size) else size)
-    raise TokenizerError(
-        f"{type(tokenizer).__name__} does not say how large its vocabulary is, so the width of the "
-        "stored ids cannot be chosen. Give it an attribute vocab_size."
-    )
-
-
-def _is_tiktoken(tokenizer: Any) -> bool:
-    return type(tokenizer).__module__.partition(".")[0] == "tiktoken"
-
-
-def _object_digest(tokenizer: Any) -> str | None:
-    """A digest of a tiktoken encoding; None for objects whose inside is not known."""
-    ranks = getattr(tokenizer, "_mergeable_ranks", None)
-    if not _is_tiktoken(tokenizer) or ranks is None:
-        return None
-    lines = [tokenizer._pat_str.encode(), repr(sorted(tokenizer._special_tokens.items())).encode()]
-    lines += [token.hex().encode() + b" %d" % rank for token, rank in sorted(ranks.items())]
-    return digest_bytes(b"\n".join(lines))

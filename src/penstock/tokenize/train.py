@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
         )
     if max_bytes is not None and max_bytes < 1:
         raise SourceError(f"max_bytes={max_bytes} leaves no text to learn from.")
-    reading = reading or Reading()
+    reading = replace(reading or Reading(), separators=_separators(special_tokens))
     files = list_files(inputs, reading)
     reader = _Reader(files, reading, max_bytes, max_bad, progress)
     tokenizer = _learn(reader.texts(), vocab_size, special_tokens)
@@ -131,7 +131,9 @@ class _Reader:
             SourceError: there are none, or more rejects than are borne.
         """
         size = sum(file.size for file in self.files)
-        for piece in cut(self.files, self.reading):
+        # Words are split as GPT-2 splits them, and none goes on after the places that are tried.
+        slices = cut(self.files, self.reading, is_cut_safe=lambda left, right: True)
+        for piece in slices:
             for batch in read_slice(self.files, piece, self.reading):
                 texts = self._kept(batch)
                 if texts:
@@ -161,7 +163,7 @@ class _Reader:
                 self.num_bytes += len(texts[kept].encode())
                 kept += 1
             texts = texts[:kept]
-        self.num_documents += len(texts)
+        self.num_documents += len(texts) if batch.edges is None else batch.tally.documents
         return texts
 
     def _refuse_bad(self) -> None:
@@ -179,6 +181,12 @@ class _Reader:
             f"{each.detail}"
             for each in self.first_rejects
         )
+
+
+def _separators(special_tokens: Sequence[str]) -> tuple[str, ...]:
+    """What separates documents under "auto": what would for a tokenizer with these tokens."""
+    tokens = dict.fromkeys(("<|endoftext|>", *special_tokens))
+    return tuple(token for token in tokens if token != "</s>")
 
 
 def _learn(texts: Iterator[list[str]], vocab_size: int, special_tokens: Sequence[str]) -> Any:

@@ -5,7 +5,6 @@ guess is printed. Flags then change single settings of the recipe.
 """
 
 import glob
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,8 +37,7 @@ _FLAGS = {
     "steps": "training.steps",
     "output": "output",
 }
-_INSPECTED_BYTES = 1 << 20
-_BLANK_LINE = re.compile(rb"\n\r?\n")
+_DOCUMENTS = "documents: the text between <|endoftext|> where it is found, otherwise whole files"
 _TOKEN_FILES = {
     ".npy": "data: a token file of GPT-2's tokenizer; no validation",
     ".bin": "data: a token file of GPT-2's tokenizer, uint16 as nanoGPT writes it; no validation",
@@ -64,6 +62,8 @@ def recipe_changes(flags: Mapping[str, Any], settings: list[str]) -> dict[str, A
     if given.pop("num_workers", None) == 0:
         given["prefetch_factor"] = 0
     changes = {_FLAGS[name]: value for name, value in given.items()}
+    if "train_file" in given:  # LocalOpenWebTextDataModule reads its train_file like this
+        changes["data.documents"] = "lines"
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals:
@@ -228,29 +228,13 @@ def _guess_data(path: Path) -> tuple[dict[str, Any], Guesses]:
         return {"train": str(path)}, {finished: ("data.val",)}
     size = path.stat().st_size if path.is_file() else 0
     share = 0.1 if size <= 10 * _MAX_HELD_OUT_BYTES else _MAX_HELD_OUT_BYTES / size
-    documents, why = _documents(path)
-    data = {"train": str(path), "split": f"tail:{share:.6f}", "documents": documents}
+    data = {"train": str(path), "split": f"tail:{share:.6f}"}
     held_out = ("data.split", "data.val", "data.stream")
     return data, {
         "tokenizer: gpt2": ("data.tokenizer",),
-        f"documents: {why}": ("data.documents",),
+        _DOCUMENTS: ("data.documents",),
         f"validation: the last {share:.1%} of the text": held_out,
     }
-
-
-def _documents(path: Path) -> tuple[str, str]:
-    """What a document is, and why; of several files, the first text file decides."""
-    first = path
-    if not path.is_file():
-        pattern = str(path / "**" / "*.txt") if path.is_dir() else str(path)
-        first = Path(min(glob.iglob(pattern, recursive=True), default=pattern))  # noqa: PTH207  (absolute, too)
-    if first.suffix != ".txt" or not first.is_file():
-        return "lines", "one per line or record"
-    with first.open("rb") as stream:
-        begin = stream.read(_INSPECTED_BYTES)
-    if _BLANK_LINE.search(begin):
-        return "paragraphs", "paragraphs, since there are blank lines between them"
-    return "lines", "one per line, since there are no blank lines"
 
 
 def _guess_settings(*, gpu: bool) -> tuple[dict[str, Any], Guesses]:

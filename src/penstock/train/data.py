@@ -29,8 +29,9 @@ from penstock.rows.loss import supervised
 from penstock.rows.packs import Packs
 from penstock.rows.stream import ArrayFile
 from penstock.rows.windows import Windows
-from penstock.store.manifest import FILE_NAME
+from penstock.store.manifest import FILE_NAME, builds, read_manifest
 from penstock.store.reader import TokenStore
+from penstock.store.rules import describe_rules
 from penstock.train.config import TrainingConfig, TrainingJob
 from penstock.train.distributed import World
 
@@ -81,6 +82,17 @@ def open_data(
     return plan, opener.val_rows(held_out)
 
 
+def _is_store(path: Path) -> bool:
+    """Whether there is a store at `path`, or the two sides of a split store."""
+    return any((path / each / FILE_NAME).exists() for each in (".", "train"))
+
+
+def _document_in(store: Path) -> str:
+    """A description of the documents of a store, such as "a whole file"."""
+    path = store if (store / FILE_NAME).exists() else store / "train"
+    return describe_rules(builds(read_manifest(path)))
+
+
 class _Opener:
     """Turns the paths of a `DataConfig` into rows."""
 
@@ -95,7 +107,10 @@ class _Opener:
         if path.suffix in (".npy", ".bin") or (path / FILE_NAME).exists():
             return path, None
         if not (path / "train" / FILE_NAME).exists():
+            is_new = not _is_store(self._stores / name)
             path = self._built(given, name)
+            if is_new:
+                self._log(f"a document is {_document_in(path)}")
         if (path / FILE_NAME).exists():
             return path, None
         return path / "train", path / "val"
@@ -110,7 +125,7 @@ class _Opener:
                 f"The output {store.parent.parent} is inside {given}, which is the text to read: "
                 "the next run would read the files of this one. Use an output elsewhere (-o)."
             )
-        there = any((store / each / FILE_NAME).exists() for each in (".", "train"))
+        there = _is_store(store)
         if not there:
             self._log(f"building {store} from {given}")
         # With other validation data, nothing needs to be held out of the text.
@@ -173,7 +188,7 @@ class _Opener:
             one, other = self.sides(self._config.val, "val")
             held_out = other or one
         elif held_out is not None and _num_tokens(held_out) < _LEAST_TOKENS:
-            self._log(f"no validation: {held_out} holds no text, because documents are not cut")
+            self._log(f"no validation: {held_out} has fewer than {_LEAST_TOKENS} tokens")
             return None
         if held_out is None:
             return None

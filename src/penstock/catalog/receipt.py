@@ -1,0 +1,171 @@
+"""The directory of a fetch: its lock, its files, and a receipt of what was fetched.
+
+The receipt, `.fetched.json`, lists every file that a fetch wrote, with its SHA-256. A fetch
+never overwrites a file with the same contents: its modification time stays, so stores built
+from it stay valid. It may replace a file that the receipt lists unchanged. Any other file
+belongs to the user, and a fetch refuses to overwrite it.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from penstock.errors import FetchError, StoreBusyError
+from penstock.store.files import digest_file, sync_directory, write_file
+from penstock.store.lock import locked
+
+__all__ = ["Receipt", "wait_for_lock"]
+
+# A working fetch writes something within its own deadline of 30 s; twice that is stuck.
+_BUSY_SECONDS = 60.0
+
+
+class Receipt:
+    """The files that were fetched into a directory: SHA-256 by name."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path = directory / ".fetched.json"
+        self._digests: dict[str, str] = {}
+        # Without a readable receipt, every file counts as the user's and nothing is replaced.
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            files = json.loads(self._path.read_bytes())["files"]
+            self._digests = {str(name): str(digest) for name, digest in files.items()}
+
+    def has(self, name: str, *, num_bytes: int | None, sha256: str | None) -> bool:
+        """Return whether the right file is in the directory.
+
+        Raises:
+            FetchError: a different file has its name.
+        """
+        path = self._directory / name
+        if not path.exists():
+            return False
+        # The size first: it costs nothing, while a digest reads the whole file.
+        if num_bytes is not None and path.stat().st_size != num_bytes:
+            raise _occupied(path)
+        expected = sha256 or self._digests.get(name)
+        if expected is None:
+            # The size alone must do; without even that, the file is fetched and compared.
+            return num_bytes is not None
+        if digest_file(path) != expected:
+            raise _occupied(path)
+        return True
+
+    def add(self, name: str, sha256: str) -> None:
+        """Record a file; the receipt is on disk when this returns."""
+        if self._digests.get(name) == sha256:
+            return
+        self._digests[name] = sha256
+        # Added after the file has its name: a kill in between leaves a file that is not listed,
+        # and the next fetch finds it right by its checksum.
+        receipt = {"files": dict(sorted(self._digests.items()))}
+        write_file(self._path, [json.dumps(receipt, indent=1).encode()])
+        sync_directory(self._directory)
+
+    def write(
+        self,
+        name: str,
+        pieces: Iterable[bytes],
+        *,
+        num_bytes: int | None = None,
+        sha256: str | None = None,
+        source: str = "",
+    ) -> Path:
+        """Write `pieces` to the file `name` and record it; return its path.
+
+        Args:
+            name: The name in the directory.
+            pieces: The contents.
+            num_bytes: The right length, if known.
+            sha256: The right SHA-256, if known.
+            source: Where the pieces come from, for messages.
+
+        Raises:
+            FetchError: the contents are not the right ones, or the name belongs to a file of
+                the user.
+        """
+        # Written and checked under another name: a wrong file never has the right name.
+        new = self.temporary(name)
+        size, found = write_file(new, pieces)
+        try:
+            if num_bytes is not None and size != num_bytes:
+                raise FetchError(f"{source} has {size:,} bytes, but {num_bytes:,} are right.")
+            if sha256 is not None and found != sha256:
+                raise FetchError(f"{source} has SHA-256 {found}, but {sha256} is right.")
+            return self.move(name, found)
+        finally:
+            new.unlink(missing_ok=True)
+
+    def temporary(self, name: str) -> Path:
+        """Return the path where the file `name` is written before it gets its name."""
+        return self._directory / f".{name}.new"
+
+    def move(self, name: str, sha256: str) -> Path:
+        """Give the temporary file its name, and record it; return its path.
+
+        Raises:
+            FetchError: the name belongs to a file of the user.
+        """
+        path, new = self._directory / name, self.temporary(name)
+        existing = digest_file(path) if path.exists() else None
+        # Allowed: no file, the same contents, or a file that a fetch wrote and nobody edited.
+        if existing not in (None, sha256, self._digests.get(name)):
+            raise _occupied(path)
+        if existing == sha256:
+            new.unlink()
+        else:
+            new.replace(path)
+            sync_directory(self._directory)
+        self.add(name, sha256)
+        return path
+
+
+def _occupied(path: Path) -> FetchError:
+    return FetchError(
+        f"{path} already exists with other contents, and no fetch wrote it, so it is not "
+        "overwritten. Move it away, or choose another directory: --output DIRECTORY, or "
+        "directory= in Python."
+    )
+
+
+@contextmanager
+def wait_for_lock(directory: Path, waiting: Callable[[int], None]) -> Iterator[None]:
+    """Hold the directory's lock; wait while another process fetches into the directory.
+
+    `waiting` is called every 0.1 s with the bytes in the directory.
+
+    Raises:
+        StoreBusyError: the process that holds the lock wrote nothing for a minute.
+    """
+    seen, since = _sizes(directory), time.monotonic()
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked(directory))
+                break
+            except StoreBusyError:
+                sizes = _sizes(directory)
+                if sizes != seen:
+                    seen, since = sizes, time.monotonic()
+                if time.monotonic() - since > _BUSY_SECONDS:
+                    raise
+                waiting(sum(sizes.values()))
+                time.sleep(0.1)
+        # Left behind by fetches that were killed. `write_file` puts a dot before the name and
+        # `.new` files begin with one already, so these begin with two. Other temporary files may
+        # belong to the user.
+        for path in directory.glob("..*.tmp"):
+            path.unlink(missing_ok=True)
+        yield
+
+
+def _sizes(directory: Path) -> dict[str, int]:
+    """Return the size of each file, which a working process would change."""
+    sizes = {}
+    for path in directory.iterdir():
+        with suppress(FileNotFoundError):  # renamed after it was listed
+            sizes[path.name] = path.stat().st_size
+    return sizes

@@ -1,0 +1,150 @@
+"""Random numbers computed from a key and a column.
+
+The random number for (key, column) is a function value, not the next item of a sequence: the
+finaliser of SplitMix64 applied to key + (column + 1) x golden ratio, modulo 2^64. So each row
+can be drawn alone, in any order and on any machine, with the same result. Large calls take
+about 4 ns per number; they work in blocks that fit in the CPU cache.
+
+    seed, rows ── derive_key ──► key ── row_keys (epoch, sample) ──► one key per row
+                                            │
+                                            ├── subkeys (number) ──► one key per use of the row's
+                                            └── random_bits (column) ──► 64 bits per token
+
+Golden numbers in the tests pin all of this: any change here changes every run.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.digest import derive_key
+from penstock.errors import PlanError
+
+__all__ = [
+    "Integers",
+    "Unsigned",
+    "bernoulli",
+    "bernoulli_table",
+    "integers_below",
+    "random_bits",
+    "row_keys",
+    "subkeys",
+]
+
+Integers = npt.NDArray[np.int64]
+Unsigned = npt.NDArray[np.uint64]
+
+# Numbers per block: 128 KiB, and as much scratch space, so that both fit in the L2 cache.
+_BLOCK = 16_384
+
+
+def _constant(value: int) -> Unsigned:
+    # Arrays wrap around silently; NumPy scalars would warn about overflow.
+    return np.array(value, dtype=np.uint64)
+
+
+_GOLDEN = _constant(0x9E3779B97F4A7C15)  # 2^64 / golden ratio; odd, so multiples cycle through all
+_MIX_1 = _constant(0xBF58476D1CE4E5B9)  # the two multipliers of SplitMix64
+_MIX_2 = _constant(0x94D049BB133111EB)
+_SUBKEY_SALT = _constant(0xA0761D6478BD642F)  # arbitrary; keeps subkeys different from draws
+_LARGEST = _constant(2**64 - 1)
+_0, _1, _11, _27, _30, _31 = (_constant(number) for number in (0, 1, 11, 27, 30, 31))
+
+
+def row_keys(seed: int, source: str, *numbers: npt.ArrayLike) -> Unsigned:
+    """Return one key per row, from a seed, a name for the source, and numbers of the rows.
+
+    `Transformed` passes epochs and samples. Callers that only have positions pass those: each
+    position occurs once in a run, so rows still change in every epoch.
+
+    >>> row_keys(17, "web", [0, 0, 1], [5, 6, 5])
+    array([14511193235820563360,  4703712641486040596, 10166709111080204519],
+          dtype=uint64)
+    """
+    arrays = [np.asarray(each, np.int64).astype(np.uint64) for each in numbers]
+    keys = np.full(len(arrays[0]), derive_key("transform", source, seed), np.uint64)
+    for each in arrays:
+        keys = _mix(keys + each * _GOLDEN)
+    return keys
+
+
+def subkeys(keys: Unsigned, numbers: npt.ArrayLike) -> Unsigned:
+    """Return a new key for each (key, number), one for each random choice made for a row."""
+    return _mix(_mix(keys ^ _SUBKEY_SALT) + np.asarray(numbers).astype(np.uint64) * _GOLDEN)
+
+
+def random_bits(keys: Unsigned, columns: npt.ArrayLike) -> Unsigned:
+    """Return 64 random bits for each (key, column); shapes are broadcast."""
+    return _mix(keys + (np.asarray(columns).astype(np.uint64) + _1) * _GOLDEN)
+
+
+def bernoulli(keys: Unsigned, columns: npt.ArrayLike, rate: float) -> npt.NDArray[np.bool_]:
+    """Return True with probability `rate` for each (key, column); shapes are broadcast."""
+    return np.asarray((random_bits(keys, columns) >> _11) < _threshold(rate))
+
+
+def bernoulli_table(keys: Unsigned, num_columns: int, rate: float) -> npt.NDArray[np.bool_]:
+    """Return `bernoulli` of every key and the columns 0 to `num_columns` - 1, as (keys, columns).
+
+    Equal to `bernoulli(keys[:, None], range(num_columns), rate)`, in a fraction of the memory.
+    """
+    found = np.empty((len(keys), num_columns), np.bool_)
+    threshold = _threshold(rate)
+    steps = np.arange(1, num_columns + 1, dtype=np.uint64) * _GOLDEN
+    rows_per_block = max(1, _BLOCK // max(1, num_columns))
+    for start in range(0, len(keys), rows_per_block):
+        rows = slice(start, start + rows_per_block)
+        numbers = keys[rows, np.newaxis] + steps
+        _mix_in_place(numbers)
+        np.right_shift(numbers, _11, numbers)
+        np.less(numbers, threshold, found[rows])
+    return found
+
+
+def integers_below(keys: Unsigned, columns: npt.ArrayLike, limits: npt.ArrayLike) -> Integers:
+    """Return a uniform integer in [0, limit) for each (key, column, limit).
+
+    2^64 is usually not a multiple of the limit, so `bits % limit` alone would favour small
+    results. Draws from the incomplete last interval are rejected and drawn again.
+    """
+    limits = np.asarray(limits).astype(np.uint64)
+    numbers, columns, keys, limits = np.broadcast_arrays(
+        random_bits(keys, columns), np.asarray(columns), keys, limits
+    )
+    numbers = numbers.copy()
+    # 2^64 mod limit numbers are too many. In uint64, 0 - limit is 2^64 - limit, and
+    # (2^64 - limit) mod limit = 2^64 mod limit. Limit 10: the last 6 of 2^64 are rejected.
+    largest = _LARGEST - (_0 - limits) % limits
+    rejected = np.nonzero(numbers > largest)
+    attempt = 1
+    while len(rejected[0]):
+        numbers[rejected] = random_bits(subkeys(keys[rejected], attempt), columns[rejected])
+        rejected = tuple(each[numbers[rejected] > largest[rejected]] for each in rejected)
+        attempt += 1
+    remainders: Integers = (numbers % limits).astype(np.int64)
+    return remainders
+
+
+def _threshold(rate: float) -> Unsigned:
+    """Return the number that 53 random bits must be below; exact for rates of 2^-53 or more."""
+    if not 0 <= rate <= 1:
+        raise PlanError(f"A rate must be a probability from 0 to 1; got {rate}.")
+    return _constant(round(rate * 2.0**53))
+
+
+def _mix(numbers: Unsigned) -> Unsigned:
+    """Return SplitMix64's finaliser of `numbers`: a bijection on 64 bits that looks random."""
+    numbers = (numbers ^ (numbers >> _30)) * _MIX_1
+    numbers = (numbers ^ (numbers >> _27)) * _MIX_2
+    return numbers ^ (numbers >> _31)
+
+
+def _mix_in_place(numbers: Unsigned) -> None:
+    """Apply `_mix` with one scratch array instead of a new array per operation."""
+    shifted = np.right_shift(numbers, _30)
+    np.bitwise_xor(numbers, shifted, numbers)
+    np.multiply(numbers, _MIX_1, numbers)
+    np.right_shift(numbers, _27, shifted)
+    np.bitwise_xor(numbers, shifted, numbers)
+    np.multiply(numbers, _MIX_2, numbers)
+    np.right_shift(numbers, _31, shifted)
+    np.bitwise_xor(numbers, shifted, numbers)

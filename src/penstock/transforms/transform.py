@@ -1,0 +1,160 @@
+"""The interface of a transform, chains of transforms, and helpers that transforms share.
+
+Rows are a dictionary of arrays. `length` is the number of inputs per row.
+
+    field            shape               set by      meaning
+    tokens           (rows, length + 1)  rows        token ids, in the store's narrow dtype
+    num_targets      (rows,)             rows        if rows are padded on the right: how many
+                                                     leading columns have a next token
+    attention_mask   (rows, length)      rows        if rows are padded on either side: 1 = token
+    same_document    (rows, length)      rows        if rows hold whole documents: whether the
+                                                     next token belongs to the same document
+    document_ids     (rows, length)      rows        if rows know where documents begin
+    labels           (rows, length)      transforms  what a column predicts of itself; never shifted
+    targets          (rows, length)      transforms  what a column predicts of the next column, if
+                                                     that is not `tokens[:, 1:]`
+    target_mask      (rows, length)      transforms  False = ignored by the loss (-100)
+
+Ids keep the dtype of the store. The loader writes -100 when it makes a batch.
+"""
+
+from typing import Any, Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import PlanError
+from penstock.transforms.draws import Integers, Unsigned, subkeys
+
+__all__ = [
+    "Chain",
+    "Fields",
+    "Transform",
+    "align_to_first_token",
+    "copy_for_ids",
+    "exclude_padding",
+    "refuse_fields",
+    "token_spans",
+]
+
+Fields = dict[str, NDArray[Any]]
+
+
+class Transform(Protocol):
+    """Changes rows; a pure function of each row and its key.
+
+    A row must not depend on other rows or on their number. Must be safe to call from several
+    threads.
+    """
+
+    def apply(self, fields: Fields, keys: Unsigned, length: int | None = None) -> Fields:
+        """Return new fields; the arrays in `fields` are not modified.
+
+        Args:
+            fields: `tokens` (rows, length) or (rows, length + 1), and the rows' other fields.
+            keys: One key per row; see `row_keys`.
+            length: Number of inputs per row; all columns if None.
+        """
+
+    def describe(self) -> dict[str, Any]:
+        """Return every setting that affects the result, as JSON; `kind` names the transform."""
+
+
+@final
+class Chain:
+    """Applies several transforms in order; each one gets separate keys."""
+
+    def __init__(self, *transforms: Transform) -> None:
+        if not transforms:
+            raise PlanError("Chain() needs at least one transform; got none.")
+        self.transforms = transforms
+
+    @property
+    def gives_labels(self) -> bool:
+        """Whether each position predicts itself, as after `MaskTokens`."""
+        return any(getattr(each, "gives_labels", False) for each in self.transforms)
+
+    def __repr__(self) -> str:
+        return f"Chain({', '.join(map(repr, self.transforms))})"
+
+    def apply(self, fields: Fields, keys: Unsigned, length: int | None = None) -> Fields:
+        """Return the fields after the last transform; see `Transform.apply`."""
+        for number, transform in enumerate(self.transforms):
+            # Separate keys: with shared keys, two dropouts would drop the same tokens.
+            fields = transform.apply(fields, subkeys(keys, number), length)
+        return fields
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings of all transforms, in order."""
+        return {"kind": "chain", "transforms": [each.describe() for each in self.transforms]}
+
+
+def copy_for_ids(tokens: NDArray[Any], largest_id: int) -> NDArray[Any]:
+    """Return a C-ordered copy of `tokens` whose dtype can hold `largest_id`.
+
+    >>> copy_for_ids(np.array([1, 2], np.uint16), 65_536).dtype
+    dtype('uint32')
+    """
+    fits = largest_id <= np.iinfo(tokens.dtype).max
+    # NumPy would store 65,536 in a uint16 array as 0, so the dtype is widened first.
+    dtype = tokens.dtype if fits else np.promote_types(tokens.dtype, np.uint32)
+    return tokens.astype(dtype, order="C")
+
+
+def token_spans(fields: Fields) -> tuple[Integers, Integers]:
+    """Return the first column of each row's tokens and the column after the last one.
+
+    All other columns are padding.
+
+    >>> token_spans({"tokens": np.zeros((2, 6)), "num_targets": np.array([5, 2])})
+    (array([0, 0]), array([6, 3]))
+    >>> token_spans({"tokens": np.zeros((1, 6)), "attention_mask": np.array([[0, 0, 1, 1, 1]])})
+    (array([2]), array([5]))
+    """
+    num_rows, width = fields["tokens"].shape
+    if "attention_mask" in fields:
+        # Tokens are contiguous, so the first 1 and the number of 1s describe them.
+        real = fields["attention_mask"].astype(np.bool_)
+        starts = real.argmax(axis=1)
+        return starts, starts + real.sum(axis=1)
+    starts = np.zeros(num_rows, np.int64)
+    if "num_targets" in fields:
+        # n targets come from n + 1 tokens, as the first token is not a target.
+        return starts, np.minimum(fields["num_targets"].astype(np.int64) + 1, width)
+    return starts, np.full(num_rows, width, np.int64)
+
+
+def exclude_padding(mask: NDArray[np.bool_], fields: Fields) -> NDArray[np.bool_]:
+    """Return `mask`, (rows, length), with False in every padding column."""
+    starts, stops = token_spans(fields)
+    # No padding, the usual case: nothing to compute.
+    if not starts.any() and (stops >= mask.shape[1]).all():
+        return mask
+    columns = np.arange(mask.shape[1])
+    real: NDArray[np.bool_] = (columns >= starts[:, np.newaxis]) & (columns < stops[:, np.newaxis])
+    return mask & real
+
+
+def align_to_first_token(values: NDArray[Any], starts: Integers) -> NDArray[Any]:
+    """Shift random values, (rows, length), so that each row's begin at its first token.
+
+    A document is then changed the same way whichever side it is padded on, and to any width.
+
+    >>> align_to_first_token(np.array([[7, 8, 9], [7, 8, 9]]), np.array([0, 1])).tolist()
+    [[7, 8, 9], [7, 7, 8]]
+    """
+    if not starts.any():
+        return values
+    columns = np.arange(values.shape[1]) - starts[:, np.newaxis]
+    # Padding columns get an arbitrary value (that of column 0); callers exclude padding.
+    return np.take_along_axis(values, np.maximum(columns, 0), axis=1)
+
+
+def refuse_fields(fields: Fields, name: str, *refused: str) -> None:
+    """Raise PlanError if rows have one of the `refused` fields, which `name` would invalidate."""
+    found = [field for field in refused if field in fields]
+    if found:
+        raise PlanError(
+            f"{name} changes tokens, which would make {' and '.join(map(repr, found))} of these "
+            "rows wrong. Put it before the transform that adds them, or use rows without them."
+        )

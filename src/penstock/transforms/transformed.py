@@ -1,0 +1,113 @@
+"""Rows with a transform, for a plan or a loader.
+
+    Plan({"web": Windows(web, 1024), "code": Transformed(Windows(code, 1024), middle, seed=17)})
+
+A changed row depends only on (seed, rows, epoch, sample). A plan's position determines epoch
+and sample, so it determines the row. Each sample occurs once per epoch of its source, so no
+row is changed the same way twice. The position itself is not the key: then a row would
+change with the weights of the mixture. Here, two runs that differ only in weights read the
+same rows in a different order.
+"""
+
+from functools import cached_property
+from operator import index
+from typing import Any, Protocol, final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.digest import digest_json
+from penstock.transforms.draws import Integers, row_keys
+from penstock.transforms.transform import Fields, Transform
+
+__all__ = ["TRANSFORM_FORMAT", "Transformed"]
+
+TRANSFORM_FORMAT = 2
+"""Part of every digest. Increased when the same arguments produce different rows."""
+
+
+class _InnerRows(Protocol):
+    length: int
+
+    def __len__(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
+
+    def read(self, samples: Integers) -> Fields: ...
+
+
+@final
+class Transformed:
+    """Rows changed by a transform; themselves rows, with a digest of their own.
+
+    All other attributes (`num_tokens`, `part_rows`, `read_ahead`) are those of the rows.
+    Immutable, and safe to read from several threads if the rows are.
+
+    Args:
+        rows: The rows to change, such as `Windows`, or rows that are already transformed.
+        transform: The transform; use `Chain` for several.
+        seed: Any integer. Another seed gives other random choices.
+    """
+
+    def __init__(self, rows: _InnerRows, transform: Transform, *, seed: int = 0) -> None:
+        self.rows = rows
+        self.transform = transform
+        self.seed = index(seed)
+        self.length = rows.length
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        return f"Transformed({self.rows!r}, {self.transform!r}, seed={self.seed})"
+
+    def __getattr__(self, name: str) -> Any:
+        # While an object is unpickled, `rows` is not set yet; looking it up would recurse.
+        if name == "rows" or name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.rows, name)
+
+    @property
+    def gives_labels(self) -> bool:
+        """Whether places predict themselves instead of the next token."""
+        return any(getattr(each, "gives_labels", False) for each in (self.transform, self.rows))
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of rows, transform and seed; the plan's digest is computed from it."""
+        return digest_json(
+            ["transformed", TRANSFORM_FORMAT, self.rows.digest, self.seed, self._described]
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return the description of the rows, with a short one of the transform added."""
+        rows: Any = self.rows
+        described = rows.describe() if hasattr(rows, "describe") else {}
+        # Eight digits of the settings' digest: a state names the transform in under 100 bytes.
+        short = f"{self._described['kind']} {digest_json(self._described)[:8]}"
+        before = f"{described['transform']}, " if "transform" in described else ""
+        return {**described, "transform": f"{before}{short} seed {self.seed}"}
+
+    def read(self, samples: npt.ArrayLike) -> Fields:
+        """Return the rows `samples` as they are in epoch 0."""
+        samples = np.asarray(samples, np.int64)
+        return self.read_epochs(samples, np.zeros(len(samples), np.int64))
+
+    def read_epochs(self, samples: npt.ArrayLike, epochs: npt.ArrayLike) -> Fields:
+        """Return the rows `samples`, each as it is in its epoch; the loader calls this."""
+        samples, epochs = np.asarray(samples, np.int64), np.asarray(epochs, np.int64)
+        inner: Any = self.rows
+        # Inner rows that are transformed too must be read in the same epoch.
+        if hasattr(inner, "read_epochs"):
+            fields = inner.read_epochs(samples, epochs)
+        else:
+            fields = inner.read(samples)
+        # The digest of the rows is part of the key, so two sources make independent choices.
+        keys = row_keys(self.seed, self.rows.digest, epochs, samples)
+        changed: Fields = self.transform.apply(fields, keys, self.length)
+        return changed
+
+    @cached_property
+    def _described(self) -> dict[str, Any]:
+        return self.transform.describe()
