@@ -23,7 +23,7 @@ import typer
 
 from penstock.cli.decode import show_document
 from penstock.cli.info import show_summary
-from penstock.cli.outcome import Outcome, measured_build
+from penstock.cli.progress import Outcome, measured_build
 from penstock.cli.terminal import console, shell_word, write
 from penstock.cli.units import duration_text, size_text
 from penstock.errors import SourceError

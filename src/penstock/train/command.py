@@ -136,7 +136,7 @@ def _sample_text(job: TrainingJob, model: GPT) -> str:
     store = stores_of(next(iter(job.plan.sources.values())))[0]
     if not isinstance(store, TokenStore):
         raise TrainError(f"{store.path} does not record its tokenizer")
-    from penstock.store.decode import tokenizer_of  # needs packages that training does not
+    from penstock.store.reader import tokenizer_of  # needs packages that training does not
 
     tokenizer = tokenizer_of(store.manifest)
     # The end token precedes the first token of every document but the first, so after it the model

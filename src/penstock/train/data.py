@@ -25,13 +25,13 @@ from penstock.loader.loader import Loader
 from penstock.order.growing import GrowingPlan
 from penstock.order.plan import Plan, Rows
 from penstock.recipe import DataConfig, RowKind
-from penstock.rows.loss import supervised
 from penstock.rows.packs import Packs
-from penstock.rows.stream import ArrayFile
+from penstock.rows.supervised import supervised
+from penstock.rows.tokens import ArrayFile
 from penstock.rows.windows import Windows
+from penstock.store.explain import describe_rules
 from penstock.store.manifest import FILE_NAME, builds, read_manifest
 from penstock.store.reader import TokenStore
-from penstock.store.rules import describe_rules
 from penstock.train.config import TrainingConfig, TrainingJob
 from penstock.train.distributed import World
 
