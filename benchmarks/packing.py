@@ -36,9 +36,9 @@ from stores import write_store
 
 from penstock.digest import digest_bytes
 from penstock.loader.loader import Loader
+from penstock.rows.documents import Documents
 from penstock.rows.packing import pack
 from penstock.rows.packs import Packs
-from penstock.rows.padded import Documents
 from penstock.rows.windows import Windows
 from penstock.store.manifest import FILE_NAME, PartRecord, part_file, read_manifest, spell
 from penstock.store.npy import header

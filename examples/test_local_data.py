@@ -11,8 +11,8 @@ import argparse
 import sys
 import time
 
-from penstock.check.trial import Trial, check
-from penstock.sources.reading import Reading
+from penstock.check.check import Trial, check
+from penstock.sources.settings import Reading
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from penstock.sources.document import Tally
 from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
-from penstock.sources.reading import Reading
+from penstock.sources.settings import Reading
 from penstock.sources.slices import cut
 
 ROOT = Path(__file__).parent.parent

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from penstock.chat.chat import Chat as Chat
     from penstock.chat.chat import render as render
     from penstock.loader.loader import Loader as Loader
+    from penstock.order.budget import Budget as Budget
     from penstock.order.plan import Plan as Plan
-    from penstock.rows.budget import Budget as Budget
+    from penstock.rows.documents import Documents as Documents
     from penstock.rows.packs import Packs as Packs
-    from penstock.rows.padded import Documents as Documents
-    from penstock.rows.stream import ArrayFile as ArrayFile
+    from penstock.rows.tokens import ArrayFile as ArrayFile
     from penstock.rows.windows import Windows as Windows
     from penstock.sources.texts import Texts as Texts
     from penstock.store.build import build as build
@@ -32,10 +32,10 @@ __version__ = "0.1.0"
 # Loaded on first use: `import penstock` costs milliseconds and brings in neither torch
 # nor Arrow.
 _HOMES = {
-    "ArrayFile": "penstock.rows.stream",
-    "Budget": "penstock.rows.budget",
+    "ArrayFile": "penstock.rows.tokens",
+    "Budget": "penstock.order.budget",
     "Chat": "penstock.chat.chat",
-    "Documents": "penstock.rows.padded",
+    "Documents": "penstock.rows.documents",
     "Loader": "penstock.loader.loader",
     "Packs": "penstock.rows.packs",
     "Plan": "penstock.order.plan",

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.chat.arguments import parts_of
 from penstock.chat.chat import Chat
 from penstock.chat.template import Template
-from penstock.chat.written import parts_of
 from penstock.errors import ChatError
 
 TEMPLATES = Path(__file__).parent / "templates"

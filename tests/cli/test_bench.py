@@ -8,8 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock.cli import speed
-from penstock.cli.bench import bench_command
-from penstock.cli.speed import NEEDS, Need, measure_speed
+from penstock.cli.bench import NEEDS, Need, bench_command, measure_speed
 
 SMALL = ("--length", "16", "--batch-size", "4", "--seconds", "0.1")
 

@@ -10,8 +10,8 @@ import pyarrow.parquet
 import pytest
 
 from penstock.check import trial as module
-from penstock.check.trial import CHECKS, Trial, check
-from penstock.sources.reading import Reading
+from penstock.check.check import CHECKS, Trial, check
+from penstock.sources.settings import Reading
 
 LINES = [
     "✅ File Existence PASSED",

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.loader.fingerprint import of_samples, of_tokens
+from penstock.loader.fingerprint import of_samples, of_tokens, read_log
 from penstock.loader.loader import Loader
-from penstock.loader.log import read_log
 from penstock.order.plan import Plan
 from penstock.rows.windows import Windows
 

@@ -13,7 +13,7 @@ import penstock
 from penstock.errors import ResumeError
 from penstock.loader.loader import Loader
 from penstock.order.plan import Plan
-from penstock.rows.stream import ArrayFile
+from penstock.rows.tokens import ArrayFile
 from penstock.rows.windows import Windows
 
 

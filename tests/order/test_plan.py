@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from penstock.digest import derive_key, digest_json
 from penstock.errors import PlanError
+from penstock.order.arguments import Caps
 from penstock.order.permute import permute
 from penstock.order.plan import Plan, Sample
 from penstock.order.shuffle import Block
-from penstock.order.terms import Caps
 
 MODES = ["full", "none", "part", "block", Block(rows=3, group=2)]
 

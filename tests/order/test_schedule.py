@@ -4,10 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.order.debts import debts_after, debts_of_present
-from penstock.order.mix import Mix
+from penstock.order.interleave import Mix
 from penstock.order.schedule import Schedule, Stage
-from penstock.order.settle import SettlingMix
+from penstock.order.settle import SettlingMix, debts_after, debts_of_present
 from penstock.order.weights import exact_weights
 
 

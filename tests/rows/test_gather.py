@@ -11,7 +11,7 @@ import penstock
 from penstock.loader.loader import Loader
 from penstock.order.plan import Plan
 from penstock.rows.gather import JoinedWindows, gather
-from penstock.rows.stream import ArrayFile, Stream
+from penstock.rows.tokens import ArrayFile, Stream
 from penstock.rows.windows import Windows
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import PlanError
-from penstock.rows.documents import cu_seqlens
 from penstock.rows.packs import Packs
-from penstock.rows.stream import Stream
+from penstock.rows.tokens import Stream
+from penstock.rows.windows import cu_seqlens
 
 part_lengths = st.lists(
     st.lists(st.integers(0, 12) | st.integers(0, 90), max_size=20), min_size=1, max_size=4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock import Documents, Loader, Packs, Plan, Windows
 from penstock.errors import PlanError
-from penstock.rows.loss import Supervised
+from penstock.rows.supervised import Supervised
 from penstock.store.manifest import FILE_NAME, PartRecord, part_file, read_manifest, spell
 from penstock.store.npy import header
 from penstock.transforms import MaskTokens, Transformed

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
-from penstock.rows.padded import Documents
 
 
 @pytest.mark.parametrize("length", [5, 16, 64])

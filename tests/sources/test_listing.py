@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import MissingExtraError, PenstockError, SourceError
 from penstock.sources.listing import list_files
-from penstock.sources.reading import Reading
+from penstock.sources.settings import Reading
 
 
 def names(inputs, **options):

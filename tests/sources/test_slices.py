@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.sources.listing import list_files
-from penstock.sources.reading import Reading
+from penstock.sources.settings import Reading
 from penstock.sources.slices import cut
 
 names = st.sampled_from(["a.txt", "b.jsonl", "c.txt.gz", "d.txt", "e.jsonl.gz", "f.txt"])

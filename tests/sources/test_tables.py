@@ -290,7 +290,7 @@ import sys
 from penstock.errors import PenstockError
 from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
-from penstock.sources.reading import Reading
+from penstock.sources.settings import Reading
 from penstock.sources.slices import cut
 path, reading = sys.argv[1], Reading()
 data = open(path, "rb").read()

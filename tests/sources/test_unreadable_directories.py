@@ -15,7 +15,7 @@ import pytest
 
 from penstock.errors import SourceError
 from penstock.sources.listing import list_files
-from penstock.sources.reading import Reading
+from penstock.sources.settings import Reading
 
 PR_CAPBSET_DROP = 24
 CAPABILITIES = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
@@ -23,7 +23,7 @@ LIST = """
 import sys
 import penstock
 from penstock.sources.listing import list_files
-from penstock.sources.reading import Reading
+from penstock.sources.settings import Reading
 for pattern in sys.argv[1:]:
     try:
         print(len(list_files(pattern, Reading(format="text"))))

@@ -19,7 +19,7 @@ import penstock as ps
 from penstock.errors import SourceError, StoreError
 from penstock.sources import whole
 from penstock.sources.listing import list_files
-from penstock.sources.reading import Reading
+from penstock.sources.settings import Reading
 from penstock.sources.slices import cut
 from penstock.store.cuts import cut_safety
 from penstock.tokenize.definition import find_definition

@@ -9,8 +9,8 @@ import penstock
 from penstock.errors import PlanError, StoreError, UnknownLengthError
 from penstock.loader.loader import Loader
 from penstock.order.growing import GrowingPlan
+from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
-from penstock.rows.padded import Documents
 from penstock.rows.windows import Windows
 from penstock.sources.slices import cut
 from penstock.testing import global_rows

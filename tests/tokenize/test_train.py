@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import SourceError, TokenizerError
-from penstock.sources.reading import Reading
+from penstock.sources.settings import Reading
 from penstock.tokenize.engines import GigatokenEngine
 from penstock.tokenize.train import train_tokenizer
 

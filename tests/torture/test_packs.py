@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock import Documents, Loader, Packs, Plan, Windows
-from penstock.rows.budget import Budget
+from penstock.order.budget import Budget
 from penstock.store.manifest import FILE_NAME, PartRecord, part_file, read_manifest, spell
 from penstock.store.npy import header
 from penstock.testing import assert_resumable

@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.errors import PlanError
-from penstock.rows.padded import Documents
+from penstock.rows.documents import Documents
 from penstock.transforms import Chain, FillInTheMiddle, MaskTokens, TokenDropout, Transformed
 
 LENGTH, EOS, MASK = 24, 256, 257

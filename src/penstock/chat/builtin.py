@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from penstock.chat.script import Script
+from penstock.chat.messages import Script
 
 __all__ = ["BUILTIN", "WRITERS", "builtin_source"]
 

@@ -19,15 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.chat.encode import Borders, EncodedScripts, ScriptEncoder
-from penstock.chat.markers import Markers
-from penstock.chat.messages import to_conversation
-from penstock.chat.needed import tokenizer_with_markers
-from penstock.chat.offsets import ANCHOR
+from penstock.chat.messages import Script, Span, to_conversation
 from penstock.chat.renderer import Renderer, Rewritten
 from penstock.chat.report import TurnReport
-from penstock.chat.script import Script, Span
-from penstock.chat.special import special_tokens_of
+from penstock.chat.required_tokens import tokenizer_with_markers
+from penstock.chat.special_tokens import Markers, special_tokens_of
 from penstock.chat.template import Template, load_template
+from penstock.chat.token_spans import ANCHOR
 from penstock.digest import digest_json
 from penstock.errors import ChatError, TemplateError
 from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer

@@ -18,9 +18,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.chat.offsets import Placer
-from penstock.chat.script import Script
-from penstock.chat.special import special_tokens_of
+from penstock.chat.messages import Script
+from penstock.chat.special_tokens import special_tokens_of
+from penstock.chat.token_spans import Placer
 from penstock.errors import TokenizerError
 from penstock.tokenize.tokenizer import Tokenizer
 

@@ -25,7 +25,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock.chat.arguments import is_arguments, items_of, to_json
-from penstock.chat.trace import Leaf, Traced, derived, leaves_in, traced_join
+from penstock.chat.provenance import Leaf, Traced, derived, leaves_in, traced_join
 from penstock.errors import ChatError, TemplateError
 
 __all__ = ["GENERATION", "Program"]

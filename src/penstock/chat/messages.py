@@ -13,13 +13,51 @@ A message with `"train": false` (or OpenAI's `"weight": 0`) is read and not trai
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.chat.written import parts_of
+from penstock.chat.arguments import parts_of
 from penstock.errors import ChatError
 
-__all__ = ["Conversation", "to_conversation"]
+__all__ = ["Conversation", "Script", "Span", "merged", "to_conversation"]
+
+Span = tuple[int, int]
+"""Characters `[start, stop)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a template made of a conversation."""
+
+    text: str
+    content: list[Span]
+    """Ascending, not touching."""
+    trained: list[Span]
+    """Ascending, not touching."""
+    rewritten: tuple[int, ...] = ()
+    """Messages of the assistant of which the template left something out."""
+    unthought: int = 0
+    """How many turns are not trained on because the template leaves out their thought."""
+    unended: tuple[int, ...] = ()
+    """Where turns that are trained on stop without a token that ends them."""
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Spans in order, with those that touch or overlap made one.
+
+    >>> merged([(4, 6), (0, 2), (2, 3), (5, 9)])
+    [(0, 3), (4, 9)]
+    """
+    found: list[Span] = []
+    for start, stop in sorted(spans):
+        if found and start <= found[-1][1]:
+            if stop > found[-1][1]:
+                found[-1] = (found[-1][0], stop)
+        elif start < stop:
+            found.append((start, stop))
+    return found
+
 
 _SPEAKERS = {
     **dict.fromkeys(("human", "user", "prompter"), "user"),

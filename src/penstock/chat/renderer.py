@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from penstock.chat.builtin import WRITERS
+from penstock.chat.cross_check import shape_of, texts_of, twin_of
 from penstock.chat.jinja import GENERATION, Program
-from penstock.chat.markers import Markers
-from penstock.chat.messages import Conversation
-from penstock.chat.script import Script, Span, merged
+from penstock.chat.messages import Conversation, Script, Span, merged
+from penstock.chat.provenance import Leaf, Run, Traced, trace, traced_join
+from penstock.chat.special_tokens import Markers
 from penstock.chat.template import Template, is_builtin
-from penstock.chat.trace import Leaf, Run, Traced, trace, traced_join
 from penstock.chat.turns import (
     ANSWER,
     QUESTION,
@@ -28,7 +28,6 @@ from penstock.chat.turns import (
     find_turns,
     generation_turns,
 )
-from penstock.chat.twin import shape_of, texts_of, twin_of
 from penstock.errors import ChatError
 
 __all__ = ["Renderer", "Rewritten"]

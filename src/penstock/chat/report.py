@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.chat.script import Script
+from penstock.chat.messages import Script
 
 __all__ = ["TurnReport"]
 

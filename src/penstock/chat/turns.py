@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.chat.jinja import GENERATION
-from penstock.chat.markers import Markers
-from penstock.chat.messages import Conversation
-from penstock.chat.script import Span, merged
-from penstock.chat.trace import Leaf, Run, Traced
+from penstock.chat.messages import Conversation, Span, merged
+from penstock.chat.provenance import Leaf, Run, Traced
+from penstock.chat.special_tokens import Markers
 from penstock.errors import ChatError, TemplateError
 
 __all__ = ["Habits", "Turn", "find_habits", "find_turns", "generation_turns"]

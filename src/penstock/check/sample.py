@@ -4,14 +4,14 @@ from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 from penstock.errors import SourceError
+from penstock.sources.decompress import Expanded
 from penstock.sources.document import Reject
-from penstock.sources.expand import Expanded
 from penstock.sources.listing import InputFile, open_file
-from penstock.sources.pieces import file_rule
 from penstock.sources.read import byte_order_mark, read_slice
-from penstock.sources.reading import Reading
+from penstock.sources.settings import Reading
 from penstock.sources.slices import cut
-from penstock.sources.split import splitter_for
+from penstock.sources.splitters import splitter_for
+from penstock.sources.whole import file_rule
 
 __all__ = ["LookedAt", "hint", "sample", "text_bytes"]
 

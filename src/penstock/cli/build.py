@@ -20,7 +20,7 @@ from penstock.cli.options import (
     Inputs,
     MaxBadOption,
 )
-from penstock.cli.outcome import measured_build
+from penstock.cli.progress import measured_build
 from penstock.cli.terminal import console, print_json, visible
 
 if TYPE_CHECKING:

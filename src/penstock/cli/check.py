@@ -18,8 +18,8 @@ from penstock.cli.terminal import console, print_json, visible, write
 from penstock.cli.units import duration_text, number_of, size_text
 
 if TYPE_CHECKING:
+    from penstock.check.check import Finding, Report
     from penstock.check.sample import LookedAt
-    from penstock.check.trial import Finding, Report
 
 __all__ = ["check_command"]
 
@@ -75,8 +75,8 @@ def check_command(
 
     penstock check train.txt val.txt
     """
-    from penstock.check.trial import Trial, check
-    from penstock.sources.reading import Reading
+    from penstock.check.check import Trial, check
+    from penstock.sources.settings import Reading
 
     # A training and a validation file are read as LocalOpenWebTextDataModule reads them.
     usual = "lines" if not files or len(files) == 2 else "auto"
@@ -127,7 +127,7 @@ def _show_file(file: "LookedAt") -> None:
 
 
 def _rows(file: "LookedAt") -> list[tuple[str, Any]]:
-    from penstock.store.rules import rule_text
+    from penstock.store.explain import rule_text
 
     packed = f", {file.compression}" if file.compression else ""
     rows: list[tuple[str, Any]] = [("size", f"{size_text(file.num_bytes)}{packed}")]

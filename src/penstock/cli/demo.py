@@ -17,7 +17,7 @@ from penstock.cli.demo_batches import (
     show_training,
 )
 from penstock.cli.info import show_summary
-from penstock.cli.outcome import Outcome, measured_build
+from penstock.cli.progress import Outcome, measured_build
 from penstock.cli.terminal import console, shell_word, write
 from penstock.cli.units import duration_text, size_text
 

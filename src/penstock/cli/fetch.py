@@ -143,7 +143,7 @@ def _show(fetched: "Fetched", stores: "dict[str, TokenStore]") -> None:
             row += f"; store {visible(stores[split].path.name)}, {tokens}"
         rows.append((split, row))
     if stores:
-        from penstock.store.rules import describe_rules
+        from penstock.store.explain import describe_rules
 
         contents = next(iter(stores.values())).manifest.contents
         rows.append(("document is", visible(describe_rules(contents["builds"]), lines=False)))

@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import AsJson, StoreArgument
-from penstock.cli.stores import stores_at
+from penstock.cli.options import AsJson, StoreArgument, stores_at
 from penstock.cli.tables import documents_text, facts, histogram_lines, reasons_text
 from penstock.cli.terminal import console, print_json, visible, write
 from penstock.cli.units import number_of, size_text

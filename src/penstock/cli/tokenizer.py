@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.background import in_background
 from penstock.cli.options import (
     AsJson,
     DocumentsOption,
@@ -20,7 +19,7 @@ from penstock.cli.options import (
 )
 from penstock.cli.progress import bar
 from penstock.cli.tables import facts
-from penstock.cli.terminal import console, print_json, shell_word, visible
+from penstock.cli.terminal import console, in_background, print_json, shell_word, visible
 from penstock.cli.units import size_text
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def train_command(
 
     penstock tokenizer train corpus.txt -o tokenizer.json --vocab-size 16000
     """
-    from penstock.sources.reading import Reading
+    from penstock.sources.settings import Reading
     from penstock.tokenize.train import train_tokenizer
 
     # Values of the enumerations are those of the library, which checks them again.

@@ -3,9 +3,8 @@
 import time
 from typing import Any
 
-from penstock.cli.options import AsJson, StoreArgument
+from penstock.cli.options import AsJson, StoreArgument, stores_at
 from penstock.cli.progress import bar
-from penstock.cli.stores import stores_at
 from penstock.cli.terminal import print_json, visible, write
 from penstock.cli.units import duration_text, number_of
 

@@ -34,11 +34,11 @@ from penstock.integrations.shares import (
     read_weights,
     token_counts,
 )
-from penstock.order.mixture import Mixture
 from penstock.order.plan import Plan
 from penstock.order.schedule import Origin, Schedule
 from penstock.order.schedule import Stage as OrderStage
 from penstock.order.shuffle import Domain
+from penstock.order.weighted import Mixture
 from penstock.order.weights import Weight, as_fraction, exact_weights
 
 __all__ = ["Blend", "Stage", "blend_of", "digest_examples"]

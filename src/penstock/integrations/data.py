@@ -23,7 +23,7 @@ from penstock.errors import SourceError, StoreBusyError
 from penstock.integrations.cache import cache_directory
 from penstock.integrations.spool import is_dataset, spool
 from penstock.sources.listing import list_files
-from penstock.sources.reading import Reading
+from penstock.sources.settings import Reading
 from penstock.sources.texts import Texts
 from penstock.store.build import build
 from penstock.store.manifest import FILE_NAME

@@ -24,8 +24,8 @@ from penstock.integrations.module import ResumableDataModule
 from penstock.integrations.tokenizer import named_tokenizer
 from penstock.integrations.windows import Labels, check_labels
 from penstock.loader.packed import check_packed, prepare
+from penstock.rows.documents import Documents, Overflow
 from penstock.rows.packs import Packs
-from penstock.rows.padded import Documents, Overflow
 from penstock.rows.windows import Windows
 from penstock.store.reader import TokenStore
 from penstock.tokenize.tokenizer import load_tokenizer

@@ -11,8 +11,8 @@ from penstock.integrations.windows import Labels, check_labels
 from penstock.loader.loader import Loader
 from penstock.loader.packed import check_packed, gives_positions, keep_documents_apart
 from penstock.order.plan import Plan
+from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
-from penstock.rows.padded import Documents
 from penstock.rows.windows import Windows
 
 __all__ = ["Formatted", "RowItems", "formatted"]

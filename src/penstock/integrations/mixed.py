@@ -20,7 +20,7 @@ from penstock.errors import PlanError, SourceError
 from penstock.integrations.blend import Blend, blend_of
 from penstock.integrations.collate import default_collate_fn, stacked
 from penstock.integrations.shares import Lengths, Weights, whole_number
-from penstock.order.terms import quoted
+from penstock.order.arguments import quoted
 
 __all__ = ["Drawn", "IndexMap", "MultiplexDataset", "Place"]
 

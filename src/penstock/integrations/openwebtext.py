@@ -20,7 +20,7 @@ from penstock.integrations.feed import EvaluationBatches, Feed, TrainingBatches
 from penstock.integrations.module import ResumableDataModule
 from penstock.integrations.tokenizer import named_tokenizer
 from penstock.integrations.windows import Labels, check_labels
-from penstock.rows.stream import ArrayFile
+from penstock.rows.tokens import ArrayFile
 from penstock.rows.windows import Windows
 from penstock.tokenize.tokenizer import load_tokenizer
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from torch.utils.data import Dataset
 
-from penstock.loader.assemble import IGNORED, Assembler, Block
-from penstock.loader.make import Maker
+from penstock.loader.batch import Maker
+from penstock.loader.read import IGNORED, Assembler, Block
 from penstock.order.shard import PADDING, Shard
 from penstock.order.steps import Steps
 

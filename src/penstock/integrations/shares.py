@@ -5,7 +5,7 @@ from operator import index
 from typing import Any, Literal, get_args
 
 from penstock.errors import PlanError
-from penstock.order.terms import quoted
+from penstock.order.arguments import quoted
 from penstock.order.weights import Weight, exact_weights
 
 __all__ = [

@@ -7,13 +7,13 @@ from typing import Any, cast
 import torch
 
 from penstock.errors import PlanError
+from penstock.order.budget import Budget
 from penstock.order.growing import GrowingPlan, GrowingRows
 from penstock.order.integers import END
 from penstock.order.plan import Plan, Rows
 from penstock.order.shuffle import Block as ShuffleBlock
 from penstock.order.shuffle import Mode
 from penstock.order.steps import Steps
-from penstock.rows.budget import Budget
 
 __all__ = ["batch_sizes", "budgeted", "plan_of", "run_end", "steps_of", "topology"]
 

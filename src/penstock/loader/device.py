@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.loader.assemble import IDS
+from penstock.loader.read import IDS
 
 __all__ = ["DeviceCopy"]
 

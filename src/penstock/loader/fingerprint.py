@@ -5,7 +5,9 @@ depend on order, so the fingerprints of all ranks add up to that of one process 
 the same global batch. Two runs whose fingerprints agree at a step saw the same rows.
 """
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,35 @@ from numpy.typing import NDArray
 
 from penstock.digest import derive_key
 
-__all__ = ["combine", "of_samples", "of_tokens", "source_keys"]
+__all__ = ["FingerprintLog", "combine", "of_samples", "of_tokens", "read_log", "source_keys"]
+
+
+class FingerprintLog:
+    """A file with a line for each step: step, position after it, fingerprint."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def add(self, step: int, position: int, fingerprint: int) -> None:
+        """Add one line; it is in the file when this returns."""
+        line = json.dumps(
+            {"step": step, "position": position, "fingerprint": f"{fingerprint:016x}"}
+        )
+        with self._path.open("a", encoding="ascii") as stream:
+            stream.write(line + "\n")
+
+
+def read_log(path: str | Path) -> dict[int, str]:
+    """The fingerprint of each step in a log, by the position after the step.
+
+    The last one counts where a step was repeated. By position, because steps are counted
+    anew after a resume with another batch size.
+    """
+    lines = Path(path).read_text(encoding="ascii").splitlines()
+    entries = [json.loads(line) for line in lines]
+    return {entry["position"]: entry["fingerprint"] for entry in entries}
+
 
 _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
 

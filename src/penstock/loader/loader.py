@@ -16,17 +16,17 @@ import torch
 
 from penstock.errors import PlanError, ResumeError, UnknownLengthError
 from penstock.loader.arguments import batch_sizes, budgeted, plan_of, steps_of, topology
-from penstock.loader.assemble import MOST_STEPS, Assembler, Block
-from penstock.loader.batch import Format, Shape
+from penstock.loader.batch import Format, Made, Maker, Shape
 from penstock.loader.device import DeviceCopy
 from penstock.loader.extent import Extent
-from penstock.loader.log import FingerprintLog
-from penstock.loader.make import Made, Maker
+from penstock.loader.fingerprint import FingerprintLog
 from penstock.loader.packed import check_packed, gives_positions
 from penstock.loader.prefetch import Ahead
-from penstock.loader.prefix import identity_at, place_of
+from penstock.loader.read import MOST_STEPS, Assembler, Block
 from penstock.loader.state import check_state, identify, write_state
+from penstock.loader.state_prefix import identity_at, place_of
 from penstock.loader.targets import check_targets, unread_targets
+from penstock.order.budget import Budget, BudgetShard, BudgetSteps
 from penstock.order.growing import GrowingPlan
 from penstock.order.integers import END
 from penstock.order.plan import Plan, Rows
@@ -34,8 +34,7 @@ from penstock.order.shard import Shard
 from penstock.order.shuffle import Block as ShuffleBlock
 from penstock.order.shuffle import Mode
 from penstock.order.steps import Steps
-from penstock.rows.budget import Budget, BudgetShard, BudgetSteps
-from penstock.store.memory import keep_freed_memory
+from penstock.store.files import keep_freed_memory
 
 __all__ = ["Loader", "Made"]
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PlanError, UnknownLengthError
+from penstock.order.epochs import Passes
 from penstock.order.integers import END, Integers, as_unsigned
-from penstock.order.passes import Passes
 from penstock.order.plan import Plan, Sample
 from penstock.order.segments import Members
 from penstock.order.shuffle import Domain

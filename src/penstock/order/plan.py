@@ -19,12 +19,7 @@ import numpy.typing as npt
 
 from penstock.digest import digest_json
 from penstock.errors import PlanError
-from penstock.order.integers import END, Integers, as_unsigned
-from penstock.order.mixture import Mixture
-from penstock.order.passes import Passes
-from penstock.order.schedule import Schedule
-from penstock.order.shuffle import Block, Domain, Mode, spell_mode
-from penstock.order.terms import (
+from penstock.order.arguments import (
     Caps,
     cap_rows,
     num_rows_of,
@@ -34,7 +29,12 @@ from penstock.order.terms import (
     read_terms,
     read_weights,
 )
-from penstock.order.tree import Leaf, draw_tree
+from penstock.order.epochs import Passes
+from penstock.order.integers import END, Integers, as_unsigned
+from penstock.order.picture import Leaf, draw_tree
+from penstock.order.schedule import Schedule
+from penstock.order.shuffle import Block, Domain, Mode, spell_mode
+from penstock.order.weighted import Mixture
 from penstock.order.weights import Weight
 
 __all__ = ["ORDER_FORMAT", "Plan", "Rows", "Sample"]

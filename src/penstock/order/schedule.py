@@ -42,10 +42,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PlanError
-from penstock.order.debts import ONE_ROW, debts_after, debts_of_present
 from penstock.order.integers import END, Indices, Integers, as_unsigned
-from penstock.order.mix import Mix
-from penstock.order.settle import SettlingMix
+from penstock.order.interleave import Mix
+from penstock.order.settle import ONE_ROW, SettlingMix, debts_after, debts_of_present
 from penstock.order.weights import Weight, exact_weights
 
 __all__ = ["Exhausted", "Origin", "Schedule", "Stage", "check_starts"]

@@ -23,8 +23,7 @@ import numpy as np
 
 from penstock.digest import derive_key
 from penstock.errors import PlanError
-from penstock.order.integers import END, Indices, Integers, Unsigned
-from penstock.order.labels import label_pairs
+from penstock.order.integers import END, Indices, Integers, Unsigned, label_pairs
 from penstock.order.permute import derive_subkeys, permute_each, unpermute_each
 
 __all__ = ["Arrangement", "Block", "Domain", "Mode", "Orders", "arrange", "epoch_key", "spell_mode"]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from penstock.rows.stream import Stream
+from penstock.rows.tokens import Stream
 
 __all__ = ["JoinedWindows", "gather"]
 

@@ -25,7 +25,7 @@ from penstock.digest import canonical_json, digest_json
 from penstock.errors import DiskFullError
 from penstock.rows.index import RowIndex, joined, of_layout
 from penstock.rows.packing import PACKING_FORMAT, Layout
-from penstock.rows.stream import Stream
+from penstock.rows.tokens import Stream
 from penstock.store.files import write_file
 
 __all__ = ["GrowingIndex"]

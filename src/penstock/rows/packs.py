@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from penstock.digest import digest_json
 from penstock.rows.packing import PACKING_FORMAT, pack
 from penstock.rows.pieces import OfPieces, PieceRows
-from penstock.rows.stream import StreamLike
+from penstock.rows.tokens import StreamLike
 
 __all__ = ["Packs"]
 

@@ -23,7 +23,7 @@ from penstock.errors import PlanError, UnknownLengthError
 from penstock.rows.growing import GrowingIndex
 from penstock.rows.index import LONGEST, RowIndex, index_of, joined
 from penstock.rows.packing import Layout
-from penstock.rows.stream import GROWING, ArrayFile, Stream, StreamLike, open_stream
+from penstock.rows.tokens import GROWING, ArrayFile, Stream, StreamLike, open_stream
 from penstock.store.reader import TokenStore
 
 __all__ = ["OfPieces", "PieceRows", "Side"]

@@ -21,9 +21,9 @@ import pyarrow.json as pj
 
 from penstock.sources.arrow import binary_array, bool_array
 from penstock.sources.document import Batch, is_utf8
-from penstock.sources.reading import Reading
-from penstock.sources.screen import Reason, screen
-from penstock.sources.split import Spans, find_all
+from penstock.sources.settings import Reading
+from penstock.sources.splitters import Spans, find_all
+from penstock.sources.validate import Reason, screen
 
 __all__ = ["read_lines"]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from penstock.errors import MissingExtraError, SourceError
-from penstock.sources.reading import Reading
+from penstock.sources.settings import Reading
 from penstock.sources.texts import Texts
 from penstock.sources.walk import find_files, matching, refuse_unlisted
 

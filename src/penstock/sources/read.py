@@ -14,12 +14,12 @@ from penstock.errors import SourceError
 from penstock.sources.document import Batch, Reject, Separated, Tally, compact, gather, is_utf8
 from penstock.sources.jsonl import read_lines
 from penstock.sources.listing import InputFile, open_file, refuse_changed
-from penstock.sources.reading import BLOCK_BYTES, Reading
-from penstock.sources.screen import screen
+from penstock.sources.settings import BLOCK_BYTES, Reading
 from penstock.sources.slices import Slice, Span
-from penstock.sources.split import Spans, Splitter, Whole, splitter_for
+from penstock.sources.splitters import Spans, Splitter, Whole, splitter_for
 from penstock.sources.tables import read_table
 from penstock.sources.texts import read_texts
+from penstock.sources.validate import screen
 from penstock.sources.whole import IsCutSafe, read_whole, rule_of
 
 __all__ = ["BOM", "byte_order_mark", "read_slice"]

@@ -20,14 +20,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from penstock.sources.expand import Expanded
+from penstock.sources.decompress import Expanded
 from penstock.sources.listing import InputFile, open_file
-from penstock.sources.pieces import file_pieces, file_rule, stream_pieces
-from penstock.sources.reading import RULE_BYTES, SLICE_BYTES, Reading
-from penstock.sources.split import Splitter, splitter_for
+from penstock.sources.settings import RULE_BYTES, SLICE_BYTES, Reading
+from penstock.sources.splitters import Splitter, splitter_for
 from penstock.sources.tables import table_spans
 from penstock.sources.texts import text_spans
-from penstock.sources.whole import IsCutSafe, rule_of
+from penstock.sources.whole import IsCutSafe, file_pieces, file_rule, rule_of, stream_pieces
 
 __all__ = ["Slice", "Span", "cut"]
 

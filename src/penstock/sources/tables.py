@@ -18,8 +18,8 @@ from penstock.errors import SourceError
 from penstock.sources.arrow import byte_lengths
 from penstock.sources.document import Batch
 from penstock.sources.listing import InputFile, open_file
-from penstock.sources.reading import BLOCK_BYTES, Reading
-from penstock.sources.screen import screen
+from penstock.sources.settings import BLOCK_BYTES, Reading
+from penstock.sources.validate import screen
 
 __all__ = ["num_rows", "read_table", "table_spans"]
 

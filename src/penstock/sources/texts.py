@@ -8,8 +8,8 @@ import numpy as np
 from penstock.errors import SourceError
 from penstock.sources.arrow import binary_array
 from penstock.sources.document import Batch
-from penstock.sources.reading import BLOCK_BYTES, Reading
-from penstock.sources.screen import screen
+from penstock.sources.settings import BLOCK_BYTES, Reading
+from penstock.sources.validate import screen
 
 __all__ = ["Texts", "read_texts", "text_spans"]
 

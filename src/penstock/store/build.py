@@ -13,11 +13,13 @@ from typing import Any, Literal
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.sources.document import Tally
-from penstock.sources.reading import Format
+from penstock.sources.settings import Format
 from penstock.sources.texts import Texts
-from penstock.store.earlier import committed, earlier_build, killed_at_the_end, remember_stamps
+from penstock.store.existing import committed, earlier_build, killed_at_the_end, remember_stamps
+from penstock.store.explain import count_rules
 from penstock.store.files import remove_temporary, sync_directory, write_file
-from penstock.store.job import Job, Progress
+from penstock.store.holdout import SIDES, parse_split
+from penstock.store.job import Job, Progress, refuse_only_bad
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
 from penstock.store.manifest import (
@@ -31,10 +33,7 @@ from penstock.store.manifest import (
 )
 from penstock.store.prepare import Prepared, prepare
 from penstock.store.reader import TokenStore
-from penstock.store.rejects import refuse_only_bad
-from penstock.store.rules import count_rules
-from penstock.store.run import run
-from penstock.store.split import SIDES, parse_split
+from penstock.store.workers import run
 from penstock.tokenize.tokenizer import SpecialTokens
 
 __all__ = ["begin", "build", "commit", "execute", "intact", "refuse_lost_bytes"]

@@ -26,7 +26,7 @@ from typing import Any
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.sources.document import Reject, Tally
-from penstock.store.differences import differences
+from penstock.store.explain import differences
 from penstock.store.files import sync_directory, write_file
 from penstock.store.manifest import PartRecord
 

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from penstock.errors import StoreError, TokenizerError
 from penstock.sources.listing import InputFile, list_files
-from penstock.sources.reading import Format, Reading
+from penstock.sources.settings import Format, Reading
 from penstock.sources.texts import Texts
-from penstock.store.split import parse_split
+from penstock.store.holdout import parse_split
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
 
 __all__ = ["Prepared", "prepare", "separators_of"]
@@ -84,7 +84,7 @@ def prepare(  # noqa: PLR0913  (the arguments of `build`)
     files = list_files(inputs, reading)
     stage = None
     if chat is not None:
-        from penstock.store.chat import chat_files, chat_stage
+        from penstock.store.chats import chat_files, chat_stage
 
         stage = chat_stage(
             chat, tokenizer, engine, special_tokens, eos=eos, bos=bos, add_tokens=add_tokens

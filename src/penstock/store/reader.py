@@ -13,7 +13,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -25,8 +25,37 @@ from numpy.typing import NDArray
 from penstock.errors import StoreError
 from penstock.store.manifest import Manifest, PartRecord, part_file, read_manifest
 from penstock.store.npy import HEADER_BYTES, header
+from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["Origin", "TokenStore"]
+__all__ = ["Origin", "TokenStore", "tokenizer_of"]
+
+
+def tokenizer_of(manifest: Manifest, tokenizer: Any = None) -> Tokenizer:
+    """The tokenizer that the store was built with.
+
+    Raises:
+        StoreError: `tokenizer`, or what the recorded name means today, is another one.
+    """
+    told = manifest.contents["tokenizer"]
+    added = tuple(told.get("added_tokens", ()))
+    if tokenizer is None:
+        found = _by_name(told["name"], added)
+    else:
+        found = load_tokenizer(tokenizer, add_tokens=added)
+    undigested = told["digest"] is None
+    if found.digest != told["digest"] or (undigested and found.canary != told["canary"]):
+        raise StoreError(
+            f"The store was tokenized with {told['name']} (digest {str(told['digest'])[:8]}), and "
+            f"{found.name} has the digest {str(found.digest)[:8]}. The same id would mean other "
+            "text. Give the tokenizer of the store with tokenizer=."
+        )
+    return found
+
+
+@lru_cache(maxsize=8)
+def _by_name(name: str, added: tuple[str, ...]) -> Tokenizer:
+    return load_tokenizer(name, add_tokens=added)
+
 
 # Every mapped file holds a descriptor, and all open stores share half of those that the
 # process may have. Opening a part again takes 60 µs, as long as a whole batch from open ones.
@@ -181,7 +210,6 @@ class TokenStore:
             index: Number of the document.
             tokenizer: What the store was built with, where its name alone does not find it.
         """
-        from penstock.store.decode import tokenizer_of
 
         tokens = self.document(index)
         edges = self.manifest.contents

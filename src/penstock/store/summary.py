@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StoreError
+from penstock.store.explain import describe_rules
 from penstock.store.manifest import FILE_NAME, read_manifest
 from penstock.store.reader import TokenStore
-from penstock.store.rules import describe_rules
 
 __all__ = ["Bin", "Lengths", "Summary", "bytes_per_token", "rejects_by_reason", "summarize"]
 

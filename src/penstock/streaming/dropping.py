@@ -22,13 +22,13 @@ from pathlib import Path
 from penstock.errors import StoreError
 from penstock.sources.slices import Slice
 from penstock.store.build import commit, intact, refuse_lost_bytes
-from penstock.store.earlier import remember_stamps
+from penstock.store.existing import remember_stamps
 from penstock.store.files import remove_temporary
 from penstock.store.job import Job, Progress
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.manifest import FILE_NAME, part_file
 from penstock.store.prepare import Prepared
-from penstock.store.run import run
+from penstock.store.workers import run
 from penstock.streaming.marks import wanted_slices
 
 __all__ = ["WHOLE", "serve"]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreBusyError, StoreError, UnknownLengthError
-from penstock.store.differences import differences
+from penstock.store.explain import differences
 from penstock.store.job import Progress
 from penstock.store.journal import MANY_TOKENS, Journal
 from penstock.store.manifest import (

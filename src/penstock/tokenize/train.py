@@ -22,7 +22,7 @@ from penstock.errors import SourceError, TokenizerError
 from penstock.sources.document import Batch, Reject
 from penstock.sources.listing import InputFile, list_files
 from penstock.sources.read import read_slice
-from penstock.sources.reading import Reading
+from penstock.sources.settings import Reading
 from penstock.sources.slices import cut
 
 __all__ = ["Trained", "train_tokenizer"]

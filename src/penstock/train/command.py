@@ -109,7 +109,7 @@ def _write_sample(job: Job, outcome: Outcome, tell: Tell) -> None:
         tell(f"no sample of text: {store.path} does not say which tokenizer it is of")
         return
     try:
-        from penstock.store.decode import tokenizer_of
+        from penstock.store.reader import tokenizer_of
 
         tokenizer = tokenizer_of(store.manifest)
     except (ImportError, PenstockError) as error:

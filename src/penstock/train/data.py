@@ -14,11 +14,11 @@ from penstock.errors import PlanError, SourceError, StoreBusyError, StoreError
 from penstock.order.growing import GrowingPlan
 from penstock.order.plan import Plan, Rows
 from penstock.rows.packs import Packs
-from penstock.rows.stream import ArrayFile
+from penstock.rows.tokens import ArrayFile
 from penstock.rows.windows import Windows
+from penstock.store.explain import describe_rules
 from penstock.store.manifest import FILE_NAME, builds, read_manifest
 from penstock.store.reader import TokenStore
-from penstock.store.rules import describe_rules
 from penstock.train.vocabulary import vocab_size_of
 
 __all__ = ["Data", "Opened", "Source", "open_data"]

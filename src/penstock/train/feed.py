@@ -19,7 +19,7 @@ from penstock.digest import digest_json
 from penstock.errors import PlanError
 from penstock.loader.loader import Loader
 from penstock.order.growing import GrowingPlan
-from penstock.rows.loss import supervised
+from penstock.rows.supervised import supervised
 from penstock.train.job import Job
 from penstock.train.world import World
 

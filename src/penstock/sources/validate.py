@@ -1,0 +1,126 @@
+"""What every record goes through before it is a document, whatever file it came from.
+
+Nulls, bytes that are not UTF-8 and texts past the limit are rejected with a reason;
+empty and blank texts are skipped and counted. The usual batch has none of these, and
+passes at memory speed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from penstock.sources.arrow import binary_array, bool_array, byte_lengths, null_rows
+from penstock.sources.document import Batch, Reject, Tally, text_offsets
+from penstock.sources.settings import Reading
+from penstock.sources.splitters import blank
+
+__all__ = ["Reason", "screen"]
+
+Reason = tuple[str, str]
+"""A fixed word to count by, and a detail for people."""
+
+
+def screen(
+    texts: Any,
+    *,
+    file: int,
+    places: NDArray[np.uint64],
+    record_bytes: NDArray[np.int64],
+    reading: Reading,
+    why_null: Callable[[int], Reason] = lambda row: ("not_a_string", "null"),
+) -> Batch:
+    """A batch of the records in `texts` (a large_binary array) that are documents.
+
+    Args:
+        texts: One record each; null where there is no text.
+        file: Number of the input file.
+        places: Where each record lies in it.
+        record_bytes: How many bytes of the input each record stands for.
+        reading: The settings in force.
+        why_null: The reason why a record has no text.
+    """
+    tally = Tally()
+    reasons: dict[int, Reason] = {}
+    if texts.null_count:
+        reasons = {int(row): why_null(int(row)) for row in null_rows(texts)}
+    if not _valid(texts):
+        texts, bad = _decoded(texts, reading, tally)
+        reasons |= bad
+    limit = reading.max_document_bytes
+    lengths = byte_lengths(texts)
+    for row in np.flatnonzero(lengths > limit):
+        detail = f"{int(lengths[row]):,} bytes are more than max_document_bytes={limit:,}"
+        reasons.setdefault(int(row), ("too_long", detail))
+    keep = np.ones(len(texts), bool)
+    keep[list(reasons)] = False
+    texts = _plain(texts, keep)
+    edges = text_offsets(texts)
+    is_blank = blank(texts.buffers()[2] or b"", edges[:-1], edges[1:], also=b"\n")
+    documents = keep.copy()
+    documents[keep] = ~is_blank
+    if is_blank.any():
+        texts = _plain(texts, ~is_blank)
+    tally.documents = len(texts)
+    tally.text_bytes = int(text_offsets(texts)[-1])
+    tally.skipped = int(is_blank.sum())
+    tally.rejected = len(reasons)
+    tally.document_bytes = int(record_bytes[documents].sum())
+    tally.rejected_bytes = int(record_bytes[~keep].sum())
+    tally.skipped_bytes = int(record_bytes[keep & ~documents].sum())
+    rejects = [
+        Reject(
+            file=file,
+            offset=int(places[row]),
+            num_bytes=int(record_bytes[row]),
+            reason=reasons[row][0],
+            detail=reasons[row][1],
+        )
+        for row in sorted(reasons)
+    ]
+    files = np.full(len(texts), file, np.uint64)
+    return Batch(texts, files, places[documents].astype(np.uint64), tally, rejects)
+
+
+def _valid(texts: Any) -> bool:
+    """Whether all of `texts` is UTF-8."""
+    buffers = texts.buffers()
+    if buffers[2] is None:
+        return True
+    as_strings = pa.Array.from_buffers(pa.large_string(), len(texts), buffers, offset=texts.offset)
+    try:
+        as_strings.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _decoded(texts: Any, reading: Reading, tally: Tally) -> tuple[Any, dict[int, Reason]]:
+    """Texts with U+FFFD in place of bad bytes, or the rows that have bad bytes."""
+    values = texts.to_pylist()
+    bad: dict[int, Reason] = {}
+    for row, value in enumerate(values):
+        try:
+            (value or b"").decode()
+        except UnicodeDecodeError as error:
+            if reading.errors == "strict":
+                bad[row] = ("invalid_utf8", f"{error.reason} at byte {error.start:,} of the text")
+            else:
+                values[row] = value.decode(errors="replace").encode()
+                tally.replaced += 1
+    if reading.errors == "replace":
+        texts = binary_array(values)
+    return texts, bad
+
+
+def _plain(texts: Any, keep: NDArray[np.bool_]) -> Any:
+    """The kept texts as gigatoken wants them: unsliced, without a null bitmap."""
+    first = np.frombuffer(texts.buffers()[1], np.int64, count=1, offset=8 * texts.offset)[0]
+    if texts.offset or first or not keep.all():
+        texts = texts.filter(bool_array(keep))
+    buffers = texts.buffers()
+    if buffers[0] is not None:
+        texts = pa.Array.from_buffers(pa.large_binary(), len(texts), [None, *buffers[1:]])
+    return texts

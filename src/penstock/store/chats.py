@@ -1,0 +1,266 @@
+"""Conversations into a store: what `build` does with documents that are chats.
+
+A record is a line of JSON, in any shape that `penstock.chat` knows. It becomes one document:
+the tokens of the rendered conversation, and for each of them whether it is trained on.
+Records that hold no conversation, that the template refuses, or in which nothing is trained
+on, go to the reject log with their reason, like any other record that is no document.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from io import BufferedReader, RawIOBase
+from typing import Any, BinaryIO, Literal, NoReturn, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.chat.chat import Chat
+from penstock.chat.encode import EncodedScripts
+from penstock.chat.messages import Conversation, Script, to_conversation
+from penstock.chat.report import TurnReport
+from penstock.errors import ChatError, SourceError, StoreError
+from penstock.sources.document import Batch, Reject, text_offsets
+from penstock.sources.listing import InputFile, open_file
+from penstock.sources.texts import Texts
+from penstock.store.part import PartBuilder
+from penstock.tokenize.tokenizer import load_tokenizer
+
+__all__ = ["ChatStage", "chat_files", "chat_stage"]
+
+# An array or a table is read whole; lines are not.
+_MAX_WHOLE = 1 << 30
+_BLOCK_BYTES = 1 << 20
+_BLANK = b"\xef\xbb\xbf \t\r\n"
+_COMPARED = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ChatStage:
+    """Renders the documents of a build."""
+
+    chat: Chat
+    eos: bool | str
+    """The end token to put, which is none where the template ends turns by itself."""
+    bos: bool | str
+    report: TurnReport
+    """Counts turns that are not trained on, or not to their end."""
+
+    def fill(self, builder: PartBuilder, batch: Batch, first_file: int) -> list[Reject]:
+        """Add the conversations of `batch` to a part; gives the records that were refused."""
+        rendered = list(self._rendered(batch))
+        counted = [script for script, _ in rendered if script is not None]
+        self.report.add(counted, ended=builder.eos_id is not None)
+        refused = {row: error for row, (_, error) in enumerate(rendered) if error is not None}
+        rows = [row for row in range(len(rendered)) if row not in refused]
+        scripts = [script for script, error in rendered if script is not None and error is None]
+        if builder.eos_id is not None:
+            scripts = [_closed(script) for script in scripts]
+        encoded = self.chat.encode(scripts)
+        trained = encoded.num_trained
+        if not trained.all():
+            refused |= {rows[place]: _nothing(None) for place in np.flatnonzero(trained == 0)}
+            kept = np.flatnonzero(trained)
+            rows, scripts = [rows[place] for place in kept], [scripts[place] for place in kept]
+            encoded = self.chat.encode(scripts)
+        tokens, ends, loss = _with_edges(encoded, builder.eos_id, builder.bos_id)
+        origins = np.stack((batch.files[rows], batch.offsets[rows]), axis=1)
+        builder.append(tokens.astype(builder.tokenizer.dtype), ends, origins, loss)
+        return _rejected(batch, refused, first_file)
+
+    def compare(self, batch: Batch) -> None:
+        """Compare the ids of the first conversations with those of the reference."""
+        few = batch.where(np.arange(len(batch)) < _COMPARED)
+        rendered = self._rendered(few)
+        self.chat.compare([script for script, error in rendered if script and not error])
+
+    def _rendered(self, batch: Batch) -> Iterator[tuple[Script | None, ChatError | None]]:
+        """Each record as a script, and why it is not to be stored, if so."""
+        for text in batch.texts.to_pylist():
+            try:
+                conversation = to_conversation(_parsed(text))
+                script = self.chat.script(conversation)
+            except ChatError as error:
+                yield None, error
+            else:
+                yield script, None if script.trained else _nothing(conversation, script)
+
+
+def chat_stage(
+    chat: Any,
+    tokenizer: Any,
+    engine: Literal["auto", "gigatoken", "tokenizers"],
+    special_tokens: str,
+    *,
+    eos: bool | str,
+    bos: bool | str,
+    add_tokens: Literal["auto"] | Sequence[str] | None = None,
+) -> ChatStage:
+    """The stage that a build asks for with `chat=`, a template or a `Chat`."""
+    if not isinstance(chat, Chat):
+        loaded = load_tokenizer(tokenizer, engine=engine)
+        parsed = special_tokens == "parse"
+        chat = Chat(chat, loaded, special_in_content=parsed, add_tokens=add_tokens)
+    elif special_tokens == "parse":
+        raise StoreError('Give special_in_content=True to Chat, and not special_tokens="parse".')
+    elif add_tokens:
+        raise StoreError("Give add_tokens= to Chat, which has the tokenizer already.")
+    return ChatStage(chat, False if eos is True and chat.ends_turns else eos, bos, chat.report())
+
+
+def chat_files(files: list[InputFile]) -> list[InputFile]:
+    """The inputs as files of which each line is a record.
+
+    JSON arrays and tables are read whole, and their elements become texts. A line may be an
+    array too, of messages: so a file is one array only where its first line is not all of one,
+    or nothing comes after it.
+    """
+    return [_as_lines(file) for file in files]
+
+
+def _as_lines(file: InputFile) -> InputFile:
+    if file.texts is not None:
+        return file
+    if file.format in ("parquet", "arrow"):
+        return _held(file, _table_rows(file))
+    if file.compression is None and not _is_lines(file):
+        return _held(file, _array_items(file))
+    return replace(file, format="text")
+
+
+def _held(file: InputFile, records: Iterator[Any]) -> InputFile:
+    if file.size > _MAX_WHOLE:
+        raise SourceError(
+            f"{file.name} has {file.size:,} bytes, and conversations in an array or a table are "
+            "read whole. Convert it to JSON Lines, one conversation a line."
+        )
+    texts = Texts([json.dumps(record, ensure_ascii=False, default=str) for record in records])
+    return replace(file, format="texts", texts=texts)
+
+
+def _is_lines(file: InputFile) -> bool:
+    """Whether each line is a record, and the file not one array of them."""
+    with BufferedReader(cast(RawIOBase, open_file(file)), _BLOCK_BYTES) as stream:
+        line, more = _first_line(stream)
+    if line[:1] != b"[":
+        return True
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return more
+
+
+def _first_line(stream: BinaryIO) -> tuple[bytes, bool]:
+    """The first line that holds something, and whether anything comes after it."""
+    line = b""
+    while not line and (found := stream.readline(_MAX_WHOLE)):
+        line = found.strip(_BLANK)
+    return line, any(block.strip() for block in iter(partial(stream.read, _BLOCK_BYTES), b""))
+
+
+def _array_items(file: InputFile) -> Iterator[Any]:
+    with open_file(file) as stream:
+        data = stream.read()
+    try:
+        items = json.loads(data)
+    except ValueError as error:
+        raise SourceError(
+            f"{file.name} begins as a JSON array and is none: {error}. Give an array of "
+            "conversations, or JSON Lines with one conversation a line."
+        ) from None
+    told = [isinstance(item, dict) and ("role" in item or "from" in item) for item in items]
+    if told and all(told):  # the messages of one conversation
+        items = [items]
+    yield from items
+
+
+def _table_rows(file: InputFile) -> Iterator[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with open_file(file) as stream:
+        if file.format == "parquet":
+            batches = pq.ParquetFile(stream).iter_batches()
+        else:
+            batches = iter(pa.ipc.open_stream(stream))
+        for batch in batches:
+            yield from batch.to_pylist()
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ChatError("nested_too_deep", "More levels than the parser allows.") from None
+    except ValueError as error:
+        raise ChatError("bad_json", f"The record is no JSON: {error}.") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ChatError("bad_json", f"{name} is not JSON")
+
+
+def _nothing(conversation: Conversation | None, script: Script | None = None) -> ChatError:
+    told = ""
+    if conversation is not None and script is not None:
+        said = sum(message["role"] == "assistant" for message in conversation.messages)
+        left = f", {len(script.rewritten)} rewritten by the template" if script.rewritten else ""
+        told = f": {len(conversation.messages)} messages, {said} of the assistant{left}"
+    return ChatError("nothing_to_train", f"No token is trained on{told}.")
+
+
+def _closed(script: Script) -> Script:
+    """`script` with the blanks at its end trained on, where they follow what was said.
+
+    The end token comes behind them, and is to be said too.
+    """
+    start, stop = script.trained[-1]
+    if script.text[stop:].strip():
+        return script
+    return replace(script, trained=[*script.trained[:-1], (start, len(script.text))])
+
+
+def _with_edges(
+    encoded: EncodedScripts, eos_id: int | None, bos_id: int | None
+) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.uint8]]:
+    """The conversations with a first and a last token, where they are wanted and not there.
+
+    An end token is trained on if it ends what the assistant says.
+    """
+    ids, loss, offsets = encoded.ids, encoded.loss, encoded.offsets
+    if eos_id is not None and len(encoded):
+        wanted = ids[offsets[1:] - 1] != eos_id
+        places = offsets[1:][wanted]
+        ids, loss = np.insert(ids, places, eos_id), np.insert(loss, places, loss[places - 1])
+        offsets = offsets + np.concatenate(([0], np.cumsum(wanted)))
+    if bos_id is not None and len(encoded):
+        wanted = ids[offsets[:-1]] != bos_id
+        places = offsets[:-1][wanted]
+        ids, loss = np.insert(ids, places, bos_id), np.insert(loss, places, 0)
+        offsets = offsets + np.concatenate(([0], np.cumsum(wanted)))
+    return ids, offsets[1:], loss
+
+
+def _rejected(batch: Batch, refused: dict[int, ChatError], first_file: int) -> list[Reject]:
+    """The refused records, moved from the documents to the rejects of the tally."""
+    sizes = np.diff(text_offsets(batch.texts))
+    rejects = []
+    for row in sorted(refused):
+        size = int(sizes[row])
+        rejects.append(
+            Reject(
+                file=int(batch.files[row]) - first_file,
+                offset=int(batch.offsets[row]),
+                num_bytes=size,
+                reason=refused[row].reason,
+                detail=str(refused[row]),
+            )
+        )
+        batch.tally.documents -= 1
+        batch.tally.rejected += 1
+        batch.tally.document_bytes -= size
+        batch.tally.rejected_bytes += size
+        batch.tally.text_bytes -= size
+    return rejects

@@ -1,0 +1,241 @@
+from math import inf, nan
+
+import pytest
+
+from penstock.errors import PlanError
+from penstock.order.arguments import Caps, quoted
+from penstock.order.plan import Plan
+from penstock.order.shuffle import Block
+
+WEB_CODE = {"web": 1, "code": 1}
+
+REFUSED = {
+    "no source": (
+        {"rows": {}},
+        "A plan needs at least one source; this one has none.",
+    ),
+    "a name that is none": (
+        {"rows": {"": 5}},
+        "A source is called ''; a name is a string, and not empty.",
+    ),
+    "rows that nothing tells from others": (
+        {"rows": [1, 2, 3]},
+        'Source "data" is a list without a digest, so a state could not tell it from other data. '
+        "Give rows with len() and .digest.",
+    ),
+    "weight missing": (
+        {"weights": {"web": 1}},
+        'The stage at position 0 has no weight for "code". Write "code": 0 to leave a source out.',
+    ),
+    "weight of no source": (
+        {"weights": {"web": 1, "code": 1, "books": 2}},
+        'The stage at position 0 names "books", but the sources of this plan are "web", "code".',
+    ),
+    "negative weight": (
+        {"weights": {"web": 1, "code": -1}},
+        'The weight of source "code" is -1; a weight is a finite number, 0 or more.',
+    ),
+    "weight that is not a number": (
+        {"weights": {"web": nan, "code": 1}},
+        'The weight of source "web" is nan; a weight is a finite number, 0 or more.',
+    ),
+    "infinite weight": (
+        {"weights": {"web": inf, "code": 1}},
+        'The weight of source "web" is inf; a weight is a finite number, 0 or more.',
+    ),
+    "no weight above zero": (
+        {"weights": {"web": 0, "code": 0}},
+        "All 2 weights are 0, so no position has a source. Give at least one source a weight "
+        "above 0.",
+    ),
+    "weights and temperature": (
+        {"weights": WEB_CODE, "temperature": 2},
+        "weights={'web': 1, 'code': 1} and temperature=2 both say how to mix. Give one of them.",
+    ),
+    "temperature below zero": (
+        {"temperature": -1},
+        "The temperature is -1; it is a number above 0: 1 keeps the proportions of the sizes, "
+        "higher ones even them out.",
+    ),
+    "two beginnings": (
+        {"weights": WEB_CODE, "schedule": {0: WEB_CODE}},
+        "The schedule has a stage at position 0, where weights= or temperature= already say how "
+        "to mix. Leave one of them out.",
+    ),
+    "no beginning": (
+        {"schedule": {10: WEB_CODE}},
+        "The first stage begins at 10; positions before it need one at 0.",
+    ),
+    "no beginning, without weights": (
+        {"schedule": {10: ["web"]}},
+        "The first stage begins at 10; positions before it need one at 0.",
+    ),
+    "a stage before the first": (
+        {"weights": WEB_CODE, "schedule": {-10: WEB_CODE}},
+        "A stage that begins at -10 cannot follow one that begins at 0; each begins later than "
+        "the one before it, and below 2^62.",
+    ),
+    "weights here and names there": (
+        {"weights": WEB_CODE, "schedule": {10: ["web"]}},
+        "Some stages have weights and others only names. Without weights every sample is read "
+        "once an epoch, and the two do not combine. Give weights in every stage or in none.",
+    ),
+    "a stage of no source": (
+        {"schedule": {0: []}},
+        "The stage at position 0 reads nothing; it names one source or more, each once.",
+    ),
+    "a stage of one source twice": (
+        {"schedule": {0: ["web", "web"]}},
+        'The stage at position 0 reads "web", "web"; it names one source or more, each once.',
+    ),
+    "max_epochs without weights": (
+        {"max_epochs": 3},
+        "max_epochs=3 needs weights: without them every source has as many epochs as the run. "
+        "Give the run its number of epochs.",
+    ),
+    "max_epochs of no source": (
+        {"weights": WEB_CODE, "max_epochs": {"books": 3}},
+        'max_epochs names "books", but the sources of this plan are "web", "code".',
+    ),
+    "max_epochs of nothing": (
+        {"weights": WEB_CODE, "max_epochs": {"web": 0}},
+        "max_epochs of web is 0; it is a finite number above 0. Leave a source out to read it "
+        "without end.",
+    ),
+    "max_epochs of less than a row": (
+        {"weights": WEB_CODE, "max_epochs": 0.01},
+        'max_epochs of "web" is 0.01, which is less than one of its 9 rows. Give it weight 0, '
+        "or at least one row.",
+    ),
+    "parts unknown": (
+        {"shuffle": "part"},
+        'shuffle="part" needs to know the parts of source "web", but it has no part_rows. Choose '
+        'shuffle="full" or shuffle="block".',
+    ),
+    "no such mode": (
+        {"shuffle": "buffer"},
+        'shuffle=\'buffer\' is not a way to arrange rows; these are: "full", "block" (or '
+        'Block(rows=…, group=…)), "part", "none".',
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses_what_cannot_be_meant(numbers, case):
+    arguments, message = REFUSED[case]
+    arguments = {"rows": {"web": numbers(9), "code": numbers(5)}, **arguments}
+    with pytest.raises(PlanError) as caught:
+        Plan(arguments.pop("rows"), **arguments)
+
+    assert str(caught.value) == message
+
+
+def test_refuses_sources_without_rows(numbers):
+    sources = {"web": numbers(9), "code": numbers(0)}
+    with pytest.raises(PlanError, match=r'^Source "code" has no rows to read. Leave it out, or'):
+        Plan(sources)
+    with pytest.raises(
+        PlanError, match=r'^Source "code" has no rows, and weight 1 from position 0'
+    ):
+        Plan(sources, weights=WEB_CODE)
+
+
+def test_a_source_without_rows_may_have_weight_zero(numbers):
+    sources = {"web": numbers(9), "code": numbers(0)}
+
+    assert Plan(sources, weights={"web": 1, "code": 0}).counts(10) == {"web": 10, "code": 0}
+    assert Plan(sources, temperature=2, max_epochs=4).counts(10) == {"web": 10, "code": 0}
+
+
+def test_refuses_parts_that_do_not_add_up(numbers):
+    message = r'^The parts of source "data" hold 8 rows, but it has 9. part_rows lists'
+    with pytest.raises(PlanError, match=message):
+        Plan(numbers(9, part_rows=[4, 4]), shuffle="part")
+
+
+def test_refuses_positions_that_are_not_there(numbers):
+    plan = Plan({"web": numbers(9), "code": numbers(5)}, weights=WEB_CODE)
+    for positions, message in (
+        ([-1], "-1 is out of range"),
+        ([2**62], "4,611,686,018,427,387,904 is out of range"),
+        ([0.5], "Positions and samples are integers; these are float64."),
+    ):
+        with pytest.raises(PlanError, match=message):
+            plan.locate(positions)
+
+
+def test_past_the_end_names_source_cap_and_position(numbers):
+    plan = Plan({"web": numbers(9), "code": numbers(5)}, weights=WEB_CODE, max_epochs={"code": 4})
+    with pytest.raises(PlanError) as caught:
+        plan.locate([0, 1000])
+
+    assert str(caught.value) == (
+        f'Position 1,000 is past the end of this plan at {plan.end}: there "code" has reached '
+        "its max_epochs of 4. Ask for fewer rows, raise max_epochs, or let others go on: "
+        'Caps(…, "redistribute").'
+    )
+
+
+def test_past_the_end_of_everything(numbers):
+    caps = Caps(2, then="redistribute")
+    plan = Plan({"web": numbers(9), "code": numbers(5)}, weights=WEB_CODE, max_epochs=caps)
+
+    assert plan.end == 28
+    with pytest.raises(PlanError, match="at 28: there every source has reached its max_epochs"):
+        plan.locate([28])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("books", 0, 0), 'There is no source "books"; this plan has "web", "code".'),
+        (("code", 5, 0), 'Source "code" has no row 5; it has 5.'),
+        (("code", -1, 0), 'Source "code" has no row -1; it has 5.'),
+        (("code", 1, -1), "There is no epoch -1; they are 0 to 2^62 - 1."),
+        (
+            ("code", 1),
+            'Row 1 of "code" comes again in every epoch, without end. Say which with epoch=, or '
+            "up to where with before=.",
+        ),
+    ],
+)
+def test_refuses_samples_that_are_not_there(numbers, arguments, message):
+    plan = Plan({"web": numbers(9), "code": numbers(5)}, weights=WEB_CODE)
+    with pytest.raises(PlanError) as caught:
+        plan.positions_of(*arguments)
+
+    assert str(caught.value) == message
+
+
+def test_refuses_to_list_more_positions_than_anyone_reads(numbers):
+    with pytest.raises(PlanError) as caught:
+        Plan(numbers(9)).positions_of("data", 2, before=10**15)
+
+    assert str(caught.value) == (
+        'Row 2 of "data" comes 111,111,111,111,112 times before position 1,000,000,000,000,000. '
+        "Ask for an earlier position, or for one epoch with epoch=."
+    )
+
+
+def test_refuses_to_count_more_rows_than_there_are(numbers):
+    plan = Plan(numbers(9), weights={"data": 1}, max_epochs=2)
+    with pytest.raises(PlanError, match=r"^19 rows cannot be counted; this plan has 18\.$"):
+        plan.counts(19)
+
+
+def test_refuses_another_way_to_go_on():
+    with pytest.raises(PlanError) as caught:
+        Caps(4, then="stop")
+
+    assert str(caught.value) == (
+        'Caps(then=\'stop\') is not a way to go on; these are: "error", "redistribute".'
+    )
+
+
+def test_long_lists_of_names_are_cut():
+    assert quoted("abcdefg") == '"a", "b", "c", "d", "e" and 2 more'
+
+
+def test_caps_and_blocks_are_values():
+    assert Caps(4) == Caps(4)
+    assert Block(rows=7) == Block(rows=7)
