@@ -1,6 +1,6 @@
 """Imports point one way, and nothing in the package can run code that came as data.
 
-errors, digest, places ← sources ← tokenize ← chat ← store ← rows ← loader ← everything around
+errors, digest, paths ← sources ← tokenize ← chat ← store ← rows ← loader ← everything around
 errors, digest ← order ← loader
 store ← streaming ← loader
 """
@@ -15,12 +15,13 @@ import penstock
 
 PACKAGE = Path(penstock.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-BASE = {"errors", "digest", "places"}
+BASE = {"errors", "digest", "exports", "paths"}
 # What each part may import, besides itself. Parts that are not listed stand around these.
 MAY_IMPORT = {
     "errors": set(),
+    "exports": set(),
     "digest": {"errors"},
-    "places": set(),
+    "paths": set(),
     "sources": BASE,
     "tokenize": BASE | {"sources"},
     "chat": BASE | {"sources", "tokenize"},
@@ -120,11 +121,9 @@ def test_nothing_runs_code_that_came_as_data(path):
 )
 def test_the_init_of_a_stage_holds_its_docstring_and_exports_only(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
     assert 3 <= ast.get_docstring(tree).strip().count("\n") + 1 <= 10
-    assert not [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    assert functions <= {"__getattr__", "__dir__"}
+    assert not [node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
 
 
 def test_no_two_modules_import_each_other():

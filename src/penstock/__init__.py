@@ -7,8 +7,11 @@ position). Everything else follows from that: start at once, resume anywhere, ch
 number of GPUs, explain any step.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.exports import lazy_exports
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from penstock.chat.chat import Chat as Chat
@@ -26,55 +29,23 @@ if TYPE_CHECKING:
     from penstock.store.verify import verify as verify
     from penstock.streaming.stream import stream as stream
     from penstock.tokenize.tokenizer import load_tokenizer as load_tokenizer
-
-__version__ = "0.1.0"
-
-# Loaded on first use: `import penstock` costs milliseconds and brings in neither torch
-# nor Arrow.
-_HOMES = {
-    "ArrayFile": "penstock.rows.tokens",
-    "Budget": "penstock.order.budget",
-    "Chat": "penstock.chat.chat",
-    "Documents": "penstock.rows.documents",
-    "Loader": "penstock.loader.loader",
-    "Packs": "penstock.rows.packs",
-    "Plan": "penstock.order.plan",
-    "Texts": "penstock.sources.texts",
-    "TokenStore": "penstock.store.reader",
-    "build": "penstock.store.build",
-    "Windows": "penstock.rows.windows",
-    "load_tokenizer": "penstock.tokenize.tokenizer",
-    "render": "penstock.chat.chat",
-    "stream": "penstock.streaming.stream",
-    "verify": "penstock.store.verify",
-}
-
-__all__ = [
-    "ArrayFile",
-    "Budget",
-    "Chat",
-    "Documents",
-    "Loader",
-    "Packs",
-    "Plan",
-    "Texts",
-    "TokenStore",
-    "Windows",
-    "build",
-    "load_tokenizer",
-    "render",
-    "stream",
-    "verify",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "chat.chat": "Chat render",
+            "loader.loader": "Loader",
+            "order.budget": "Budget",
+            "order.plan": "Plan",
+            "rows.documents": "Documents",
+            "rows.packs": "Packs",
+            "rows.tokens": "ArrayFile",
+            "rows.windows": "Windows",
+            "sources.texts": "Texts",
+            "store.build": "build",
+            "store.reader": "TokenStore",
+            "store.verify": "verify",
+            "streaming.stream": "stream",
+            "tokenize.tokenizer": "load_tokenizer",
+        },
+    )

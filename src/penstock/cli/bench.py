@@ -17,12 +17,10 @@ from penstock.cli.tables import facts
 from penstock.cli.terminal import console, print_json, visible
 from penstock.cli.units import count_text, number_of, size_text
 
-__all__ = []
-
 if TYPE_CHECKING:
     from penstock.loader.loader import Loader
 
-__all__ = ["GPU_FLOPS", "NEEDS", "UTILISATION", "Need", "Speed", "measure_speed"]
+__all__ = ["GPU_FLOPS", "NEEDS", "UTILISATION", "Need", "Speed", "bench_command", "measure_speed"]
 
 GPU_FLOPS = 989e12
 """Operations a second that an H100 is specified for: bfloat16, dense."""
@@ -198,12 +196,6 @@ def anonymous_bytes() -> int | None:
     return next(found, None)
 
 
-if TYPE_CHECKING:
-    from penstock.cli.bench import Speed
-
-__all__ = ["bench_command"]
-
-
 def bench_command(
     store: StoreArgument,
     length: Annotated[
@@ -221,8 +213,6 @@ def bench_command(
     compare. Batches are shuffled over the whole store and stay on the CPU. Files that are not
     in memory yet come at the speed of the disk: run it twice to see the difference.
     """
-    from penstock.cli.bench import measure_speed
-
     path = next(iter(stores_at(store).values()))
     with bar(shown=not as_json) as draw:
         speed = measure_speed(
@@ -236,8 +226,6 @@ def bench_command(
 
 def show_speed(speed: "Speed") -> None:
     """Print what was measured, and what GPUs need."""
-    from penstock.cli.bench import GPU_FLOPS, UTILISATION
-
     out = console()
     out.print(visible(str(speed.store), lines=False), style="bold", soft_wrap=True)
     out.print(facts(_rows(speed)))
@@ -278,8 +266,6 @@ def _short_text(seconds: float) -> str:
 
 def _needs(speed: "Speed") -> Any:
     from rich.table import Table
-
-    from penstock.cli.bench import NEEDS
 
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)

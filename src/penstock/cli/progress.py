@@ -16,8 +16,6 @@ from penstock.cli.tables import documents_text, facts, reasons_text
 from penstock.cli.terminal import console, shell_word, visible
 from penstock.cli.units import clock_text, count_text, duration_text, number_of, size_text
 
-__all__ = []
-
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 

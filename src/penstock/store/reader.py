@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import numpy as np
@@ -25,17 +25,21 @@ from numpy.typing import NDArray
 from penstock.errors import StoreError
 from penstock.store.manifest import Manifest, PartRecord, part_file, read_manifest
 from penstock.store.npy import HEADER_BYTES, header
-from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from penstock.tokenize.tokenizer import Tokenizer
 
 __all__ = ["Origin", "TokenStore", "tokenizer_of"]
 
 
-def tokenizer_of(manifest: Manifest, tokenizer: Any = None) -> Tokenizer:
+def tokenizer_of(manifest: Manifest, tokenizer: Any = None) -> "Tokenizer":
     """The tokenizer that the store was built with.
 
     Raises:
         StoreError: `tokenizer`, or what the recorded name means today, is another one.
     """
+    from penstock.tokenize.tokenizer import load_tokenizer
+
     told = manifest.contents["tokenizer"]
     added = tuple(told.get("added_tokens", ()))
     if tokenizer is None:
@@ -53,7 +57,9 @@ def tokenizer_of(manifest: Manifest, tokenizer: Any = None) -> Tokenizer:
 
 
 @lru_cache(maxsize=8)
-def _by_name(name: str, added: tuple[str, ...]) -> Tokenizer:
+def _by_name(name: str, added: tuple[str, ...]) -> "Tokenizer":
+    from penstock.tokenize.tokenizer import load_tokenizer
+
     return load_tokenizer(name, add_tokens=added)
 
 
@@ -210,8 +216,6 @@ class TokenStore:
             index: Number of the document.
             tokenizer: What the store was built with, where its name alone does not find it.
         """
-        from penstock.store.reader import tokenizer_of
-
         tokens = self.document(index)
         edges = self.manifest.contents
         begins, ends = self.edges(index)

@@ -6,8 +6,9 @@ Small enough to read in one sitting, and meant to be copied from: `model` is the
 `run` is the training loop. Both need only NumPy and torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.exports import lazy_exports
 
 if TYPE_CHECKING:
     from penstock.train.config import SIZES as SIZES
@@ -30,52 +31,19 @@ if TYPE_CHECKING:
     from penstock.train.optimize import Optimizers as Optimizers
     from penstock.train.run import RunResult as RunResult
     from penstock.train.run import train as train
-
-# Loaded on first use, because most of these modules import torch.
-_MODULES = {
-    "config": "SIZES ModelConfig OptimizationConfig TrainingConfig TrainingJob model_config",
-    "display": "Display documents_at",
-    "distributed": "World",
-    "exchange": "from_gpt2 gpt2_config to_gpt2",
-    "learner": "Learner",
-    "metrics": "RunProgress RunReport read_metrics",
-    "model": "GPT",
-    "optimize": "Optimizers",
-    "run": "RunResult train",
-}
-_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
-
-__all__ = [
-    "GPT",
-    "SIZES",
-    "Display",
-    "Learner",
-    "ModelConfig",
-    "OptimizationConfig",
-    "Optimizers",
-    "RunProgress",
-    "RunReport",
-    "RunResult",
-    "TrainingConfig",
-    "TrainingJob",
-    "World",
-    "documents_at",
-    "from_gpt2",
-    "gpt2_config",
-    "model_config",
-    "read_metrics",
-    "to_gpt2",
-    "train",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'penstock.train' has no attribute {name!r}")
-    value = getattr(import_module(f"penstock.train.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "config": "SIZES ModelConfig OptimizationConfig TrainingConfig "
+            "TrainingJob model_config",
+            "display": "Display documents_at",
+            "distributed": "World",
+            "exchange": "from_gpt2 gpt2_config to_gpt2",
+            "learner": "Learner",
+            "metrics": "RunProgress RunReport read_metrics",
+            "model": "GPT",
+            "optimize": "Optimizers",
+            "run": "RunResult train",
+        },
+    )

@@ -7,8 +7,9 @@ and always the same way at the same position, whatever the world size, batch siz
 of threads. NumPy only; there is no random state to save.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.exports import lazy_exports
 
 if TYPE_CHECKING:
     from penstock.transforms.draws import row_keys as row_keys
@@ -21,42 +22,15 @@ if TYPE_CHECKING:
     from penstock.transforms.transform import Fields as Fields
     from penstock.transforms.transform import Transform as Transform
     from penstock.transforms.transformed import Transformed as Transformed
-
-# Imported on first use, so that importing this package does not import NumPy.
-_HOMES = {
-    "Chain": "penstock.transforms.transform",
-    "Fields": "penstock.transforms.transform",
-    "FillInTheMiddle": "penstock.transforms.fill_in_the_middle",
-    "MaskTokens": "penstock.transforms.mask",
-    "TokenDropout": "penstock.transforms.dropout",
-    "Transform": "penstock.transforms.transform",
-    "Transformed": "penstock.transforms.transformed",
-    "begins_word": "penstock.transforms.mask",
-    "collate_masked": "penstock.transforms.mask",
-    "row_keys": "penstock.transforms.draws",
-}
-
-__all__ = [
-    "Chain",
-    "Fields",
-    "FillInTheMiddle",
-    "MaskTokens",
-    "TokenDropout",
-    "Transform",
-    "Transformed",
-    "begins_word",
-    "collate_masked",
-    "row_keys",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'penstock.transforms' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "draws": "row_keys",
+            "dropout": "TokenDropout",
+            "fill_in_the_middle": "FillInTheMiddle",
+            "mask": "MaskTokens begins_word collate_masked",
+            "transform": "Chain Fields Transform",
+            "transformed": "Transformed",
+        },
+    )
