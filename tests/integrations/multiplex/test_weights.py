@@ -38,7 +38,7 @@ def endless(loader):
 
 def drive(loader, steps, draws, batches=None):
     """So many steps, with other weights before each; the rows, and how far the worst was off."""
-    sizes, found = len(loader.dataset.blend.names), []
+    sizes, found = len(loader.dataset.datasets), []
     batches = batches or endless(loader)  # a new iterator would begin the next epoch
     debts, worst = np.zeros(sizes), 0.0
     for _ in range(steps):
@@ -201,6 +201,16 @@ def test_the_fingerprint_of_the_last_batch_stays_when_weights_change():
     assert loader.fingerprint == before
 
 
+def test_the_fingerprint_of_the_last_batch_stays_at_the_end_of_an_epoch_without_shuffle():
+    loader = make(shuffle=False)
+    batches = iter(loader)
+    next(batches)
+    loader.set_weights([0, 0, 1])
+    fingerprints = [loader.fingerprint for _ in batches]
+
+    assert loader.fingerprint == fingerprints[-1]
+
+
 @pytest.mark.parametrize("strategy", ["proportional", "uniform"])
 def test_the_statistics_report_what_was_asked_and_delivered(strategy):
     loader = create_multiplex_dataloader(
@@ -266,7 +276,9 @@ def test_a_state_of_version_1_whose_weights_were_set_at_the_start_resumes():
 def test_a_state_of_version_1_whose_weights_changed_is_refused():
     state = version_1(make().state_dict(), [[0, [5, 3, 2]], [10, [1, 1, 1]]])
 
-    with pytest.raises(ResumeError, match="whose weights changed 1 times, written by an older"):
+    with pytest.raises(
+        ResumeError, match=r"weights of this run changed 1 times, and .* by an older"
+    ):
         make().load_state_dict(state)
 
 
@@ -291,5 +303,7 @@ def test_a_state_made_by_hand_is_refused(edit):
     told = {name: value for name, value in state.items() if name not in ("check", "version")}
     told["changed"] = {**told["changed"], **edit}
 
-    with pytest.raises(ResumeError, match="no weights for these 3 datasets, or they were changed"):
+    with pytest.raises(
+        ResumeError, match="weights in this state are not valid for these 3 datasets"
+    ):
         make().load_state_dict(sealed(told, 2))

@@ -276,16 +276,18 @@ REFUSED = {
     "prefetch_factor=0 must be 1 or more": {"prefetch_factor": 0, "num_workers": 1},
     "num_workers=-1 and timeout=0 must be 0 or more": {"num_workers": -1},
     "batch_size=0 must be 1 or more": {"batch_size": 0},
-    'is none of "proportional", "uniform", "weighted"': {"sampling_strategy": "random"},
+    'must be one of "proportional", "uniform", "weighted"': {"sampling_strategy": "random"},
     "needs sampling_weights": {"sampling_strategy": "weighted"},
-    "Leave the weights out": {"sampling_strategy": "uniform", "sampling_weights": [1, 2]},
+    "Remove the weights": {"sampling_strategy": "uniform", "sampling_weights": [1, 2]},
     "has 3 numbers for 2 datasets": {"sampling_weights": [1, 2, 3]},
     'weight of source "b" is -1': {"sampling_weights": [1, -1]},
     'weight of source "a" is nan': {"sampling_weights": [float("nan"), 1]},
     'weight of source "a" is inf': {"sampling_weights": [float("inf"), 1]},
     "All 2 weights are 0": {"sampling_weights": [0, 0.0]},
-    'none for "b" and one for "c", which there is not': {"sampling_weights": {"a": 1, "c": 2}},
-    "sampler= is refused": {"sampler": [1, 2]},
+    'no weight for "b" and a weight for the unknown dataset "c"': {
+        "sampling_weights": {"a": 1, "c": 2},
+    },
+    "sampler= is not supported": {"sampler": [1, 2]},
     "batch_size=2.5 is not a whole number": {"batch_size": 2.5},
     "batch_size=True is not a whole number": {"batch_size": True},
     "batch_size='8' is not a whole number": {"batch_size": "8"},
@@ -296,15 +298,16 @@ REFUSED = {
     "timeout='5' is not a number of seconds": {"timeout": "5", "num_workers": 1},
     "shuffle_seed=1.5 is not a whole number": {"shuffle_seed": 1.5},
     "shuffle_seed='x' is not a whole number": {"shuffle_seed": "x"},
-    "sampling_weights=0.5 is not a list": {"sampling_weights": 0.5},
-    "sampling_weights='ab' is not a list": {"sampling_weights": "ab"},
+    "sampling_weights=0.5 must be a list": {"sampling_weights": 0.5},
+    "sampling_weights='ab' must be a list": {"sampling_weights": "ab"},
     "weight of source \"a\" is '7'": {"sampling_weights": ["7", 3]},
     "position in schedule=1.5 is not a whole number": {
         "schedule": {1.5: [1, 1]}, "sampling_weights": [1, 2],
     },
-    "schedule=[1, 1] is not": {"schedule": [1, 1], "sampling_weights": [1, 2]},
-    "schedule={9: 0.5}": {"schedule": {9: 0.5}, "sampling_weights": [1, 2]},
-    "lengths=5 is neither": {"lengths": 5, "sampling_weights": [1, 2]},
+    "schedule=[1, 1] must map": {"schedule": [1, 1], "sampling_weights": [1, 2]},
+    "schedule[9]=0.5 must be a list": {"schedule": {9: 0.5}, "sampling_weights": [1, 2]},
+    "schedule[9] has 1 numbers for 2 datasets": {"schedule": {9: [1]}, "sampling_weights": [1, 2]},
+    "lengths=5 must be a function": {"lengths": 5, "sampling_weights": [1, 2]},
     'lengths of "a" is 5': {"lengths": {"a": 5, "b": [1] * 50}, "sampling_weights": [1, 2]},
     'lengths of "a": 1.5 is not a whole number': {
         "lengths": lambda example: 1.5, "sampling_weights": [1, 2],
@@ -312,21 +315,23 @@ REFUSED = {
     "rank='1' is not a whole number": {"rank": "1", "world_size": 2},
     "world_size=2.0 is not a whole number": {"rank": 1, "world_size": 2.0},
     "rank=1 and world_size=None are given together": {"rank": 1},
-    "Rank 2 of 2 cannot be": {"rank": 2, "world_size": 2},
+    "rank=2 must be 0 to world_size - 1; world_size is 2": {"rank": 2, "world_size": 2},
     "are fewer than the 200 of one step": {"batch_size": 200, "drop_last": True},
     "leave 1 for the last step": {"batch_size": 1, "rank": 0, "world_size": 149},
     "150 examples are fewer than the 200 ranks": {"rank": 0, "world_size": 200},
     "schedule= needs shuffle=True": {
         "schedule": {9: [1, 1]}, "sampling_weights": [1, 2], "shuffle": False,
     },
-    "schedule has weights from example 0 on": {"schedule": {0: [1, 1]}, "sampling_weights": [1, 2]},
+    "schedule has weights for example 0": {"schedule": {0: [1, 1]}, "sampling_weights": [1, 2]},
     "Weights cannot change in a proportional loader": {"schedule": {9: [1, 1]}},
     "lengths= makes weights shares of tokens": {"lengths": len},
-    'lengths has none for "b"': {"lengths": {"a": [1] * 100}, "sampling_weights": [1, 2]},
-    "lengths are for 1 datasets; there are 2": {
+    'lengths has no token counts for "b"': {
+        "lengths": {"a": [1] * 100}, "sampling_weights": [1, 2],
+    },
+    "lengths has 1 datasets, but there are 2": {
         "lengths": [[1] * 100], "sampling_weights": [1, 2],
     },
-    'lengths of "a": 2 numbers for 100 examples': {
+    'lengths of "a" has 2 numbers for 100 examples': {
         "lengths": [[1, 2], [1] * 50], "sampling_weights": [1, 2],
     },
 }  # fmt: skip
@@ -346,13 +351,13 @@ def test_what_cannot_be_is_a_value_error_that_says_so(pairs, told):
     [
         ([], "datasets is empty"),
         ([("a", [])], 'Dataset "a" is empty'),
-        ([("a", [1]), ("a", [2])], 'Two datasets are called "a"'),
-        ([("a", (i for i in "xy"))], "is a generator; a list of dicts"),
-        ([("a", "text")], "is a str; a list of dicts"),
+        ([("a", [1]), ("a", [2])], 'Two datasets have the name "a"'),
+        ([("a", (i for i in "xy"))], "is a generator. It must be a list of dicts"),
+        ([("a", "text")], "is a str. It must be a list of dicts"),
         ([("a", {"train": [1]})], "is a dict with the keys train"),
-        ([("", [1])], "is called ''"),
-        ([[1, 2, 3]], "datasets is a list of pairs"),
-        (7, "datasets is a list of pairs"),
+        ([("", [1])], "The name of a dataset is ''"),
+        ([[1, 2, 3]], "datasets must be a list of pairs"),
+        (7, "datasets must be a list of pairs"),
     ],
 )
 def test_datasets_that_cannot_be_mixed_are_refused(datasets, told):
@@ -409,7 +414,10 @@ def test_tensors_of_equal_shape_are_stacked_and_the_rest_are_lists():
 )
 def test_the_quick_way_to_a_batch_gives_what_the_collate_function_gives(rows):
     dataset = MultiplexDataset([("x", rows)])
-    quick, plain = dataset.columns([0, 0], [0, 1]), default_collate_fn(dataset.read([0, 0], [0, 1]))
+    quick, plain = (
+        dataset.read_collated([0, 0], [0, 1]),
+        default_collate_fn(dataset.read([0, 0], [0, 1])),
+    )
 
     assert list(quick) == list(plain)
     assert str(quick) == str(plain)
@@ -451,7 +459,8 @@ def test_the_list_that_a_collate_function_gets_is_a_list_in_every_way(pairs, nam
 
 def test_importing_it_needs_torch_and_numpy_only(python):
     code = """
-import sys, penstock.integrations.multiplex
+import sys
+from penstock.integrations.multiplex import create_multiplex_dataloader, print_dataloader_stats
 print([name for name in sys.argv[1:] if name in sys.modules])
 """
     others = ["pyarrow", "gigatoken", "tokenizers", "tiktoken", "fsspec", "datasets", "lightning"]
@@ -465,7 +474,7 @@ def test_the_demo_shows_all_strategies():
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")},
     )
 
     assert done.returncode == 0, done.stderr

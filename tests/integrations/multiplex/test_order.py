@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import time
 from collections import Counter
 from fractions import Fraction
 
@@ -247,13 +246,13 @@ def test_a_tool_that_deals_examples_to_ranks_sees_that_it_is_done():
     assert rows(loader) == epochs[1]
     loader.sampler.set_epoch(2)  # which is next anyhow
     assert rows(loader) == epochs[2]
-    with pytest.raises(PlanError, match="epoch=-1 cannot be"):
+    with pytest.raises(PlanError, match="epoch=-1 must be 0 or more"):
         loader.sampler.set_epoch(-1)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_fewer_examples_than_ranks_are_not_blamed_on_the_batch_size(drop_last):
-    with pytest.raises(PlanError, match="Use fewer ranks, or more examples") as caught:
+    with pytest.raises(PlanError, match="Use fewer ranks or more examples") as caught:
         make(rank=0, world_size=93, drop_last=drop_last)
 
     assert "batch_size" not in str(caught.value)
@@ -460,7 +459,7 @@ def test_an_iterator_that_was_overtaken_says_so(options):
     next(older)
     newer = iter(loader)
 
-    with pytest.raises(ResumeError, match=r"This iterator was overtaken: .* the newest iterator"):
+    with pytest.raises(ResumeError, match=r"This iterator is outdated: .* the newest iterator"):
         next(older)
     list(plain)
     assert rows(list(newer)) == rows(list(plain))
@@ -477,7 +476,7 @@ def test_an_iterator_of_a_loader_that_was_moved_says_so(move):
     else:
         loader.set_epoch(5)
 
-    with pytest.raises(ResumeError, match="This iterator was overtaken"):
+    with pytest.raises(ResumeError, match="This iterator is outdated"):
         next(batches)
 
 
@@ -514,21 +513,24 @@ def test_any_mixture_is_within_two_examples_and_goes_on_where_it_stopped(
     )
 
 
-def test_the_first_batch_of_a_huge_dataset_is_there_at_once():
+def test_the_first_batch_of_a_huge_dataset_reads_no_other_examples():
     class Numbers:
+        read = 0
+
         def __len__(self):
-            return 10**12
+            return 10**12  # a list of all positions would not fit in memory
 
         def __getitem__(self, number):
+            self.read += 1
             return {"n": number}
 
-    pairs = [("huge", Numbers()), ("small", [{"n": -1}] * 7)]
     for strategy in ("proportional", "uniform"):
+        numbers = Numbers()
+        pairs = [("huge", numbers), ("small", [{"n": -1}] * 7)]
         loader = create_multiplex_dataloader(pairs, sampling_strategy=strategy)
-        begun = time.process_time()
         batch = next(iter(loader))
-        assert time.process_time() - begun < 1
         assert len(batch["n"]) == 32
+        assert numbers.read == batch["dataset_name"].count("huge")
     assert batch["dataset_name"].count("small") == 16
     state = loader.state_dict()
     assert state["position"] == 32
