@@ -1,4 +1,4 @@
-"""The face: arguments, errors, statistics, what a batch holds."""
+"""Arguments, errors, statistics and batches of the multiplex loader."""
 
 import copy
 import inspect
@@ -37,8 +37,8 @@ def same(batch):
     return batch
 
 
-def test_the_signatures_are_those_of_the_code_they_replace():
-    told = {
+def test_the_signatures_have_the_original_parameters_and_defaults():
+    defaults = {
         "batch_size": 32,
         "shuffle": True,
         "num_workers": 0,
@@ -56,8 +56,8 @@ def test_the_signatures_are_those_of_the_code_they_replace():
     extras = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
     dataset = list(inspect.signature(MultiplexDataset).parameters.values())[:4]
 
-    assert {p.name: p.default for p in ordered[1:]} == told
-    assert [p.name for p in ordered] == ["datasets", *told]
+    assert {p.name: p.default for p in ordered[1:]} == defaults
+    assert [p.name for p in ordered] == ["datasets", *defaults]
     assert extras[:5] == [
         "rank", "world_size", "timeout", "worker_init_fn", "multiprocessing_context",
     ]  # fmt: skip
@@ -68,7 +68,7 @@ def test_the_signatures_are_those_of_the_code_they_replace():
     ]
 
 
-def test_it_is_a_dataloader_with_the_attributes_people_ask_for(pairs):
+def test_it_is_a_dataloader_with_the_usual_attributes(pairs):
     loader = create_multiplex_dataloader(pairs, batch_size=8, drop_last=True)
 
     assert isinstance(loader, DataLoader)
@@ -80,7 +80,7 @@ def test_it_is_a_dataloader_with_the_attributes_people_ask_for(pairs):
     assert len(create_multiplex_dataloader(pairs, batch_size=8)) == 19
 
 
-def test_a_batch_says_where_each_example_came_from(pairs):
+def test_a_batch_has_the_dataset_of_each_example(pairs):
     loader = create_multiplex_dataloader(pairs, batch_size=8)
     batches = list(loader)
 
@@ -95,7 +95,7 @@ def test_a_batch_says_where_each_example_came_from(pairs):
 
 
 @pytest.mark.parametrize("strategy", ["proportional", "uniform", "weighted"])
-def test_the_length_is_the_number_of_examples_and_the_index_map_says_which(pairs, strategy):
+def test_the_length_is_the_number_of_examples_and_the_index_map_locates_them(pairs, strategy):
     weights = [3, 1] if strategy == "weighted" else None
     dataset = MultiplexDataset(pairs, strategy, weights)
 
@@ -153,7 +153,7 @@ def test_the_users_examples_are_never_changed(pairs):
 
 @pytest.mark.parametrize("key", ["dataset_name", "dataset_idx"])
 @pytest.mark.parametrize("collate", [None, len])
-def test_an_example_that_already_says_where_it_is_from_is_refused(key, collate):
+def test_an_example_that_already_has_an_added_key_is_refused(key, collate):
     rows = [*examples("a", 3), {"text": "x", "label": 1, key: "mine"}]
     loader = create_multiplex_dataloader([("a", rows)], collate_fn=collate)
 
@@ -162,7 +162,7 @@ def test_an_example_that_already_says_where_it_is_from_is_refused(key, collate):
 
 
 @pytest.mark.parametrize("item", ["text", 7, None, ["a"]])
-def test_an_example_that_is_no_dict_is_refused(item):
+def test_an_example_that_is_not_a_dict_is_refused(item):
     for collate in (None, len):
         loader = create_multiplex_dataloader([("a", [item])], collate_fn=collate)
         with pytest.raises(SourceError, match=f'Example 0 of "a" is a {type(item).__name__}'):
@@ -170,8 +170,8 @@ def test_an_example_that_is_no_dict_is_refused(item):
 
 
 @pytest.mark.parametrize("item", ["text", 7, None, ["a"], object()])
-def test_an_example_that_is_no_dict_is_refused_among_others_too(item):
-    """The quick way to a batch of dicts must not trip over it."""
+def test_an_example_that_is_not_a_dict_is_refused_among_dicts(item):
+    """The fast path for dicts must not fail with another error."""
     for collate in (None, len):
         rows = [*examples("a", 3), item]
         loader = create_multiplex_dataloader([("a", rows)], collate_fn=collate)
@@ -179,12 +179,12 @@ def test_an_example_that_is_no_dict_is_refused_among_others_too(item):
             list(loader)
 
 
-def test_a_dict_that_makes_up_what_it_has_not_is_not_changed():
+def test_a_defaultdict_is_not_changed():
     filled = defaultdict(int, {"a": 1})
     rows = [{"a": 1, "b": 2}, filled, {"a": 1, "b": 2, "c": 3}]
     batches = [
         batch
-        for seed in range(12)  # the first of a batch decides how it is made
+        for seed in range(12)  # the first example of a batch decides whether the fast path is used
         for batch in create_multiplex_dataloader([("rows", rows)], shuffle_seed=seed)
     ]
 
@@ -192,7 +192,7 @@ def test_a_dict_that_makes_up_what_it_has_not_is_not_changed():
     assert all(sorted(map(str, batch["b"])) == ["2", "2", "None"] for batch in batches)
 
 
-def test_other_mappings_and_sequences_that_read_many_at_once_will_do():
+def test_other_mappings_work_and_getitems_is_called_once_per_batch():
     class Table:
         def __init__(self):
             self.asked = []
@@ -238,8 +238,8 @@ def test_the_statistics_have_this_layout(capsys):
     )
 
 
-def test_the_statistics_tell_the_weights_in_force(pairs):
-    def told(loader):
+def test_the_statistics_report_the_current_weights(pairs):
+    def shares(loader):
         stats = get_dataset_stats(loader)
         return stats["sampling_strategy"], [d["sampling_percentage"] for d in stats["datasets"]]
 
@@ -251,14 +251,14 @@ def test_the_statistics_tell_the_weights_in_force(pairs):
     assert get_dataset_stats(loader)["datasets"][1] == {
         "name": "b", "size": 50, "sampling_percentage": 30.0, "asked": 0.0, "delivered": 0,
     }  # fmt: skip
-    assert told(create_multiplex_dataloader(pairs, sampling_strategy="uniform")) == (
+    assert shares(create_multiplex_dataloader(pairs, sampling_strategy="uniform")) == (
         "uniform", [50.0, 50.0],
     )  # fmt: skip
-    assert told(loader) == ("weighted", [70.0, 30.0])
+    assert shares(loader) == ("weighted", [70.0, 30.0])
     next(iter(loader))
-    assert told(loader) == told(loader.dataset) == ("weighted", [20.0, 80.0])
+    assert shares(loader) == shares(loader.dataset) == ("weighted", [20.0, 80.0])
     loader.set_weights({"a": 1, "b": 3})
-    assert told(loader) == ("weighted", [25.0, 75.0])
+    assert shares(loader) == ("weighted", [25.0, 75.0])
 
 
 @pytest.mark.parametrize("other", [[1, 2], DataLoader([1, 2]), None])
@@ -337,17 +337,17 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("told", REFUSED)
-def test_what_cannot_be_is_a_value_error_that_says_so(pairs, told):
+@pytest.mark.parametrize("message", REFUSED)
+def test_invalid_arguments_raise_a_value_error_with_this_message(pairs, message):
     with pytest.raises(ValueError, match=r".") as caught:
-        create_multiplex_dataloader(pairs, **REFUSED[told])
+        create_multiplex_dataloader(pairs, **REFUSED[message])
 
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert isinstance(caught.value, PlanError)
 
 
 @pytest.mark.parametrize(
-    ("datasets", "told"),
+    ("datasets", "message"),
     [
         ([], "datasets is empty"),
         ([("a", [])], 'Dataset "a" is empty'),
@@ -360,14 +360,14 @@ def test_what_cannot_be_is_a_value_error_that_says_so(pairs, told):
         (7, "datasets must be a list of pairs"),
     ],
 )
-def test_datasets_that_cannot_be_mixed_are_refused(datasets, told):
+def test_datasets_that_cannot_be_mixed_are_refused(datasets, message):
     with pytest.raises(ValueError, match=r".") as caught:
         create_multiplex_dataloader(datasets)
 
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_on_windows_workers_are_taken_as_none_with_one_warning(pairs, monkeypatch):
+def test_on_windows_no_workers_are_used_and_one_warning_is_issued(pairs, monkeypatch):
     from penstock.integrations import workers
 
     monkeypatch.setattr(workers.os, "name", "nt")
@@ -412,15 +412,15 @@ def test_tensors_of_equal_shape_are_stacked_and_the_rest_are_lists():
         [{"a": torch.ones(2), "b": 1}, {"a": torch.ones(2), "b": 2}],
     ],
 )
-def test_the_quick_way_to_a_batch_gives_what_the_collate_function_gives(rows):
+def test_the_fast_path_returns_the_batch_of_the_collate_function(rows):
     dataset = MultiplexDataset([("x", rows)])
-    quick, plain = (
+    fast, plain = (
         dataset.read_collated([0, 0], [0, 1]),
         default_collate_fn(dataset.read([0, 0], [0, 1])),
     )
 
-    assert list(quick) == list(plain)
-    assert str(quick) == str(plain)
+    assert list(fast) == list(plain)
+    assert str(fast) == str(plain)
 
 
 USES = {
@@ -447,7 +447,7 @@ USES = {
 
 
 @pytest.mark.parametrize("name", USES)
-def test_the_list_that_a_collate_function_gets_is_a_list_in_every_way(pairs, name):
+def test_a_collate_function_gets_a_real_list(pairs, name):
     loader = create_multiplex_dataloader(pairs, batch_size=5, collate_fn=same)
     batch, use = next(iter(loader)), USES[name]
     plain = [loader.dataset[number] for number in range(5)]
@@ -468,7 +468,7 @@ print([name for name in sys.argv[1:] if name in sys.modules])
     assert python(code, *others).stdout == "[]\n"
 
 
-def test_the_demo_shows_all_strategies():
+def test_the_demonstration_runs_all_strategies():
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "penstock.integrations.multiplex"],
         capture_output=True,

@@ -26,7 +26,7 @@ from penstock.integrations.multiplex.dataset import (
     Lengths,
     MultiplexDataset,
 )
-from penstock.integrations.multiplex.mixing import Json, Weights, whole_number
+from penstock.integrations.multiplex.mixing import Json, Mixing, Weights, whole_number
 from penstock.integrations.multiplex.run import (
     MultiplexRun,
     RankBatches,
@@ -102,16 +102,16 @@ class MultiplexDataLoader(DataLoader[Any]):
             **workers._asdict(),
         )
         # PyTorch leaves these unset if it gets a batch sampler, but users and tools read them.
-        self.__dict__.update(
-            batch_size=batches.batch_size, drop_last=batches.drop_last, sampler=sampler
-        )
+        given = {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
+        self.__dict__.update(given, sampler=sampler)
 
     def __iter__(self) -> Any:
-        return self._iterate(self._run.begin(), self._batches())
+        number = self._run.begin()
+        return self._iterate(number, self._run.mixing, self._batches())
 
     @property
     def position(self) -> int:
-        """How many examples of the order were returned so far, on all ranks and in all epochs."""
+        """The position of the next example in the order; it counts all ranks and epochs."""
         return self._run.position
 
     @property
@@ -210,10 +210,11 @@ class MultiplexDataLoader(DataLoader[Any]):
             return ((dataset.read_collated(a.tolist(), b.tolist()), span) for a, b, span in steps)
         return ((collate(dataset.read(a.tolist(), b.tolist())), span) for a, b, span in steps)
 
-    def _iterate(self, number: int, batches: Iterator[tuple[Any, Span]]) -> Iterator[Any]:
-        """Yield the batches, and move the run forward with each."""
+    def _iterate(
+        self, number: int, mixing: Mixing, batches: Iterator[tuple[Any, Span]]
+    ) -> Iterator[Any]:
+        """Yield the batches, which are in the order of `mixing`, and move the run forward."""
         run = self._run
-        mixing = run.mixing
         while True:
             # Two iterators would both move the position, and a saved state would fit neither.
             if number != run.iterator:
@@ -221,7 +222,7 @@ class MultiplexDataLoader(DataLoader[Any]):
                     "This iterator is outdated: load_state_dict(), set_epoch() or another iter() "
                     "moved the DataLoader. Use the newest iterator."
                 )
-            if run.mixing is not mixing:  # set_weights was called after the last batch
+            if run.mixing is not mixing:  # set_weights was called after the batches were ordered
                 mixing, batches = run.mixing, self._batches()
             try:
                 batch, span = next(batches)

@@ -271,7 +271,7 @@ def new_mixing(
             'sampling_strategy="weighted" needs sampling_weights: one number per dataset, such '
             "as [0.7, 0.3], or numbers by name."
         )
-    # Weights without a strategy mean "weighted": the default cannot be told from "not given".
+    # Weights without a strategy mean "weighted": a default argument looks the same as none.
     chosen: Strategy = "weighted" if weights is not None else strategy  # type: ignore[assignment]
     stages: tuple[WeightStage, ...] = ()
     if chosen != "proportional":

@@ -40,7 +40,7 @@ Span = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class RankBatches:
-    """Which positions each batch of one rank holds."""
+    """The positions in each batch of one rank."""
 
     batch_size: int
     rank: int
@@ -134,14 +134,14 @@ class MultiplexRun:
     """
 
     mixing: Mixing
-    """The order now; `set_weights` and `load_state_dict` replace it."""
+    """The current order; `set_weights` and `load_state_dict` replace it."""
     batches: RankBatches = RankBatches(1, 0, 1, drop_last=False)
     shuffle: bool = True
     epoch: int = 0
     start: int = 0
     """The position where the epoch began."""
     position: int = 0
-    """The number of examples that were returned so far, on all ranks."""
+    """The position of the next example; it counts the examples of all ranks and epochs."""
     iterating: bool = False
     """Whether an iterator of the current epoch was created."""
     iterator: int = 0
@@ -150,7 +150,7 @@ class MultiplexRun:
     """The batch that was returned last, and the order that it is from."""
 
     def begin(self) -> int:
-        """Start an iterator over the rest of the epoch, or over the next one; its number."""
+        """Start an iterator over the rest of the epoch, or over the next; returns its number."""
         if self.iterating:
             self._next_epoch()
         self.iterating = True
