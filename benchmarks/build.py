@@ -1,11 +1,11 @@
-"""`penstock build` beside raw gigatoken, datasets.map and tiktoken, on the same bytes.
+"""The speed of `penstock build`, raw gigatoken, datasets.map and tiktoken on the same text.
 
     make bench            or        python benchmarks/build.py [--bytes N] [--repetitions 5]
 
-Every figure is text per second (MB/s of UTF-8 text, the same documents everywhere), the
-median of alternating repetitions. `penstock` counts everything: listing, reading, cutting,
-UTF-8 check, tokenizing, comparing with the reference, writing, hashing, fsync. The slow
-peers run on a prefix of the text, which flatters them if anything.
+Every figure is the speed in MB of UTF-8 text per second: the median of repetitions that alternate
+between the cases. All cases read the same documents. The time of `penstock` includes everything:
+listing, reading, splitting, UTF-8 validation, tokenizing, comparing with the reference, writing,
+hashing and fsync. The slow peers read only a prefix of the text, which can only help them.
 """
 
 import argparse
@@ -30,7 +30,7 @@ PREFIX = 16_000_000
 
 
 def fresh(definition):
-    """A gigatoken tokenizer with a cold cache, as every new process has; loading is not timed."""
+    """A gigatoken tokenizer with an empty cache, as in a new process. Its loading is not timed."""
     from penstock.tokenize.plain import PlainText
 
     config = PlainText(definition).gigatoken_config()
@@ -75,7 +75,7 @@ def _head(path):
 
 
 def hub_map(definition, documents):
-    """`datasets.map` with HF tokenizers, batched, one process a core: the usual recipe."""
+    """`datasets.map` with HF tokenizers, batched: the usual recipe."""
     import os
 
     import datasets
@@ -110,7 +110,7 @@ def tiktoken_encoding():
 
 
 def peak_memory(path, folder):
-    """Peak anonymous memory of a build, in a process of its own."""
+    """Peak anonymous memory of a build, measured in a separate process."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[3]); from measure import AnonymousMemory\n"
         "import penstock as ps\n"
@@ -129,10 +129,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--bytes", type=int, default=1_200_000_000, help="size of the corpus")
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where stores are written (default: temporary)")
-    parser.add_argument("--no-peers", action="store_true", help="leave out datasets and tiktoken")
-    parser.add_argument("--data", type=Path, default=corpus.DATA, help="where the corpus lies")
-    parser.add_argument("--roots", nargs="+", default=corpus.ROOTS, help="where its text is from")
+    parser.add_argument("--folder", type=Path, help="directory for the stores (default: temporary)")
+    parser.add_argument("--no-peers", action="store_true", help="skip datasets and tiktoken")
+    parser.add_argument("--data", type=Path, default=corpus.DATA, help="directory of the corpus")
+    parser.add_argument(
+        "--roots", nargs="+", default=corpus.ROOTS, help="directories with text for the corpus"
+    )
     options = parser.parse_args()
     paths = {kind: options.data / f"corpus.{kind}" for kind in ("txt", "jsonl", "parquet")}
     if not paths["txt"].exists():
@@ -140,7 +142,7 @@ def main():
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     text = paths["txt"]
     definition = ps.load_tokenizer("gpt2").definition
-    for path in paths.values():  # into the page cache
+    for path in paths.values():  # read once, so that all cases find the files in the page cache
         with path.open("rb") as stream:
             while stream.read(BUFFER):
                 pass

@@ -1,10 +1,11 @@
-"""One case of `loader.py`, in a process of its own that answers to orders, a line each.
+"""One case of `loader.py`, in a separate process that reads commands from stdin.
 
     python benchmarks/case.py NAME FOLDER
 
-It imports what the case needs, says so, and then forks a fresh process for every order:
-`prepare`, `first`, `memory`, `half`, `resume`, `cold`, or `serve`, which stays and measures
-speed each time it is told to. Orders and answers are JSON; whatever a peer prints goes to stderr.
+It imports the packages of the case, reports that it is ready, and then forks a new process for
+each command: `prepare`, `first`, `memory`, `half`, `resume`, `cold` or `serve`. `serve` keeps
+running and measures the speed on request. Commands and answers are lines of JSON. The output of a
+peer goes to stderr.
 """
 
 import gc
@@ -25,7 +26,7 @@ _WARM_SECONDS = 0.25
 
 
 def prepare(case):
-    """Write the case's format of the tokens, unless it is there."""
+    """Write the tokens in the format of the case, unless they exist."""
     done = case.folder / ".done"
     if not done.exists():
         case.prepare(np.load(case.array, mmap_mode="r"))
@@ -42,7 +43,7 @@ def first(case, choice):
 
 
 def memory(case, choice, seconds):
-    """How much anonymous memory opening and reading takes, workers included."""
+    """The growth of anonymous memory while opening and reading, workers included."""
     gc.collect()
     with AnonymousMemory(workers=True) as watched:
         case.open(**choice)
@@ -51,7 +52,7 @@ def memory(case, choice, seconds):
 
 
 def half(case, choice, num_batches):
-    """The state after so many batches, and a digest of the batch that comes next."""
+    """The state after `num_batches` batches, and a digest of the next batch."""
     case.open(**choice)
     batches = iter(case.batches())
     for _ in range(num_batches):
@@ -71,7 +72,7 @@ def resume(case, choice, state):
 
 
 def cold(case, choice, num_batches):
-    """Tokens per second from opening on, from files that are not in the page cache."""
+    """Tokens per second, opening included, from files that are not in the page cache."""
     drop_page_cache(case.folder)
     before, begun = disk_bytes(), time.perf_counter()
     case.open(**choice)
@@ -93,7 +94,7 @@ def _digest(batch):
 
 
 class Reader:
-    """Reads a case that is open, again and again."""
+    """Reads the batches of an open case, epoch after epoch."""
 
     def __init__(self, case):
         self._case = case
@@ -101,10 +102,10 @@ class Reader:
         case.check(next(self._batches))
 
     def run(self, seconds):
-        """Tokens a second, and processor seconds a token, of reading that long.
+        """Tokens per second and processor seconds per token, measured for `seconds`.
 
-        What was made ahead while others were measured is read first and does not count, nor
-        does what it takes a peer to begin another epoch.
+        Batches that were prepared while other cases were measured are read first and not
+        counted. The time in which a peer starts another epoch is not counted either.
         """
         self._warm(_WARM_BATCHES, min(_WARM_SECONDS, seconds))
         count, skipped, took = 0, 0, 0.0
@@ -119,7 +120,8 @@ class Reader:
         spent = (processor_seconds() - spent) / (count + skipped)
         return {
             "tokens_per_second": count * BATCH * LENGTH / took,
-            "processor_seconds": spent / (BATCH * LENGTH),  # a token, other epochs included
+            "processor_seconds": spent
+            / (BATCH * LENGTH),  # per token; includes the start of other epochs
         }
 
     def _read(self, deadline):
@@ -144,7 +146,7 @@ class Reader:
 
 
 def serve(case, choice, answer):
-    """Measure speed for as many seconds as each line says, until a line is empty."""
+    """Measure the speed for the number of seconds on each line, until a line is null."""
     case.open(**choice)
     reader = Reader(case)
     answer({"ready": True})
@@ -165,7 +167,7 @@ ORDERS = {
 
 
 def _line():
-    """A line of stdin, and not a byte more: the next may be for another process."""
+    """One line of stdin, read byte by byte: the next line may be for another process."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -180,15 +182,15 @@ def main():
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
-    def answer(told):
-        answers.write(json.dumps(told) + "\n")
+    def answer(value):
+        answers.write(json.dumps(value) + "\n")
         answers.flush()
 
     def attempt(work):
-        """What `work()` returns, or the error that it ends with."""
+        """The result of `work()`, or its error."""
         try:
             return {"result": work()}
-        except Exception as error:  # noqa: BLE001  (a peer that fails is reported, with its reason)
+        except Exception as error:  # noqa: BLE001  (the failure of a peer is reported)
             traceback.print_exc()
             return {"error": f"{type(error).__name__}: {error}"}
 

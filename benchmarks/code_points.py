@@ -1,15 +1,15 @@
-"""Finds the code points that gigatoken and tokenizers treat differently.
+"""Find the code points that gigatoken and tokenizers treat differently.
 
     python benchmarks/code_points.py
 
-compares all 1.1 million of them under every listed split pattern and under NFC, and prints the
-ranges for `RANGES` of `penstock.tokenize.code_points`. It takes about ten minutes.
+compares all 1.1 million code points under every supported split pattern and under NFC, and prints
+the ranges for `RANGES` of `penstock.tokenize.code_points`. It takes about ten minutes.
 
-Two programs with different versions of the Unicode tables disagree about code points that were
-assigned in between: gigatoken 0.10 has Unicode 17, the patterns of tokenizers 0.23 have Unicode
-16 and its NFC has Unicode 9. Older releases of tokenizers that penstock allows have patterns of
-Unicode 14, so letters, numbers and marks that came after it are listed too: Python 3.11 knows
-Unicode 14, so this must run with Python 3.11.
+Programs with different versions of the Unicode tables disagree about code points that were added
+between these versions. gigatoken 0.10 has Unicode 17; tokenizers 0.23 has Unicode 16 in its
+patterns and Unicode 9 in its NFC. penstock also allows older releases of tokenizers, with Unicode
+14 in their patterns, so letters, numbers and marks that were added later are listed too. These
+are found with the tables of Python 3.11, which has Unicode 14; so run this with Python 3.11.
 """
 
 import json
@@ -45,7 +45,7 @@ def byte_level(**settings):
 
 
 def pre_tokenizers():
-    """Each listed split, as tokenizer.json has it."""
+    """Each supported split, in the format of tokenizer.json."""
     yield byte_level(use_regex=True)
     for patterns in sorted(PATTERNS):
         splits = [
@@ -81,7 +81,7 @@ def revealing(pre_tokenizer, normalizer=None):
 
 
 def raw_gigatoken(definition, texts):
-    """The ids that gigatoken gives, without what penstock does about differences."""
+    """The ids of gigatoken, without the corrections that penstock makes."""
     engine = GigatokenEngine(definition, parse=False)
     for start in range(0, len(texts), _BATCH):
         array = pa.array([text.encode() for text in texts[start : start + _BATCH]])
@@ -97,15 +97,15 @@ def reference(definition, texts):
 
 
 def differing(definition, texts):
-    """The numbers of the texts of which gigatoken gives other ids than tokenizers."""
+    """The numbers of the texts for which gigatoken and tokenizers return different ids."""
     both = zip(raw_gigatoken(definition, texts), reference(definition, texts), strict=True)
     return [number for number, (ours, theirs) in enumerate(both) if ours.tolist() != theirs]
 
 
 def of_patterns():
-    """Code points that the two versions of a pattern split differently, and those of DeepSeek's.
+    """Code points that gigatoken and tokenizers split differently, and those for DeepSeek only.
 
-    Of all patterns only DeepSeek's knows symbols and punctuation.
+    Only DeepSeek's pattern distinguishes symbols and punctuation.
     """
     texts = [CONTEXT.format(chr(point)) for point in CODE_POINTS]
     found, symbols = set(), set()
@@ -118,16 +118,16 @@ def of_patterns():
 
 
 def of_nfc():
-    """Code points that the two versions of NFC order or compose differently."""
+    """Code points that gigatoken and tokenizers order or compose differently in NFC."""
     nfc = revealing(byte_level(use_regex=True), {"type": "NFC"})
     found = set()
-    # U+0345 is sorted behind every other mark and U+0334 before, so one of them changes places
-    # with a code point that only one program knows to be a mark.
+    # NFC sorts U+0345 after every other mark and U+0334 before. So if only one program knows that
+    # a code point is a mark, only that program swaps it with one of these two.
     for context in ("{}", "a\u0345{}", "a{}\u0334", "{0}{0}"):
         texts = [context.format(chr(point)) for point in CODE_POINTS]
         found |= {CODE_POINTS[number] for number in differing(nfc, texts)}
-    # Pairs that only one program composes: one of the two is not of Unicode 3.2, and both are
-    # of one script, or the second is a mark that composes with others too.
+    # Pairs that only one program composes. One of the two was added after Unicode 3.2. Both belong
+    # to the same script, or the second is a mark that composes with other characters too.
     old = unicodedata.ucd_3_2_0.category
     new = [p for p in range(0x180, 0x20000) if old(chr(p)) == "Cn" and not _is_ideograph(p)]
     pieces = (unicodedata.decomposition(chr(point)).split() for point in CODE_POINTS)
@@ -138,7 +138,7 @@ def of_nfc():
         pairs = [(p, p + step) for p in some for step in range(-96, 97)]
         pairs += [(p, mark) for p in some for mark in sorted(marks)]
         pairs = [pair for pair in pairs if not any(0xD800 <= each < 0xE000 for each in pair)]
-        # A pair with a code point that is found already differs because of that one.
+        # Skip pairs with a code point that was found already: they differ because of it.
         pairs = [pair for pair in pairs if found.isdisjoint(pair)]
         numbers = differing(nfc, ["".join(map(chr, pair)) for pair in pairs])
         composed |= {p for number in numbers for p in pairs[number] if old(chr(p)) == "Cn"}
@@ -147,12 +147,12 @@ def of_nfc():
 
 
 def _is_ideograph(point):
-    """Whether a code point is of a block of thousands, in which nothing composes."""
+    """Whether a code point is in one of the large blocks in which nothing composes."""
     return 0x3400 <= point < 0xA000 or 0x13000 <= point < 0x14680 or 0x17000 <= point < 0x1B300
 
 
 def newer_than_unicode_14():
-    """Letters, numbers and marks that Python 3.11 does not know."""
+    """Letters, numbers and marks that are not in the tables of Python 3.11."""
     if unicodedata.unidata_version != "14.0.0":
         raise SystemExit("Run this with Python 3.11, whose unicodedata is that of Unicode 14.")
     pattern = tokenizers.Regex(r"[\p{L}\p{N}\p{M}]")

@@ -1,10 +1,10 @@
-"""Real text from what is on this machine: sources and documentation, each file once.
+"""Make a corpus of the source code and documentation on this machine.
 
     python benchmarks/corpus.py --bytes 1200000000 [ROOT ...]
 
 writes benchmarks/data/corpus.txt (documents separated by <|endoftext|>), corpus.jsonl and
-corpus.parquet with the same documents. HTML is reduced to its text. Files that are equal
-are taken once, so nothing is repeated; if there is less text than asked for, it says so.
+corpus.parquet with the same documents. HTML is reduced to its text. Equal files are used once, so
+no document is repeated. If there is less text than requested, a message says so.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _LINES = re.compile(r" ?\n[ \n]*")
 
 
 def documents(roots):
-    """Texts of 200 bytes to 2 MB, each once, in an order that mixes kinds of files."""
+    """Different texts of 200 bytes to 2 MB, in an order that mixes the kinds of files."""
     seen = set()
     paths = {}
     for root in roots:
@@ -63,7 +63,7 @@ def documents(roots):
 
 
 def write(num_bytes, roots, folder=DATA):
-    """The three files; returns how many bytes of text they hold."""
+    """Write the three files; returns their number of bytes of text."""
     folder.mkdir(exist_ok=True)
     schema = pa.schema([("id", pa.int64()), ("text", pa.string())])
     total, number, held = 0, 0, []
@@ -87,7 +87,7 @@ def write(num_bytes, roots, folder=DATA):
             table.write_batch(pa.RecordBatch.from_pylist(held, schema))
     print(f"{number:,} documents, {total:,} bytes in {folder}")
     if total < num_bytes:
-        print(f"less than the {num_bytes:,} asked for: name more roots")
+        print(f"less than the requested {num_bytes:,} bytes: pass more directories")
     return total
 
 

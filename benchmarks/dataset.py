@@ -1,12 +1,13 @@
-"""A DataLoader over `TransformerDataset` against one over a list of ids, as people write it.
+"""Compare a DataLoader over `TransformerDataset` with one over a list of ids.
 
     python benchmarks/dataset.py [--megabytes 50] [--json FILE]
 
-Both read the same text with the same tokenizer, T=128, windows one apart, shuffled, no workers.
-Speed: tokens a second of wall-clock time, and of the thread's processor time, which a busy
-machine disturbs less; medians of alternating repetitions. Memory: the peak of anonymous memory
-in a fresh process, from the file to a hundred batches, above what imports and the tokenizer
-take; for penstock both at the first start (it tokenizes) and at the second (it does not).
+Both read the same text with the same tokenizer: rows of 128 tokens, stride 1, shuffled, no
+workers. The speed is tokens per second of wall-clock time, and of processor time, which depends
+less on other programs; figures are medians of alternating repetitions. The memory is the peak of
+anonymous memory in a new process that opens the file and reads a hundred batches, minus the
+memory of imports and the tokenizer. It is measured for the first start of penstock, which
+tokenizes the text, and for the second, which does not.
 """
 
 import argparse
@@ -31,7 +32,7 @@ BATCHES = (16, 128)
 
 
 class ListDataset(Dataset):
-    """As it is usually written: a list of Python integers, and two new tensors an item."""
+    """The usual way to write it: a list of Python integers, and two new tensors per item."""
 
     def __init__(self, path, tokenizer):
         self.ids = []
@@ -52,7 +53,7 @@ class ListDataset(Dataset):
 
 
 def write_text(path, num_bytes):
-    """JSON lines of words that occur about as often as words do."""
+    """Write JSON lines of random words with the frequencies of natural text (Zipf)."""
     rng = np.random.default_rng(17)
     letters = np.array(list("etaoinshrdlucmfwypvbgkqjxz"))
     words = ["".join(rng.choice(letters, rng.integers(2, 9))) for _ in range(20_000)]
@@ -66,7 +67,7 @@ def write_text(path, num_bytes):
 
 
 def batches(loader, num_batches):
-    """Wall-clock and processor seconds of some batches, from the second on."""
+    """Wall-clock and processor seconds of `num_batches` batches after the first one."""
     source = iter(loader)
     next(source)
     wall, processor = time.perf_counter(), time.thread_time()
@@ -81,7 +82,7 @@ def plain_loader(path, tokenizer, batch_size):
 
 
 def memory(make):
-    """Peak anonymous bytes of making a loader and taking a hundred batches of it."""
+    """Peak anonymous bytes while a loader is created and yields a hundred batches."""
 
     def work():
         with AnonymousMemory() as watched:
@@ -93,14 +94,14 @@ def memory(make):
 
 
 def race(ours, plain, batch_size, repetitions):
-    """Tokens a second of both, by the clock and by the processor."""
-    told = {"penstock": [], "list of ids": []}
+    """Tokens per second of both, by wall-clock time and by processor time."""
+    result = {"penstock": [], "list of ids": []}
 
     def case(name, loader, num_batches):
         def run():
             took = batches(loader, num_batches)
             tokens = num_batches * batch_size * LENGTH
-            told[name].append([tokens / seconds for seconds in took])
+            result[name].append([tokens / seconds for seconds in took])
 
         return run
 
@@ -111,7 +112,7 @@ def race(ours, plain, batch_size, repetitions):
         },
         repetitions,
     )
-    return told
+    return result
 
 
 def main():
@@ -123,7 +124,7 @@ def main():
     torch.set_num_threads(1)
     tokenizer = penstock.load_tokenizer("gpt2")
     tokenizer.encode("both start with a tokenizer that is warm")
-    folder = tempfile.mkdtemp()  # forked processes would remove a TemporaryDirectory
+    folder = tempfile.mkdtemp()  # a forked process would delete a TemporaryDirectory
     try:
         os.environ["PENSTOCK_CACHE"] = folder
         path = Path(folder, "text.jsonl")
@@ -142,14 +143,14 @@ def main():
         figures = {"machine": machine(), "tokens": len(plain.ids), "anonymous_bytes": peaks}
         for batch_size in BATCHES:
             loader = DataLoader(plain, batch_size=batch_size, shuffle=True, drop_last=True)
-            told = race(ours(batch_size), loader, batch_size, options.repetitions)
-            figures[f"batch {batch_size}"] = told
+            result = race(ours(batch_size), loader, batch_size, options.repetitions)
+            figures[f"batch {batch_size}"] = result
             for number, clock in enumerate(("wall-clock", "processor")):
-                speeds = {name: [each[number] / 1e6 for each in told[name]] for name in told}
+                speeds = {name: [each[number] / 1e6 for each in result[name]] for name in result}
                 ratio = statistics.median(speeds["penstock"]) / statistics.median(
                     speeds["list of ids"]
                 )
-                print(f"B={batch_size}, million tokens a second ({clock}): {ratio:.1f}x")
+                print(f"B={batch_size}, million tokens per second ({clock}): {ratio:.1f}x")
                 for name, values in speeds.items():
                     print(f"  {name:<12} {spread(values)}", flush=True)
     finally:

@@ -1,12 +1,12 @@
-"""Ways to bring rows to a GPU, penstock's and others', each as an iterator of batches there.
+"""Different ways to load batches to a GPU, each as an iterator of batches on the device.
 
-store      windows of a sealed store
-mixture    four sources by weights, two of them cut otherwise
-packed     whole documents, with the mask that keeps them apart
-stream     a store that is being built from text meanwhile
+store      windows of a finished store
+mixture    four weighted sources, two of them with another stride
+packed     whole documents, with a mask between documents
+stream     a store that is built from text while it is read
 DataLoader a map-style dataset over the tokens, with worker processes
-get_batch  nanoGPT's way: random rows, copied by the training loop itself
-ceiling    one batch that is on the device already, again and again
+get_batch  as in nanoGPT: random rows, which the training loop copies itself
+ceiling    the same batch every time, which is on the device already
 """
 
 import tempfile
@@ -21,7 +21,7 @@ from penstock.loader.device import DeviceCopy
 __all__ = ["COPIED", "Ceiling", "Feeds"]
 
 COPIED = {"bytes": 0}
-_MOST_TOKENS = 200_000_000  # that the peers hold in memory
+_MOST_TOKENS = 200_000_000  # the most tokens that the peers keep in memory
 
 
 def count_copies():
@@ -36,7 +36,7 @@ def count_copies():
 
 
 class Ceiling:
-    """The same batch for ever."""
+    """An endless iterator of the same batch."""
 
     fingerprint = None
 
@@ -51,7 +51,7 @@ class Ceiling:
 
 
 class Rows(Dataset):
-    """Rows of the tokens as a tutorial would write it: two int64 tensors an item."""
+    """Rows of tokens as in a tutorial: two int64 tensors per item."""
 
     def __init__(self, tokens, length):
         self._tokens = tokens
@@ -67,7 +67,7 @@ class Rows(Dataset):
 
 
 class Feeds:
-    """All of them over one store, at one size."""
+    """All ways to load batches from one store, with one batch size."""
 
     def __init__(self, store, *, length, rows, text=None, workers=8, device="cuda"):
         self.store = ps.TokenStore(store)
@@ -76,7 +76,7 @@ class Feeds:
         self._growing = self._folder = None
 
     def make(self, name):
-        """A new iterator from the beginning; raises what keeps it from being made."""
+        """A new iterator from the beginning; raises an error if it cannot be created."""
         makers = {
             "store": self._store,
             "mixture": self._mixture,
@@ -88,7 +88,7 @@ class Feeds:
         return makers[name]()
 
     def end_stream(self):
-        """Stop the build behind a stream, if there is one; whether it was still under way."""
+        """Stop the build of a stream, if there is one; returns whether it was still running."""
         if self._growing is None:
             return False
         under_way = not self._growing.sealed
@@ -98,11 +98,11 @@ class Feeds:
         return under_way
 
     def loader(self, name):
-        """The penstock loader behind a feed, for its fingerprints."""
+        """A penstock loader, for its fingerprints."""
         return {"store": self._loader, "packed": self._packs_loader}[name]()
 
     def ceiling(self, name):
-        """A batch of the kind that a feed gives, on the device already."""
+        """An iterator over one batch that is on the device already."""
         kind = "packed" if name == "packed" else "store"
         return Ceiling(next(iter(self.loader(kind))))
 
@@ -134,7 +134,7 @@ class Feeds:
 
     def _stream(self):
         if self.text is None:
-            raise ValueError("give --text FILE to stream from")
+            raise ValueError("streaming needs a text file: pass --text FILE")
         self.end_stream()
         folder = self._folder = tempfile.TemporaryDirectory()
         self._growing = ps.stream(self.text, f"{folder.name}/store", documents="lines")

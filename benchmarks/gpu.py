@@ -1,15 +1,16 @@
-"""The loader on a GPU: are batches exact while the GPU is busy, and does the GPU wait?
+"""The loader on a GPU: are batches exact while the GPU is busy, and does the GPU wait for data?
 
     PYTHONPATH=src python benchmarks/gpu.py STORE --parts exact feeds modes [--json FILE]
 
-Needs a CUDA device, torch and numpy, nothing else; FP8 also torchao.
+Needs a CUDA device, torch and numpy; FP8 also needs torchao.
 
-exact    keeps the compute stream occupied with a kernel that outlasts the refilling of the
-         pinned slots, and compares every batch with the CPU path.
-feeds    trains GPT-2 124M on each feed of `feeds.py`, a few steps in turn, beside the same kind
-         of batch that is on the device already; then the same with one CPU core left.
-modes    50 steps each of eager, compiled, recomputing, document masks, FP8 and all together:
-         speed against its own ceiling, equal fingerprints, compilations after warming up.
+exact    runs kernels that take longer than refilling the pinned buffers, and compares every batch
+         with the same batch on the CPU.
+feeds    trains GPT-2 124M with each way of loading in `feeds.py`, a few steps at a time. The
+         ceiling is training on a batch that is on the device already. Then the same on one core.
+modes    trains 50 steps each: eager, compiled, with recomputation, with document masks, in FP8,
+         and all together. Measures the speed relative to its own ceiling, compares fingerprints,
+         and counts compilations after the warm-up.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from penstock.train import SIZES, Learner, OptimizationConfig, TrainingConfig, T
 
 
 def busy_and_equal(store, num_batches, length=1024, batch_size=32):
-    """Compare batches on the device with the CPU path while a kernel keeps the GPU occupied."""
+    """Compare batches on the device with those on the CPU while kernels keep the GPU busy."""
     windows = ps.Windows(store, length)
     on_device = ps.Loader(windows, batch_size, seed=3, device="cuda")
     on_host = ps.Loader(windows, batch_size, seed=3, prefetch=0)
@@ -41,7 +42,7 @@ def busy_and_equal(store, num_batches, length=1024, batch_size=32):
     for number, (batch, right) in enumerate(zip(on_device, on_host, strict=False)):
         if number == num_batches:
             break
-        for _ in range(3):  # work queued before the batch is read: the copy must not be late
+        for _ in range(3):  # queued before the batch is read: the copy must not be late
             noise = noise @ noise.T / 2048
         expected = [right[name].cuda(non_blocking=False) for name in ("inputs", "targets")]
         found = [batch[name] for name in ("inputs", "targets")]
@@ -49,17 +50,18 @@ def busy_and_equal(store, num_batches, length=1024, batch_size=32):
         different += not equal
         if number % 500 == 0:
             kept.append((batch["inputs"], right["inputs"]))
-    late = sum(not torch.equal(a.cpu(), b) for a, b in kept)  # overwritten after handing out?
+    # A slot that was refilled too early would have overwritten a batch that was returned.
+    late = sum(not torch.equal(a.cpu(), b) for a, b in kept)
     seconds = time.perf_counter() - start
     print(
-        f"{num_batches:,} batches under a busy GPU: {different} differ, {late} of {len(kept)} kept "
-        f"ones changed later ({seconds:.1f} s)"
+        f"{num_batches:,} batches on a busy GPU: {different} differ, {late} of {len(kept)} kept "
+        f"batches changed later ({seconds:.1f} s)"
     )
     return different + late
 
 
 def free_running(store, num_batches, length=1024, batch_size=32):
-    """The same without waiting for each comparison: sums are compared at the end."""
+    """The same without a synchronization per batch: checksums are compared at the end."""
     windows = ps.Windows(store, length)
     on_device = iter(ps.Loader(windows, batch_size, seed=4, device="cuda"))
     on_host = iter(ps.Loader(windows, batch_size, seed=4, prefetch=0))
@@ -96,7 +98,7 @@ MODES = {
 
 
 class Trainer:
-    """GPT-2 124M in one mode, by the trainer's own step."""
+    """GPT-2 124M in one mode; it uses the training step of `penstock.train`."""
 
     def __init__(self, options, **mode):
         size, length = options.size, options.length
@@ -115,7 +117,7 @@ class Trainer:
         self.flops = model.flops_per_token
 
     def step(self, batch):
-        """Queue one step; returns its loss and the gradient's length, on the device."""
+        """Queue one step; returns its loss and gradient norm, on the device."""
         names = ("inputs", "targets", "position_ids", "document_ids")
         part = [batch[name].contiguous() if name in batch else None for name in names]
         numbers = self.learner.compute_gradients([part], (batch["targets"] != -100).sum())
@@ -125,13 +127,13 @@ class Trainer:
 
 
 def idle():
-    """Wait until the device has done all that was queued."""
+    """Wait until the device has finished all queued work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def timed(trainer, batches, steps, fingerprints=None):
-    """Seconds of some steps, and of waiting for their batches, from idle to idle."""
+    """Seconds of `steps` steps, and the part of it spent waiting for batches."""
     idle()
     waited, begun = 0.0, time.perf_counter()
     for _ in range(steps):
@@ -143,34 +145,34 @@ def timed(trainer, batches, steps, fingerprints=None):
         numbers = trainer.step(batch)
     idle()
     seconds = time.perf_counter() - begun
-    assert bool(numbers.isfinite().all()), "the loss is no number"
+    assert bool(numbers.isfinite().all()), "the loss is not finite"
     return seconds, waited
 
 
 class Fingerprints(list):
-    """Those of the batches that a loader handed out."""
+    """The fingerprints of the batches that a loader returned."""
 
     loader = None
 
 
 def opened(feeds, names):
-    """The feeds that can be made here, and why the others cannot."""
+    """An iterator for each way of loading that works here; prints why others do not."""
     found = {}
     for name in names:
         try:
             found[name] = feeds.make(name)
             next(found[name])
-        except Exception as error:  # noqa: BLE001  (a peer or an extra that is not here)
+        except Exception as error:  # noqa: BLE001  (a package may not be installed)
             found.pop(name, None)
             print(f"{name}: not measured: {type(error).__name__}: {str(error)[:200]}", flush=True)
     return found
 
 
 def compare(trainer, feeds, options, cores):
-    """Tokens a second of each feed, its share of the ceiling, waiting, and bytes copied.
+    """Tokens per second of each way of loading, its share of the ceiling, waiting, bytes copied.
 
-    A stream begins anew in each of its turns, so that text is tokenized while it is measured,
-    and while nothing else is.
+    A stream starts again whenever it is measured. So its text is tokenized during its own
+    measurement and not during those of the others.
     """
     begun = opened(feeds, options.feeds)
     feeds.end_stream()
@@ -180,7 +182,7 @@ def compare(trainer, feeds, options, cores):
         if name != "stream":
             timed(trainer, batches, options.warm_up)
     tokens = options.rows * options.length * options.steps
-    told = {name: {"speed": [], "ratio": [], "waiting": [], "bytes": []} for name in begun}
+    result = {name: {"speed": [], "ratio": [], "waiting": [], "bytes": []} for name in begun}
     tops = {kind: [] for kind in ceilings}
     under_way = 0
     for _ in range(options.repetitions):
@@ -196,10 +198,10 @@ def compare(trainer, feeds, options, cores):
             under_way += feeds.end_stream()
             after = timed(trainer, ceilings[kind], options.steps)[0]
             tops[kind] += [tokens / before, tokens / after]
-            told[name]["speed"].append(tokens / seconds)
-            told[name]["ratio"].append((before + after) / 2 / seconds)
-            told[name]["waiting"].append(waited / seconds)
-            told[name]["bytes"].append(copied)
+            result[name]["speed"].append(tokens / seconds)
+            result[name]["ratio"].append((before + after) / 2 / seconds)
+            result[name]["waiting"].append(waited / seconds)
+            result[name]["bytes"].append(copied)
     print(
         f"\n{cores}: {options.steps} steps of {options.rows} x {options.length} in turn, "
         f"medians of {options.repetitions}"
@@ -209,22 +211,24 @@ def compare(trainer, feeds, options, cores):
         mfu = trainer.flops * speed / 989e12
         spread = f"{min(speeds):,.0f} to {max(speeds):,.0f}"
         print(f"  ceiling, {kind:<10} {speed:>11,.0f} tokens/s ({spread}), {mfu:.1%} of 989 TFLOPS")
-    for name, each in told.items():
+    for name, each in result.items():
         ratios = each["ratio"]
         print(
             f"  {name:<19} {statistics.median(each['speed']):>11,.0f} tokens/s, "
             f"{statistics.median(ratios):.4f} of the ceiling ({min(ratios):.4f} to "
             f"{max(ratios):.4f}), waiting {statistics.median(each['waiting']):.3%}, "
-            f"{statistics.median(each['bytes']):.1f} bytes copied a token",
+            f"{statistics.median(each['bytes']):.1f} bytes copied per token",
             flush=True,
         )
-    if "stream" in told:
-        print(f"  the text was still being tokenized after {under_way} turns of the stream")
-    return {"ceilings": tops, "feeds": told}
+    if "stream" in result:
+        print(
+            f"  in {under_way} measurements of the stream, the build was still running at the end"
+        )
+    return {"ceilings": tops, "feeds": result}
 
 
 def measure_feeds(options):
-    """All feeds with all cores, then with one."""
+    """All ways of loading, with all CPU cores and then with one."""
     count_copies()
     feeds = Feeds(
         options.store,
@@ -247,14 +251,14 @@ def measure_feeds(options):
 
 
 def pin(cores):
-    """Let every thread of this process run on these cores alone; new ones inherit it."""
+    """Restrict every thread of this process to these cores; new threads inherit it."""
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread.name), cores)
 
 
 def measure_modes(options):
-    """Each mode for 50 steps, beside its own ceiling."""
+    """Each mode for 50 steps, and its own ceiling."""
     from torch._dynamo.utils import counters
 
     figures, seen = {}, {}
@@ -280,7 +284,7 @@ def measure_modes(options):
             seconds, waited = timed(trainer, batches, options.mode_steps, fingerprints)
             after = timed(trainer, ceiling, options.mode_steps)[0]
             compiled = counters["stats"]["unique_graphs"] - graphs
-        except Exception as error:  # noqa: BLE001  (torchao that is not here, or too little memory)
+        except Exception as error:  # noqa: BLE001  (torchao is missing, or memory is too small)
             print(
                 f"  {name:<20} not measured: {type(error).__name__}: {str(error)[:300]}", flush=True
             )
@@ -302,7 +306,7 @@ def measure_modes(options):
         print(
             f"  {name:<20} {speed:>11,.0f} tokens/s, {figures[name]['ratio']:.4f} of its ceiling, "
             f"waiting {waited / seconds:.3%}, fingerprints {'equal' if same else 'DIFFER'}, "
-            f"{compiled} compilations after warming up ({warm:.0f} s)",
+            f"{compiled} compilations after the warm-up ({warm:.0f} s)",
             flush=True,
         )
     return figures
@@ -313,20 +317,24 @@ def main():
     parser.add_argument("store")
     parts = ("exact", "feeds", "modes")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
-    parser.add_argument("--batches", type=int, default=10_000, help="of the exact part")
-    parser.add_argument("--steps", type=int, default=20, help="of a feed in its turn")
+    parser.add_argument("--batches", type=int, default=10_000, help="batches of the exact part")
+    parser.add_argument(
+        "--steps", type=int, default=20, help="steps per measurement of the feeds part"
+    )
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--warm-up", type=int, default=10, help="steps before any is measured")
+    parser.add_argument(
+        "--warm-up", type=int, default=10, help="steps before the first measurement"
+    )
     parser.add_argument("--mode-steps", type=int, default=50)
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--size", choices=list(SIZES), default="124M")
-    parser.add_argument("--workers", type=int, default=8, help="of the DataLoader")
-    parser.add_argument("--text", help="a text file, for the stream")
+    parser.add_argument("--workers", type=int, default=8, help="workers of the DataLoader")
+    parser.add_argument("--text", help="text file for the stream")
     parser.add_argument("--feeds", nargs="+", choices=FEEDS, default=FEEDS)
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--device", default="cuda", help="cpu tries the commands, and no more")
+    parser.add_argument("--device", default="cuda", help="cpu only tests that the script runs")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     device = torch.cuda.get_device_name() if options.device == "cuda" else options.device

@@ -1,20 +1,21 @@
-"""`penstock.Loader` beside LitData, MosaicML Streaming, Grain, HF datasets, nanoGPT and torch.
+"""Compare `penstock.Loader` with LitData, MosaicML Streaming, Grain, HF datasets, nanoGPT, torch.
 
     make bench            or        python benchmarks/loader.py [--tokens N] [--repetitions 5]
 
-The same ids (uint16) for all, to int64 CPU tensors `(inputs, targets)` of 32 rows of 1,024,
-shuffled, with the files in the page cache. Every case runs in a process of its own (`case.py`);
-cases take turns, and every figure is the median of the repetitions. Each case runs with the
-fastest of its settings in `peers.py`, found by a trial that is printed first. The consumer reads
-one element of each batch. A peer that cannot be run is named with the reason.
+All cases read the same ids (uint16) and return int64 CPU tensors `(inputs, targets)` of 32 rows of
+1,024 tokens, shuffled, with the files in the page cache. Every case runs in a separate process
+(`case.py`). The measurements alternate between the cases, and every figure is the median of the
+repetitions. Each case runs with the fastest of its settings in `peers.py`; the trial that finds
+it is printed first. The consumer reads one element of each batch. If a peer cannot run, the
+reason is printed.
 
-    M tokens/s    by the clock; on a busy machine, trust the processor time beside it
-    CPU           of all threads and workers of the case
-    first batch   from opening to the first batch, imports done
-    resume        the same to the middle of an epoch, from the case's own state, and whether the
-                  batch is the one that would have come
-    memory        how far anonymous memory grows while it opens and reads, workers included
-    cold          from opening on, with the files dropped from the page cache
+    M tokens/s    by wall-clock time; on a busy machine, the processor time is more reliable
+    CPU           processor time of all threads and workers of the case
+    first batch   time from opening to the first batch, without imports
+    resume        time to the first batch after resuming in the middle of an epoch, and whether
+                  it is the batch that would have been next
+    memory        growth of anonymous memory while the case opens and reads, workers included
+    cold          speed with files that are not in the page cache, opening included
 """
 
 import argparse
@@ -33,7 +34,7 @@ from measure import machine, read_all, spread
 from peers import BATCH, CASES, LENGTH
 from stores import VOCAB_SIZE, write_array
 
-_PATIENCE = 900  # seconds for the slowest order: writing 10^8 tokens, row by row
+_TIMEOUT = 900  # seconds; the slowest command is writing 10^8 tokens, row by row
 _BY_HAND = "HF datasets, Arrow by hand"
 _PEERS = (
     *("LitData", "MosaicML Streaming", "Grain", "HF datasets", "HF datasets, iterable"),
@@ -42,11 +43,11 @@ _PEERS = (
 
 
 class CaseError(Exception):
-    """A case that cannot be run, and why."""
+    """A case cannot run; the message is the reason."""
 
 
 class Process:
-    """A case in a process of its own, which does what it is told."""
+    """A case in a separate process that executes commands."""
 
     def __init__(self, name, folder, log):
         command = [sys.executable, Path(__file__).with_name("case.py"), name, folder]
@@ -62,51 +63,51 @@ class Process:
         )
 
     def started(self):
-        """Wait until it has imported all it needs."""
+        """Wait until the process has imported its packages."""
         self.answer()
         return self
 
     def order(self, order, **details):
-        """Do something in a fresh fork, and return what comes of it."""
-        self.tell({"order": order, **details})
+        """Execute a command in a new fork; returns its result."""
+        self._send({"order": order, **details})
         return self.answer()["result"]
 
-    def tell(self, order):
-        """Send a line."""
+    def _send(self, order):
+        """Write one line of JSON to the process."""
         self._process.stdin.write(json.dumps(order) + "\n")
 
     def answer(self):
-        """The next line."""
-        ready, _, _ = select.select([self._process.stdout], [], [], _PATIENCE)
+        """The next line of JSON from the process."""
+        ready, _, _ = select.select([self._process.stdout], [], [], _TIMEOUT)
         line = self._process.stdout.readline() if ready else ""
-        told = json.loads(line) if line else {"error": "no answer" if ready else "timed out"}
-        if "error" in told:
-            raise CaseError(told["error"])
-        return told
+        result = json.loads(line) if line else {"error": "no answer" if ready else "timed out"}
+        if "error" in result:
+            raise CaseError(result["error"])
+        return result
 
     def serve(self, choice):
-        """Open the case with these settings, to be measured by `speed`."""
-        self.tell({"order": "serve", "choice": choice})
+        """Open the case with these settings, for `speed`."""
+        self._send({"order": "serve", "choice": choice})
         self.answer()
 
     def speed(self, seconds):
-        """Tokens and processor time of reading that long."""
-        self.tell(seconds)
+        """Tokens per second and processor time, measured for `seconds`."""
+        self._send(seconds)
         return self.answer()
 
     def rest(self):
-        """End what `serve` began."""
-        self.tell(None)
+        """Stop the fork that `serve` started."""
+        self._send(None)
         self.answer()
 
     def close(self):
-        """End the process. Its forks have ended, and tidied up after themselves."""
+        """Stop the process. Its forks have stopped and cleaned up already."""
         self._process.kill()
         self._process.wait()
 
 
 def make_tokens(folder, num_tokens, store):
-    """The ids, as a file in `folder`: of `store`, if there is one, or made up."""
+    """Write the ids of `store`, or random ids, to a file in `folder`; returns their number."""
     path = folder / "array" / "tokens.npy"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +125,7 @@ def make_tokens(folder, num_tokens, store):
 
 
 def start(names, folder, log):
-    """The processes of the cases that can run, and the reasons of those that cannot."""
+    """The processes of the cases that can run, and the reasons why others cannot."""
     failed, started = {}, {}
     for name in names:
         package = CASES[name].package
@@ -145,31 +146,31 @@ def start(names, folder, log):
 
 
 def choose(process, seconds):
-    """Try the settings of a case, twice in turns; returns the speed of each, the fastest first."""
+    """Measure each setting of a case twice; returns their speeds, the fastest first."""
     choices = CASES[process.name].choices
     speeds = [0.0] * len(choices)
     for number in [*range(len(choices))] * (2 if len(choices) > 1 else 1):
         try:
             process.serve(choices[number])
-            told = process.speed(seconds)
+            result = process.speed(seconds)
             process.rest()
         except CaseError as error:
-            print(f"  {process.name} with {spelled(choices[number])} does not run: {error}")
+            print(f"  {process.name} with {as_text(choices[number])} cannot run: {error}")
             continue
-        speeds[number] = max(speeds[number], told["tokens_per_second"])
+        speeds[number] = max(speeds[number], result["tokens_per_second"])
     if not any(speeds):
-        raise CaseError("none of its settings runs")
+        raise CaseError("it runs with none of its settings")
     ordered = sorted(zip(speeds, choices, strict=True), key=lambda each: -each[0])
     process.choice = ordered[0][1]
     return ordered
 
 
-def spelled(choice):
-    return ", ".join(f"{name}={value}" for name, value in choice.items()) or "nothing to choose"
+def as_text(choice):
+    return ", ".join(f"{name}={value}" for name, value in choice.items()) or "no settings"
 
 
-def at_rest(process, options, num_batches):
-    """All figures of one case that are not its speed; each in a fresh process, several times."""
+def other_figures(process, options, num_batches):
+    """All figures of one case except its speed; each measured in a new process."""
     choice = process.choice
     case = CASES[process.name]
     figures = {
@@ -180,17 +181,17 @@ def at_rest(process, options, num_batches):
     }
     if hasattr(case, "state"):
         half = process.order("half", choice=choice, num_batches=num_batches)
-        told = [
+        result = [
             process.order("resume", choice=choice, state=half["state"])
             for _ in range(options.repetitions)
         ]
-        figures["resume"] = [each["seconds"] for each in told]
-        figures["exact"] = all(each["digest"] == half["digest"] for each in told)
+        figures["resume"] = [each["seconds"] for each in result]
+        figures["exact"] = all(each["digest"] == half["digest"] for each in result)
     return figures
 
 
 def race(running, failed, options):
-    """Speeds of all cases, measured in turns."""
+    """The speeds of all cases, in alternating measurements."""
     figures = {name: [] for name in running}
     for name, process in list(running.items()):
         try:
@@ -212,16 +213,16 @@ def race(running, failed, options):
 
 
 def report(figures):
-    """The tables."""
-    speeds = {name: statistics.median(told["speed"]) for name, told in figures.items()}
-    costs = {name: statistics.median(told["processor"]) for name, told in figures.items()}
+    """Print the tables."""
+    speeds = {name: statistics.median(result["speed"]) for name, result in figures.items()}
+    costs = {name: statistics.median(result["processor"]) for name, result in figures.items()}
     ours, our_cost = speeds.get("penstock", math.nan), costs.get("penstock", math.nan)
     print(
         f"\n{'':27} {'M tokens/s: median (spread)':>32} {'penstock':>9} {'CPU':>9} {'÷':>9}\n"
         f"{'':27} {'':32} {'÷':>9} {'ns/token':>9} {'penstock':>9}"
     )
-    for name, told in figures.items():
-        shown = spread([each / 1e6 for each in told["speed"]])
+    for name, result in figures.items():
+        shown = spread([each / 1e6 for each in result["speed"]])
         print(
             f"{name:27} {shown:>32} {ours / speeds[name]:9.1f} {costs[name]:9.2f} "
             f"{costs[name] / our_cost:9.1f}"
@@ -230,21 +231,21 @@ def report(figures):
         f"\n{'':27} {'first batch':>12} {'resume':>10} {'':15} {'memory':>10} {'cold':>15}\n"
         f"{'':27} {'ms':>12} {'ms':>10} {'':15} {'MB':>10} {'M tokens/s':>15} {'from disk':>9}"
     )
-    for name, told in figures.items():
+    for name, result in figures.items():
         resume, exact = "not", "supported"
-        if told["resume"]:
-            resume = f"{1000 * statistics.median(told['resume']):,.1f}"
-            exact = "exact" if told["exact"] else "ANOTHER BATCH"
+        if result["resume"]:
+            resume = f"{1000 * statistics.median(result['resume']):,.1f}"
+            exact = "exact" if result["exact"] else "WRONG BATCH"
         print(
-            f"{name:27} {1000 * statistics.median(told['first']):12,.1f} {resume:>10} {exact:15} "
-            f"{told['memory'] / 1e6:10,.1f} {told['cold']['speed'] / 1e6:15,.1f} "
-            f"{told['cold']['disk_bytes'] / 1e6:6,.0f} MB"
+            f"{name:27} {1000 * statistics.median(result['first']):12,.1f} {resume:>10} {exact:15} "
+            f"{result['memory'] / 1e6:10,.1f} {result['cold']['speed'] / 1e6:15,.1f} "
+            f"{result['cold']['disk_bytes'] / 1e6:6,.0f} MB"
         )
     compare(speeds)
 
 
 def compare(speeds):
-    """The ratios that DESIGN.md promises."""
+    """Print the ratios for which there are targets."""
     print()
     lines = [
         ("penstock", "torch Dataset in RAM", "2"),
@@ -255,7 +256,9 @@ def compare(speeds):
     if peers:
         lines.insert(0, ("penstock", peers[-1], "8: the fastest peer"))
     if peers and peers[-1] == _BY_HAND and len(peers) > 1:
-        lines.insert(1, ("penstock", peers[-2], "8: the fastest that gives tensors or arrays"))
+        lines.insert(
+            1, ("penstock", peers[-2], "8: the fastest peer that returns tensors or arrays")
+        )
     for over, under, target in lines:
         if over in speeds and under in speeds:
             print(f"{over} ÷ {under}: {speeds[over] / speeds[under]:.2f} (target {target})")
@@ -265,13 +268,17 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--tokens", type=int, default=100_000_000)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each repetition")
-    parser.add_argument("--folder", type=Path, help="where the tokens are written, and kept")
-    parser.add_argument("--store", type=Path, help="take the ids from this store")
-    parser.add_argument("--no-peers", action="store_true", help="only what needs no other package")
-    parser.add_argument("--only", nargs="+", choices=CASES, metavar="CASE", help="these cases")
-    parser.add_argument("--json", type=Path, help="write all figures to this file too")
-    parser.add_argument("--log", type=Path, help="what the peers print; forgotten by default")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per repetition")
+    parser.add_argument("--folder", type=Path, help="directory in which the tokens are kept")
+    parser.add_argument("--store", type=Path, help="use the ids of this store")
+    parser.add_argument(
+        "--no-peers", action="store_true", help="only cases that need no other package"
+    )
+    parser.add_argument("--only", nargs="+", choices=CASES, metavar="CASE", help="only these cases")
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    parser.add_argument(
+        "--log", type=Path, help="file for the output of the peers; discarded by default"
+    )
     options = parser.parse_args()
     default = DATA / "store"
     if options.store is None and (default / "penstock.json").exists():
@@ -288,7 +295,7 @@ def main():
         names = [name for name in names if CASES[name].package is None]
     num_tokens = make_tokens(options.folder, options.tokens, options.store)
     num_batches = max(1, num_tokens // (LENGTH + 1) // BATCH // 2)
-    source = options.store or "made up"
+    source = options.store or "random"
     print(f"{num_tokens:,} tokens ({source}), T={LENGTH}, B={BATCH}; {machine()}", flush=True)
     log = options.log.open("w") if options.log else subprocess.DEVNULL
     running, failed = start(names, options.folder, log)
@@ -297,16 +304,16 @@ def main():
         try:
             read_all(process_folder(name, options.folder))
             chosen[name] = choose(process, min(1.0, options.seconds))
-            shown = "; ".join(f"{spelled(c)}: {s / 1e6:,.1f}" for s, c in chosen[name])
+            shown = "; ".join(f"{as_text(c)}: {s / 1e6:,.1f}" for s, c in chosen[name])
             print(f"  {name}: {shown}", flush=True)
-            figures[name] = at_rest(process, options, num_batches)
+            figures[name] = other_figures(process, options, num_batches)
             read_all(process_folder(name, options.folder))
         except CaseError as error:
             failed[name] = str(error)
             running.pop(name).close()
-    told = race(running, failed, options)
-    figures = {name: figures[name] for name in told}
-    for name, each in told.items():
+    result = race(running, failed, options)
+    figures = {name: figures[name] for name in result}
+    for name, each in result.items():
         figures[name]["speed"] = [one["tokens_per_second"] for one in each]
         figures[name]["processor"] = [1e9 * one["processor_seconds"] for one in each]
         figures[name]["choice"] = chosen[name][0][1]
@@ -319,7 +326,7 @@ def main():
 
 
 def process_folder(name, folder):
-    """Where the files of a case lie."""
+    """The directory with the files of a case."""
     return folder / CASES[name].data
 
 

@@ -1,6 +1,4 @@
-"""Alternating repetitions, medians with their spread, memory and processor time of a process
-and its workers, and fresh processes to take such figures in.
-"""
+"""Helpers for benchmarks: alternating repetitions, memory and processor time, new processes."""
 
 import atexit
 import json
@@ -15,7 +13,7 @@ from pathlib import Path
 
 
 def alternate(cases, repetitions=5):
-    """Seconds of each case, measured in turns so that a noisy minute hits all of them."""
+    """Seconds of each case. Repetitions alternate, so that noise affects all cases alike."""
     seconds = {name: [] for name in cases}
     for _ in range(repetitions):
         for name, case in cases.items():
@@ -33,8 +31,8 @@ def spread(values):
 class AnonymousMemory:
     """The peak of this process's anonymous memory (mapped files do not count), in bytes.
 
-    With `workers`, what its worker processes hold for themselves is added; pages that they
-    share with this process since they were forked count once.
+    With `workers`, the private memory of its worker processes is added. Pages that they share
+    with this process count once.
     """
 
     def __init__(self, *, workers=False):
@@ -50,7 +48,7 @@ class AnonymousMemory:
 
     @property
     def growth(self):
-        """How much the peak lies above what there was before."""
+        """The peak minus the memory at the beginning."""
         return self.peak - self.before
 
     def _watch(self):
@@ -64,18 +62,18 @@ class AnonymousMemory:
 
 
 def anonymous_bytes():
-    """Anonymous resident memory now."""
+    """The current anonymous resident memory."""
     return _field("/proc/self/status", "RssAnon")
 
 
 def anonymous_bytes_with_workers():
-    """The same, and the private memory of all processes that this one has started."""
+    """The same, plus the private memory of all processes that this one has started."""
     total = anonymous_bytes()
     for process in descendants():
         try:
             total += _field(f"/proc/{process}/smaps_rollup", "Private_Dirty")
         except (OSError, RuntimeError):
-            continue  # it has ended meanwhile
+            continue  # the process ended after it was listed
     return total
 
 
@@ -85,7 +83,7 @@ def descendants():
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                # The name stands in parentheses and may hold anything; the parent comes after.
+                # `_stat` skips the name, which is in parentheses and may contain anything.
                 parents[int(entry.name)] = int(_stat(entry.name)[1])
             except (OSError, IndexError):
                 continue
@@ -97,7 +95,7 @@ def descendants():
 
 
 def processor_seconds():
-    """Time on processors so far, of this process and of its workers, past and present."""
+    """Processor seconds so far of this process and its workers, also of ended ones."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     total = time.process_time() + ended.ru_utime + ended.ru_stime
     for process in descendants():
@@ -110,7 +108,7 @@ def processor_seconds():
 
 
 def disk_bytes():
-    """Bytes that this process and its workers have had fetched from disk so far."""
+    """Bytes read from disk so far by this process and its workers."""
     total = 0
     for process in ["self", *descendants()]:
         try:
@@ -136,11 +134,11 @@ def _field(path, name):
 
 
 def drop_page_cache(folder):
-    """Make the kernel forget the contents of all files under `folder`."""
+    """Remove all files under `folder` from the page cache."""
     for path in Path(folder).rglob("*"):
         if path.is_file():
             handle = os.open(path, os.O_RDONLY)
-            os.fsync(handle)  # what is not on disk yet cannot be forgotten
+            os.fsync(handle)  # pages that are not on disk yet cannot be removed
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(handle)
 
@@ -155,9 +153,10 @@ def read_all(folder):
 
 
 def forked(work):
-    """What `work()` returns, as JSON, in a process of its own that has imported all this one has.
+    """The result of `work()` in a forked process, passed as JSON.
 
-    So nothing but the work is on the clock, and no other work has touched its memory.
+    The process has all imports of this one, so imports are not measured, and no earlier work
+    changes its memory.
     """
     reader, writer = os.pipe()
     sys.stdout.flush()
@@ -168,21 +167,21 @@ def forked(work):
             with os.fdopen(writer, "w") as stream:
                 json.dump(work(), stream)
             atexit._run_exitfuncs()  # ends worker processes, removes shared memory
-        except BaseException:  # noqa: BLE001  (its parent's handlers are not for this process)
+        except BaseException:  # noqa: BLE001  (the parent's handlers must not run here)
             traceback.print_exc()
         finally:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as stream:
-        told = stream.read()
+        result = stream.read()
     os.waitpid(process, 0)
-    if not told:
+    if not result:
         raise RuntimeError("the process ended without a result")
-    return json.loads(told)
+    return json.loads(result)
 
 
 def machine():
-    """One line about where the figures were taken."""
+    """One line that describes the machine."""
     import platform
 
     model = next(

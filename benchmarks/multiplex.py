@@ -1,18 +1,18 @@
-"""`create_multiplex_dataloader` against the generator that fine-tuning scripts write by hand.
+"""Compare `create_multiplex_dataloader` with the usual generator of fine-tuning scripts.
 
     python benchmarks/multiplex.py [--examples 100000] [--render] [--workers 2] [--json FILE]
 
-The generator is single-threaded: a list of (set, number) pairs for all examples, shuffled, and
-a loop that looks each one up, collects a batch and collates it. Both go through one epoch from
-the sets in memory, with everything that happens before the first batch on the clock, without
-workers unless they are asked for. Four collate functions:
+The generator is single-threaded: it shuffles a list of (set, number) pairs of all examples, reads
+each example in a loop, collects a batch and collates it. Both read one epoch of sets in memory.
+The time includes all set-up before the first batch. Workers are used only with --workers. There
+are four collate functions:
 
-    nothing         the batch is passed on: a list of examples, ours with where each is from
+    nothing         a list of the examples; those of penstock have the names of their datasets
     one field       a list of the questions
-    dict of lists   all fields, and where each example is from: ours is the default
-    rendering       (--render) ChatML, GPT-2 tokens, loss mask, padding: equal tensors
+    dict of lists   all fields, for penstock with the names of the datasets: its default
+    rendering       (--render) ChatML, GPT-2 tokens, loss mask and padding; both return the same
 
-Figures are examples a second, medians of alternating repetitions with the spread.
+Figures are examples per second: medians of alternating repetitions, with the spread.
 """
 
 import argparse
@@ -33,7 +33,7 @@ BATCH = 32
 
 
 class Task:
-    """A set of examples that may be read in part, as hand-written ones often can."""
+    """A set of examples, or a slice of it, as in many hand-written scripts."""
 
     def __init__(self, items, start=0, stop=None, step=1):
         self.items, self.start, self.stop, self.step = items, start, stop, step
@@ -67,7 +67,7 @@ class Mixture:
 
 
 def generator(dataset, batch_size, render, collate, rank=0, world_size=1):
-    """Batches without end."""
+    """Yield endless batches."""
     batch = []
     while True:
         for index in range(rank, len(dataset), world_size):
@@ -78,7 +78,7 @@ def generator(dataset, batch_size, render, collate, rank=0, world_size=1):
 
 
 def by_hand(sets, render, collate):
-    """One epoch of the generator, but for a last batch that is not full."""
+    """Read one epoch of the generator, without a last batch that is not full."""
     dataset = Mixture([Task(examples) for _, examples in sets])
     batches = generator(dataset, BATCH, render, collate)
     for _ in range(len(dataset) // BATCH):
@@ -86,7 +86,7 @@ def by_hand(sets, render, collate):
 
 
 def ours(sets, **options):
-    """One epoch of the loader, likewise."""
+    """Read one epoch of the loader, without a last batch that is not full."""
     for _ in create_multiplex_dataloader(sets, batch_size=BATCH, drop_last=True, **options):
         pass
 
@@ -104,7 +104,7 @@ def dict_of_lists(batch):
 
 
 class HandRendering:
-    """A conversation at a time: text, tokens with offsets, and the mask by them."""
+    """Renders one conversation at a time: text, tokens with offsets, and the mask from these."""
 
     def __init__(self):
         from tokenizers import Tokenizer
@@ -145,7 +145,7 @@ class HandRendering:
 
 
 def made_up(num_examples):
-    """Sets in the proportions of ARC, GSM8K and MMLU, of words as long and as many."""
+    """Random text with the proportions and lengths of ARC, GSM8K and MMLU."""
     rng = np.random.default_rng(17)
     letters = np.array(list("etaoinshrdlucmfwypvbgkqjxz"))
     words = ["".join(rng.choice(letters, rng.integers(2, 9))) for _ in range(5_000)]
@@ -172,14 +172,14 @@ def made_up(num_examples):
 
 
 def rendering_cases(sets, workers):
-    """The generator with the usual tokenizer, and the loader with ours; equal tensors."""
-    from penstock.chat.chat import Chat
+    """The generator with the usual tokenizer, and the loader with penstock's."""
+    from penstock import Chat
     from penstock.integrations.sft import SFTCollate
 
     hand, chat = HandRendering(), SFTCollate(Chat("chatml", "gpt2", add_tokens="auto"))
     few = [example for _, examples in sets for example in examples[:20]]
     for mine, theirs in zip(chat(few), hand.collate([hand.render(e) for e in few]), strict=True):
-        assert torch.equal(mine, theirs), "the two do not make the same tensors"
+        assert torch.equal(mine, theirs), "the two return different tensors"
     cases = {
         "by hand": lambda: by_hand(sets, hand.render, hand.collate),
         "penstock": lambda: ours(sets, collate_fn=chat),
@@ -225,15 +225,15 @@ def main():
     figures = {"machine": machine(), "examples": num_examples}
     for name, cases in races.items():
         for case in cases.values():
-            case()  # imports and caches, for all alike
-        told = {
+            case()  # imports and caches should not be measured
+        result = {
             case: [num_examples / seconds for seconds in each]
             for case, each in alternate(cases, options.repetitions).items()
         }
-        figures[name] = told
-        slow = statistics.median(told["by hand"])
-        print(f"{name}, thousand examples a second:")
-        for case, speeds in told.items():
+        figures[name] = result
+        slow = statistics.median(result["by hand"])
+        print(f"{name}, thousand examples per second:")
+        for case, speeds in result.items():
             ratio = statistics.median(speeds) / slow
             print(f"  {case:<20} {spread([s / 1e3 for s in speeds])}   {ratio:.2f}x", flush=True)
     if options.json:

@@ -1,23 +1,23 @@
-"""Fitting documents into rows: padding, tokens lost, time and memory, against others.
+"""Pack documents into rows: padding, lost tokens, time and memory, compared with other packers.
 
     python benchmarks/packing.py [--documents 10000000] [--peer-documents 100000]
                                  [--repetitions 5] [--seconds 1] [--json FILE]
 
-Lengths are drawn by `default_rng(0).lognormal(6.2, 1.1, N)` (mean about 900), rows have 2,048
-tokens. Each figure is taken in a fresh process that has imported all it needs.
+Document lengths are `default_rng(0).lognormal(6.2, 1.1, N)` (mean about 900); rows have 2,048
+tokens. Each figure is measured in a new process, without imports.
 
-    penstock, one part        all documents packed at once: which piece goes into which row
-    penstock, 20,000 a part   as a store has them, one part after the other
-    penstock, rows read       the same from a store on disk in the page cache, its index written,
-                              and then every row read with its masks: what TRL's time covers
-    first-fit                 each piece into the first row that has room, in the order they come
-    TRL bfd, bfd_split        `trl.pack_dataset`, with its defaults: batches of 1,000 documents
-    a loader                  what reading costs later, to int64 tensors on the CPU, one thread
+    penstock, one part        assign the pieces of all documents to rows in one call
+    penstock, 20,000 a part   the same, one part after the other, as in a store
+    penstock, rows read       the same from a store in the page cache: write its index, then read
+                              every row with its masks, which the time of TRL includes too
+    first-fit                 put each piece into the first row that has room, in their order
+    TRL bfd, bfd_split        `trl.pack_dataset` with its defaults: batches of 1,000 documents
+    a loader                  the speed of reading later: int64 tensors on the CPU, one thread
 
-TRL copies tokens while it packs, and holds them in memory, so it and first-fit (whose time
-grows with the square of the number) get fewer documents; penstock is shown at both sizes.
-*lost* are tokens that are in no row; *targets lost* are tokens that follow another one of
-their document and that no row predicts: those, and the first of a piece without overlap.
+TRL copies tokens while it packs and keeps them in memory, and the time of first-fit grows with the
+square of the number of documents. So both get fewer documents; penstock is measured with both
+numbers. *lost* tokens are in no row. *targets lost* are tokens that follow another token of their
+document but are not a target in any row: lost tokens, and the first of a piece without overlap.
 """
 
 import argparse
@@ -48,12 +48,12 @@ _PART_DOCUMENTS = 20_000
 
 
 def drawn(number):
-    """Lengths of documents, at least one token each."""
+    """Random lengths of documents, each at least one token."""
     return np.maximum(1, np.random.default_rng(0).lognormal(6.2, 1.1, number)).astype(np.int64)
 
 
 def write_documents(folder, lengths):
-    """A store of such documents, 20,000 a part."""
+    """Write a store of documents with these lengths, 20,000 per part."""
     parts = np.split(lengths, range(_PART_DOCUMENTS, len(lengths), _PART_DOCUMENTS))
     write_store(folder, [np.zeros(int(each.sum()), np.uint16) for each in parts])
     manifest = read_manifest(folder)
@@ -74,7 +74,7 @@ def write_documents(folder, lengths):
 
 
 def summary(lengths, seconds, memory, num_rows, num_pieces, filled):
-    """What one packing costs, and how many of its targets are left."""
+    """The figures of one packing."""
     return {
         "documents": len(lengths),
         "rows": num_rows,
@@ -87,7 +87,7 @@ def summary(lengths, seconds, memory, num_rows, num_pieces, filled):
 
 
 def penstock(number, part_documents):
-    """Which piece goes into which row."""
+    """Assign the pieces of documents to rows, with penstock."""
     lengths = drawn(number)
     parts = [
         np.cumsum(lengths[first : first + part_documents])
@@ -106,7 +106,7 @@ def penstock(number, part_documents):
 
 
 def penstock_rows(number, folder):
-    """From a store on disk to every row, read in order."""
+    """Index a store on disk and read all its rows in order, with penstock."""
     lengths = drawn(number)
     shutil.rmtree(folder / ".rows", ignore_errors=True)
     with AnonymousMemory() as memory:
@@ -118,12 +118,12 @@ def penstock_rows(number, folder):
             filled += int((fields["num_targets"] + 1).sum())
             targets += int(fields["same_document"].sum())
         seconds = time.perf_counter() - begun
-    told = summary(lengths, seconds, memory, len(packs), filled - targets, filled)
-    return {**told, "lost": 0}
+    result = summary(lengths, seconds, memory, len(packs), filled - targets, filled)
+    return {**result, "lost": 0}
 
 
 def first_fit(number):
-    """The same pieces, each into the first row with room."""
+    """Put each piece into the first row that has room."""
     lengths = drawn(number)
     with AnonymousMemory() as memory:
         begun = time.perf_counter()
@@ -141,12 +141,12 @@ def first_fit(number):
         seconds = time.perf_counter() - begun
     filled = int(pieces.sum() + full.sum() * LENGTH)
     num_pieces = len(pieces) + int(full.sum())
-    told = summary(lengths, seconds, memory, num_rows + int(full.sum()), num_pieces, filled)
-    return {**told, "lost": 0}
+    result = summary(lengths, seconds, memory, num_rows + int(full.sum()), num_pieces, filled)
+    return {**result, "lost": 0}
 
 
 def trl(number, strategy):
-    """TRL's packing of a dataset in memory, ids of two bytes."""
+    """Pack a dataset in memory with TRL; ids have two bytes."""
     import datasets
     import pyarrow as pa
     from trl import pack_dataset
@@ -162,12 +162,12 @@ def trl(number, strategy):
         packed = pack_dataset(table, LENGTH, strategy=strategy)
         seconds = time.perf_counter() - begun
     pieces = np.concatenate([np.array(each) for each in packed["seq_lengths"]])
-    told = summary(lengths, seconds, memory, len(packed), len(pieces), int(pieces.sum()))
-    return {**told, "lost": int(lengths.sum() - pieces.sum())}
+    result = summary(lengths, seconds, memory, len(packed), len(pieces), int(pieces.sum()))
+    return {**result, "lost": int(lengths.sum() - pieces.sum())}
 
 
 def loading(rows, seconds):
-    """Million tokens a second of a loader, in batches of 32 rows."""
+    """Million tokens per second of a loader, in batches of 32 rows."""
     batches = iter(Loader(rows, 32, seed=17))
     for _ in range(20):
         next(batches)
@@ -180,7 +180,7 @@ def loading(rows, seconds):
 
 
 def readers(folder):
-    """Rows over the store, by name."""
+    """The kinds of rows over the store, by name."""
     return {
         "windows": Windows(folder, LENGTH),
         "windows with borders": Windows(folder, LENGTH, borders=True),
@@ -191,7 +191,7 @@ def readers(folder):
 
 
 def cases(options, folder):
-    """What is measured, by name; what cannot be, with the reason."""
+    """The cases by name, and the reasons why others cannot run."""
     many, few = options.documents, options.peer_documents
     found = {
         "penstock, one part": lambda: penstock(many, many),
@@ -211,7 +211,7 @@ def main():
     parser.add_argument("--documents", type=int, default=10**7)
     parser.add_argument("--peer-documents", type=int, default=10**5)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1, help="for each loader")
+    parser.add_argument("--seconds", type=float, default=1, help="seconds per loader")
     parser.add_argument("--folder", type=Path, default=DATA)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -232,34 +232,34 @@ def main():
     finally:
         shutil.rmtree(folder)
     show(figures)
-    print("a loader, batches of 32 rows, int64, million tokens a second:")
+    print("a loader, batches of 32 rows, int64, million tokens per second:")
     for name, values in speeds.items():
         print(f"  {name:<24}{spread(values)}")
     for name, reason in missing.items():
         print(f"not measured: {name}: {reason}")
     if options.json:
-        told = {"machine": machine(), "length": LENGTH, "cases": figures}
-        told |= {"loaders": speeds, "missing": missing}
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+        result = {"machine": machine(), "length": LENGTH, "cases": figures}
+        result |= {"loaders": speeds, "missing": missing}
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def show(figures):
-    """The table: medians, with the spread of the time."""
+    """Print the table: medians, with the spread of the time."""
     print(
         f"{'':<24}{'documents':>12}{'padding':>10}{'lost':>9}{'targets lost':>14}"
-        f"{'seconds':>9} {'(lowest to highest)':<20}{'µs a document':>14}{'MB':>8}"
+        f"{'seconds':>9} {'(lowest to highest)':<20}{'µs/document':>14}{'MB':>8}"
     )
     for name, runs in figures.items():
-        told = runs[0]
+        result = runs[0]
         seconds = [run["seconds"] for run in runs]
         middle = statistics.median(seconds)
-        tokens = told["all_targets"] + told["documents"]
-        lost_targets = 1 - told["targets"] / told["all_targets"]
+        tokens = result["all_targets"] + result["documents"]
+        lost_targets = 1 - result["targets"] / result["all_targets"]
         span = f"({min(seconds):.2f} to {max(seconds):.2f})"
         print(
-            f"{name:<24}{told['documents']:>12,}{told['padding']:>10.3%}"
-            f"{told['lost'] / tokens:>9.2%}{lost_targets:>14.3%}{middle:>9.2f} {span:<20}"
-            f"{1e6 * middle / told['documents']:>14.2f}"
+            f"{name:<24}{result['documents']:>12,}{result['padding']:>10.3%}"
+            f"{result['lost'] / tokens:>9.2%}{lost_targets:>14.3%}{middle:>9.2f} {span:<20}"
+            f"{1e6 * middle / result['documents']:>14.2f}"
             f"{max(run['bytes'] for run in runs) / 1e6:>8,.0f}"
         )
 

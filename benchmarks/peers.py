@@ -1,14 +1,14 @@
-"""Every loader that `loader.py` measures, behind one small interface.
+"""Every loader that `loader.py` measures, with the same small interface.
 
-    Case(folder)          imports what the case needs
-    prepare(tokens)       writes the tokens in the case's own format, once
-    open(**choice)        opens it with one of its `choices` of settings
-    batches()             `(inputs, targets)`, int64, (32, 1024), in shuffled order
-    state(), restore()    where it is, its own way; absent where there is none
+    Case(folder)          imports the packages of the case
+    prepare(tokens)       writes the tokens in the format of the case, once
+    open(**choice)        opens the case with one of the settings in `choices`
+    batches()             yields shuffled `(inputs, targets)`, int64, (32, 1024)
+    state(), restore()    save and resume; missing if the peer cannot do that
 
-Peers are set up as their documentation says, with rows of 1,025 tokens cut beforehand and the
-cheapest conversion to int64 that we found. All of them shuffle: the whole epoch, or as far as
-they can (LitData within and among chunks, MosaicML within blocks, HF's iterable in a buffer).
+Peers are configured as in their documentation, with prepared rows of 1,025 tokens and the fastest
+conversion to int64 that we found. All of them shuffle: the whole epoch, or as much as they can
+(LitData within and between chunks, MosaicML within blocks, HF's iterable within a buffer).
 """
 
 import importlib.machinery
@@ -27,41 +27,41 @@ LENGTH = 1024
 ROW = LENGTH + 1
 BATCH = 32
 SEED = 17
-_PART_TOKENS = 14_000_000  # what 64 MB of English text come to, which is a part of a real store
+_PART_TOKENS = 14_000_000  # the tokens of 64 MB of English text, as in a part of a real store
 _NUM_PIECES = 64
 
 
 def pair(rows):
-    """Inputs and targets: two views of rows of 1,025 ids."""
+    """Inputs and targets: two views of rows with 1,025 ids."""
     return rows[:, :-1], rows[:, 1:]
 
 
 def widened(rows):
-    """The same of narrow NumPy rows."""
+    """Inputs and targets of uint16 NumPy rows, as int64."""
     return pair(torch.from_numpy(rows.astype(np.int64)))
 
 
 class Case:
-    """What is common to all cases."""
+    """The base class of all cases."""
 
     package = None
-    """Of a peer: the package that must be installed."""
+    """The package that must be installed; None if there is none."""
     data = "array"
-    """The folder in which its format of the tokens lies."""
+    """The directory with the tokens in the format of this case."""
     choices = ({},)
 
     def __init__(self, folder):
         self.folder = folder / self.data
         self.array = folder / "array" / "tokens.npy"
-        # A batch is so small that threads of torch wait for each other longer than they work.
+        # A batch is so small that several torch threads would mostly wait for each other.
         torch.set_num_threads(1)
 
     def touch(self, batch):
-        """Read one element, the same way for all that give tensors."""
+        """Read one element of the batch."""
         return batch[0][0, 0].item()
 
     def check(self, batch):
-        """Raise unless the batch is what all cases must give."""
+        """Raise an error if the batch does not have the required form."""
         inputs, targets = batch
         assert inputs.shape == targets.shape == (BATCH, LENGTH), inputs.shape
         assert inputs.dtype == targets.dtype == torch.int64, inputs.dtype
@@ -69,7 +69,7 @@ class Case:
 
 
 class Penstock(Case):
-    """The loader as users get it; and without its thread, if that is faster here."""
+    """The loader with its defaults, or without its prefetch thread if that is faster."""
 
     data = "store"
     choices = ({"prefetch": 2}, {"prefetch": 0})
@@ -100,7 +100,7 @@ class Penstock(Case):
 
 
 class PenstockNarrow(Penstock):
-    """Ids left as narrow as they are stored, made when they are wanted."""
+    """Ids in the stored dtype, without a prefetch thread."""
 
     choices = ({"narrow": True, "prefetch": 0},)
 
@@ -116,7 +116,7 @@ class PenstockNarrow(Penstock):
 
 
 class NumpyGather(Case):
-    """The same rows as the narrow loader's, in one bare indexing call a batch: the limit."""
+    """The rows of the narrow loader with one NumPy indexing call per batch: the upper limit."""
 
     def open(self):
         self.tokens = np.asarray(np.load(self.array, mmap_mode="r"))
@@ -149,7 +149,7 @@ class PenstockParts(Penstock):
 
 
 class PenstockSources(Penstock):
-    """64 sources of one part each, every row once an epoch."""
+    """64 sources of one part each, every row once per epoch."""
 
     data = "sources"
     choices = ({"prefetch": 2},)
@@ -172,7 +172,7 @@ class PenstockSources(Penstock):
 
 
 class LitData(Case):
-    """`StreamingDataset` with `TokensLoader` over optimized chunks, mapped in place."""
+    """`StreamingDataset` with `TokensLoader` over optimized, memory-mapped chunks."""
 
     package = "litdata"
     data = "litdata"
@@ -190,7 +190,7 @@ class LitData(Case):
             partial(_piece, self.array, size),
             list(range(0, max(1, len(tokens) - ROW), size)),
             str(self.folder),
-            chunk_size=ROW * 16_000,  # 16 M tokens, as its documentation has it
+            chunk_size=ROW * 16_000,  # 16 M tokens, as in its documentation
             num_workers=1,
             item_loader=self.litdata.TokensLoader(),
             verbose=False,
@@ -228,7 +228,7 @@ def _stacked(rows):
 
 
 class Mosaic(Case):
-    """`StreamingDataset` over MDS shards with the ids as bytes, as llm-foundry writes them."""
+    """`StreamingDataset` over MDS shards with ids as bytes, in the format of llm-foundry."""
 
     package = "streaming"
     data = "mds"
@@ -236,9 +236,9 @@ class Mosaic(Case):
 
     def __init__(self, folder):
         super().__init__(folder)
-        # Its front door imports torchvision, whose wheels need a torch with CUDA; the base
-        # package, which has all of the loader, does not.
-        # And a benchmark beside this file has its name.
+        # `import streaming` imports torchvision, whose wheels need a torch with CUDA. The package
+        # `streaming.base` has the whole loader and does not. So import it without its parent; and
+        # not from this directory, which has a benchmark of the same name.
         elsewhere = [each for each in sys.path if Path(each).resolve() != Path(__file__).parent]
         spec = importlib.machinery.PathFinder.find_spec("streaming", elsewhere)
         if spec is None:
@@ -287,7 +287,7 @@ def _joined(rows):
 
 
 class Grain(Case):
-    """A `MapDataset` over a random-access source of the mapped ids."""
+    """A `MapDataset` over a random-access source of memory-mapped ids."""
 
     package = "grain"
     choices = (
@@ -330,7 +330,7 @@ class Grain(Case):
 
 
 class MappedRows:
-    """Rows of a mapped file, for Grain; a plain array, which is faster to slice than a memmap."""
+    """Rows of a mapped file, for Grain. Slicing a plain array is faster than a memmap."""
 
     def __init__(self, path):
         self._path = path
@@ -351,7 +351,7 @@ def _stacked_wide(rows):
 
 
 class HubMap(Case):
-    """A `datasets.Dataset` of rows, 32 random ones in one call."""
+    """A `datasets.Dataset` of rows; each call reads 32 random ones."""
 
     package = "datasets"
     data = "hf"
@@ -390,7 +390,7 @@ class HubMap(Case):
 
 
 class HubIterable(HubMap):
-    """Its iterable form, shuffled in a buffer of 1,000 rows as its documentation has it."""
+    """Its iterable form, shuffled in a buffer of 1,000 rows, as in its documentation."""
 
     choices = tuple({"format": kind} for kind in ("numpy", "torch"))
 
@@ -411,7 +411,7 @@ class HubIterable(HubMap):
 
 
 class HubArrow(HubIterable):
-    """The same, with Arrow tables taken as they are and turned into tensors by hand."""
+    """The same, with Arrow tables that are converted to tensors by hand."""
 
     choices = ({"format": "arrow"},)
 
@@ -429,10 +429,10 @@ _CONVERSIONS = {
 
 
 class NanoGpt(Case):
-    """`get_batch` of nanoGPT: rows at random places of a mapped file, one by one.
+    """`get_batch` of nanoGPT: rows at random offsets of a mapped file, one by one.
 
-    Draws with replacement from the global generator, so there is nothing to resume. Upstream
-    maps the file anew for every batch, against a leak; once is the other choice.
+    It draws with replacement from the global generator, so it cannot resume. The original maps
+    the file again for every batch, to avoid a memory leak; the other setting maps it once.
     """
 
     choices = ({"remap": True}, {"remap": False})

@@ -1,15 +1,15 @@
-"""What a store's size costs: 10^6 to 10^12 tokens, up to 10,000 parts, one source or 64.
+"""How the size of a store affects speed: 10^6 to 10^12 tokens, 1 to 10,000 parts, 1 or 64 sources.
 
     make bench            or        python benchmarks/scale.py [--tokens N] [--repetitions 5]
 
-The stores are sparse: their files have the right lengths and hold no bytes on disk, so that a
-terabyte fits on a laptop. Everything but the disk is as in earnest. Each figure is taken in a
-fresh process that has imported all it needs; every batch has 32 rows of 1,024 tokens, int64.
+The stores are sparse: their files have the right lengths but take no space on disk, so that a
+terabyte fits on a laptop. Everything except the disk is realistic. Each figure is measured in a
+new process, without imports. Every batch has 32 rows of 1,024 tokens, int64.
 
-    open        from paths to the first batch, and the anonymous memory that takes
-    resume      from a state to its next batch, in a store that is open: at random positions of
-                the first 100 epochs, and at the extremes (0, 1, an epoch's ends, about 2^61)
-    batch       what one costs after that, on the clock and on the processor
+    open        time and anonymous memory from paths to the first batch
+    resume      time from a state to its next batch, in an open store: at random positions of the
+                first 100 epochs, and at extremes (0, 1, the ends of an epoch, about 2^61)
+    batch       wall-clock and processor time of one batch
 """
 
 import argparse
@@ -39,7 +39,7 @@ _LATEST = 2**61
 
 
 def make(folder, num_tokens, num_parts, num_sources):
-    """The stores of one size: their folders."""
+    """Write the stores of one size; returns their directories."""
     folders = [folder / f"{number:02d}" for number in range(num_sources)]
     for each in folders:
         write_sparse_store(each, num_tokens // num_sources, num_parts // num_sources)
@@ -47,7 +47,7 @@ def make(folder, num_tokens, num_parts, num_sources):
 
 
 def opened(folders, shuffle="full"):
-    """A loader over them."""
+    """A loader over these stores."""
     sources = {folder.name: penstock.rows.windows.Windows(folder, LENGTH) for folder in folders}
     plan = penstock.order.plan.Plan(sources, seed=17, shuffle=shuffle)
     return penstock.loader.loader.Loader(plan, BATCH, format="tuple")
@@ -58,7 +58,7 @@ def touch(batch):
 
 
 def measure_open(folders):
-    """Seconds and bytes from paths to a first batch."""
+    """Seconds and bytes of memory from paths to the first batch."""
     with AnonymousMemory() as memory:
         begun = time.perf_counter()
         batches = iter(opened(folders))
@@ -122,28 +122,28 @@ def measure(folders, options):
     }
 
 
-def line(name, told):
+def line(name, data):
     """One line of the table."""
-    resumes = told["resume"]["random"] + told["resume"]["extreme"]
+    resumes = data["resume"]["random"] + data["resume"]["extreme"]
     batch = {
         shuffle: {
             kind: 1e6 * statistics.median(each[kind] for each in repeated)
             for kind in ("seconds", "processor")
         }
-        for shuffle, repeated in told["batch"].items()
+        for shuffle, repeated in data["batch"].items()
     }
-    growth = max(each["bytes"] for repeated in told["batch"].values() for each in repeated)
+    growth = max(each["bytes"] for repeated in data["batch"].values() for each in repeated)
     return (
-        f"{name:28} {1000 * statistics.median(told['open']):8.1f} {1000 * max(told['open']):8.1f} "
-        f"{told['open_bytes'] / 1e6:7.1f} {1000 * statistics.median(resumes):8.1f} "
-        f"{1000 * max(told['resume']['random']):8.1f} {1000 * max(told['resume']['extreme']):8.1f} "
+        f"{name:28} {1000 * statistics.median(data['open']):8.1f} {1000 * max(data['open']):8.1f} "
+        f"{data['open_bytes'] / 1e6:7.1f} {1000 * statistics.median(resumes):8.1f} "
+        f"{1000 * max(data['resume']['random']):8.1f} {1000 * max(data['resume']['extreme']):8.1f} "
         f"{batch['full']['seconds']:8.0f} {batch['full']['processor']:8.0f} "
         f"{batch['block']['seconds']:8.0f} {growth / 1e6:8.1f}"
     )
 
 
 HEADINGS = (
-    f"{'':28} {'open and first batch':>25} {'resume, ms':>26} {'a batch, µs':>26} {'reading':>8}\n"
+    f"{'':28} {'open and first batch':>25} {'resume, ms':>26} {'batch, µs':>26} {'reading':>8}\n"
     f"{'':28} {'ms':>8} {'worst':>8} {'MB':>7} {'median':>8} {'random':>8} {'extreme':>8} "
     f"{'full':>8} {'cpu':>8} {'block':>8} {'MB':>8}"
 )
@@ -163,12 +163,14 @@ def sizes(most):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--tokens", type=int, default=10**12, help="the most")
+    parser.add_argument("--tokens", type=int, default=10**12, help="the largest store")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--resumes", type=int, default=50, help="random positions to resume at")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of reading, each time")
-    parser.add_argument("--folder", type=Path, help="where stores are written (default: data/)")
-    parser.add_argument("--json", type=Path, help="write all figures to this file too")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="seconds of reading per repetition"
+    )
+    parser.add_argument("--folder", type=Path, help="directory for the stores (default: data/)")
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
     if options.folder is None:
         DATA.mkdir(exist_ok=True)
@@ -189,8 +191,8 @@ def main():
         shutil.rmtree(folder)
     print("\ntargets at 10^12 tokens in 10,000 parts: open < 1,000 ms, < 50 MB; resume < 50 ms")
     if options.json:
-        told = {"machine": machine(), "sizes": figures}
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+        result = {"machine": machine(), "sizes": figures}
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

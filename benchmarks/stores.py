@@ -1,7 +1,7 @@
-"""Stores made of given tokens, or of none: the files and the manifest that `build` would write.
+"""Write stores of given tokens, or of zeros, with the files and manifest that `build` writes.
 
-A sparse store has parts of any size whose token files hold no bytes on disk, only a header
-and a length; to a reader they are zeros. So a store of 10^12 tokens fits on a laptop.
+The token files of a sparse store have a header and a length, but take no space on disk; a reader
+sees zeros. So a store of 10^12 tokens fits on a laptop.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _PIECE = 1 << 24
 
 
 def write_store(folder, arrays):
-    """A store whose parts hold `arrays` of uint16, one document each."""
+    """Write a store with one part, and one document, for each array of uint16."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = []
     for number, array in enumerate(arrays):
@@ -31,14 +31,14 @@ def write_store(folder, arrays):
 
 
 def write_array(path, tokens):
-    """The ids alone, as a `.npy` file."""
+    """Write only the ids, as a `.npy` file."""
     tokens = np.ascontiguousarray(tokens, "<u2")
     with path.open("wb") as stream:
         _write(stream, header(tokens.dtype, tokens.shape), tokens, HEADER_BYTES + tokens.nbytes)
 
 
 def write_sparse_store(folder, num_tokens, num_parts):
-    """A store of `num_tokens` zeros in `num_parts` parts, which take no room on disk."""
+    """Write a store of `num_tokens` zeros in `num_parts` parts, which take no space on disk."""
     folder.mkdir(parents=True, exist_ok=True)
     edges = [num_tokens * number // num_parts for number in range(num_parts + 1)]
     sizes = [stop - start for start, stop in pairwise(edges)]
@@ -70,7 +70,7 @@ def _write(stream, head, array, size):
     for start in range(0, len(view), _PIECE):
         digest.update(view[start : start + _PIECE])
         stream.write(view[start : start + _PIECE])
-    # Only what is on disk can be dropped from the page cache for the cold figures.
+    # The cold figures drop the file from the page cache, which needs it to be on disk.
     if size > _PIECE:
         stream.flush()
         os.fsync(stream.fileno())

@@ -1,23 +1,23 @@
-"""From a text file to batches at once: `ps.stream` beside a finished store and two usual ways.
+"""Train from a text file at once: compare `ps.stream` with a finished store and two usual ways.
 
     python benchmarks/streaming.py [--bytes 1100000000] [--repetitions 3] [--file FILE]
 
-All read one file, a document per line, in rows of 1,024 tokens and batches of 32 int64 tensors.
+All cases read one file with a document per line, in batches of 32 rows of 1,024 tokens, int64.
 
-    penstock, streaming        ps.stream: tokenized while it is read, the whole file
-    penstock, whole documents  the same with documents="<|endoftext|>": 5 kB each, and not 40 bytes
+    penstock, streaming        ps.stream: the whole file, tokenized while it is read
+    penstock, whole documents  the same with documents="<|endoftext|>": 5 kB each, not 40 bytes
     penstock, not kept         by lines, with keep=False: parts are dropped behind the reader
     penstock, preprocessed     a finished store, shuffled, from the page cache
     datasets, streaming        load_dataset("text", streaming=True), tokenized by batches of
-                               1,000, joined and cut (`group_texts`), through a DataLoader
-    line reader, 2 workers     a torch IterableDataset that reads lines, each worker its share,
-                               and tokenizes them with GPT2TokenizerFast
+                               1,000, concatenated and split (`group_texts`), in a DataLoader
+    line reader, 2 workers     a torch IterableDataset whose workers read every second line each
+                               and tokenize with GPT2TokenizerFast
 
-*first batch* is the time from the call to the first batch in a process that has imported all it
-needs; *tokens/s* counts from the call, too. The last two run on a prefix of the file, which
-flatters them if anything. Each case runs in a fresh process, in turns; figures are medians with
-the lowest and highest. Memory is peak anonymous memory, workers included; mapped files do not
-count. At the end the rows of streams with 0, 1, 2 and 8 threads and workers are compared.
+*first batch* is the time from the call to the first batch, without imports; *tokens/s* includes it.
+The last two cases stop after some seconds, which can only help them. Each case runs in a new
+process, and the repetitions alternate between the cases. Figures are medians with the lowest and
+highest value. Memory is peak anonymous memory, workers included; mapped files do not count. At the
+end, the rows of streams with 0, 1, 2 and 8 threads and workers are compared.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
-import awkward  # noqa: F401  (what penstock imports when it is used, off the clock)
+import awkward  # noqa: F401  (imported here so that the import is not measured)
 import corpus
 import gigatoken  # noqa: F401
 import numpy as np
@@ -50,20 +50,20 @@ WORKERS = (0, 1, 2, 8)
 
 
 def prefix(path, num_bytes, folder):
-    """The first lines of a file, so many bytes of them, as a file."""
+    """A file with the first lines of `path`, about `num_bytes` long."""
     if path.stat().st_size <= num_bytes:
         return path
-    place = folder / f"prefix-{num_bytes}.txt"
-    with path.open("rb") as source, place.open("wb") as target:
+    copy = folder / f"prefix-{num_bytes}.txt"
+    with path.open("rb") as source, copy.open("wb") as target:
         left = num_bytes
         while left > 0:
             left -= target.write(source.read(min(left, 1 << 24)))
         target.write(source.readline())
-    return place
+    return copy
 
 
 def timed(batches, seconds=None):
-    """Seconds to the first batch, seconds in all and tokens."""
+    """Seconds to the first batch, tokens per second, and tokens."""
     begun = time.perf_counter()
     iterator = iter(batches())
     next(iterator)["inputs"].sum()
@@ -81,7 +81,7 @@ def timed(batches, seconds=None):
 
 
 def streamed(path, folder, **options):
-    """The whole file through a stream."""
+    """Read the whole file as a stream."""
     store = Path(tempfile.mkdtemp(dir=folder))
 
     def batches():
@@ -96,12 +96,12 @@ def streamed(path, folder, **options):
 
 
 def preprocessed(store):
-    """A finished store, for some seconds."""
+    """Read a finished store for five seconds."""
     return timed(lambda: Loader(Windows(store, LENGTH), BATCH), seconds=5)
 
 
 def fast_tokenizer():
-    """GPT-2's tokenizer as transformers has it, without a network."""
+    """GPT-2's tokenizer as a transformers object, without a download."""
     import transformers
 
     made = tokenizers.Tokenizer.from_str(json.dumps(find_definition("gpt2").config))
@@ -130,8 +130,8 @@ def hub_streamed(path, seconds):
         }
 
     def stacked(rows):
-        # Not by with_format("torch"): that would also hand tensors to the functions above, which
-        # then take ten times as long.
+        # Not with_format("torch"): the functions above would get tensors too, and would take ten
+        # times as long.
         return {name: torch.tensor([row[name] for row in rows]) for name in ("inputs", "targets")}
 
     def batches():
@@ -144,7 +144,7 @@ def hub_streamed(path, seconds):
 
 
 class Lines(torch.utils.data.IterableDataset):
-    """Rows from the lines of a file, each worker its share of them."""
+    """Rows from the lines of a file; the workers read different lines."""
 
     def __init__(self, path):
         self._path = path
@@ -172,7 +172,7 @@ def line_reader(path, seconds):
 
 
 def same_rows(path, folder, workers):
-    """A digest of all rows of a stream, in order, and how many there are."""
+    """A digest of all rows of a stream, the number of batches, and whether no row repeats."""
     store, digest, count = Path(tempfile.mkdtemp(dir=folder)), hashlib.sha256(), 0
     with ps.stream(path, store, threads=max(1, workers), documents="lines") as growing:
         loader = Loader(Windows(growing, LENGTH), BATCH, epochs=1, ids=True)
@@ -187,22 +187,22 @@ def same_rows(path, folder, workers):
 
 
 def measured(work):
-    """What `work` says in a process of its own, with its memory."""
+    """The result of `work` in a separate process, with its peak memory."""
 
     def watched():
         with AnonymousMemory(workers=True) as memory:
-            told = work()
-        return {**told, "memory": memory.peak}
+            result = work()
+        return {**result, "memory": memory.peak}
 
     return forked(watched)
 
 
-def show(name, told):
-    firsts, speeds = ([each[key] for each in told] for key in ("first", "speed"))
+def show(name, result):
+    firsts, speeds = ([each[key] for each in result] for key in ("first", "speed"))
     print(
         f"{name:26} {statistics.median(firsts):7.2f} s ({min(firsts):.2f} to {max(firsts):.2f})"
         f" {statistics.median(speeds):14,.0f} ({min(speeds):,.0f} to {max(speeds):,.0f})"
-        f" {max(each['memory'] for each in told) / 1e6:8,.0f} MB",
+        f" {max(each['memory'] for each in result) / 1e6:8,.0f} MB",
         flush=True,
     )
 
@@ -239,7 +239,7 @@ def run(options, folder):
         "penstock, preprocessed": lambda: preprocessed(built),
     }
     if find_spec("datasets") and find_spec("transformers"):
-        import datasets  # noqa: F401  (not on the clock)
+        import datasets  # noqa: F401  (imported here so that the import is not measured)
         import transformers  # noqa: F401
 
         cases["datasets, streaming"] = lambda: hub_streamed(path, options.peer_seconds)
@@ -251,8 +251,8 @@ def run(options, folder):
     for _ in range(options.repetitions):
         for name, case in cases.items():
             figures[name].append(measured(case))
-    for name, told in figures.items():
-        show(name, told)
+    for name, result in figures.items():
+        show(name, result)
     for peer in ("datasets, streaming", "line reader, 2 workers"):
         if {peer, "penstock, streaming"} <= set(figures):
             speeds = [
@@ -267,7 +267,7 @@ def run(options, folder):
     alike = len({json.dumps(each) for each in rows.values()}) == 1 and rows[0][2]
     print(
         f"rows with 0, 1, 2 and 8 threads and workers, {compared.stat().st_size:,} bytes, "
-        f"{rows[0][1]:,} batches: {'the same, each once' if alike else rows}"
+        f"{rows[0][1]:,} batches: {'equal, and each row once' if alike else rows}"
     )
     if not alike:
         raise SystemExit("The rows differ.")

@@ -1,10 +1,10 @@
-"""Fine-tuning on ARC and GSM8K: several sets, one loader, only the answers trained on.
+"""Fine-tune on ARC and GSM8K with one loader; the loss counts the answers only.
 
     penstock fetch arc && penstock fetch gsm8k
     python examples/chat_sft_multiplex_example.py
 
-Without the files, or with --made-up, sums stand in for the questions. The model is a toy; the
-loop is the one of any script for supervised fine-tuning.
+Without the files, or with --made-up, it uses made-up sums instead. The model is a toy; the loop is
+that of any script for supervised fine-tuning.
 """
 
 import argparse
@@ -25,7 +25,7 @@ Pairs = list[tuple[str, list[dict[str, Any]]]]
 
 
 def load_sets(data: Path) -> Pairs:
-    """The sets, from where `penstock fetch` puts them."""
+    """Both sets, from the directory where `penstock fetch` stores them."""
     return [
         ("arc_easy", ARCDataLoader("ARC-Easy", "train", data / "arc").load_data()),
         ("gsm8k", GSM8KDataLoader("train", data / "gsm8k").load_data()),
@@ -33,20 +33,20 @@ def load_sets(data: Path) -> Pairs:
 
 
 def made_up_sets() -> Pairs:
-    """Sums and doubles, as conversations."""
+    """Made-up conversations about sums and doubled numbers."""
     sums = [conversation(f"What is {i} + 1?", f"It is {i + 1}.") for i in range(400)]
     doubles = [conversation(f"Double {i}.", f"{2 * i}") for i in range(100)]
     return [("sums", sums), ("doubles", doubles)]
 
 
 def conversation(question: str, answer: str) -> dict[str, Any]:
-    """An example as the task sets have it."""
+    """One example, with the messages of a conversation as the real sets have them."""
     roles = [("user", question), ("assistant", answer)]
     return {"messages": [{"role": role, "content": content} for role, content in roles]}
 
 
 def show(chat: Chat, example: dict[str, Any]) -> None:
-    """The text of one conversation, with what is trained on in brackets."""
+    """Print the text of one conversation, with the trained parts in brackets."""
     rendered = chat.render(example)
     text, done = "", 0
     for start, stop in rendered.trained:
@@ -57,7 +57,7 @@ def show(chat: Chat, example: dict[str, Any]) -> None:
 
 
 def train(batches: Any, vocab_size: int, steps: int) -> None:
-    """The usual loop, with a model of one layer."""
+    """The usual training loop, with a model of one layer."""
     torch.manual_seed(17)
     model = torch.nn.Sequential(torch.nn.Embedding(vocab_size, 16), torch.nn.Linear(16, vocab_size))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -75,7 +75,7 @@ def train(batches: Any, vocab_size: int, steps: int) -> None:
 
 
 def main() -> None:
-    """Train on the mixture, and show the drop-in for a hand-written generator."""
+    """Train on both sets, then run the replacement for a hand-written generator."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--made-up", action="store_true")
@@ -86,7 +86,7 @@ def main() -> None:
     try:
         sets = made_up_sets() if options.made_up else load_sets(options.data)
     except SourceError as error:
-        print(f"{error}\nGoing on with made-up questions.")
+        print(f"{error}\nUsing made-up questions instead.")
         sets = made_up_sets()
 
     chat = Chat("nanochat", "gpt2", add_tokens="auto")
@@ -101,13 +101,15 @@ def main() -> None:
     print_dataloader_stats(loader)
     train(loader, chat.tokenizer.vocab_size, options.steps)
 
-    # The generator, for scripts that have one set and want batches without end.
+    # A generator of endless batches, for scripts that read a single set.
     batches = sft_data_generator(sets[0][1], options.batch_size, chat, max_length=1024)
     begin, rows = time.perf_counter(), 0
     while time.perf_counter() - begin < 0.5:
         inputs, _targets = next(batches)
         rows += len(inputs)
-    print(f"The generator gave {rows / (time.perf_counter() - begin):,.0f} conversations a second")
+    print(
+        f"The generator yields {rows / (time.perf_counter() - begin):,.0f} conversations per second"
+    )
 
 
 if __name__ == "__main__":

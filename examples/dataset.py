@@ -1,9 +1,9 @@
-"""From train.txt and val.txt to batches: the data side of a GPT-2 training script.
+"""Make batches from train.txt and val.txt: the data part of a GPT-2 training script.
 
     python examples/prepare_data.py        # writes data/train.txt and data/val.txt
     python examples/dataset.py --data data
 
-The first start tokenizes both files; later ones find the tokens in the cache.
+The first run tokenizes both files; later runs read the tokens from the cache.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from penstock.integrations.pytorch import (
 
 
 def main() -> None:
-    """Show the datasets, look at a few batches, and measure an epoch or two seconds of it."""
+    """Print the datasets, check a few batches, and measure the speed for up to two seconds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--batch-size", type=int, default=32)
@@ -31,8 +31,8 @@ def main() -> None:
     dataset = TextDataset(train, options.sequence_length)
     x, y = dataset[0]
     print(f"{train}: {len(dataset.tokens):,} tokens, {len(dataset):,} windows")
-    print(f"x begins {x[:5].tolist()}, y begins {y[:5].tolist()}: one further")
-    print(f"as text: {dataset.tokenizer.decode(x[:12].numpy())!r}")
+    print(f"x begins {x[:5].tolist()}, y begins {y[:5].tolist()}: y is x shifted by one")
+    print(f"x as text: {dataset.tokenizer.decode(x[:12].numpy())!r}")
 
     train_loader, val_loader = create_text_dataloaders(
         train, val, options.batch_size, options.sequence_length, options.num_workers
@@ -43,11 +43,11 @@ def main() -> None:
 
     begin, num_tokens = time.perf_counter(), 0
     for inputs, _targets in train_loader:
-        num_tokens += inputs.numel()  # the model, the loss and the optimizer come here
+        num_tokens += inputs.numel()  # the model, the loss and the optimizer belong here
         if time.perf_counter() - begin > 2:
             break
     seconds = time.perf_counter() - begin
-    print(f"{num_tokens / seconds / 1e6:,.1f} million tokens a second")
+    print(f"{num_tokens / seconds / 1e6:,.1f} million tokens per second")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""ARC, GSM8K and MMLU in one DataLoader: shares, custom batches, a curriculum, resuming.
+"""Mix ARC, GSM8K and MMLU in one DataLoader: shares, custom batches, a curriculum, resuming.
 
     penstock fetch arc && penstock fetch gsm8k && penstock fetch mmlu
     python examples/multiplex_example.py
 
-Without the files, or with --made-up, small made-up questions stand in for them.
+Without the files, or with --made-up, it uses made-up questions instead.
 """
 
 import argparse
@@ -23,7 +23,7 @@ Pairs = list[tuple[str, list[dict[str, Any]]]]
 
 
 def load_sets(data: Path) -> Pairs:
-    """The three sets, from where `penstock fetch` puts them."""
+    """The three sets, from the directory where `penstock fetch` stores them."""
     return [
         ("arc", ARCDataLoader("ARC-Easy", "train", data / "arc").load_data()),
         ("gsm8k", GSM8KDataLoader("train", data / "gsm8k").load_data()),
@@ -32,7 +32,7 @@ def load_sets(data: Path) -> Pairs:
 
 
 def made_up_sets() -> Pairs:
-    """Sums instead of questions, in the same shape and in similar proportions."""
+    """Made-up sums with the same keys and similar proportions."""
     sizes = {"arc": 230, "gsm8k": 750, "mmlu": 10}
     return [
         (
@@ -55,13 +55,13 @@ def made_up_sets() -> Pairs:
 
 
 def count(batches: Any) -> str:
-    """How many examples of each set some batches hold."""
+    """The number of examples of each set in some batches, as text."""
     drawn = Counter(name for batch in batches for name in batch["dataset_name"])
     return ", ".join(f"{number:,} of {name}" for name, number in sorted(drawn.items()))
 
 
 def show_strategies(sets: Pairs) -> None:
-    """By size, alike, and by weights."""
+    """Mix the sets by size, equally, and by weights."""
     for options in (
         {"sampling_strategy": "proportional"},
         {"sampling_strategy": "uniform"},
@@ -73,12 +73,12 @@ def show_strategies(sets: Pairs) -> None:
 
 
 def prompts_and_answers(batch: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
-    """A collate function of one's own; it may return what a training loop wants."""
+    """A custom collate function; it may return whatever the training loop needs."""
     return [each["question"] for each in batch], [each["answer"] for each in batch]
 
 
 def show_custom_batches(sets: Pairs, num_workers: int) -> None:
-    """Batches made by workers with a function of our own."""
+    """Let workers make batches with a custom collate function."""
     loader = create_multiplex_dataloader(
         sets,
         batch_size=4,
@@ -92,7 +92,7 @@ def show_custom_batches(sets: Pairs, num_workers: int) -> None:
 
 
 def show_curriculum(sets: Pairs) -> None:
-    """Weights that change in the middle of an epoch; nothing comes twice because of it."""
+    """Change weights in the middle of an epoch; no example is repeated or skipped."""
     easy_and_hard = [("easy", sets[0][1]), ("hard", sets[1][1])]
     loader = create_multiplex_dataloader(easy_and_hard, batch_size=10, sampling_weights=[0.8, 0.2])
     batches = iter(loader)
@@ -102,7 +102,7 @@ def show_curriculum(sets: Pairs) -> None:
 
 
 def show_resuming(sets: Pairs) -> None:
-    """A run that stops in the middle of an epoch, and goes on."""
+    """Stop a run in the middle of an epoch, and resume it."""
     loader = create_multiplex_dataloader(sets, batch_size=16, sampling_strategy="uniform")
     batches = iter(loader)
     for _ in range(5):
@@ -116,7 +116,7 @@ def show_resuming(sets: Pairs) -> None:
 
 
 def main() -> None:
-    """Show each of them."""
+    """Run all demonstrations."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--num-workers", type=int, default=2)
@@ -125,7 +125,7 @@ def main() -> None:
     try:
         sets = made_up_sets() if options.made_up else load_sets(options.data)
     except SourceError as error:
-        print(f"{error}\nGoing on with made-up questions.\n")
+        print(f"{error}\nUsing made-up questions instead.\n")
         sets = made_up_sets()
     show_strategies(sets)
     show_custom_batches(sets, options.num_workers)

@@ -1,16 +1,16 @@
-"""TinyShakespeare from its URL to tokens: download, split, tokenize.
+"""Download TinyShakespeare, split it, and tokenize it.
 
     python examples/prepare_data.py
     python examples/prepare_data.py --from ../shared/data/tinyshakespeare   # without a network
 
-Leaves, in `data/`:
+It writes to `data/`:
 
-    tinyshakespeare.txt   the raw text, kept as it came
-    train.txt, val.txt    its first 90 % of characters, and the rest
-    train/, val/          their tokens, as stores that a training run reads
+    tinyshakespeare.txt   the downloaded text, unchanged
+    train.txt, val.txt    the first 90 % of its characters, and the rest
+    train/, val/          their tokens, as stores for a training run
 
-A file that is there and has the right checksum is not downloaded again, and a store that
-is finished is not built again, so running this twice costs nothing.
+A file with the right checksum is not downloaded again, and a finished store is not built again,
+so a second run takes almost no time.
 """
 
 import argparse
@@ -24,9 +24,9 @@ from penstock.errors import PenstockError
 
 def main() -> int:
     """Prepare the data; returns the exit code."""
-    parser = argparse.ArgumentParser(description="TinyShakespeare, from its URL to tokens.")
-    parser.add_argument("--output", type=Path, default=Path("data"), help="where to write")
-    parser.add_argument("--from", dest="source", help="a directory or mirror that has the file")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=Path("data"), help="directory to write to")
+    parser.add_argument("--from", dest="source", help="directory or URL of a mirror")
     parser.add_argument("--tokenizer", default="gpt2")
     options = parser.parse_args()
 
@@ -34,7 +34,7 @@ def main() -> int:
         fetched = fetch(
             "tinyshakespeare", options.output, source=options.source, split=TRAIN_SPLIT_RATIO
         )
-    except PenstockError as error:  # no network, a wrong file, a full disk: it says what to do
+    except PenstockError as error:  # no network, a wrong file or a full disk
         print("\n".join([str(error), *getattr(error, "__notes__", [])]), file=sys.stderr)
         return 1
     raw = fetched.raw or options.output
@@ -48,7 +48,7 @@ def main() -> int:
     for side, store in stores.items():
         print(f"{side}: {store.num_tokens:,} tokens in {store.path}")
 
-    # What training will read: x is a row of tokens, y the same row one token later.
+    # Training reads pairs: x is a row of tokens, and y is the same row, one token later.
     x, y = next(iter(ps.Loader(ps.Windows(stores["train"], 64), 1, format="tuple", seed=1)))
     print(f"x {tuple(x.shape)}: {tokenizer.decode(x[0].numpy()).decode(errors='replace')!r:.60}…")
     print(f"y {tuple(y.shape)}: {tokenizer.decode(y[0].numpy()).decode(errors='replace')!r:.60}…")

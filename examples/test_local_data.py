@@ -1,10 +1,10 @@
-"""Six checks of your own text files, and a look at the batches a data module makes of them.
+"""Run six checks on text files, and measure how fast a data module loads them.
 
     python examples/test_local_data.py                # training_data/owt_train.txt, owt_valid.txt
-    python examples/test_local_data.py a.txt b.txt    # files of your own
+    python examples/test_local_data.py a.txt b.txt    # other files
 
-The checks are those of `penstock check`, which also shows the files' first documents. Ends with
-exit code 1 if one of them fails.
+The checks are those of `penstock check`, which also shows the first documents of the files. The
+exit code is 1 if a check fails.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--batch_size", type=int, default=32)
     options = parser.parse_args()
 
-    reading = Reading(documents="lines")  # as the data module below reads them
+    reading = Reading(documents="lines")  # one per line, as the data module below reads them
     trial = Trial(reading=reading, length=options.max_length, batch_size=options.batch_size)
     report = check([options.train_file, options.val_file], trial)
     for finding in report.findings:
@@ -35,11 +35,11 @@ def main() -> int:
         print(f"{mark} {finding.name} {verdict}: {finding.told}")
     if not report.passed:
         return 1
-    look_at_batches(options)
+    measure_batches(options)
     return 0
 
 
-def look_at_batches(options: argparse.Namespace) -> None:
+def measure_batches(options: argparse.Namespace) -> None:
     """Stream the training file through the data module for a second."""
     try:
         from penstock.integrations.lightning import LocalOpenWebTextDataModule

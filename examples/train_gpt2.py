@@ -1,9 +1,9 @@
-"""Train a small GPT-2 on train.txt and val.txt, with a training loop of one page.
+"""Train a small GPT-2 on train.txt, and validate it on val.txt, with a loop of one page.
 
     python examples/prepare_data.py        # writes data/train.txt and data/val.txt
     python examples/train_gpt2.py --data data --steps 500
 
-The model comes from penstock, and the loop is here: change it as you like. `penstock train` has
+The model is from penstock, and the loop is in this file, for you to change. `penstock train` has
 the same loop with checkpoints, several GPUs, mixed precision and a live display.
 """
 
@@ -62,7 +62,7 @@ def main() -> None:
     print(f"{sum(each.numel() for each in model.parameters()):,} weights")
 
     started, seen = time.perf_counter(), 0
-    epochs = itertools.chain.from_iterable(itertools.repeat(train))  # each in a new order
+    epochs = itertools.chain.from_iterable(itertools.repeat(train))  # each epoch in a new order
     for step, (inputs, targets) in enumerate(itertools.islice(epochs, options.steps)):
         loss = model(inputs, targets) / targets.numel()
         loss.backward()

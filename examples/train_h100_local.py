@@ -31,7 +31,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--train_file", type=Path, default=Path("training_data/owt_train.txt"))
     parser.add_argument("--val_file", type=Path, default=Path("training_data/owt_valid.txt"))
     parser.add_argument("--output", type=Path, default=Path("runs/h100"))
-    parser.add_argument("--batch_size", type=int, help="rows at once; by default the most that fit")
+    parser.add_argument("--batch_size", type=int, help="rows per batch; by default as many as fit")
     parser.add_argument("--max_length", type=int, default=1024)
     parser.add_argument("--num_workers", type=int, default=8, help="0 prepares no batches ahead")
     parser.add_argument("--prefetch_factor", type=int, default=4)
@@ -51,7 +51,7 @@ def main() -> None:
     }
     for side, store in stores.items():
         print(f"{side}: {len(store):,} documents, {store.num_tokens:,} tokens")
-    # Options that learn more from the same tokens than a plain GPT-2.
+    # With these options the model learns more from the same tokens than a plain GPT-2.
     better: dict[str, Any] = {"positions": "rotary", "qk_norm": True, "activation": "relu2"}
     job = TrainingJob(
         plan=ps.Plan(ps.Windows(stores["train"], options.max_length), seed=17),

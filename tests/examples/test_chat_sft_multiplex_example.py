@@ -1,4 +1,4 @@
-"""The example runs as its first lines say, with the real sets and without."""
+"""The example runs with the commands of its docstring, with and without the real sets."""
 
 import re
 import subprocess
@@ -20,15 +20,15 @@ def run(folder, *options):
     return done.stdout
 
 
-def test_it_trains_on_answers_alone_and_learns(tmp_path):
+def test_it_trains_on_the_answers_only_and_the_loss_falls(tmp_path):
     shown = run(tmp_path, "--steps", "12")
 
-    assert "Going on with made-up questions." in shown
+    assert "Using made-up questions instead." in shown
     assert "<|assistant_start|>[[It is 1.<|assistant_end|>]]" in shown
     assert "Total examples: 500\n" in shown
     first, last = re.search(r"Loss over 12 steps: ([\d.]+) to ([\d.]+)\n", shown).groups()
     assert float(last) < float(first)
-    assert re.search(r"The generator gave [\d,]+ conversations a second\n$", shown)
+    assert re.search(r"The generator yields [\d,]+ conversations per second\n$", shown)
 
 
 def test_it_trains_on_the_real_sets(tmp_path, data):

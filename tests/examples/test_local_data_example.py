@@ -1,4 +1,4 @@
-"""The checks of local files, run as a person runs them."""
+"""The example runs with the commands of its docstring."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The example runs as its first lines say, with the real sets and without."""
+"""The example runs with the commands of its docstring, with and without the real sets."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ def run(folder, *options):
 
 
 @pytest.mark.parametrize("options", [(), ("--made-up", "--num-workers", "0")])
-def test_it_goes_on_without_the_files(tmp_path, options):
+def test_without_the_files_it_uses_made_up_questions(tmp_path, options):
     shown = run(tmp_path, *options)
 
     assert ("penstock fetch arc" in shown) == (not options)

@@ -1,4 +1,4 @@
-"""The script of the seed, run as a person runs it."""
+"""The example runs with the commands of its docstring."""
 
 import os
 import subprocess
@@ -43,13 +43,13 @@ def test_it_downloads_splits_and_tokenizes(data, tmp_path):
 def test_running_it_twice_changes_nothing(data, tmp_path, sums):
     first = run(tmp_path, "--from", data / "tinyshakespeare")
     before = sums(tmp_path / "data")
-    again = run(tmp_path, "--from", "http://127.0.0.1:9")  # nobody is asked
+    again = run(tmp_path, "--from", "http://127.0.0.1:9")  # no download is needed
 
     assert again.stdout == first.stdout
     assert sums(tmp_path / "data") == before
 
 
-def test_a_failed_download_is_told_without_a_traceback(tmp_path):
+def test_a_failed_download_is_reported_without_a_traceback(tmp_path):
     done = run(tmp_path, "--from", "http://127.0.0.1:9", http_proxy="", HTTP_PROXY="")
 
     assert done.returncode == 1

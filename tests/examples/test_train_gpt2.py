@@ -1,4 +1,4 @@
-"""The example runs as its first lines say."""
+"""The example runs with the commands of its docstring."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The example runs as its first lines say, where there is no GPU too."""
+"""The example runs with the commands of its docstring, also without a GPU."""
 
 import os
 import re

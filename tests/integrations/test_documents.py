@@ -40,10 +40,10 @@ MODULES = {
     "dataloaders.mmlu_dataloader": "penstock.catalog",
 }
 COMMANDS = {
-    "test_multiplex.py": "tests/integrations/test_multiplex.py",
+    "test_multiplex.py": "tests/integrations/multiplex/test_multiplex.py",
     "multiplex_example.py": "examples/multiplex_example.py",
     "chat_sft_multiplex_example.py": "examples/chat_sft_multiplex_example.py",
-    "multiplex_dataloader.py": "src/penstock/integrations/multiplex.py",
+    "multiplex_dataloader.py": "src/penstock/integrations/multiplex/__main__.py",
 }
 PARAMETERS = inspect.signature(create_multiplex_dataloader).parameters
 

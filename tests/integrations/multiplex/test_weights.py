@@ -1,4 +1,4 @@
-"""Weights set on the way: shares of the whole run, a state that does not grow, and resuming."""
+"""Weights that are set during a run: shares, the size of the state, and resuming."""
 
 import json
 import pickle
@@ -37,8 +37,8 @@ def endless(loader):
 
 
 def drive(loader, steps, draws, batches=None):
-    """So many steps, with other weights before each; the rows, and how far the worst was off."""
-    sizes, found = len(loader.dataset.blend.names), []
+    """Take steps with other weights before each; returns rows, largest error and last errors."""
+    sizes, found = len(loader.dataset.datasets), []
     batches = batches or endless(loader)  # a new iterator would begin the next epoch
     debts, worst = np.zeros(sizes), 0.0
     for _ in range(steps):
@@ -53,7 +53,7 @@ def drive(loader, steps, draws, batches=None):
     return found, worst, debts
 
 
-def test_five_hundred_tiny_changes_leave_no_dataset_out():
+def test_five_hundred_tiny_changes_do_not_starve_a_dataset():
     loader = make([0.95, 0.05], {"a": 6_000, "b": 250}, batch_size=8)
     batches = iter(loader)
     found = []
@@ -75,7 +75,7 @@ def test_weights_set_before_every_batch_keep_the_shares_of_the_run():
     assert owed == pytest.approx(debts.tolist(), abs=1e-6)
 
 
-def test_a_state_is_within_its_bound_however_often_weights_change():
+def test_the_size_of_a_state_is_bounded_after_many_changes():
     sizes = {f"a dataset with a name of some length, number {i}": 3 + i for i in range(60)}
     lengths = [list(range(1, 1 + size)) for size in sizes.values()]
     loader = make([1] * 60, sizes, lengths=lengths)
@@ -113,7 +113,7 @@ def test_torture_a_state_after_ten_thousand_changes():
         {"lengths": lambda example: 1 + example["n"] % 5},
     ],
 )
-def test_a_run_resumes_with_the_very_rows_that_would_have_come(changes, options):
+def test_a_run_resumes_with_exactly_the_next_rows(changes, options):
     same = {name: value for name, value in options.items() if name == "lengths"}
     loader = make(**same)
     batches = endless(loader)
@@ -133,7 +133,7 @@ def test_a_run_resumes_with_the_very_rows_that_would_have_come(changes, options)
     assert len(got) >= 140
 
 
-def test_weights_go_on_changing_in_a_resumed_run_as_in_the_first():
+def test_later_changes_have_the_same_effect_in_a_resumed_run():
     def later(loader, batches):
         found, _, _ = drive(loader, 140, np.random.default_rng(9), batches)
         return found, loader.state_dict()
@@ -147,7 +147,20 @@ def test_weights_go_on_changing_in_a_resumed_run_as_in_the_first():
     assert later(resumed, endless(resumed)) == later(loader, batches)
 
 
-def test_weights_set_twice_before_a_batch_are_those_of_the_last_time():
+@pytest.mark.parametrize("workers", [0, 1])
+def test_weights_set_between_iter_and_the_first_batch_apply_to_the_first_batch(workers):
+    loader = make(num_workers=workers)
+    batches = iter(loader)
+    loader.set_weights([0, 1, 0])
+    first = next(batches)
+    resumed = make()
+    resumed.load_state_dict(loader.state_dict())
+
+    assert {source for source, _ in rows([first])} == {1}
+    assert rows(batches) == rows(resumed)
+
+
+def test_of_weights_set_twice_before_a_batch_only_the_last_count():
     once, twice, resumed = make(), make(), make()
     iterators = [iter(once), iter(twice)]
     for loader, batches in zip((once, twice), iterators, strict=True):
@@ -161,27 +174,27 @@ def test_weights_set_twice_before_a_batch_are_those_of_the_last_time():
     assert rows(iterators[0]) == rows(iterators[1]) == rows(resumed)
 
 
-def test_other_weights_on_the_way_are_another_history():
+def test_other_earlier_weights_give_another_history():
     states = []
     for weights in ([1, 1, 1], [1, 1, 2]):
         loader = make()
         next(iter(loader))
         loader.set_weights(weights)
-        loader.set_epoch(3)  # by now the two have other counts, but need not
+        loader.set_epoch(3)  # a position that both runs share
         loader.set_weights([1, 0, 0])
         states.append(loader.state_dict()["changed"]["history"])
 
     assert states[0] != states[1]
 
 
-def test_rows_before_the_last_change_have_no_answer_in_a_resumed_run():
+def test_a_resumed_run_cannot_compute_rows_before_the_last_change():
     loader = make()
     first = rows(loader)
     loader.set_weights([1, 1, 1])
     resumed = make()
     resumed.load_state_dict(loader.state_dict())
 
-    assert loader.dataset[0]["n"] == first[0][1]  # this run has its history
+    assert loader.dataset[0]["n"] == first[0][1]  # the first run still has all its weights
     message = "Position 0 is before 920, where this order was resumed"
     with pytest.raises(PlanError, match=message):
         resumed.dataset[0]
@@ -201,6 +214,16 @@ def test_the_fingerprint_of_the_last_batch_stays_when_weights_change():
     assert loader.fingerprint == before
 
 
+def test_the_fingerprint_of_the_last_batch_stays_at_the_end_of_an_epoch_without_shuffle():
+    loader = make(shuffle=False)
+    batches = iter(loader)
+    next(batches)
+    loader.set_weights([0, 0, 1])
+    fingerprints = [loader.fingerprint for _ in batches]
+
+    assert loader.fingerprint == fingerprints[-1]
+
+
 @pytest.mark.parametrize("strategy", ["proportional", "uniform"])
 def test_the_statistics_report_what_was_asked_and_delivered(strategy):
     loader = create_multiplex_dataloader(
@@ -217,7 +240,7 @@ def test_the_statistics_report_what_was_asked_and_delivered(strategy):
         assert [each["asked"] for each in stats] == pytest.approx(asked)
 
 
-def test_a_dataset_with_many_changes_stays_cheap_to_pickle():
+def test_a_dataset_is_small_when_pickled_after_many_changes():
     loader = make()
     drive(loader, 200, np.random.default_rng(5))
     copied = pickle.loads(pickle.dumps(loader.dataset))
@@ -228,16 +251,16 @@ def test_a_dataset_with_many_changes_stays_cheap_to_pickle():
     assert list(copied.index_map[:50]) == list(loader.dataset.index_map[:50])
 
 
-# States that were written by the first version.
+# States of version 1.
 
 
 def version_1(state, stages):
-    told = {name: value for name, value in state.items() if name not in ("check", "version")}
-    del told["changed"]
-    return sealed({**told, "stages": stages}, 1)
+    fields = {name: value for name, value in state.items() if name not in ("check", "version")}
+    del fields["changed"]
+    return sealed({**fields, "stages": stages}, 1)
 
 
-def test_a_state_of_version_1_resumes_where_weights_had_not_changed():
+def test_a_state_of_version_1_resumes_if_weights_had_not_changed():
     loader = make()
     batches = iter(loader)
     next(batches)
@@ -266,7 +289,9 @@ def test_a_state_of_version_1_whose_weights_were_set_at_the_start_resumes():
 def test_a_state_of_version_1_whose_weights_changed_is_refused():
     state = version_1(make().state_dict(), [[0, [5, 3, 2]], [10, [1, 1, 1]]])
 
-    with pytest.raises(ResumeError, match="whose weights changed 1 times, written by an older"):
+    with pytest.raises(
+        ResumeError, match=r"weights of this run changed 1 times, and .* by an older"
+    ):
         make().load_state_dict(state)
 
 
@@ -283,13 +308,15 @@ def test_a_state_of_version_1_whose_weights_changed_is_refused():
         {"position": "10"},
     ],
 )
-def test_a_state_made_by_hand_is_refused(edit):
+def test_a_state_with_invalid_weights_is_refused(edit):
     loader = make()
     next(iter(loader))
     loader.set_weights([1, 1, 1])
     state = loader.state_dict()
-    told = {name: value for name, value in state.items() if name not in ("check", "version")}
-    told["changed"] = {**told["changed"], **edit}
+    fields = {name: value for name, value in state.items() if name not in ("check", "version")}
+    fields["changed"] = {**fields["changed"], **edit}
 
-    with pytest.raises(ResumeError, match="no weights for these 3 datasets, or they were changed"):
-        make().load_state_dict(sealed(told, 2))
+    with pytest.raises(
+        ResumeError, match="weights in this state are not valid for these 3 datasets"
+    ):
+        make().load_state_dict(sealed(fields, 2))

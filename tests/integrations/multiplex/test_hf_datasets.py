@@ -1,4 +1,4 @@
-"""Hugging Face datasets in one loader: as they are, not copied, and the same as lists."""
+"""Hugging Face datasets in a multiplex loader are not copied and give the batches of lists."""
 
 import json
 import tracemalloc
@@ -27,13 +27,13 @@ def rows(name):
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """Datasets of every make: in memory, mapped from disk, a selection in another order."""
-    place = tmp_path_factory.mktemp("datasets") / "gsm8k"
-    datasets.Dataset.from_list(rows("gsm8k")).save_to_disk(place)
+    """Three kinds of datasets: in memory, mapped from disk, and a selection of rows."""
+    folder = tmp_path_factory.mktemp("datasets") / "gsm8k"
+    datasets.Dataset.from_list(rows("gsm8k")).save_to_disk(folder)
     mirrored = datasets.Dataset.from_list(rows("mmlu")[::-1])
     return [
         ("arc", datasets.Dataset.from_list(rows("arc"))),
-        ("gsm8k", datasets.load_from_disk(place)),
+        ("gsm8k", datasets.load_from_disk(folder)),
         ("mmlu", mirrored.select(range(len(mirrored))[::-1])),
     ]
 
@@ -42,7 +42,7 @@ def make(pairs, name, **options):
     return create_multiplex_dataloader(pairs, batch_size=8, **STRATEGIES[name], **options)
 
 
-def test_the_datasets_are_those_that_were_given(stored):
+def test_the_loader_keeps_the_datasets_themselves(stored):
     loader = make(stored, "uniform")
 
     kept = [rows for _, rows in loader.dataset.datasets]
@@ -51,7 +51,7 @@ def test_the_datasets_are_those_that_were_given(stored):
     assert loader.dataset[0]["dataset_name"] in SIZES
 
 
-def test_a_large_dataset_is_neither_read_nor_copied_before_it_is_asked_for(tmp_path):
+def test_a_large_dataset_is_neither_copied_nor_read_in_advance(tmp_path):
     large = datasets.Dataset.from_dict({"n": range(1_000_000)})
     large.save_to_disk(tmp_path / "large")
     mapped = datasets.load_from_disk(tmp_path / "large")
@@ -68,7 +68,7 @@ def test_a_large_dataset_is_neither_read_nor_copied_before_it_is_asked_for(tmp_p
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_batches_are_those_of_lists_with_and_without_workers(stored, name):
+def test_batches_equal_those_of_lists_with_and_without_workers(stored, name):
     lists = make([(each, rows(each)) for each in SIZES], name)
     loaders = [make(stored, name, num_workers=number) for number in (0, 2)]
 
@@ -79,7 +79,7 @@ def test_batches_are_those_of_lists_with_and_without_workers(stored, name):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_goes_on_in_the_middle_of_an_epoch(stored, name, workers):
+def test_a_run_resumes_in_the_middle_of_an_epoch(stored, name, workers):
     loader = make(stored, name, num_workers=workers)
     left = iter(loader)
     for _ in range(5):
@@ -94,7 +94,7 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(stored, name, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_columns_in_the_format_of_torch_are_stacked(stored, workers):
+def test_columns_in_torch_format_are_stacked(stored, workers):
     numbers = stored[0][1].with_format("torch", columns=["label"])
     loader = create_multiplex_dataloader([("arc", numbers)], batch_size=30, num_workers=workers)
     labels = [batch["label"] for batch in loader]
@@ -103,21 +103,21 @@ def test_columns_in_the_format_of_torch_are_stacked(stored, workers):
     assert torch.equal(torch.cat(labels).sort().values, torch.arange(60))
 
 
-def test_what_is_no_one_dataset_is_refused_with_what_to_do(stored):
+def test_splits_and_iterable_datasets_are_refused_with_advice(stored):
     splits = datasets.DatasetDict({"train": stored[0][1]})
-    with pytest.raises(PlanError, match=r"DatasetDict with the keys train; .* Choose one"):
+    with pytest.raises(PlanError, match=r"DatasetDict with the keys train, .* Choose one"):
         create_multiplex_dataloader([("arc", splits)])
-    with pytest.raises(PlanError, match=r"IterableDataset; .* can be mixed\. Make a list of it"):
+    with pytest.raises(PlanError, match=r"IterableDataset\. .* Make a list of it"):
         create_multiplex_dataloader([("arc", stored[0][1].to_iterable_dataset())])
 
 
 def as_pair(batch):
-    """A collate function of a user's own."""
+    """A custom collate function."""
     return [each["text"] for each in batch], torch.tensor([each["label"] for each in batch])
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_collate_function_may_give_a_tuple_however_workers_start(stored, method):
+def test_a_collate_function_may_return_a_tuple_with_fork_and_spawn(stored, method):
     options = {"collate_fn": as_pair, "num_workers": 1, "multiprocessing_context": method}
     worked = list(make(stored, "weighted", **options))
     plain = list(make(stored, "weighted", collate_fn=as_pair))

@@ -1,4 +1,4 @@
-"""The face: arguments, errors, statistics, what a batch holds."""
+"""Arguments, errors, statistics and batches of the multiplex loader."""
 
 import copy
 import inspect
@@ -37,8 +37,8 @@ def same(batch):
     return batch
 
 
-def test_the_signatures_are_those_of_the_code_they_replace():
-    told = {
+def test_the_signatures_have_the_original_parameters_and_defaults():
+    defaults = {
         "batch_size": 32,
         "shuffle": True,
         "num_workers": 0,
@@ -56,8 +56,8 @@ def test_the_signatures_are_those_of_the_code_they_replace():
     extras = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
     dataset = list(inspect.signature(MultiplexDataset).parameters.values())[:4]
 
-    assert {p.name: p.default for p in ordered[1:]} == told
-    assert [p.name for p in ordered] == ["datasets", *told]
+    assert {p.name: p.default for p in ordered[1:]} == defaults
+    assert [p.name for p in ordered] == ["datasets", *defaults]
     assert extras[:5] == [
         "rank", "world_size", "timeout", "worker_init_fn", "multiprocessing_context",
     ]  # fmt: skip
@@ -68,7 +68,7 @@ def test_the_signatures_are_those_of_the_code_they_replace():
     ]
 
 
-def test_it_is_a_dataloader_with_the_attributes_people_ask_for(pairs):
+def test_it_is_a_dataloader_with_the_usual_attributes(pairs):
     loader = create_multiplex_dataloader(pairs, batch_size=8, drop_last=True)
 
     assert isinstance(loader, DataLoader)
@@ -80,7 +80,7 @@ def test_it_is_a_dataloader_with_the_attributes_people_ask_for(pairs):
     assert len(create_multiplex_dataloader(pairs, batch_size=8)) == 19
 
 
-def test_a_batch_says_where_each_example_came_from(pairs):
+def test_a_batch_has_the_dataset_of_each_example(pairs):
     loader = create_multiplex_dataloader(pairs, batch_size=8)
     batches = list(loader)
 
@@ -95,7 +95,7 @@ def test_a_batch_says_where_each_example_came_from(pairs):
 
 
 @pytest.mark.parametrize("strategy", ["proportional", "uniform", "weighted"])
-def test_the_length_is_the_number_of_examples_and_the_index_map_says_which(pairs, strategy):
+def test_the_length_is_the_number_of_examples_and_the_index_map_locates_them(pairs, strategy):
     weights = [3, 1] if strategy == "weighted" else None
     dataset = MultiplexDataset(pairs, strategy, weights)
 
@@ -153,7 +153,7 @@ def test_the_users_examples_are_never_changed(pairs):
 
 @pytest.mark.parametrize("key", ["dataset_name", "dataset_idx"])
 @pytest.mark.parametrize("collate", [None, len])
-def test_an_example_that_already_says_where_it_is_from_is_refused(key, collate):
+def test_an_example_that_already_has_an_added_key_is_refused(key, collate):
     rows = [*examples("a", 3), {"text": "x", "label": 1, key: "mine"}]
     loader = create_multiplex_dataloader([("a", rows)], collate_fn=collate)
 
@@ -162,7 +162,7 @@ def test_an_example_that_already_says_where_it_is_from_is_refused(key, collate):
 
 
 @pytest.mark.parametrize("item", ["text", 7, None, ["a"]])
-def test_an_example_that_is_no_dict_is_refused(item):
+def test_an_example_that_is_not_a_dict_is_refused(item):
     for collate in (None, len):
         loader = create_multiplex_dataloader([("a", [item])], collate_fn=collate)
         with pytest.raises(SourceError, match=f'Example 0 of "a" is a {type(item).__name__}'):
@@ -170,8 +170,8 @@ def test_an_example_that_is_no_dict_is_refused(item):
 
 
 @pytest.mark.parametrize("item", ["text", 7, None, ["a"], object()])
-def test_an_example_that_is_no_dict_is_refused_among_others_too(item):
-    """The quick way to a batch of dicts must not trip over it."""
+def test_an_example_that_is_not_a_dict_is_refused_among_dicts(item):
+    """The fast path for dicts must not fail with another error."""
     for collate in (None, len):
         rows = [*examples("a", 3), item]
         loader = create_multiplex_dataloader([("a", rows)], collate_fn=collate)
@@ -179,12 +179,12 @@ def test_an_example_that_is_no_dict_is_refused_among_others_too(item):
             list(loader)
 
 
-def test_a_dict_that_makes_up_what_it_has_not_is_not_changed():
+def test_a_defaultdict_is_not_changed():
     filled = defaultdict(int, {"a": 1})
     rows = [{"a": 1, "b": 2}, filled, {"a": 1, "b": 2, "c": 3}]
     batches = [
         batch
-        for seed in range(12)  # the first of a batch decides how it is made
+        for seed in range(12)  # the first example of a batch decides whether the fast path is used
         for batch in create_multiplex_dataloader([("rows", rows)], shuffle_seed=seed)
     ]
 
@@ -192,7 +192,7 @@ def test_a_dict_that_makes_up_what_it_has_not_is_not_changed():
     assert all(sorted(map(str, batch["b"])) == ["2", "2", "None"] for batch in batches)
 
 
-def test_other_mappings_and_sequences_that_read_many_at_once_will_do():
+def test_other_mappings_work_and_getitems_is_called_once_per_batch():
     class Table:
         def __init__(self):
             self.asked = []
@@ -238,8 +238,8 @@ def test_the_statistics_have_this_layout(capsys):
     )
 
 
-def test_the_statistics_tell_the_weights_in_force(pairs):
-    def told(loader):
+def test_the_statistics_report_the_current_weights(pairs):
+    def shares(loader):
         stats = get_dataset_stats(loader)
         return stats["sampling_strategy"], [d["sampling_percentage"] for d in stats["datasets"]]
 
@@ -251,14 +251,14 @@ def test_the_statistics_tell_the_weights_in_force(pairs):
     assert get_dataset_stats(loader)["datasets"][1] == {
         "name": "b", "size": 50, "sampling_percentage": 30.0, "asked": 0.0, "delivered": 0,
     }  # fmt: skip
-    assert told(create_multiplex_dataloader(pairs, sampling_strategy="uniform")) == (
+    assert shares(create_multiplex_dataloader(pairs, sampling_strategy="uniform")) == (
         "uniform", [50.0, 50.0],
     )  # fmt: skip
-    assert told(loader) == ("weighted", [70.0, 30.0])
+    assert shares(loader) == ("weighted", [70.0, 30.0])
     next(iter(loader))
-    assert told(loader) == told(loader.dataset) == ("weighted", [20.0, 80.0])
+    assert shares(loader) == shares(loader.dataset) == ("weighted", [20.0, 80.0])
     loader.set_weights({"a": 1, "b": 3})
-    assert told(loader) == ("weighted", [25.0, 75.0])
+    assert shares(loader) == ("weighted", [25.0, 75.0])
 
 
 @pytest.mark.parametrize("other", [[1, 2], DataLoader([1, 2]), None])
@@ -276,16 +276,18 @@ REFUSED = {
     "prefetch_factor=0 must be 1 or more": {"prefetch_factor": 0, "num_workers": 1},
     "num_workers=-1 and timeout=0 must be 0 or more": {"num_workers": -1},
     "batch_size=0 must be 1 or more": {"batch_size": 0},
-    'is none of "proportional", "uniform", "weighted"': {"sampling_strategy": "random"},
+    'must be one of "proportional", "uniform", "weighted"': {"sampling_strategy": "random"},
     "needs sampling_weights": {"sampling_strategy": "weighted"},
-    "Leave the weights out": {"sampling_strategy": "uniform", "sampling_weights": [1, 2]},
+    "Remove the weights": {"sampling_strategy": "uniform", "sampling_weights": [1, 2]},
     "has 3 numbers for 2 datasets": {"sampling_weights": [1, 2, 3]},
     'weight of source "b" is -1': {"sampling_weights": [1, -1]},
     'weight of source "a" is nan': {"sampling_weights": [float("nan"), 1]},
     'weight of source "a" is inf': {"sampling_weights": [float("inf"), 1]},
     "All 2 weights are 0": {"sampling_weights": [0, 0.0]},
-    'none for "b" and one for "c", which there is not': {"sampling_weights": {"a": 1, "c": 2}},
-    "sampler= is refused": {"sampler": [1, 2]},
+    'no weight for "b" and a weight for the unknown dataset "c"': {
+        "sampling_weights": {"a": 1, "c": 2},
+    },
+    "sampler= is not supported": {"sampler": [1, 2]},
     "batch_size=2.5 is not a whole number": {"batch_size": 2.5},
     "batch_size=True is not a whole number": {"batch_size": True},
     "batch_size='8' is not a whole number": {"batch_size": "8"},
@@ -296,15 +298,16 @@ REFUSED = {
     "timeout='5' is not a number of seconds": {"timeout": "5", "num_workers": 1},
     "shuffle_seed=1.5 is not a whole number": {"shuffle_seed": 1.5},
     "shuffle_seed='x' is not a whole number": {"shuffle_seed": "x"},
-    "sampling_weights=0.5 is not a list": {"sampling_weights": 0.5},
-    "sampling_weights='ab' is not a list": {"sampling_weights": "ab"},
+    "sampling_weights=0.5 must be a list": {"sampling_weights": 0.5},
+    "sampling_weights='ab' must be a list": {"sampling_weights": "ab"},
     "weight of source \"a\" is '7'": {"sampling_weights": ["7", 3]},
     "position in schedule=1.5 is not a whole number": {
         "schedule": {1.5: [1, 1]}, "sampling_weights": [1, 2],
     },
-    "schedule=[1, 1] is not": {"schedule": [1, 1], "sampling_weights": [1, 2]},
-    "schedule={9: 0.5}": {"schedule": {9: 0.5}, "sampling_weights": [1, 2]},
-    "lengths=5 is neither": {"lengths": 5, "sampling_weights": [1, 2]},
+    "schedule=[1, 1] must map": {"schedule": [1, 1], "sampling_weights": [1, 2]},
+    "schedule[9]=0.5 must be a list": {"schedule": {9: 0.5}, "sampling_weights": [1, 2]},
+    "schedule[9] has 1 numbers for 2 datasets": {"schedule": {9: [1]}, "sampling_weights": [1, 2]},
+    "lengths=5 must be a function": {"lengths": 5, "sampling_weights": [1, 2]},
     'lengths of "a" is 5': {"lengths": {"a": 5, "b": [1] * 50}, "sampling_weights": [1, 2]},
     'lengths of "a": 1.5 is not a whole number': {
         "lengths": lambda example: 1.5, "sampling_weights": [1, 2],
@@ -312,57 +315,59 @@ REFUSED = {
     "rank='1' is not a whole number": {"rank": "1", "world_size": 2},
     "world_size=2.0 is not a whole number": {"rank": 1, "world_size": 2.0},
     "rank=1 and world_size=None are given together": {"rank": 1},
-    "Rank 2 of 2 cannot be": {"rank": 2, "world_size": 2},
+    "rank=2 must be 0 to world_size - 1; world_size is 2": {"rank": 2, "world_size": 2},
     "are fewer than the 200 of one step": {"batch_size": 200, "drop_last": True},
     "leave 1 for the last step": {"batch_size": 1, "rank": 0, "world_size": 149},
     "150 examples are fewer than the 200 ranks": {"rank": 0, "world_size": 200},
     "schedule= needs shuffle=True": {
         "schedule": {9: [1, 1]}, "sampling_weights": [1, 2], "shuffle": False,
     },
-    "schedule has weights from example 0 on": {"schedule": {0: [1, 1]}, "sampling_weights": [1, 2]},
+    "schedule has weights for example 0": {"schedule": {0: [1, 1]}, "sampling_weights": [1, 2]},
     "Weights cannot change in a proportional loader": {"schedule": {9: [1, 1]}},
     "lengths= makes weights shares of tokens": {"lengths": len},
-    'lengths has none for "b"': {"lengths": {"a": [1] * 100}, "sampling_weights": [1, 2]},
-    "lengths are for 1 datasets; there are 2": {
+    'lengths has no token counts for "b"': {
+        "lengths": {"a": [1] * 100}, "sampling_weights": [1, 2],
+    },
+    "lengths has 1 datasets, but there are 2": {
         "lengths": [[1] * 100], "sampling_weights": [1, 2],
     },
-    'lengths of "a": 2 numbers for 100 examples': {
+    'lengths of "a" has 2 numbers for 100 examples': {
         "lengths": [[1, 2], [1] * 50], "sampling_weights": [1, 2],
     },
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("told", REFUSED)
-def test_what_cannot_be_is_a_value_error_that_says_so(pairs, told):
+@pytest.mark.parametrize("message", REFUSED)
+def test_invalid_arguments_raise_a_value_error_with_this_message(pairs, message):
     with pytest.raises(ValueError, match=r".") as caught:
-        create_multiplex_dataloader(pairs, **REFUSED[told])
+        create_multiplex_dataloader(pairs, **REFUSED[message])
 
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert isinstance(caught.value, PlanError)
 
 
 @pytest.mark.parametrize(
-    ("datasets", "told"),
+    ("datasets", "message"),
     [
         ([], "datasets is empty"),
         ([("a", [])], 'Dataset "a" is empty'),
-        ([("a", [1]), ("a", [2])], 'Two datasets are called "a"'),
-        ([("a", (i for i in "xy"))], "is a generator; a list of dicts"),
-        ([("a", "text")], "is a str; a list of dicts"),
+        ([("a", [1]), ("a", [2])], 'Two datasets have the name "a"'),
+        ([("a", (i for i in "xy"))], "is a generator. It must be a list of dicts"),
+        ([("a", "text")], "is a str. It must be a list of dicts"),
         ([("a", {"train": [1]})], "is a dict with the keys train"),
-        ([("", [1])], "is called ''"),
-        ([[1, 2, 3]], "datasets is a list of pairs"),
-        (7, "datasets is a list of pairs"),
+        ([("", [1])], "The name of a dataset is ''"),
+        ([[1, 2, 3]], "datasets must be a list of pairs"),
+        (7, "datasets must be a list of pairs"),
     ],
 )
-def test_datasets_that_cannot_be_mixed_are_refused(datasets, told):
+def test_datasets_that_cannot_be_mixed_are_refused(datasets, message):
     with pytest.raises(ValueError, match=r".") as caught:
         create_multiplex_dataloader(datasets)
 
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_on_windows_workers_are_taken_as_none_with_one_warning(pairs, monkeypatch):
+def test_on_windows_no_workers_are_used_and_one_warning_is_issued(pairs, monkeypatch):
     from penstock.integrations import workers
 
     monkeypatch.setattr(workers.os, "name", "nt")
@@ -407,12 +412,15 @@ def test_tensors_of_equal_shape_are_stacked_and_the_rest_are_lists():
         [{"a": torch.ones(2), "b": 1}, {"a": torch.ones(2), "b": 2}],
     ],
 )
-def test_the_quick_way_to_a_batch_gives_what_the_collate_function_gives(rows):
+def test_the_fast_path_returns_the_batch_of_the_collate_function(rows):
     dataset = MultiplexDataset([("x", rows)])
-    quick, plain = dataset.columns([0, 0], [0, 1]), default_collate_fn(dataset.read([0, 0], [0, 1]))
+    fast, plain = (
+        dataset.read_collated([0, 0], [0, 1]),
+        default_collate_fn(dataset.read([0, 0], [0, 1])),
+    )
 
-    assert list(quick) == list(plain)
-    assert str(quick) == str(plain)
+    assert list(fast) == list(plain)
+    assert str(fast) == str(plain)
 
 
 USES = {
@@ -439,7 +447,7 @@ USES = {
 
 
 @pytest.mark.parametrize("name", USES)
-def test_the_list_that_a_collate_function_gets_is_a_list_in_every_way(pairs, name):
+def test_a_collate_function_gets_a_real_list(pairs, name):
     loader = create_multiplex_dataloader(pairs, batch_size=5, collate_fn=same)
     batch, use = next(iter(loader)), USES[name]
     plain = [loader.dataset[number] for number in range(5)]
@@ -451,7 +459,8 @@ def test_the_list_that_a_collate_function_gets_is_a_list_in_every_way(pairs, nam
 
 def test_importing_it_needs_torch_and_numpy_only(python):
     code = """
-import sys, penstock.integrations.multiplex
+import sys
+from penstock.integrations.multiplex import create_multiplex_dataloader, print_dataloader_stats
 print([name for name in sys.argv[1:] if name in sys.modules])
 """
     others = ["pyarrow", "gigatoken", "tokenizers", "tiktoken", "fsspec", "datasets", "lightning"]
@@ -459,13 +468,13 @@ print([name for name in sys.argv[1:] if name in sys.modules])
     assert python(code, *others).stdout == "[]\n"
 
 
-def test_the_demo_shows_all_strategies():
+def test_the_demonstration_runs_all_strategies():
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "penstock.integrations.multiplex"],
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")},
     )
 
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,347 @@
+"""A DataLoader over several datasets that can save and resume its position.
+
+    loader = create_multiplex_dataloader([("arc", arc), ("gsm8k", gsm8k)], batch_size=32)
+    for batch in loader:                          # one epoch; the next one has another order
+        checkpoint["data"] = loader.state_dict()  # after any batch, on any rank
+
+The position counts the batches that the loader returned, not those that workers prepared ahead.
+Without workers, the loader collates batches in a loop of its own: PyTorch's loop takes 20 µs per
+batch, more than it takes to read a batch of 32 examples from memory.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from penstock.errors import PlanError, ResumeError
+from penstock.integrations.multiplex.collate import Example, default_collate_fn
+from penstock.integrations.multiplex.dataset import (
+    BatchRequest,
+    Examples,
+    Lengths,
+    MultiplexDataset,
+)
+from penstock.integrations.multiplex.mixing import Json, Mixing, Weights, whole_number
+from penstock.integrations.multiplex.run import (
+    MultiplexRun,
+    RankBatches,
+    Span,
+    order_settings,
+    read_state,
+    write_state,
+)
+from penstock.integrations.workers import Workers
+from penstock.loader.arguments import topology
+from penstock.loader.fingerprint import combine, of_samples, source_keys
+from penstock.loader.state import shortened
+
+__all__ = ["MultiplexDataLoader", "create_multiplex_dataloader"]
+
+Collate = Callable[[list[Example]], Any]
+
+
+class _Sampler(DistributedSampler[Any]):
+    """The batch sampler: the examples of each batch of this rank, to the end of the epoch.
+
+    It is a DistributedSampler, so that tools which replace other samplers by one, to shard the
+    data over ranks, see that the data is sharded already.
+    """
+
+    def __init__(self, run: MultiplexRun, dataset: MultiplexDataset) -> None:
+        batches = run.batches
+        super().__init__(dataset, batches.world_size, batches.rank, run.shuffle)
+        self._run = run
+        self._length = batches.steps_per_epoch(run.mixing.total)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[BatchRequest]:
+        steps = self._run.steps()
+        return (BatchRequest(sources.tolist(), samples.tolist()) for sources, samples, _ in steps)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._run.set_epoch(epoch)
+
+
+class MultiplexDataLoader(DataLoader[Any]):
+    """A `torch.utils.data.DataLoader` of mixed batches; see `create_multiplex_dataloader`.
+
+    Each `iter()` is the next epoch. Right after `load_state_dict`, it is the rest of the epoch in
+    which the state was saved. `len()` is the number of steps in a whole epoch.
+    """
+
+    dataset: MultiplexDataset
+
+    def __init__(
+        self,
+        dataset: MultiplexDataset,
+        batches: RankBatches,
+        workers: Workers,
+        *,
+        shuffle: bool,
+        pin_memory: bool,
+        collate_fn: Collate,
+    ) -> None:
+        self._original = dataset.run.mixing
+        self._run = dataset.run = MultiplexRun(self._original, batches, shuffle)
+        sampler = _Sampler(self._run, dataset)
+        super().__init__(
+            dataset,
+            batch_sampler=sampler,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            # Seeds the workers. Without it, PyTorch would draw from its global generator in
+            # every epoch, so loading data would change the dropout of the model.
+            generator=torch.Generator().manual_seed(self._original.seed % 2**63),
+            **workers._asdict(),
+        )
+        # PyTorch leaves these unset if it gets a batch sampler, but users and tools read them.
+        given = {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
+        self.__dict__.update(given, sampler=sampler)
+
+    def __iter__(self) -> Any:
+        number = self._run.begin()
+        return self._iterate(number, self._run.mixing, self._batches())
+
+    @property
+    def position(self) -> int:
+        """The position of the next example in the order; it counts all ranks and epochs."""
+        return self._run.position
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, or the next one if the last one is finished."""
+        return self._run.epoch
+
+    @property
+    def fingerprint(self) -> int | None:
+        """A number that identifies the last batch; None before the first one.
+
+        The sum over all ranks is the number that a single process would have.
+        """
+        if self._run.last is None:
+            return None
+        # Not by the current mixing: with shuffle=False the next epoch begins a new one at 0.
+        mixing, span = self._run.last
+        positions = np.arange(*span[:2])
+        sources, epochs, samples = mixing.order.locate(positions)
+        keys = source_keys(mixing.names)[sources]
+        return combine(of_samples(keys, epochs, samples, positions), [0])[0]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next `iter()` begin `epoch`; does nothing if it would do so anyway."""
+        self._run.set_epoch(epoch)
+
+    def set_weights(self, weights: Weights) -> None:
+        """Use other weights from the next batch on; call it on every rank at the same step.
+
+        Each dataset continues with the example after its last one, and its rounding error is
+        carried over. A dataset of weight 0 passes its error on to the others. The rest of a
+        `schedule` is dropped. Batches that workers prepared ahead are discarded and made again;
+        with `persistent_workers=True` the workers are not restarted for that. Takes about 10 µs
+        per dataset, however often weights changed before.
+
+        Raises:
+            PlanError: The weights are invalid, or the loader is proportional.
+        """
+        self._run.mixing = self._run.mixing.changed(self.position, weights)
+
+    def state_dict(self) -> Json:
+        """The position of the run as JSON; the same on every rank, for any number of workers.
+
+        At most 4 KiB and 100 bytes per dataset, however often weights were set. It holds the
+        current weights, the counts and rounding errors of the datasets where these weights were
+        set, and a digest of all earlier weights.
+        """
+        return write_state(self._run, self._original, self._settings)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was saved, with the weights of that moment.
+
+        Batch size, number of ranks and workers may differ. The seed, the datasets and the weights
+        that were passed at creation must be the same. If weights had been set, positions before
+        that change cannot be computed any more: earlier epochs and items raise a PlanError.
+
+        Raises:
+            ResumeError: The state was edited, or belongs to another order.
+        """
+        state = read_state(state_dict)
+        saved = state["order"]
+        differences = [
+            f"{name} {saved.get(name)!r:.200} -> {now!r:.200}"
+            for name, now in self._settings.items()
+            if shortened(saved.get(name)) != now
+        ]
+        if differences:
+            raise ResumeError(
+                "This checkpoint belongs to another order of the examples, so its position "
+                f"{state['position']:,} would be another example. Changed since it was saved: "
+                f"{', '.join(differences)}. Restore these settings to resume exactly. To continue "
+                "with other weights, load the state first and then call set_weights."
+            )
+        left = state["start"] + self._original.total - state["position"]
+        self._run.batches.num_steps(left)  # raises if a rank would have no example
+        changed = state["changed"]
+        self._run.mixing = self._original.resumed(changed) if changed else self._original
+        self._run.go_to(state["epoch"], state["start"], state["position"])
+
+    @cached_property
+    def _settings(self) -> Json:
+        # Computed once: it reads examples, and a training loop may save the state every step.
+        return order_settings(self._original, self._run.shuffle, self.dataset.datasets)
+
+    def _batches(self) -> Iterator[tuple[Any, Span]]:
+        """The batches from the current position on, by PyTorch's loop or by our own."""
+        if self.num_workers or self.pin_memory:
+            # The batches are first in `zip`, so that PyTorch sees the end and stops its workers.
+            return zip(super().__iter__(), self._run.spans(), strict=False)
+        return self._collated()
+
+    def _collated(self) -> Iterator[tuple[Any, Span]]:
+        dataset, collate = self.dataset, self.collate_fn
+        steps = self._run.steps()
+        if collate is default_collate_fn:
+            return ((dataset.read_collated(a.tolist(), b.tolist()), span) for a, b, span in steps)
+        return ((collate(dataset.read(a.tolist(), b.tolist())), span) for a, b, span in steps)
+
+    def _iterate(
+        self, number: int, mixing: Mixing, batches: Iterator[tuple[Any, Span]]
+    ) -> Iterator[Any]:
+        """Yield the batches, which are in the order of `mixing`, and move the run forward."""
+        run = self._run
+        while True:
+            # Two iterators would both move the position, and a saved state would fit neither.
+            if number != run.iterator:
+                raise ResumeError(
+                    "This iterator is outdated: load_state_dict(), set_epoch() or another iter() "
+                    "moved the DataLoader. Use the newest iterator."
+                )
+            if run.mixing is not mixing:  # set_weights was called after the batches were ordered
+                mixing, batches = run.mixing, self._batches()
+            try:
+                batch, span = next(batches)
+            except StopIteration:
+                run.finish()
+                return
+            # Before the yield, so that a state that is saved with this batch continues after it.
+            run.position, run.last = span[2], (mixing, span)
+            yield batch
+
+
+def create_multiplex_dataloader(  # noqa: PLR0913  (the arguments of the code that it replaces)
+    datasets: Sequence[tuple[str, Examples]],
+    batch_size: int = 32,
+    shuffle: bool = True,
+    num_workers: int = 0,
+    pin_memory: bool = False,
+    prefetch_factor: int | None = None,
+    persistent_workers: bool = False,
+    drop_last: bool = False,
+    sampling_strategy: str = "proportional",
+    sampling_weights: Weights | None = None,
+    collate_fn: Collate | None = None,
+    shuffle_seed: int = 42,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    timeout: float = 0,
+    worker_init_fn: Callable[[int], None] | None = None,
+    multiprocessing_context: Any = None,
+    schedule: Mapping[int, Weights] | None = None,
+    lengths: Lengths | None = None,
+    sampler: None = None,
+) -> MultiplexDataLoader:
+    """A DataLoader over several datasets, mixed by size, equally, or by weights.
+
+    An epoch has as many examples as all datasets together. "proportional" reads each example
+    once. "uniform" and "weighted" keep every dataset within two examples of its share at every
+    point of the run; a dataset continues in the next epoch where it stopped, and repeats only
+    after all of it was read. Each rank gets its slice of every step, and all ranks take the same
+    number of steps.
+
+    Args:
+        datasets: Pairs of a name and a sized sequence of dicts, which is never copied.
+        batch_size: The number of examples in a batch, on each rank.
+        shuffle: Whether each epoch has a new order. If not, every epoch has the order of
+            `shuffle_seed`.
+        num_workers: Processes that read and collate. They help if `collate_fn` is slow. On
+            Windows the loader uses none.
+        pin_memory: Copy batches to pinned memory, for fast transfers to a GPU.
+        prefetch_factor: How many batches each worker prepares ahead.
+        persistent_workers: Keep the workers from one epoch to the next.
+        drop_last: Leave out the last step of an epoch if it is not full.
+        sampling_strategy: "proportional", "uniform" or "weighted".
+        sampling_weights: Shares in the order of `datasets` or by name; 7 and 3 mean 0.7 and 0.3.
+            With the default strategy they mean "weighted".
+        collate_fn: Makes a batch of a list of dicts; by default `default_collate_fn`.
+        shuffle_seed: A different seed gives a different order.
+        rank: The rank of this process; by default that of torch.distributed, or 0.
+        world_size: The number of ranks; by default that of torch.distributed, or 1.
+        timeout: Seconds to wait for a worker; 0 waits forever.
+        worker_init_fn: Called in each worker with its number.
+        multiprocessing_context: How workers are started: "fork", "spawn" or "forkserver".
+        schedule: `{10_000: [0.2, 0.8]}`: other weights from example 10,000 of the run on.
+        lengths: Makes weights shares of tokens: a function that returns the tokens of an example,
+            or the token counts of all examples by dataset. `penstock.integrations.multiplex.mixing`
+            describes the guarantee.
+        sampler: Not supported; it is an argument only for a helpful error.
+
+    Raises:
+        PlanError: A ValueError that names the argument to change.
+    """
+    if sampler is not None:
+        raise PlanError(
+            "sampler= is not supported: shares, ranks and resuming need the order that this loader "
+            "computes. Use sampling_strategy and sampling_weights, or pass a MultiplexDataset and "
+            "your sampler to torch.utils.data.DataLoader."
+        )
+    if (batch_size := whole_number("batch_size", batch_size)) < 1:
+        raise PlanError(f"batch_size={batch_size} must be 1 or more.")
+    if schedule and not shuffle:
+        raise PlanError(
+            "schedule= needs shuffle=True. With shuffle=False every epoch repeats the first one, "
+            "and so does the number of examples that a schedule counts."
+        )
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise PlanError(f"timeout={timeout!r} is not a number of seconds.")
+    workers = Workers(
+        whole_number("num_workers", num_workers),
+        None if prefetch_factor is None else whole_number("prefetch_factor", prefetch_factor),
+        persistent_workers,
+        timeout,
+        worker_init_fn,
+        multiprocessing_context,
+    ).checked()
+    dataset = MultiplexDataset(
+        datasets,
+        sampling_strategy,
+        sampling_weights,
+        shuffle_seed,
+        schedule=schedule,
+        lengths=lengths,
+    )
+    return MultiplexDataLoader(
+        dataset,
+        RankBatches(batch_size, *_rank_and_world_size(rank, world_size), drop_last),
+        workers,
+        shuffle=shuffle,
+        pin_memory=pin_memory,
+        collate_fn=collate_fn if collate_fn is not None else default_collate_fn,
+    )
+
+
+def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """The arguments, or the values of torch.distributed if they are not given."""
+    for name, value in (("rank", rank), ("world_size", world_size)):
+        if value is not None:
+            whole_number(name, value)
+    rank, world_size = topology(rank, world_size)
+    if not 0 <= rank < world_size:
+        raise PlanError(f"rank={rank} must be 0 to world_size - 1; world_size is {world_size}.")
+    return rank, world_size

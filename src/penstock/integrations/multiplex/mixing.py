@@ -1,0 +1,338 @@
+"""The order in which examples of several datasets are read.
+
+    "proportional"   every example once per epoch, in one shuffled order of all datasets
+    "uniform"        the same number of examples from every dataset
+    "weighted"       shares set by weights; 7 and 3 mean 0.7 and 0.3
+
+`penstock.order` computes the order. `Mixing` checks the arguments and translates them.
+
+Weights may change during a run. Each dataset then continues with the example after its last
+one, so a change neither repeats nor skips an example. The rounding error of each dataset is
+carried over as well, so the shares of the whole run stay exact however often weights change.
+
+If token counts are given, weights are shares of tokens. A dataset whose examples have 200 tokens
+on average is then drawn half as often as one of equal weight whose examples have 100. Every
+example of a dataset is read once in each epoch of that dataset, so over whole epochs the ratio of
+tokens is exactly the ratio of the weights. Within an epoch it varies with the lengths of the
+examples that the shuffle puts first, and by two examples of rounding.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from operator import add, attrgetter, index
+from typing import Any, Literal, NamedTuple, get_args
+
+from penstock.digest import digest_json
+from penstock.errors import PlanError, ResumeError
+from penstock.order.arguments import quoted
+from penstock.order.plan import Plan
+from penstock.order.schedule import Origin, Schedule, Stage
+from penstock.order.shuffle import Domain
+from penstock.order.weighted import Mixture
+from penstock.order.weights import Weight, as_fraction, exact_weights
+
+__all__ = ["Json", "Mixing", "Strategy", "WeightStage", "Weights", "new_mixing", "whole_number"]
+
+Json = dict[str, Any]
+Strategy = Literal["proportional", "uniform", "weighted"]
+Weights = Sequence[Weight] | Mapping[str, Weight]
+
+_position = attrgetter("position")  # of a WeightStage
+
+
+class WeightStage(NamedTuple):
+    """The weights that apply from `position` on, one per dataset."""
+
+    position: int
+    weights: tuple[Weight, ...]
+    history: str = ""
+    """Digest of all earlier stages; empty for the first one."""
+
+    def to_json(self) -> list[object]:
+        """The position and the exact weights; fractions are written as "1/3"."""
+        return [self.position, [_weight_to_json(weight) for weight in self.weights]]
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """An order of the examples of several datasets. Immutable and cheap to pickle."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    """The number of examples of each dataset."""
+    strategy: Strategy
+    seed: int
+    stages: tuple[WeightStage, ...]
+    """Weights in the order of their positions; empty if each example is read once per epoch."""
+    num_tokens: tuple[int, ...] | None = None
+    """The tokens of each dataset, if weights are shares of tokens."""
+    origin: Origin | None = None
+    """Where the first stage begins in a resumed mixing, if that is not position 0."""
+
+    def __getstate__(self) -> dict[str, object]:
+        # The cached properties grow with every change of weights and can be computed again.
+        return {name: v for name, v in vars(self).items() if name not in ("order", "schedule")}
+
+    @property
+    def total(self) -> int:
+        """The examples of all datasets, which is the length of an epoch for every strategy."""
+        return sum(self.sizes)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The exact interleaving of the datasets. Only a mixing with weights has one."""
+        stages = [Stage(stage.position, self._per_example(stage.weights)) for stage in self.stages]
+        return Schedule(stages, origin=self.origin)
+
+    @cached_property
+    def order(self) -> Plan | Mixture:
+        """The order: `locate(positions)` returns the dataset, epoch and example at each."""
+        if not self.stages:
+            return Plan(
+                dict(zip(self.names, map(_RowCount, self.sizes), strict=True)), seed=self.seed
+            )
+        domains = [Domain(size) for size in self.sizes]
+        return Mixture(
+            self.schedule, names=self.names, domains=domains, shuffle="full", seed=self.seed
+        )
+
+    def shares(self, position: int) -> list[float]:
+        """The share of each dataset at a position: by size, equal, or by the weights there."""
+        if not self.stages:
+            return [size / self.total for size in self.sizes]
+        # Integers first: a sum of floats would depend on the order of the datasets.
+        exact = exact_weights(self._stage_at(position).weights)
+        return [weight / sum(exact) for weight in exact]
+
+    def delivered(self, position: int) -> list[int]:
+        """How many examples of each dataset are before a position."""
+        if isinstance(self.order, Plan):
+            return list(self.order.counts(position).values())
+        return self.schedule.counts(position)
+
+    def asked(self, position: int) -> list[float]:
+        """How many examples before a position each dataset should have by its weights alone."""
+        if not self.stages:
+            return [position * size / self.total for size in self.sizes]
+        # The schedule carries the difference of both through all changes of weights. Integrating
+        # the weights again would need all stages, which a resumed mixing does not have.
+        return list(map(add, self.delivered(position), self.schedule.owed(position)))
+
+    def changed(self, position: int, weights: Weights, argument: str = "weights") -> "Mixing":
+        """This mixing up to `position`, and other weights from there on.
+
+        Takes the same time however often weights changed before.
+
+        Args:
+            position: The first position with the new weights. Later stages are dropped.
+            weights: One per dataset, as a list or by name.
+            argument: What an error message calls `weights`.
+
+        Raises:
+            PlanError: The weights are invalid, or the mixing has none that could change.
+        """
+        if not self.stages:
+            raise PlanError(
+                "Weights cannot change in a proportional loader: it reads every example once per "
+                "epoch. Create it with sampling_weights; the numbers of examples, "
+                f"{list(self.sizes)}, give the same shares."
+            )
+        # A stage that begins at this very position has no example yet, so it is replaced too.
+        kept = self.stages[: bisect_left(self.stages, position, key=_position)]
+        # A change at the very beginning replaces the first stage. In a resumed mixing that
+        # stage begins at the origin, and so must the one that replaces it.
+        start = position if kept else self.stages[0].position
+        history = self.stages[0].history
+        if kept:
+            # Each digest includes the one before, so it covers all stages at a fixed size.
+            history = digest_json([kept[-1].history, kept[-1].to_json()])[:16]
+        stage = WeightStage(start, read_weights(weights, self.names, argument), history)
+        changed = replace(self, strategy="weighted", stages=(*kept, stage))
+        # Extend the schedule instead of computing all its stages again.
+        schedule = self.schedule.changed(start, self._per_example(stage.weights))
+        changed.__dict__["schedule"] = schedule
+        return changed
+
+    def scheduled(self, schedule: Mapping[int, Weights] | None) -> "Mixing":
+        """This mixing with other weights from each position of `schedule` on.
+
+        Raises:
+            PlanError: A position or its weights are invalid.
+        """
+        if schedule is not None and not isinstance(schedule, Mapping):
+            raise PlanError(
+                f"schedule={schedule!r:.80} must map numbers of examples to the weights that "
+                "apply from there on, such as {10_000: [0.2, 0.8]}."
+            )
+        given = {whole_number("position in schedule", at): w for at, w in (schedule or {}).items()}
+        mixing = self
+        for position, weights in sorted(given.items(), key=lambda item: item[0]):
+            if position < 1:
+                raise PlanError(
+                    f"schedule has weights for example {position:,}. Pass the weights of the start "
+                    "as sampling_weights; the positions in schedule are 1 or more."
+                )
+            mixing = mixing.changed(position, weights, f"schedule[{position}]")
+        return mixing
+
+    def restarted(self, position: int) -> "Mixing":
+        """A mixing that has the weights of `position` from position 0 on."""
+        if not self.stages or (len(self.stages) == 1 and self.origin is None):
+            return self
+        stage = WeightStage(0, self._stage_at(position).weights)
+        return replace(self, stages=(stage,), origin=None)
+
+    def to_resume(self) -> Json:
+        """The JSON that `resumed` needs to continue after the last change of weights.
+
+        Its size does not depend on how often weights changed before.
+        """
+        last = self.stages[-1]
+        _, weights = last.to_json()
+        origin = self.schedule.origin_at(last.position)
+        return {**origin._asdict(), "weights": weights, "history": last.history}
+
+    def resumed(self, saved: Mapping[str, Any]) -> "Mixing":
+        """The mixing that wrote `saved` by `to_resume`.
+
+        Positions before its last change of weights cannot be located any more.
+
+        Raises:
+            ResumeError: `saved` belongs to other datasets or was not written by `to_resume`.
+        """
+        try:
+            origin = Origin(saved["position"], saved["counts"], saved["debts"])
+            listed = [Fraction(w) if isinstance(w, str) else w for w in saved["weights"]]
+            weights = read_weights(listed, self.names, "weights")
+            stage = WeightStage(origin.position, weights, str(saved["history"]))
+            # The examples before the position add up to it, and debts add up to 0: a dataset
+            # gets early only what others get late. Other sums would silently change the order.
+            sums = sum(map(index, origin.counts)), sum(map(index, origin.debts))
+            valid = sums == (index(origin.position), 0) and min(origin.counts) >= 0
+            valid = valid and len(origin.counts) == len(origin.debts) == len(self.names)
+        except (KeyError, TypeError, ValueError, ZeroDivisionError):  # includes PlanError
+            valid = False
+        if not valid:
+            raise ResumeError(
+                f"The weights in this state are not valid for these {len(self.names):,} datasets: "
+                f"{saved!r:.80}. The state belongs to other datasets or was edited; use an "
+                "earlier checkpoint."
+            )
+        begin = origin if origin.position else None
+        return replace(self, strategy="weighted", stages=(stage,), origin=begin)
+
+    def _stage_at(self, position: int) -> WeightStage:
+        return self.stages[max(0, bisect_right(self.stages, position, key=_position) - 1)]
+
+    def _per_example(self, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+        """Shares of examples, computed from shares of tokens where `weights` are these."""
+        if self.num_tokens is None:
+            return weights
+        # Divide each weight by the mean length tokens / size. Fractions keep the ratio exact.
+        return tuple(
+            as_fraction(weight) * Fraction(size, tokens) if weight else 0
+            for weight, size, tokens in zip(weights, self.sizes, self.num_tokens, strict=True)
+        )
+
+
+class _RowCount:
+    """The rows of a dataset for a Plan, which needs their number and never reads them."""
+
+    digest = ""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+
+def new_mixing(
+    names: Sequence[str], sizes: Sequence[int], strategy: str, weights: Weights | None, seed: int
+) -> Mixing:
+    """The mixing of these datasets from position 0 on.
+
+    Raises:
+        PlanError: The strategy is unknown, or it and the weights contradict each other.
+    """
+    known = get_args(Strategy)
+    if strategy not in known:
+        raise PlanError(f"sampling_strategy={strategy!r} must be one of {quoted(known)}.")
+    if strategy == "uniform" and weights is not None:
+        raise PlanError(
+            'sampling_strategy="uniform" draws all datasets equally often, which contradicts '
+            f'sampling_weights={weights}. Remove the weights, or use "weighted".'
+        )
+    if strategy == "weighted" and weights is None:
+        raise PlanError(
+            'sampling_strategy="weighted" needs sampling_weights: one number per dataset, such '
+            "as [0.7, 0.3], or numbers by name."
+        )
+    # Weights without a strategy mean "weighted": a default argument looks the same as none.
+    chosen: Strategy = "weighted" if weights is not None else strategy  # type: ignore[assignment]
+    stages: tuple[WeightStage, ...] = ()
+    if chosen != "proportional":
+        given = [1] * len(names) if weights is None else weights
+        stages = (WeightStage(0, read_weights(given, names, "sampling_weights")),)
+    return Mixing(tuple(names), tuple(sizes), chosen, seed, stages)
+
+
+def read_weights(weights: Weights, names: Sequence[str], argument: str) -> tuple[Weight, ...]:
+    """Weights in the order of the datasets, from a list, an array, or a mapping by name.
+
+    Args:
+        weights: Only their ratio matters.
+        names: Of the datasets.
+        argument: What an error message calls the weights.
+
+    Raises:
+        PlanError: A weight is missing, unknown, negative or not finite, or all are zero.
+    """
+    if isinstance(weights, Mapping):
+        missing = [name for name in names if name not in weights]
+        unknown = [str(name) for name in weights if name not in names]
+        if missing or unknown:
+            problems = [f"no weight for {quoted(missing)}"] if missing else []
+            problems += [f"a weight for the unknown dataset {quoted(unknown)}"] if unknown else []
+            raise PlanError(
+                f"{argument} has {' and '.join(problems)}. The datasets are {quoted(names)}."
+            )
+        listed: Any = [weights[name] for name in names]
+    else:
+        # NumPy arrays, tensors and pandas Series: `tolist` gives Python's own numbers.
+        listed = weights.tolist() if hasattr(weights, "tolist") else weights
+        if isinstance(listed, str) or not isinstance(listed, Sequence):
+            raise PlanError(
+                f"{argument}={weights!r:.80} must be a list of numbers, one per dataset, such as "
+                "[0.7, 0.3], or numbers by name."
+            )
+    if len(listed) != len(names):
+        raise PlanError(
+            f"{argument} has {len(listed):,} numbers for {len(names):,} datasets "
+            f"({quoted(names)}). Give one per dataset."
+        )
+    exact_weights(listed, names)  # raises if a number cannot be a weight
+    return tuple(listed)
+
+
+def whole_number(name: str, value: object) -> int:
+    """The value of an argument as an int.
+
+    Raises:
+        PlanError: The value is not a whole number. The message names the argument.
+    """
+    try:
+        if not isinstance(value, bool):
+            return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise PlanError(f"{name}={value!r:.80} is not a whole number.")
+
+
+def _weight_to_json(weight: Weight) -> int | float | str:
+    if isinstance(weight, int):
+        return int(weight)
+    return str(weight) if isinstance(weight, Fraction) else float(weight)
