@@ -50,10 +50,10 @@ Guesses = dict[str, tuple[str, ...]]
 """Lines about guessed settings. A line is not printed if a flag sets one of its settings."""
 
 
-def recipe_changes(flags: Mapping[str, Any], settings: list[str]) -> dict[str, Any]:
-    """Flags and `NAME=VALUE` settings, as changes to a recipe by dotted names.
+def recipe_changes(settings: list[str], **flags: str | float | None) -> dict[str, Any]:
+    """`NAME=VALUE` settings and flags, as changes to a recipe by dotted names.
 
-    >>> recipe_changes({"batch_size": 4, "num_workers": 0}, ["training.compile=true"])
+    >>> recipe_changes(["training.compile=true"], batch_size=4, num_workers=0)
     {'training.batch_size': 4, 'training.prefetch': 0, 'training.compile': True}
     """
     given = {name: value for name, value in flags.items() if value is not None}
