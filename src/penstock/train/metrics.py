@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,7 +27,11 @@ from penstock.store.files import write_file
 from penstock.train.config import ModelConfig
 from penstock.train.distributed import World
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 __all__ = [
+    "Line",
     "Log",
     "Metrics",
     "RunProgress",
@@ -92,6 +96,8 @@ class RunReport:
     """The most bytes in use so far, on the GPU; without a GPU, in this process."""
 
 
+Line = dict[str, Any]
+"""A line of metrics.jsonl: its kind, its step, and numbers by name."""
 Log = Callable[[RunReport | str], None]
 """A callback. It gets a `RunReport` after every step, and a line of text for other events."""
 
@@ -185,7 +191,7 @@ class Metrics:
         write_file(path, [_line(each) for each in kept])
         self._stream = path.open("a", encoding="utf-8")
 
-    def add(self, kind: str, step: int, **values: Any) -> None:
+    def add(self, kind: str, step: int, **values: float | None) -> None:
         """Write one line. It survives a kill of this process, but not a power cut; see `sync`."""
         self._stream.write(_line({"kind": kind, "step": step, **values}).decode())
         self._stream.flush()
@@ -206,7 +212,7 @@ class Metrics:
             self._board.close()
 
 
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+def read_metrics(path: Path) -> Iterator[Line]:
     """The lines of metrics.jsonl; none if there is no such file.
 
     A last line that a kill has cut short is skipped, and so are lines of other programs.
@@ -222,7 +228,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             yield found
 
 
-def json_values(values: dict[str, Any]) -> dict[str, Any]:
+def json_values(values: Line) -> Line:
     """`values` with None for NaN and infinity, which JSON does not have."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -230,11 +236,11 @@ def json_values(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _line(values: dict[str, Any]) -> bytes:
+def _line(values: Line) -> bytes:
     return json.dumps(json_values(values)).encode() + b"\n"
 
 
-def _tensorboard(directory: Path, step: int) -> Any:
+def _tensorboard(directory: Path, step: int) -> "SummaryWriter":
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
