@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import PlanError, RecipeError
 from penstock.train.config import (
@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 RowKind = Literal["windows", "packs"]
+Config = TypeVar("Config")
 Tables = dict[str, Any]
 """The values of a TOML file by name; a table is a dict inside."""
 
@@ -158,6 +159,7 @@ def read_recipe(path: str | Path, changes: Tables | None = None) -> Recipe:
         raise RecipeError(f"{path} does not exist (working directory: {Path.cwd()}).") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not TOML: {error}.") from error
+    # Without an output, the run is named after the recipe.
     tables.setdefault("output", f"runs/{path.stem}")
     # Changes are applied to the tables, before any check, so they can repair a wrong value.
     for name, value in (changes or {}).items():
@@ -177,7 +179,7 @@ def set_value(tables: Tables, name: str, value: object) -> None:
     """
     *path, last = name.split(".")
     for each in path:
-        tables = tables.setdefault(each, {})
+        tables = tables.setdefault(each, {})  # a table that the recipe does not have is added
         if not isinstance(tables, dict):
             raise RecipeError(f"{name} cannot be set: {each} is a value, not a table.")
     tables[last] = value
@@ -186,6 +188,7 @@ def set_value(tables: Tables, name: str, value: object) -> None:
 def parse_recipe(tables: Tables, where: str) -> Recipe:
     """The recipe in the tables of a TOML file; messages name the file as `where`."""
     _refuse_unknown(tables, [each.name for each in fields(Recipe)], where, "")
+    # The other two tables have defaults for all their settings.
     for needed in ("data", "training"):
         if needed not in tables:
             raise RecipeError(f"{where} has no table [{needed}], which every recipe needs.")
@@ -210,33 +213,35 @@ def parse_recipe(tables: Tables, where: str) -> Recipe:
 
 def _model(table: Tables, where: str) -> Tables:
     hints = {**get_type_hints(ModelConfig), "size": Literal[tuple(SIZES)]}
-    hints.pop("length")  # it is a setting of the data
-    _refuse_unknown(table, list(hints), where, "model")
-    return {
-        name: _value(value, hints[name], f"{where}: model.{name}") for name, value in table.items()
-    }
+    del hints["length"]  # it is a setting of the data
+    return _values(hints, table, where, "model")
 
 
-def _filled(kind: type[Any], table: Tables, where: str, prefix: str) -> Any:
+def _filled(kind: type[Config], table: Tables, where: str, prefix: str) -> Config:
     """A dataclass with its fields from a table."""
-    hints = get_type_hints(kind)
-    _refuse_unknown(table, list(hints), where, prefix)
-    values = {
-        name: _value(value, hints[name], f"{where}: {prefix}.{name}")
-        for name, value in table.items()
-    }
+    values = _values(get_type_hints(kind), table, where, prefix)
     try:
         return kind(**values)
-    except TypeError as error:
+    except TypeError as error:  # a field without a default is missing
         raise RecipeError(f"{where}: [{prefix}] is not complete: {error}.") from error
     except ValueError as error:
         error.add_note(f"In [{prefix}] of {where}.")
         raise
 
 
+def _values(hints: Tables, table: Tables, where: str, prefix: str) -> Tables:
+    """The values of a table, each converted to its type in `hints`."""
+    _refuse_unknown(table, list(hints), where, prefix)
+    return {
+        name: _value(value, hints[name], f"{where}: {prefix}.{name}")
+        for name, value in table.items()
+    }
+
+
 def _refuse_unknown(table: Tables, known: list[str], where: str, prefix: str) -> None:
     for name in table:
         if name not in known:
+            # A setting of another table is more likely misplaced than mistyped.
             close = get_close_matches(name, known, 1)
             advice = f"Did you mean {close[0]}?" if close else f"Use one of {', '.join(known)}."
             if homes := [f"[{table}]" for table, names in _SETTINGS.items() if name in names]:
@@ -275,8 +280,10 @@ def _as_kind(value: object, kind: Any, name: str) -> Any:
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
         where, _, prefix = name.partition(": ")
         return _filled(kind, value, where, prefix)
+    # A float may be written without a point: `clip = 1`. bool is a subclass of int in Python.
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    # isinstance would accept true for an int.
     if kind in (int, float, str, bool) and type(value) is kind:
         return value
     return _NO_MATCH

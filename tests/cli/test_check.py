@@ -121,7 +121,7 @@ def test_a_directory_is_not_a_file(invoke, tmp_path):
     assert "is a directory; name the files" in invoke("check", ".", code=1).stdout
 
 
-def test_bad_bytes_may_be_mended_instead(invoke, tmp_path):
+def test_bad_bytes_can_be_replaced(invoke, tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"good\n\xffbad\n")
 
     invoke("check", "bad.txt", "--tokenizer", "bytes", "--errors", "replace")
@@ -149,7 +149,7 @@ def test_hints_name_the_option(invoke, tmp_path, text, words):
     assert words in " ".join(invoke("check", "a.txt", "--documents", "lines").stdout.split())
 
 
-def test_a_separator_is_heeded(run_json, tmp_path):
+def test_a_separator_is_used(run_json, tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo<|endoftext|>three\n" * 5)
     answer = run_json("check", "a.txt", "--documents", "<|endoftext|>", "--tokenizer", "bytes")
 
@@ -182,7 +182,7 @@ def test_other_formats_are_read_too(run_json, tmp_path):
     assert [each["format"] for each in answer["files"]] == ["jsonl", "parquet"]
 
 
-def test_rejects_of_json_are_told(invoke, tmp_path):
+def test_rejected_json_is_reported(invoke, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "good"}\nnot json\n')
 
     assert "bad_json" in invoke("check", "a.jsonl", "--tokenizer", "bytes", code=1).stdout

@@ -74,7 +74,7 @@ def test_a_split_directory_given_for_validation_means_its_validation_side(tmp_pa
     assert made.val.stream.members[0].path == tmp_path / "both" / "val"
 
 
-def test_text_that_has_changed_is_told_to_go_elsewhere(tmp_path, text):
+def test_changed_text_needs_another_output(tmp_path, text):
     job(text, tmp_path)
     text.write_text("Other words.\n\n" * 400)
 
@@ -177,7 +177,7 @@ def test_data_that_makes_no_sense_is_refused_before_anything_is_built(data, mess
 
 
 def test_training_on_text_that_is_still_tokenized_is_training_on_its_parts_in_order(tmp_path, text):
-    """And goes on from a checkpoint, the store meanwhile finished, as one that never stopped."""
+    """A resumed run reads the same rows, although the store is finished by then."""
 
     def run(name, steps, **changes):
         place = tmp_path / name

@@ -94,7 +94,7 @@ def test_a_mistake_is_named_with_the_nearest_name(change, message):
         parse_recipe({**LEAST, **change}, "here")
 
 
-def test_what_objects_refuse_says_where_it_stands():
+def test_a_refused_value_is_named_with_its_table():
     with pytest.raises(PlanError, match="needs an end") as caught:
         parse_recipe({**LEAST, "training": {}}, "here")
     assert caught.value.__notes__ == ["In [training] of here."]

@@ -169,6 +169,7 @@ def measure_speed(
     from penstock.rows.windows import Windows
     from penstock.store.reader import TokenStore
 
+    # Files are mapped, so only anonymous memory is memory that the loader needs.
     before = anonymous_bytes()
     started = time.perf_counter()
     rows = Windows(TokenStore(path), length)
@@ -218,9 +219,10 @@ def _read(batches: "Iterator[dict[str, Tensor]]", seconds: float) -> float:
 
 def _resumes(loader: "Loader", fresh: "Loader", num_rows: int) -> Iterator[float]:
     """Seconds from a state to the next batch, at positions in the first thousand epochs."""
+    # The time must not depend on the position: a state is a position, and nothing is replayed.
     for number in range(_NUM_RESUMES):
         loader.seek(1_000 * num_rows * number // (_NUM_RESUMES - 1))
-        state = json.loads(json.dumps(loader.state_dict()))
+        state = json.loads(json.dumps(loader.state_dict()))  # as a checkpoint would store it
         started = time.perf_counter()
         fresh.load_state_dict(state)
         for _ in islice(fresh, 1):

@@ -163,6 +163,7 @@ def build_command(
 @contextmanager
 def _log_warnings(*, shown: bool) -> Iterator[None]:
     """Let the library's warnings reach stderr only if they are to be shown."""
+    # `logging.disable` applies to all loggers, so the previous level is restored at the end.
     before = logging.root.manager.disable
     if not shown:
         logging.disable(logging.WARNING)
@@ -264,7 +265,9 @@ def measured_build(
     from penstock.store.build import build
     from penstock.store.reader import TokenStore
 
+    # A finished store keeps its digest if the build has nothing to do.
     before = _digests(directory)
+    # A build that was interrupted leaves a record of each part that it finished.
     resumed = any(directory.glob(".slice-*.json"))
     started = time.monotonic()
     try:

@@ -67,7 +67,7 @@ def check_command(
 
     # LocalOpenWebTextDataModule reads a training and a validation file line by line.
     default_rule = "lines" if not files or len(files) == 2 else "auto"
-    rule = documents or default_rule
+    rule = documents or default_rule  # --documents has no default, so that it can be recognised
     trial = Trial(
         reading=Reading(format=format, documents=rule, field=field, errors=errors),
         tokenizer=tokenizer,

@@ -52,6 +52,7 @@ def decode_command(
     numbers = _numbers(opened, document, count)
     try:
         if raw:
+            # sys.stdout would encode text; the bytes of a document need not be UTF-8.
             for number in numbers:
                 sys.stdout.buffer.write(opened.decode(number, loaded))
             sys.stdout.buffer.flush()
@@ -84,7 +85,7 @@ def _numbers(store: "TokenStore", document: int, count: int) -> range:
             f"{store.path} has no document {document:,}; its {len(store):,} documents are numbered "
             "from 0."
         )
-    first = document % len(store)
+    first = document % len(store)  # -1 becomes the last document
     left = len(store) - first
     if count > left:
         raise StoreError(

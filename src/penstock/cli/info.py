@@ -42,6 +42,7 @@ def show_summary(summary: "Summary") -> None:
         ("documents", documents_text(summary.num_documents, summary.num_pieces)),
         ("tokens", f"{summary.num_tokens:,}"),
     ]
+    # A chat store records which tokens are trained on; their share is shown instead.
     if summary.num_trained is None:
         per_token_text = "not recorded" if per_token is None else f"{per_token:.2f}"
         rows.append(("bytes/token", per_token_text))
@@ -64,6 +65,7 @@ def _lengths(lengths: "Lengths") -> list[str]:
 def _origin(summary: "Summary") -> list[tuple[str, str | list[str]]]:
     """How the store was built: tokenizer, files and rejected records."""
     tokenizer = summary.tokenizer
+    # A tokenizer object that cannot be serialised has no digest.
     digest = str(tokenizer["digest"] or "none")[:12]
     parts = number_of(summary.num_parts, "part")
     if summary.num_builds > 1:
@@ -79,6 +81,7 @@ def _origin(summary: "Summary") -> list[tuple[str, str | list[str]]]:
         from penstock.tokenize.extend import padded
 
         size = tokenizer["vocab_size"]
+        # Models are usually made with a multiple of 64 embeddings; see `penstock.train.config`.
         rows.insert(1, ("added tokens", ", ".join(tokenizer["added_tokens"])))
         rows.insert(2, ("vocab_size", f"{size:,}; next multiple of 64: {padded(size):,}"))
     if summary.side:

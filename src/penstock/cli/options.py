@@ -76,6 +76,7 @@ def stores_at(path: Path) -> dict[str, Path]:
     """
     from penstock.store.manifest import FILE_NAME
 
+    # A directory with ".building.json" is an unfinished store, even if its sides look finished.
     sides = {side: path / side for side in ("train", "val")}
     whole = (path / FILE_NAME).exists() or (path / ".building.json").exists()
     if whole or not all((each / FILE_NAME).exists() for each in sides.values()):

@@ -62,6 +62,7 @@ def plan_command(
 def _run_rows(job: "TrainingJob") -> int | None:
     """The rows of the whole run; None if the recipe does not determine them."""
     config = job.training
+    # "auto" is decided on the device, and `max_minutes` by the speed of the first steps.
     rows = config.global_batch_size or config.batch_size
     if config.steps is None or rows == "auto":
         return None

@@ -34,12 +34,15 @@ class Meter:
         """The text beside the bar."""
         if self.first is None:
             self.first, self._started = now, self._clock()
+        # On the first call no time has passed; the small number avoids a division by zero.
         seconds = max(self._clock() - self._started, 1e-9)
         parts = []
         if now.text_bytes > self.first.text_bytes:
             parts.append(f"{size_text((now.text_bytes - self.first.text_bytes) / seconds)}/s")
             tokens = (now.num_tokens - self.first.num_tokens) / seconds
             parts.append(f"{count_text(tokens)} tokens/s")
+        # The remaining time follows from bytes of files, which are known in advance. Bytes of
+        # text are not known for compressed files.
         done = now.done_bytes - self.first.done_bytes
         if done > 0:
             parts.append(f"{clock_text((now.total_bytes - now.done_bytes) * seconds / done)} left")
@@ -59,6 +62,7 @@ def build_bar(*, shown: bool) -> Iterator[tuple[Meter, "Callable[[Progress], Non
 @contextmanager
 def bar(*, shown: bool = True) -> Iterator[Draw]:
     """A function that draws a progress bar; the bar is removed at the end."""
+    # In a log file, each update of a bar would be a new line.
     if not (shown and sys.stderr.isatty()):
         yield lambda done, total, text: None
         return

@@ -21,7 +21,7 @@ def print_facts(title: str, facts: Facts) -> None:
 
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")  # long paths continue on the next line, not as "…"
     for name, value in facts:
         lines = [value] if isinstance(value, str) else value
         table.add_row(f"  {name}", "\n".join(visible(line, lines=False) for line in lines))
@@ -87,6 +87,7 @@ def histogram_lines(bins: Sequence["Bin"], *, width: int = 60, height: int = 3) 
     ███   ▁▁▁
     1  2
     """
+    # Sixty bins of one column fit into a terminal of 80 columns, beside the names of the table.
     columns = max(1, min(3, width // len(bins)))
     tallest = max(each.num_documents for each in bins)
     # Heights in eighths of a line, rounded up: -(-a // b) is the ceiling of a / b.

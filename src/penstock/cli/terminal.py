@@ -52,6 +52,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 def shell_word(path: str | Path) -> str:
     """`path`, quoted so that it can be typed into a shell."""
+    # A name with control characters cannot be pasted after this, but it cannot do harm either.
     return visible(shlex.quote(str(path)), lines=False)
 
 
@@ -69,6 +70,7 @@ def write(text: str) -> None:
 
 def print_json(value: Mapping[str, object]) -> None:
     """Write one JSON object to stdout, in ASCII, so that it cannot control a terminal."""
+    # json.dumps escapes all characters that are not ASCII, and control characters with them.
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 

@@ -96,6 +96,7 @@ def train_command(
     )
     recipe, guesses = choose_recipe(source, changes, device)
     if as_json:
+        # Progress would mix with the JSON object on stdout.
         result = run_recipe(recipe, device=device, log=lambda _: None)
         values = {**asdict(result.progress), "seconds": round(result.progress.seconds, 3)}
         values |= {"finished": result.finished, "output": str(result.output)}

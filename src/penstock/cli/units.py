@@ -54,10 +54,12 @@ def number_of(number: int, thing: str) -> str:
 
 
 def _scaled(number: float, units: tuple[str, ...]) -> str:
+    # 999.5 would be rounded to "1000", which has four digits, so the next unit is used.
     for power, unit in enumerate(units):
         scaled = number / 1000**power
         if scaled < 999.5 or unit == units[-1]:
             break
+    # The limits are those at which rounding adds a digit: 99.95 becomes "100", 9.995 "10.0".
     digits = 0 if power == 0 or scaled >= 99.95 else 1 if scaled >= 9.995 else 2
     text = f"{scaled:,.{digits}f}"
     if "." in text and units is _COUNTS:

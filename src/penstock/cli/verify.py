@@ -33,6 +33,7 @@ def verify_command(store: options.Store, as_json: options.AsJson = False) -> Non
             number_of(each.manifest.num_documents, "document"),
             number_of(each.num_tokens, "token"),
         ]
+        # A large file that is a single document is stored in several pieces.
         if len(each) != each.manifest.num_documents:
             counts.insert(2, number_of(len(each), "piece"))
         write(f"{visible(str(each.path), lines=False)} is intact: {', '.join(counts)} ({took})")

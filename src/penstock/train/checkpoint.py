@@ -80,6 +80,7 @@ class Checkpoints:
 
     def paths(self) -> dict[int, Path]:
         """The files by their step, oldest first."""
+        # The pattern excludes temporary files of `write_file`, which a kill can leave.
         found = {
             int(match[1]): path
             for path in self.directory.glob("step-*.pt")
@@ -110,6 +111,7 @@ class Checkpoints:
         paths = self.paths()
         if not paths:
             return None
+        # An older checkpoint is never loaded silently: steps would be lost without a message.
         *before, step = paths
         path = paths[step]
         instead = f"resume after step {before[-1]:,}" if before else "start from the beginning"
@@ -133,6 +135,7 @@ class Checkpoints:
 
 
 def _check_model(output: Path, saved: Contents, current: Contents) -> None:
+    # Fields that a newer version of penstock has added are not in an old checkpoint.
     changed = [
         f"{name} {value!r} -> {current.get(name)!r}"
         for name, value in saved.items()
@@ -208,6 +211,7 @@ def to_gpt2(model: GPT) -> dict[str, Tensor]:
     exported: dict[str, Tensor] = {}
     for name, weight in model.state_dict().items():
         gpt2_name, transposed = _gpt2_name(name)
+        # A transposed view shares memory with the weight, and safetensors refuses such views.
         exported[gpt2_name] = (weight.t() if transposed else weight).clone().contiguous()
     embedding = exported["transformer.wte.weight"][: model.config.vocab_size]
     return {**exported, "transformer.wte.weight": embedding, "lm_head.weight": embedding}
@@ -221,6 +225,7 @@ def from_gpt2(weights: Mapping[str, Tensor], *, heads: int = 12) -> GPT:
     prefix = "transformer."
     weights = {f"{prefix}{name.removeprefix(prefix)}": each for name, each in weights.items()}
     vocab_size, width = weights["transformer.wte.weight"].shape
+    # "transformer.h.3.attn.c_attn.weight" belongs to layer 3.
     numbers = [int(name.split(".")[2]) for name in weights if name.startswith("transformer.h.")]
     model = GPT(
         ModelConfig(

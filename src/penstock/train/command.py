@@ -81,6 +81,7 @@ def recipe_changes(settings: list[str], **flags: str | float | None) -> Tables:
         name, equals, text = setting.partition("=")
         if not equals:
             raise RecipeError(f"--set {setting} is not NAME=VALUE, such as training.steps=100.")
+        # The value is TOML, so that numbers, booleans and lists get their types.
         try:
             changes[name.strip()] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
@@ -110,6 +111,7 @@ def choose_recipe(
     no_split = isinstance(data, dict) and (data.get("val") or data.get("stream"))
     if no_split and "data.split" not in changes:
         data.pop("split", None)
+    # A setting that a flag has set was not guessed.
     lines = [line for line, names in guesses.items() if not set(names) & set(changes)]
     return parse_recipe(tables, source), lines
 
@@ -151,6 +153,7 @@ def _sample_text(job: TrainingJob, model: GPT) -> str:
         raise TrainError(f"{store.path} does not record its tokenizer")
     from penstock.store.reader import tokenizer_of  # needs packages that training does not
 
+    # The model may have more ids than the tokenizer, and these have no text.
     tokenizer = tokenizer_of(store.manifest)
     # The end token precedes the first token of every document but the first, so after it the model
     # writes the beginning of a document.
@@ -190,6 +193,7 @@ def generate(
     try:
         for _ in range(num_tokens):
             # There is no cache of keys and values: for a hundred tokens it is not worth its code.
+            # The model was trained on rows of `length` tokens, so it sees the last ones.
             logits = model(written[:, -model.config.length :])[0, -1, :vocab_size].float()
             if not bool(logits.isfinite().all()):
                 raise TrainError("The logits of the model are not finite.")

@@ -94,6 +94,7 @@ def report_line(report: RunReport) -> str:
     if report.mfu is not None:
         parts.append(f"MFU {report.mfu:.1%}")
     parts += [f"wait {report.data_wait:.1%}", f"{report.peak_memory / 1e9:.1f} GB"]
+    # Before the second step there is no speed, and the time left is infinite.
     if report.seconds_left is not None and math.isfinite(report.seconds_left):
         minutes, seconds = divmod(round(report.seconds_left), 60)
         parts.append(f"ETA {minutes}:{seconds:02d}")
@@ -178,7 +179,7 @@ def _scale(points: Sequence[Point], target: float | None) -> _Scale:
     """A scale that shows all points and the target, with a margin above and below."""
     losses = [y for _, y in points] + ([] if target is None else [target])
     low, high = min(losses, default=0.0), max(losses, default=1.0)
-    margin = 0.05 * (high - low) or 0.5
+    margin = 0.05 * (high - low) or 0.5  # a single point still needs a height
     return _Scale(max((x for x, _ in points), default=1) or 1, low - margin, high + margin)
 
 
@@ -216,7 +217,7 @@ def _axes(scale: _Scale) -> Iterator[str]:
         yield f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="#eee"/>'
         yield _text(_LEFT - 8, y + 4, f"{loss:g}")
     for step in _ticks(0, scale.steps):
-        x = scale.to_pixels((step, 0))[0]
+        x = scale.to_pixels((step, 0))[0]  # ".10g" writes 100000 as 100,000 and not as 1e+05
         yield _text(x, bottom + 18, f"{step:,.10g}", anchor="middle")
     yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{right}" fill="none" stroke="#999"/>'
     yield _text((_LEFT + right) / 2, _HEIGHT - 8, "step", anchor="middle")

@@ -132,6 +132,7 @@ def select_device(name: str | None) -> torch.device:
     Raises:
         PlanError: there is no such device.
     """
+    # torch reports a wrong device only when a tensor is moved to it, after text was tokenized.
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
@@ -193,6 +194,7 @@ def stop_signals() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield requested  # only the main thread may set signal handlers
         return
+    # Schedulers such as Slurm send SIGTERM some seconds before they kill a job.
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(number, handle) for number in numbers]
     try:

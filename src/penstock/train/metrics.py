@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 # Dense products in bfloat16, without sparsity, from the makers' data sheets. The first name that
-# the device's name contains counts, so "H100 PCIe" stands before "H100".
+# the device's name contains counts, so "H100 PCIe" comes before "H100".
 _PEAK_FLOPS = {
     "H200": 989e12,
     "H100 PCIe": 756e12,
@@ -151,6 +151,7 @@ class Throughput:
         """A report with the speed of the last ten steps."""
         mfu = None
         if self._peak_flops is not None:
+            # The peak is that of all GPUs, as the tokens are those of all processes.
             flops = self._model.flops_per_token * self.tokens_per_second
             mfu = flops / (self._peak_flops * self._world.size)
         left = None if progress.steps is None else progress.steps - progress.step
@@ -193,6 +194,7 @@ class Metrics:
 
     def add(self, kind: str, step: int, **values: float | None) -> None:
         """Write one line. It survives a kill of this process, but not a power cut; see `sync`."""
+        # The kernel has the line after `flush`, so it survives the end of this process.
         self._stream.write(_line({"kind": kind, "step": step, **values}).decode())
         self._stream.flush()
         if self._board is not None:
@@ -219,6 +221,7 @@ def read_metrics(path: Path) -> Iterator[Line]:
     """
     if not path.exists():
         return
+    # As bytes: a line that was cut inside a character is not UTF-8.
     for line in path.read_bytes().split(b"\n"):
         try:
             found = json.loads(line)
@@ -248,6 +251,7 @@ def _tensorboard(directory: Path, step: int) -> "SummaryWriter":
             "tensorboard=true needs tensorboard, which is not installed. Install it with: "
             'pip install "penstock[tensorboard]"'
         ) from error
+    # TensorBoard keeps events of steps that will be computed again, unless they are purged.
     return SummaryWriter(directory / "tensorboard", purge_step=step + 1 if step else 0)
 
 
