@@ -14,7 +14,7 @@ from penstock.cli import options
 from penstock.cli.options import option, stores_at
 from penstock.cli.progress import build_bar
 from penstock.cli.tables import documents_text, print_facts, reasons_text, store_json
-from penstock.cli.terminal import print_json, shell_word, write
+from penstock.cli.terminal import print_json, shell_word, visible, write
 from penstock.cli.units import duration_text, number_of, size_text
 
 if TYPE_CHECKING:
@@ -156,7 +156,8 @@ def build_command(
     if as_json:
         print_json({**result.to_json(), "engine": loaded.engine.name})
     elif not quiet:
-        write(f"tokenizer {loaded.name}, engine {loaded.engine.name}")
+        name = visible(loaded.name, lines=False)
+        write(f"tokenizer {name}, engine {loaded.engine.name}")
         result.show()
 
 

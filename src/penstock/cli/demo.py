@@ -246,14 +246,13 @@ def write_prose(path: Path, files: list[Path]) -> list[str]:
 
     A file with the same contents is left as it is, so that an interrupted build can resume.
     """
+    from penstock.store.files import write_file
+
     pages = list(prose_pages(files))
     lines = [json.dumps({"name": name, "text": text}) + "\n" for name, text in pages]
     data = "".join(lines).encode()
     if not path.exists() or path.read_bytes() != data:
-        # A kill must not leave half a file, which the next build would read.
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_bytes(data)
-        temporary.replace(path)
+        write_file(path, [data])  # complete or absent after a kill: the next build reads it
     return [name for name, _ in pages]
 
 
