@@ -43,6 +43,7 @@ class Commands(TyperGroup):
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **settings: Any) -> Any:
         """Parse the arguments and run; with `--json`, a usage error is JSON too."""
+        # The arguments are not parsed yet, but the error of a failed parse must be JSON too.
         args = list(sys.argv[1:] if args is None else args)
         if "--json" not in args:
             return super().main(args, *rest, **settings)
@@ -86,6 +87,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Start with: penstock demo",
 )
+# In the order of `penstock --help`: building and inspecting stores, then training.
 for _command in (
     build_command,
     info_command,
@@ -126,6 +128,7 @@ def run() -> NoReturn:
     try:
         app(prog_name="penstock")
         code: object = 0
+    # Typer ends every command with SystemExit, also after success.
     except SystemExit as leaving:
         code = leaving.code
     except OSError as error:  # outside of a command, while the version or the help is written

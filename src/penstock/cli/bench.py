@@ -27,7 +27,7 @@ UTILISATION = 0.5
 """The share of the peak that a well tuned training run reaches."""
 _FLOPS_PER_PARAMETER = 6  # and token: 2 in the forward pass, 4 in the backward pass
 
-_NUM_TURNS = 3
+_NUM_TURNS = 3  # the median ignores one turn that other programs have slowed down
 _NUM_RESUMES = 20
 # The share of a turn that is not measured. It uses up the batches that the prefetch thread made
 # while the other kind was read.
@@ -175,6 +175,7 @@ def measure_speed(
     rows = Windows(TokenStore(path), length)
     wide = Loader(rows, batch_size)
     batches = {"int64": iter(wide)}
+    # The first batch includes opening the files and starting the prefetch thread.
     next(batches["int64"])
     first_batch = time.perf_counter() - started
     batches["narrow"] = iter(Loader(rows, batch_size, narrow=True))

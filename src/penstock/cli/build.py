@@ -129,6 +129,7 @@ def build_command(
         if chat is not None:
             from penstock.chat.chat import Chat
 
+            # The tokens are added by the chat template, which knows its own markers for "auto".
             parses = special_tokens == "parse"
             chat_settings |= {"date": chat_date, "rewritten": rewritten}
             chat_settings = {"chat": Chat(chat, loaded, special_in_content=parses, **chat_settings)}
@@ -274,6 +275,7 @@ def measured_build(
     try:
         with build_bar(shown=bar) as (meter, report):
             build(inputs, directory, progress=report, **settings)
+    # The library does not know the command line, so the advice is added here.
     except KeyboardInterrupt as error:
         error.add_note("Finished parts are kept: the same command resumes the build.")
         raise
@@ -283,6 +285,7 @@ def measured_build(
     # The counts cover both sides of a split and the parts of earlier runs.
     counts = next(iter(stores.values())).manifest.contents["builds"][-1]["counts"]
     text_bytes = sum(counts.get(name, 0) for name in _TEXT_BYTES)
+    # The first report of a resumed build already includes the parts of the earlier run.
     if resumed and meter.first:
         text_bytes -= meter.first.text_bytes
     return BuildResult(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_FILES = ("training_data/owt_train.txt", "training_data/owt_valid.txt")
 _SHOWN_CHARACTERS = 72
+# The wording of the script that this command replaces.
 _PASSED = {"Performance": "PASSED (>100K tokens/sec)"}
 
 
@@ -89,7 +90,7 @@ def check_command(
 
 def _show(report: "Report") -> None:
     for file in report.files:
-        if file.num_bytes:
+        if file.num_bytes:  # a missing or empty file has only a finding
             print_facts(file.name, _rows(file))
     for finding in report.findings:
         message = visible(finding.told, lines=False)

@@ -153,6 +153,7 @@ def _show_batch(plan: "Plan", tokenizer: "Tokenizer") -> None:
     """The inputs and targets of the first two rows, as text."""
     from penstock.loader.loader import Loader
 
+    # ids=True adds the source and the number of each row to the batch.
     batch = Loader(plan, global_batch_size=_BATCH, ids=True)[0]
     inputs, targets = batch["inputs"], batch["targets"]
     write(f"inputs {tuple(inputs.shape)} {inputs.dtype}, targets {tuple(targets.shape)}")
@@ -197,6 +198,7 @@ def _show_resume(plan: "Plan") -> None:
     for each in ranks:
         each.load_state_dict(json.loads(state))
     num_steps = 0
+    # Rank 0 reads the first half of each global batch, rank 1 the second.
     for batch, *halves in zip(islice(single, 200), *ranks, strict=False):
         if not torch.equal(torch.cat([half["inputs"] for half in halves]), batch["inputs"]):
             raise AssertionError("Two ranks did not read the rows of one process: a bug, report it")

@@ -56,7 +56,7 @@ def fetch_command(
 
     penstock fetch openwebtext --output training_data
     """
-    if listed:
+    if listed:  # a NAME beside --list is ignored
         _list(as_json=as_json)
         return
     if name is None:

@@ -105,6 +105,6 @@ def _inputs(summary: "Summary") -> list[str]:
     names = [str(each["name"]) for each in inputs[:_SHOWN_INPUTS]]
     if len(inputs) == 1:
         return [f"{names[0]}, {size}"]
-    more = len(inputs) - len(names)
+    more = len(inputs) - len(names)  # a store can have thousands of inputs
     rest = [f"and {more:,} more"] if more else []
     return [f"{len(inputs):,} files, {size}", *names, *rest]

@@ -73,7 +73,7 @@ def bar(*, shown: bool = True) -> Iterator[Draw]:
         TaskProgressColumn(),
         TextColumn("{task.fields[text]}", markup=False),
         console=console(stderr=True),
-        transient=True,
+        transient=True,  # only results stay on the screen
         expand=True,
     )
     task = progress.add_task("", total=None, text="starting")

@@ -44,6 +44,7 @@ def visible(text: str, *, lines: bool = True) -> str:
 
 
 def _escaped(found: re.Match[str]) -> str:
+    # The shortest escape that Python has for the character.
     number = ord(found[0])
     if number < 0x100:
         return f"\\x{number:02x}"

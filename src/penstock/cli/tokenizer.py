@@ -62,6 +62,7 @@ def train_command(
     with bar(shown=not as_json) as draw:
 
         def report(done: int, total: int) -> None:
+            # After the last byte, the native code learns merges and reports nothing more.
             stage = f"reading {size_text(done)}" if done < total else "learning merges"
             draw(done, total, stage)
 
