@@ -254,8 +254,8 @@ def test_a_model_may_know_more_ids_than_its_tokenizer(tmp_path, text):
     assert (tmp_path / "run" / "sample.txt").exists()
 
 
-def test_what_cannot_be_read_as_it_is_can_be_built_first(tmp_path):
+def test_unreadable_text_advises_penstock_build(tmp_path):
     (tmp_path / "in.jsonl").write_text("no JSON\n" * 40)
     with pytest.raises(SourceError) as error:
         job(tmp_path / "in.jsonl", tmp_path)
-    assert "build a store with penstock build first" in error.value.__notes__[-1]
+    assert "is read, run penstock build on it first" in error.value.__notes__[-1]
