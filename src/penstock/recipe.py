@@ -14,12 +14,11 @@ instead of a store is built into a store first, inside the output.
 """
 
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import PlanError, RecipeError
 from penstock.train.config import (
@@ -35,12 +34,16 @@ __all__ = [
     "Recipe",
     "RowKind",
     "SourceConfig",
+    "Tables",
     "parse_recipe",
     "read_recipe",
     "set_value",
 ]
 
 RowKind = Literal["windows", "packs"]
+Config = TypeVar("Config")
+Tables = dict[str, Any]
+"""The values of a TOML file by name; a table is a dict inside."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +122,7 @@ class Recipe:
 
     output: Path
     data: DataConfig
-    model: Mapping[str, Any] = field(default_factory=dict)
+    model: Tables = field(default_factory=dict)
     """A size, and the fields of `ModelConfig` that differ from it."""
     optimization: OptimizationConfig = field(default_factory=OptimizationConfig)
     training: TrainingConfig
@@ -143,7 +146,7 @@ _SETTINGS = {
 }
 
 
-def read_recipe(path: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
+def read_recipe(path: str | Path, changes: Tables | None = None) -> Recipe:
     """The recipe in a file, with some values changed by their dotted names.
 
     Raises:
@@ -156,6 +159,7 @@ def read_recipe(path: str | Path, changes: Mapping[str, Any] | None = None) -> R
         raise RecipeError(f"{path} does not exist (working directory: {Path.cwd()}).") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not TOML: {error}.") from error
+    # Without an output, the run is named after the recipe.
     tables.setdefault("output", f"runs/{path.stem}")
     # Changes are applied to the tables, before any check, so they can repair a wrong value.
     for name, value in (changes or {}).items():
@@ -165,7 +169,7 @@ def read_recipe(path: str | Path, changes: Mapping[str, Any] | None = None) -> R
     return parse_recipe(tables, str(path))
 
 
-def set_value(tables: dict[str, Any], name: str, value: Any) -> None:
+def set_value(tables: Tables, name: str, value: object) -> None:
     """Set one value by its dotted name.
 
     >>> tables = {"training": {"steps": 10}}
@@ -175,20 +179,21 @@ def set_value(tables: dict[str, Any], name: str, value: Any) -> None:
     """
     *path, last = name.split(".")
     for each in path:
-        tables = tables.setdefault(each, {})
+        tables = tables.setdefault(each, {})  # a table that the recipe does not have is added
         if not isinstance(tables, dict):
             raise RecipeError(f"{name} cannot be set: {each} is a value, not a table.")
     tables[last] = value
 
 
-def parse_recipe(tables: Mapping[str, Any], where: str) -> Recipe:
+def parse_recipe(tables: Tables, where: str) -> Recipe:
     """The recipe in the tables of a TOML file; messages name the file as `where`."""
     _refuse_unknown(tables, [each.name for each in fields(Recipe)], where, "")
+    # The other two tables have defaults for all their settings.
     for needed in ("data", "training"):
         if needed not in tables:
             raise RecipeError(f"{where} has no table [{needed}], which every recipe needs.")
     for name, value in tables.items():
-        if name != "output" and not isinstance(value, Mapping):
+        if name != "output" and not isinstance(value, dict):
             raise RecipeError(f"{where}: {name} is {value!r}, but must be a table [{name}].")
     optimization = tables.get("optimization", {})
     recipe = Recipe(
@@ -206,35 +211,37 @@ def parse_recipe(tables: Mapping[str, Any], where: str) -> Recipe:
     return recipe
 
 
-def _model(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _model(table: Tables, where: str) -> Tables:
     hints = {**get_type_hints(ModelConfig), "size": Literal[tuple(SIZES)]}
-    hints.pop("length")  # it is a setting of the data
-    _refuse_unknown(table, list(hints), where, "model")
-    return {
-        name: _value(value, hints[name], f"{where}: model.{name}") for name, value in table.items()
-    }
+    del hints["length"]  # it is a setting of the data
+    return _values(hints, table, where, "model")
 
 
-def _filled(kind: type[Any], table: Mapping[str, Any], where: str, prefix: str) -> Any:
+def _filled(kind: type[Config], table: Tables, where: str, prefix: str) -> Config:
     """A dataclass with its fields from a table."""
-    hints = get_type_hints(kind)
-    _refuse_unknown(table, list(hints), where, prefix)
-    values = {
-        name: _value(value, hints[name], f"{where}: {prefix}.{name}")
-        for name, value in table.items()
-    }
+    values = _values(get_type_hints(kind), table, where, prefix)
     try:
         return kind(**values)
-    except TypeError as error:
+    except TypeError as error:  # a field without a default is missing
         raise RecipeError(f"{where}: [{prefix}] is not complete: {error}.") from error
     except ValueError as error:
         error.add_note(f"In [{prefix}] of {where}.")
         raise
 
 
-def _refuse_unknown(table: Mapping[str, Any], known: list[str], where: str, prefix: str) -> None:
+def _values(hints: Tables, table: Tables, where: str, prefix: str) -> Tables:
+    """The values of a table, each converted to its type in `hints`."""
+    _refuse_unknown(table, list(hints), where, prefix)
+    return {
+        name: _value(value, hints[name], f"{where}: {prefix}.{name}")
+        for name, value in table.items()
+    }
+
+
+def _refuse_unknown(table: Tables, known: list[str], where: str, prefix: str) -> None:
     for name in table:
         if name not in known:
+            # A setting of another table is more likely misplaced than mistyped.
             close = get_close_matches(name, known, 1)
             advice = f"Did you mean {close[0]}?" if close else f"Use one of {', '.join(known)}."
             if homes := [f"[{table}]" for table, names in _SETTINGS.items() if name in names]:
@@ -243,7 +250,7 @@ def _refuse_unknown(table: Mapping[str, Any], known: list[str], where: str, pref
             raise RecipeError(f"{where} sets {full}, but there is no such setting. {advice}")
 
 
-def _value(value: Any, hint: Any, name: str) -> Any:
+def _value(value: object, hint: Any, name: str) -> Any:
     """A TOML value as the type of a field."""
     # `int | None` is a union of two types, and its values are tried against each.
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
@@ -258,7 +265,7 @@ def _value(value: Any, hint: Any, name: str) -> Any:
 _NO_MATCH = object()
 
 
-def _as_kind(value: Any, kind: Any, name: str) -> Any:
+def _as_kind(value: object, kind: Any, name: str) -> Any:
     """The value if it matches one type, which may be nested; otherwise `_NO_MATCH`."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Literal:
@@ -268,13 +275,15 @@ def _as_kind(value: Any, kind: Any, name: str) -> Any:
         if len(parts) != len(value):
             return _NO_MATCH
         return tuple(_value(each, one, name) for each, one in zip(value, parts, strict=True))
-    if origin is dict and isinstance(value, Mapping):
+    if origin is dict and isinstance(value, dict):
         return {key: _value(each, parts[1], f"{name}.{key}") for key, each in value.items()}
-    if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
+    if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
         where, _, prefix = name.partition(": ")
         return _filled(kind, value, where, prefix)
+    # A float may be written without a point: `clip = 1`. bool is a subclass of int in Python.
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    # isinstance would accept true for an int.
     if kind in (int, float, str, bool) and type(value) is kind:
         return value
     return _NO_MATCH

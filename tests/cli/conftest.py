@@ -1,4 +1,4 @@
-"""Commands run in this process, or as a person runs them: in a process of their own."""
+"""Fixtures that run commands, in this process or in a separate one."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from penstock.cli.app import app
 
 @pytest.fixture
 def invoke(tmp_path, monkeypatch):
-    """Run a command in this process, from an empty directory; returns what click's runner does."""
+    """Run a command in this process, from an empty directory; returns click's result."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -28,20 +28,20 @@ def invoke(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def told(invoke):
+def run_json(invoke):
     """Run a command with --json; returns the object it prints."""
 
-    def told(*arguments, code=0):
+    def run_json(*arguments, code=0):
         result = invoke(*arguments, "--json", code=code)
         assert not result.stderr
         return json.loads(result.stdout)
 
-    return told
+    return run_json
 
 
 @pytest.fixture
 def penstock(tmp_path):
-    """Run a command in a process of its own, without a terminal."""
+    """Run a command in a separate process, without a terminal."""
 
     def penstock(*arguments, check=True, **environment):
         return subprocess.run(

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import penstock as ps
-from penstock.cli import speed
+from penstock.cli import bench
 from penstock.cli.bench import NEEDS, Need, bench_command, measure_speed
 
 SMALL = ("--length", "16", "--batch-size", "4", "--seconds", "0.1")
@@ -24,14 +24,14 @@ def test_the_table_has_all_figures_and_fits_eighty_columns(invoke, store):
 
     for name in ("batches", "int64", "narrow", "first batch", "resume", "memory"):
         assert re.search(rf"^  {name}  +\S", shown, re.M), name
-    assert re.search(r"^  int64 +[\d.]+[kMG]? tokens/s, [\d.]+ (µs|ms) a batch *$", shown, re.M)
+    assert re.search(r"^  int64 +[\d.]+[kMG]? tokens/s, [\d.]+ (µs|ms) per batch *$", shown, re.M)
     assert re.search(r"GPT-2, 124M +1 GPU +665k tokens/s +read [\d,.]+ times as fast", shown)
     assert "989 TFLOP/s (H100, bfloat16) · 50% ÷ (6 FLOP · parameters)" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_json_is_one_object_with_the_same_figures(told, store):
-    found = told("bench", "store", *SMALL)
+def test_json_is_one_object_with_the_same_figures(run_json, store):
+    found = run_json("bench", "store", *SMALL)
 
     assert found["store"] == "store"
     assert found["num_tokens"] == store.num_tokens
@@ -52,10 +52,10 @@ def test_needs_are_six_operations_a_parameter_and_token_at_half_of_an_h100():
     assert [round(need.tokens_per_second / 1e6, 2) for need in NEEDS] == [0.66, 5.32, 0.66, 0.08]
 
 
-def test_the_training_side_of_a_split_is_read(told, invoke, store):
+def test_the_training_side_of_a_split_is_read(run_json, invoke, store):
     ps.build("long.txt", "both", tokenizer="bytes", split="tail:0.1", documents="lines")
 
-    assert told("bench", "both", *SMALL)["store"] == "both/train"
+    assert run_json("bench", "both", *SMALL)["store"] == "both/train"
 
 
 def test_a_store_that_is_too_small_says_how_short_rows_must_be(invoke, corpus):
@@ -79,22 +79,22 @@ def test_no_thread_is_left(store):
     assert not [each for each in threading.enumerate() if each.name.startswith("penstock")]
 
 
-def test_turns_are_told_as_they_begin(store):
-    heard = []
+def test_progress_is_drawn_at_each_turn(store):
+    drawn = []
 
     measure_speed(
-        store.path, length=16, batch_size=4, seconds=0.05, tell=lambda *t: heard.append(t)
+        store.path, length=16, batch_size=4, seconds=0.05, draw=lambda *t: drawn.append(t)
     )
 
-    assert [turn for turn, _, _ in heard] == list(range(6))
-    assert {total for _, total, _ in heard} == {6}
-    assert [words for _, _, words in heard[:2]] == ["reading int64", "reading narrow"]
+    assert [turn for turn, _, _ in drawn] == list(range(6))
+    assert {total for _, total, _ in drawn} == {6}
+    assert [words for _, _, words in drawn[:2]] == ["reading int64", "reading narrow"]
 
 
-def test_a_system_that_does_not_tell_memory_is_no_error(invoke, store, monkeypatch):
-    monkeypatch.setattr(speed, "anonymous_bytes", lambda: None)
+def test_a_system_that_does_not_report_memory_is_not_an_error(invoke, store, monkeypatch):
+    monkeypatch.setattr(bench, "anonymous_bytes", lambda: None)
 
-    assert "not told by this system" in invoke("bench", "store", *SMALL).stdout
+    assert "not reported by this system" in invoke("bench", "store", *SMALL).stdout
 
 
 def test_help_fits_eighty_columns_and_the_command_is_documented(invoke):
@@ -104,8 +104,10 @@ def test_help_fits_eighty_columns_and_the_command_is_documented(invoke):
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_more_rows_a_batch_than_the_store_has_still_work(told, store):
-    found = told("bench", "store", "--length", "1000", "--batch-size", "64", "--seconds", "0.05")
+def test_more_rows_a_batch_than_the_store_has_still_work(run_json, store):
+    found = run_json(
+        "bench", "store", "--length", "1000", "--batch-size", "64", "--seconds", "0.05"
+    )
 
     assert found["num_rows"] < 64
     assert math.isfinite(found["tokens_per_second"]["int64"])

@@ -56,17 +56,19 @@ def test_it_ends_with_a_short_summary_and_the_next_command(build):
     assert lines[7:] == ["next: penstock info store"]
 
 
-def test_a_finished_build_says_so(build, told, corpus):
+def test_a_finished_build_says_so(build, run_json, corpus):
     build()
 
-    assert "\nstore was finished before; there was nothing to do (" in build().stdout
-    again = told("build", corpus, "--documents", "lines", "-o", "store", "--tokenizer", "bytes")
+    assert "\nstore is already finished; nothing was done (" in build().stdout
+    again = run_json("build", corpus, "--documents", "lines", "-o", "store", "--tokenizer", "bytes")
     assert again["finished_before"]
     assert again["text_bytes"] == 0
 
 
-def test_json_has_all_numbers(told, corpus):
-    answer = told("build", corpus, "--documents", "lines", "-o", "store", "--tokenizer", "bytes")
+def test_json_has_all_numbers(run_json, corpus):
+    answer = run_json(
+        "build", corpus, "--documents", "lines", "-o", "store", "--tokenizer", "bytes"
+    )
     store = ps.TokenStore("store")
 
     assert answer.pop("seconds") > 0
@@ -103,7 +105,7 @@ def test_quiet_is_silent(build):
     assert (result.stdout, result.stderr) == ("", "")
 
 
-def test_rejects_are_told_by_reason_with_their_log(invoke, tmp_path):
+def test_rejects_are_shown_by_reason_with_their_log(invoke, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "good"}\n{"text": 7}\nnot json\n{"text": "fine"}\n')
 
     shown = invoke("build", "a.jsonl", "-o", "store", "--tokenizer", "bytes").stdout
@@ -120,12 +122,12 @@ def test_too_many_rejects_are_an_error(invoke, tmp_path):
     assert result.stderr.startswith("SourceError: 30 of 30 records were rejected")
 
 
-def test_a_split_shows_both_sides(build, told):
+def test_a_split_shows_both_sides(build, run_json):
     shown = build("--split", "tail:0.4").stdout
 
     assert re.search(r"train +3 documents, 63 tokens", shown)
     assert re.search(r"val +1 document, 12 tokens", shown)
-    assert list(told("info", "store")) == ["train", "val"]
+    assert list(run_json("info", "store")) == ["train", "val"]
 
 
 def test_append_adds(build, invoke, tmp_path):
@@ -176,7 +178,9 @@ def test_without_a_terminal_there_is_the_summary_and_nothing_else(penstock, corp
 
 
 @pytest.mark.parametrize(("option", "shown"), [("--threads=1", True), ("--quiet", False)])
-def test_a_tokenizer_that_only_the_slow_engine_knows_is_told(penstock, corpus, option, shown):
+def test_a_tokenizer_that_only_the_slow_engine_supports_is_reported(
+    penstock, corpus, option, shown
+):
     words = Tokenizer(WordLevel({"a": 0, "?": 1}, "?"))
     words.pre_tokenizer = Whitespace()
     words.save(str(corpus.parent / "words.json"))
@@ -193,10 +197,10 @@ def test_a_tokenizer_that_only_the_slow_engine_knows_is_told(penstock, corpus, o
         option,
     )
 
-    told = done.stderr.decode()
-    assert told.startswith("gigatoken is not used for words.json: ") is shown
-    assert ("takes about 100 times as long" in told) is shown
-    assert told.count("\n") == shown
+    warning = done.stderr.decode()
+    assert warning.startswith("gigatoken is not used for words.json: ") is shown
+    assert ("takes about 100 times as long" in warning) is shown
+    assert warning.count("\n") == shown
     assert (b"engine tokenizers\n" in done.stdout) is shown
 
 

@@ -3,13 +3,12 @@
 import gzip
 import json
 import shutil
-import time
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from penstock.check import trial as module
+from penstock.check import check as module
 from penstock.check.check import CHECKS, Trial, check
 from penstock.sources.settings import Reading
 
@@ -60,8 +59,8 @@ def test_two_good_files_give_the_six_lines_with_figures(invoke, pair):
     assert "number 0." in shown
 
 
-def test_json_is_one_object(told, pair):
-    answer = told("check", *pair, "--tokenizer", "bytes")
+def test_json_is_one_object(run_json, pair):
+    answer = run_json("check", *pair, "--tokenizer", "bytes")
 
     assert answer["passed"]
     assert [each["name"] for each in answer["checks"]] == list(CHECKS)
@@ -85,8 +84,8 @@ def test_without_arguments_it_looks_for_files_of_the_usual_names(invoke, pair, t
     assert len(marked(invoke("check").stdout)) == 6
 
 
-def test_exit_code_one_as_json_too(told):
-    answer = told("check", "nowhere.txt", code=1)
+def test_exit_code_one_as_json_too(run_json):
+    answer = run_json("check", "nowhere.txt", code=1)
 
     assert not answer["passed"]
     assert not any(each["passed"] for each in answer["checks"])
@@ -122,7 +121,7 @@ def test_a_directory_is_not_a_file(invoke, tmp_path):
     assert "is a directory; name the files" in invoke("check", ".", code=1).stdout
 
 
-def test_bad_bytes_may_be_mended_instead(invoke, tmp_path):
+def test_bad_bytes_can_be_replaced(invoke, tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"good\n\xffbad\n")
 
     invoke("check", "bad.txt", "--tokenizer", "bytes", "--errors", "replace")
@@ -150,40 +149,40 @@ def test_hints_name_the_option(invoke, tmp_path, text, words):
     assert words in " ".join(invoke("check", "a.txt", "--documents", "lines").stdout.split())
 
 
-def test_a_separator_is_heeded(told, tmp_path):
+def test_a_separator_is_used(run_json, tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo<|endoftext|>three\n" * 5)
-    answer = told("check", "a.txt", "--documents", "<|endoftext|>", "--tokenizer", "bytes")
+    answer = run_json("check", "a.txt", "--documents", "<|endoftext|>", "--tokenizer", "bytes")
 
     assert answer["files"][0]["num_documents"] == 6
     assert not answer["files"][0]["hints"]
 
 
-def test_a_file_may_be_one_document(told, tmp_path):
+def test_a_file_may_be_one_document(run_json, tmp_path):
     (tmp_path / "a.txt").write_text("é" * 2_000)
-    answer = told("check", "a.txt", "--documents", "file", "--tokenizer", "bytes")
+    answer = run_json("check", "a.txt", "--documents", "file", "--tokenizer", "bytes")
     assert answer["files"][0]["num_documents"] == 1
 
     options = ("--documents", "file", "--tokenizer", "bytes", "--sample", "0.001")
-    part = told("check", "a.txt", *options)
+    part = run_json("check", "a.txt", *options)
     assert not part["files"][0]["whole"]
     assert 996 <= part["files"][0]["sample_bytes"] <= 1_000
     (tmp_path / "a.txt").write_bytes(b"\xff" * 50)
-    assert not told("check", "a.txt", *options, code=1)["passed"]
+    assert not run_json("check", "a.txt", *options, code=1)["passed"]
 
 
-def test_other_formats_are_read_too(told, tmp_path):
+def test_other_formats_are_read_too(run_json, tmp_path):
     texts = [f"document number {number}" for number in range(200)]
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     pyarrow.parquet.write_table(pa.table({"text": texts}), tmp_path / "b.parquet")
-    answer = told("check", "a.jsonl.gz", "b.parquet", "--tokenizer", "bytes")
+    answer = run_json("check", "a.jsonl.gz", "b.parquet", "--tokenizer", "bytes")
 
     assert answer["passed"]
     assert [each["num_documents"] for each in answer["files"]] == [200, 200]
     assert [each["format"] for each in answer["files"]] == ["jsonl", "parquet"]
 
 
-def test_rejects_of_json_are_told(invoke, tmp_path):
+def test_rejected_json_is_reported(invoke, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "good"}\nnot json\n')
 
     assert "bad_json" in invoke("check", "a.jsonl", "--tokenizer", "bytes", code=1).stdout
@@ -194,7 +193,6 @@ def test_of_a_big_file_the_beginning_the_middle_and_the_end_are_read(tmp_path, m
     with (tmp_path / "big.txt").open("w") as stream:
         for number in range(400_000):
             stream.write(f"line {number:09d} of a long file that is not read in full\n")
-    begun = time.monotonic()
     reading = Reading(documents="lines")
     report = check(["big.txt"], Trial(reading=reading, tokenizer="bytes", sample_bytes=300_000))
     file = report.files[0]
@@ -206,7 +204,6 @@ def test_of_a_big_file_the_beginning_the_middle_and_the_end_are_read(tmp_path, m
     assert numbers[0] == 0
     assert any(abs(number - 133_333) < 1_000 for number in numbers)
     assert any(abs(number - 266_666) < 1_000 for number in numbers)
-    assert time.monotonic() - begun < 60
 
 
 def test_bad_bytes_in_the_middle_of_a_big_file_are_found(tmp_path, monkeypatch):

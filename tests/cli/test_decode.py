@@ -29,12 +29,12 @@ def test_several_documents_are_set_apart(invoke, store):
     assert shown.split("\n\n")[1].startswith("document 3 of 4, 12 tokens\n")
 
 
-def test_negative_numbers_count_from_the_end(told, store):
-    assert told("decode", "store", "--document", -1)["documents"][0]["text"] == "in the mind"
+def test_negative_numbers_count_from_the_end(run_json, store):
+    assert run_json("decode", "store", "--document", -1)["documents"][0]["text"] == "in the mind"
 
 
-def test_json_has_text_and_origin(told, store, corpus):
-    assert told("decode", "store", "--document", 0) == {
+def test_json_has_text_and_origin(run_json, store, corpus):
+    assert run_json("decode", "store", "--document", 0) == {
         "documents": [
             {
                 "document": 0,
@@ -52,11 +52,11 @@ def test_json_has_text_and_origin(told, store, corpus):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-d", 4], "store has no document 4; it has 4 documents, of which the first is 0."),
-        (["-d", -5], "store has no document -5; it has 4 documents"),
+        (["-d", 4], "store has no document 4; its 4 documents are numbered from 0."),
+        (["-d", -5], "store has no document -5; its 4 documents"),
         (
             ["-d", 3, "-n", 2],
-            "store has 1 documents from 3 on, and 2 were asked for. Use --count 1.",
+            "store has 1 documents from document 3 on, but --count is 2. Use --count 1.",
         ),
     ],
 )
@@ -122,15 +122,15 @@ def test_naughty_strings_are_inert_and_raw_gives_them_back(invoke, penstock, dat
     assert raw == b"".join(lines)
 
 
-def test_a_tokenizer_that_is_not_found_is_asked_for(invoke, corpus, tmp_path, monkeypatch):
+def test_a_tokenizer_that_is_not_found_can_be_set(invoke, corpus, tmp_path, monkeypatch):
     command = ("tokenizer", "train", corpus, "-o", "own.json", "--vocab-size", 258)
     invoke(*command)
     ps.build(str(corpus), "store", tokenizer="own.json", documents="lines")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
 
-    assert "--tokenizer NAME" in invoke("decode", "../store", "-d", 0, code=1).stderr
+    assert "Set --tokenizer to its name" in invoke("decode", "../store", "-d", 0, code=1).stderr
     shown = invoke("decode", "../store", "-d", 0, "--tokenizer", "../own.json").stdout
     assert shown.endswith("To be, or not to be:\n")
     again = invoke("decode", "../store", "-d", 0, "--tokenizer", "nowhere.json", code=1).stderr
-    assert "--tokenizer NAME" not in again
+    assert "Set --tokenizer" not in again

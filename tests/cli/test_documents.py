@@ -17,7 +17,7 @@ def flat(shown):
         ("one\n<|endoftext|>two\n", "the text between '<|endoftext|>'", 2),
     ],
 )
-def test_a_build_and_a_check_print_the_rule(invoke, told, tmp_path, text, rule, count):
+def test_a_build_and_a_check_print_the_rule(invoke, run_json, tmp_path, text, rule, count):
     (tmp_path / "a.txt").write_text(text * 30)
     shown = flat(invoke("build", "a.txt", "-o", "store", "--tokenizer", "bytes").stdout)
     looked = flat(invoke("check", "a.txt", "--tokenizer", "bytes").stdout)
@@ -29,12 +29,12 @@ def test_a_build_and_a_check_print_the_rule(invoke, told, tmp_path, text, rule, 
     assert f"document is {rule}" in looked
 
 
-def test_a_training_and_a_validation_file_are_checked_line_by_line(invoke, told, tmp_path):
+def test_a_training_and_a_validation_file_are_checked_line_by_line(invoke, run_json, tmp_path):
     for name in ("train.txt", "val.txt"):
         (tmp_path / name).write_text("one line\n" * 40)
-    pair = told("check", "train.txt", "val.txt", "--tokenizer", "bytes")
-    one = told("check", "train.txt", "--tokenizer", "bytes")
-    asked = told("check", "train.txt", "val.txt", "--tokenizer", "bytes", "--documents", "auto")
+    pair = run_json("check", "train.txt", "val.txt", "--tokenizer", "bytes")
+    one = run_json("check", "train.txt", "--tokenizer", "bytes")
+    asked = run_json("check", "train.txt", "val.txt", "--tokenizer", "bytes", "--documents", "auto")
 
     assert [(file["rule"], file["num_documents"]) for file in pair["files"]] == [("lines", 40)] * 2
     assert [(file["rule"], file["num_documents"]) for file in one["files"]] == [("file", 1)]
@@ -51,13 +51,13 @@ def pieces(tmp_path, monkeypatch):
     return store
 
 
-def test_documents_in_pieces_are_shown_as_such(invoke, told, pieces, tmp_path):
+def test_documents_in_pieces_are_shown_as_such(invoke, run_json, pieces, tmp_path):
     assert "documents 1, in 4 pieces" in flat(invoke("info", "store").stdout)
-    assert "store is whole: 4 parts, 1 document, 4 pieces, " in invoke("verify", "store").stdout
+    assert "store is intact: 4 parts, 1 document, 4 pieces, " in invoke("verify", "store").stdout
     first = invoke("decode", "store", "--document", 0).stdout
     assert first.startswith("document 0 of 4, ")
     assert "a piece of a longer document" in first
-    last = told("decode", "store", "--document", -1)["documents"][0]
+    last = run_json("decode", "store", "--document", -1)["documents"][0]
     assert (last["begins"], last["ends"]) == (False, True)
     assert last["offset"] == pieces.origin(3).offset
     assert repr(pieces).endswith("1 documents in 4 pieces, 366 tokens, bytes)")

@@ -34,8 +34,8 @@ def test_tinyshakespeare_is_fetched_split_and_built(invoke, copy):
     assert invoke(*command).stdout.splitlines()[1:] == shown.splitlines()[1:]
 
 
-def test_json_has_files_and_stores(told, copy):
-    answer = told("fetch", "tinyshakespeare", "--from", copy, "-o", "here", "--build")
+def test_json_has_files_and_stores(run_json, copy):
+    answer = run_json("fetch", "tinyshakespeare", "--from", copy, "-o", "here", "--build")
 
     assert answer["files"]["train"] == {"path": "here/train.txt", "bytes": 1_003_854}
     assert answer["files"]["val"]["bytes"] == 1_115_394 - 1_003_854
@@ -44,11 +44,11 @@ def test_json_has_files_and_stores(told, copy):
     assert answer["received_bytes"] == 0
 
 
-def test_without_build_the_next_command_builds_the_same_store(invoke, told, copy):
+def test_without_build_the_next_command_builds_the_same_store(invoke, run_json, copy):
     shown = invoke("fetch", "tinyshakespeare", "--from", copy).stdout
     following = re.search(r"next: penstock (.*)", shown)[1].split()
 
-    assert told(*following)["num_tokens"] == 301_966
+    assert run_json(*following)["num_tokens"] == 301_966
 
 
 def test_the_next_command_works_where_stores_are_already(invoke, copy):
@@ -57,7 +57,7 @@ def test_the_next_command_works_where_stores_are_already(invoke, copy):
     invoke(*command, "--build")
     following = re.search(r"next: penstock (.*)", invoke(*command).stdout)[1].split()
 
-    assert "was finished before" in invoke(*first).stdout
+    assert "is already finished" in invoke(*first).stdout
     assert following == ["info", "data/tinyshakespeare/train"]
     assert "301,966" in invoke(*following).stdout
 
@@ -67,7 +67,9 @@ def test_stores_of_another_split_are_reported(invoke, copy):
     invoke(*command, "--build", "--tokenizer", "bytes")
     lines = invoke(*command, "--split", "0.5").stdout.splitlines()
 
-    assert lines[-2] == "ts/train and ts/val hold other text than ts/train.txt and ts/val.txt now"
+    assert (
+        lines[-2] == "ts/train and ts/val contain other text than ts/train.txt and ts/val.txt now"
+    )
     assert lines[-1].startswith(
         "next: delete ts/train and ts/val, then penstock build ts/train.txt"
     )
@@ -75,20 +77,20 @@ def test_stores_of_another_split_are_reported(invoke, copy):
     assert "ts/train.txt: 1,003,854 bytes -> 557,697. Delete it to build anew" in refused
 
 
-def test_another_tokenizer_and_another_share(told, copy):
+def test_another_tokenizer_and_another_share(run_json, copy):
     command = ("fetch", "tinyshakespeare", "--from", copy, "--split", "0.5", "--build")
-    answer = told(*command, "--tokenizer", "bytes")
+    answer = run_json(*command, "--tokenizer", "bytes")
 
     assert answer["stores"]["train"]["num_tokens"] == 1_115_394 // 2
 
 
-def test_the_list_names_every_entry_with_its_licence(invoke, told):
+def test_the_list_names_every_entry_with_its_licence(invoke, run_json):
     shown = invoke("fetch", "--list").stdout
 
     for entry in ENTRIES:
         assert entry.name in shown
         assert entry.licence in shown
-    listed = told("fetch", "--list")["entries"]
+    listed = run_json("fetch", "--list")["entries"]
     assert [each["name"] for each in listed] == [entry.name for entry in ENTRIES]
     assert listed[0]["remotes"][0]["sha256"].startswith("86c4e6aa")
 

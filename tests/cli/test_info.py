@@ -47,27 +47,27 @@ def test_the_table_fits_eighty_columns(invoke, tmp_path):
     assert "and 3 more" in shown
 
 
-def test_json_is_the_summary(told, corpus):
+def test_json_is_the_summary(run_json, corpus):
     store = ps.build(str(corpus), "store", tokenizer="bytes", documents="lines")
 
-    assert told("info", "store") == json.loads(json.dumps(asdict(summarize(store))))
+    assert run_json("info", "store") == json.loads(json.dumps(asdict(summarize(store))))
 
 
-def test_rejects_and_mended_documents_are_shown(invoke, tmp_path):
+def test_rejects_and_repaired_documents_are_shown(invoke, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"good\n\xff bad\n\xfe bad\n")
     ps.build("a.txt", "strict", tokenizer="bytes", documents="lines")
     ps.build("a.txt", "mended", tokenizer="bytes", errors="replace", documents="lines")
 
     assert rows(invoke("info", "strict").stdout)["rejected"] == "2: invalid_utf8 2"
-    assert rows(invoke("info", "mended").stdout)["mended"].startswith("2 documents")
+    assert rows(invoke("info", "mended").stdout)["repaired"].startswith("2 documents")
 
 
-def test_both_sides_of_a_split_are_shown(invoke, told, corpus):
+def test_both_sides_of_a_split_are_shown(invoke, run_json, corpus):
     ps.build(str(corpus), "store", tokenizer="bytes", split="tail:0.4", documents="lines")
 
     assert invoke("info", "store").stdout.count("tail:0.4, this is ") == 2
-    assert told("info", "store")["val"]["side"] == "val"
-    assert told("info", "store/train")["side"] == "train"
+    assert run_json("info", "store")["val"]["side"] == "val"
+    assert run_json("info", "store/train")["side"] == "train"
 
 
 def test_an_unfinished_store_says_what_to_do(invoke, tmp_path):

@@ -33,8 +33,8 @@ def test_flags_change_it(invoke, recipe):
     assert "the run: 10 steps, 80 rows, 1,280 tokens" in shown
 
 
-def test_as_json_it_is_what_the_digest_is_taken_of(told, recipe):
-    plan = told("plan", "mix.toml")
+def test_as_json_it_is_what_the_digest_is_taken_of(run_json, recipe):
+    plan = run_json("plan", "mix.toml")
 
     assert plan["run_rows"] == 400
     assert [source["name"] for source in plan["sources"]] == ["web", "code"]

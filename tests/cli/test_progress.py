@@ -1,4 +1,4 @@
-"""The bar's words, from what a build tells."""
+"""The text beside the bar of a build."""
 
 import sys
 
@@ -8,7 +8,7 @@ from penstock.cli.progress import Meter, bar
 from penstock.store.job import Progress
 
 
-def told(text_bytes, *, done=None, total=1_000_000_000, tokens=0, rejects=0):
+def progress(text_bytes, *, done=None, total=1_000_000_000, tokens=0, rejects=0):
     return Progress(
         done_bytes=text_bytes if done is None else done,
         total_bytes=total,
@@ -30,29 +30,31 @@ def clock():
     return clock
 
 
-def test_the_first_call_knows_no_speed(clock):
-    assert Meter(clock).line(told(0)) == ""
+def test_the_first_call_shows_no_speed(clock):
+    assert Meter(clock).line(progress(0)) == ""
 
 
 def test_speed_and_remaining_time_follow_from_two_calls(clock):
     meter = Meter(clock)
-    meter.line(told(0))
+    meter.line(progress(0))
     clock.times[0] += 2
 
-    line = meter.line(told(500_000_000, tokens=100_000_000, rejects=3))
+    line = meter.line(progress(500_000_000, tokens=100_000_000, rejects=3))
 
     assert line == "250 MB/s  50M tokens/s  0:02 left  3 rejected"
 
 
-def test_what_an_earlier_run_sealed_is_not_speed(clock):
+def test_parts_of_an_earlier_run_do_not_count_as_speed(clock):
     meter = Meter(clock)
-    meter.line(told(900_000_000, tokens=10))
+    meter.line(progress(900_000_000, tokens=10))
     clock.times[0] += 1
 
-    assert meter.line(told(910_000_000, tokens=20)).startswith("10.0 MB/s  10 tokens/s  0:09 left")
+    assert meter.line(progress(910_000_000, tokens=20)).startswith(
+        "10.0 MB/s  10 tokens/s  0:09 left"
+    )
 
 
-def test_nothing_is_drawn_where_nobody_looks(capsys):
+def test_nothing_is_drawn_without_a_terminal(capsys):
     with bar() as draw:
         draw(1, 2, "words")
 

@@ -22,7 +22,7 @@ def acts(character):
     return control or character in BIDI or unicodedata.category(character) == "Cs"
 
 
-def test_every_character_that_acts_is_spelled_and_every_other_stays():
+def test_every_control_character_is_escaped_and_every_other_stays():
     for number in range(0x110000):
         character = chr(number)
         shown = visible(character)
@@ -61,7 +61,7 @@ def test_a_field_of_a_table_stays_on_its_line():
         "\udc80",
     ],
 )
-def test_known_attacks_are_spelled(hostile):
+def test_known_attacks_are_escaped(hostile):
     assert re.fullmatch(r"[\x20-\x7e]*", visible(hostile))
 
 

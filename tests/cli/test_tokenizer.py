@@ -18,8 +18,8 @@ def test_it_trains_what_build_then_uses(invoke, data):
     assert store.decode(0) == text.read_bytes()
 
 
-def test_json_tells_what_went_in(told, corpus):
-    answer = told("tokenizer", "train", corpus, "-o", "own.json", "--vocab-size", 260)
+def test_json_describes_the_training(run_json, corpus):
+    answer = run_json("tokenizer", "train", corpus, "-o", "own.json", "--vocab-size", 260)
 
     assert answer == {
         "path": "own.json",

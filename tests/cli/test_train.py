@@ -36,16 +36,16 @@ def test_a_text_file_is_all_it_takes(invoke, text, tmp_path):
     assert left == {".lock", "checkpoints", "curve.svg", "metrics.jsonl", "sample.txt", "stores"}
 
 
-def test_the_same_command_finds_it_finished(told, text):
-    first = told("train", "input.txt", *QUICK)
-    again = told("train", "input.txt", *QUICK)
+def test_the_same_command_finds_it_finished(run_json, text):
+    first = run_json("train", "input.txt", *QUICK)
+    again = run_json("train", "input.txt", *QUICK)
 
     assert first["step"] == again["step"] == 6
     assert first["val_loss"] == again["val_loss"]
     assert first["finished"]
 
 
-def test_a_recipe_with_flags_over_it(told, text, tmp_path):
+def test_a_recipe_with_flags_over_it(run_json, text, tmp_path):
     (tmp_path / "a.toml").write_text(
         '[data]\ntrain = "nowhere"\ntokenizer = "bytes"\n'
         '[model]\nsize = "nano"\nlayers = 1\nwidth = 16\nheads = 2\n'
@@ -53,7 +53,7 @@ def test_a_recipe_with_flags_over_it(told, text, tmp_path):
     )
     flags = ("--train_file", "input.txt", "--val_file", "input.txt", "--batch_size", 3)
     flags += ("--max_length", 32, "--num_workers", 8, "--prefetch_factor", 4, "--device", "cpu")
-    result = told("train", "a.toml", *flags)
+    result = run_json("train", "a.toml", *flags)
 
     assert result["tokens"] == 3 * 3 * 32
     assert result["output"] == "runs/a"

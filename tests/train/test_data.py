@@ -74,7 +74,7 @@ def test_a_split_directory_given_for_validation_means_its_validation_side(tmp_pa
     assert made.val.stream.members[0].path == tmp_path / "both" / "val"
 
 
-def test_text_that_has_changed_is_told_to_go_elsewhere(tmp_path, text):
+def test_changed_text_needs_another_output(tmp_path, text):
     job(text, tmp_path)
     text.write_text("Other words.\n\n" * 400)
 
@@ -177,7 +177,7 @@ def test_data_that_makes_no_sense_is_refused_before_anything_is_built(data, mess
 
 
 def test_training_on_text_that_is_still_tokenized_is_training_on_its_parts_in_order(tmp_path, text):
-    """And goes on from a checkpoint, the store meanwhile finished, as one that never stopped."""
+    """A resumed run reads the same rows, although the store is finished by then."""
 
     def run(name, steps, **changes):
         place = tmp_path / name
@@ -254,8 +254,8 @@ def test_a_model_may_know_more_ids_than_its_tokenizer(tmp_path, text):
     assert (tmp_path / "run" / "sample.txt").exists()
 
 
-def test_what_cannot_be_read_as_it_is_can_be_built_first(tmp_path):
+def test_unreadable_text_advises_penstock_build(tmp_path):
     (tmp_path / "in.jsonl").write_text("no JSON\n" * 40)
     with pytest.raises(SourceError) as error:
         job(tmp_path / "in.jsonl", tmp_path)
-    assert "build a store with penstock build first" in error.value.__notes__[-1]
+    assert "is read, run penstock build on it first" in error.value.__notes__[-1]

@@ -79,7 +79,7 @@ def losses(job):
     return {each["step"]: each["loss"] for each in lines if each["kind"] == "step"}
 
 
-def test_an_interrupted_run_goes_on_within_rounding(store, tmp_path):
+def test_an_interrupted_run_resumes_within_rounding(store, tmp_path):
     """To 2e-2 nats in bfloat16: sums of gradients are taken in no fixed order on a GPU."""
     straight, broken = (job_of(store, tmp_path / name) for name in ("straight", "broken"))
     train(straight)

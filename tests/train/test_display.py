@@ -1,4 +1,4 @@
-"""What a run leaves for people: the picture, the lines, the file of metrics, a few words."""
+"""The loss curve, the progress line, metrics.jsonl and the sample of text."""
 
 import io
 import json

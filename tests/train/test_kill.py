@@ -137,7 +137,7 @@ def test_a_killed_run_has_bitwise_the_losses_of_one_that_was_not(store, straight
 
 
 def test_two_processes_and_one_agree(store, tmp_path):
-    """Two take 20 steps, one goes on; the rows are the same, losses to 1e-4 of 5 nats.
+    """Two processes take 20 steps, one resumes; same rows, losses to 1e-4 of 5 nats.
 
     The sums over rows are taken in another order, and every step builds on the one before.
     """

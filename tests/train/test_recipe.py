@@ -94,7 +94,7 @@ def test_a_mistake_is_named_with_the_nearest_name(change, message):
         parse_recipe({**LEAST, **change}, "here")
 
 
-def test_what_objects_refuse_says_where_it_stands():
+def test_a_refused_value_is_named_with_its_table():
     with pytest.raises(PlanError, match="needs an end") as caught:
         parse_recipe({**LEAST, "training": {}}, "here")
     assert caught.value.__notes__ == ["In [training] of here."]
@@ -145,7 +145,7 @@ def test_flags_change_any_recipe(tmp_path):
     (tmp_path / "a.toml").write_text('[data]\ntrain = "x"\n[training]\nsteps = 5\n')
     flags = {"train_file": "t", "val_file": "v", "batch_size": 3, "max_length": 64}
     flags |= {"num_workers": 8, "prefetch_factor": 4, "max_minutes": 2.0, "output": "o"}
-    changes = recipe_changes(flags, ["training.compile=true", "data.documents=file"])
+    changes = recipe_changes(["training.compile=true", "data.documents=file"], **flags)
     recipe, guessed = choose_recipe(str(tmp_path / "a.toml"), changes)
 
     assert not guessed
@@ -158,17 +158,17 @@ def test_flags_change_any_recipe(tmp_path):
 
 
 def test_a_training_file_that_a_flag_names_is_read_line_by_line():
-    changes = recipe_changes({"train_file": "a.txt"}, [])
+    changes = recipe_changes([], train_file="a.txt")
     assert changes == {"data.train": "a.txt", "data.documents": "lines"}
-    changes = recipe_changes({"train_file": "a.txt"}, ["data.documents=auto"])
+    changes = recipe_changes(["data.documents=auto"], train_file="a.txt")
     assert changes["data.documents"] == "auto"
 
 
 def test_no_workers_make_nothing_ahead():
-    assert recipe_changes({"num_workers": 0}, []) == {"training.prefetch": 0}
-    assert recipe_changes({"num_workers": 8}, []) == {}
+    assert recipe_changes([], num_workers=0) == {"training.prefetch": 0}
+    assert recipe_changes([], num_workers=8) == {}
     with pytest.raises(RecipeError, match="--set steps is not NAME=VALUE"):
-        recipe_changes({}, ["steps"])
+        recipe_changes(["steps"])
 
 
 def test_text_is_built_once_and_split(tmp_path):

@@ -95,7 +95,7 @@ def test_another_optimizer_is_refused(job, order):
         run(job(steps=14, optimization=second))
 
 
-def test_a_run_goes_on_under_the_settings_of_now(job):
+def test_a_resumed_run_uses_the_new_settings(job):
     before = OptimizationConfig(learning_rate=1e-3, weight_decay=0.1, betas=(0.9, 0.95))
     after = OptimizationConfig(learning_rate=2e-3, weight_decay=0.3, betas=(0.8, 0.99))
     run(job(optimization=before))

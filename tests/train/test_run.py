@@ -1,4 +1,4 @@
-"""The loop: what it learns, leaves behind, refuses, and how it goes on."""
+"""The training loop: its losses, its files, its errors, and how it resumes."""
 
 import errno
 import itertools
@@ -112,7 +112,7 @@ def test_validation_reads_the_same_rows_whatever_the_batch_size(job, store, tmp_
     assert abs(lines(whole, "val")[0]["val_loss"] - found[0]) > 1e-5
 
 
-def test_an_interrupted_run_goes_on_bitwise(job, tmp_path):
+def test_an_interrupted_run_resumes_bitwise(job, tmp_path):
     """In one process here; tests/train/test_kill.py kills real ones."""
     straight = replace(job(steps=20), output=tmp_path / "straight")
     run(straight)
@@ -242,7 +242,7 @@ def test_a_validation_loss_that_is_no_number_ends_the_run_before_it_is_saved(job
     assert skipping.val_loss != skipping.val_loss
 
 
-def test_devices_and_seeds_that_cannot_be_used_are_told():
+def test_unusable_devices_and_seeds_are_errors():
     with pytest.raises(PlanError, match=r"device='mps' is not supported\. Use cpu, cuda"):
         select_device("mps")
     with pytest.raises(PlanError, match=r"seed must be below 2\*\*63; got 18446744073709551616"):
@@ -279,7 +279,7 @@ def test_the_documents_are_those_that_the_step_read(job, store):
 
 
 @pytest.mark.parametrize("kind", [ps.Windows, ps.Packs])
-def test_the_documents_of_a_row_are_those_that_its_tokens_lie_in(store, kind):
+def test_the_documents_of_a_row_are_those_of_its_tokens(store, kind):
     rows = kind(store, 32)
     plan = ps.Plan(rows, seed=2)
     ends = np.cumsum([len(each) for each in store])
@@ -293,7 +293,7 @@ def test_the_documents_of_a_row_are_those_that_its_tokens_lie_in(store, kind):
         assert named == list(dict.fromkeys(right))
 
 
-def test_rows_that_say_nothing_of_documents_are_told_so(tmp_path):
+def test_rows_without_documents_are_reported(tmp_path):
     np.save(tmp_path / "ids.npy", np.arange(500, dtype=np.uint16))
     plan = ps.Plan(ps.Windows(tmp_path / "ids.npy", 32))
 

@@ -1,8 +1,8 @@
-"""The command line: the same objects, typed in a shell.
+"""The command line `penstock`.
 
-Takes arguments, gives tables for people and one JSON object for programs. Commands only
-parse and print; whatever they compute stands in the library. Heavy packages are imported
-inside commands, so `penstock --help` answers at once.
+Each command is one file: it reads the arguments, calls the library, and prints a table or, with
+`--json`, one JSON object. Commands import NumPy, torch and other large packages inside their
+functions, so that `penstock --help` is fast.
 """
 
 import os
@@ -14,8 +14,9 @@ from types import FrameType
 
 def main() -> None:
     """Run the command line of this process; the console script `penstock`."""
-    here = threading.current_thread() is threading.main_thread()  # which alone may say so
-    if here and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Python allows only the main thread to set a signal handler.
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     from penstock.cli.app import run
 
@@ -23,10 +24,10 @@ def main() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C: raise KeyboardInterrupt, except while modules load.
+    """Handle Ctrl-C: raise KeyboardInterrupt, or exit at once during an import.
 
-    There it would be lost, or leave the lock on imports held by nobody, for which every
-    thread that imports would wait for ever. All that is on disk survives a sudden end.
+    An exception during an import can be lost, or it can leave the import lock held. Every thread
+    that imports would then wait forever. Files on disk are safe: stores survive a kill.
     """
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):

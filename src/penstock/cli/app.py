@@ -1,11 +1,11 @@
-"""The commands, and what becomes of whatever they raise.
+"""The commands, and the exit codes of the program.
 
-    0    done
-    1    an error of ours, or of the system: its name and message on stderr, no traceback
-    2    a command that cannot be understood
+    0    success
+    1    an error of penstock or of the system: its name and message on stderr, no traceback
+    2    a command line that is not valid
     130  Ctrl-C
 
-Anything else that is raised is a mistake in penstock, and shows its traceback.
+Any other exception is a bug in penstock, and its traceback is shown.
 """
 
 import errno
@@ -13,39 +13,37 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 from typer.core import TyperGroup
 
 from penstock import __version__
-from penstock.cli import (
-    bench,
-    build,
-    check,
-    decode,
-    demo,
-    fetch,
-    info,
-    plan,
-    tokenizer,
-    train,
-    verify,
-)
-from penstock.cli.terminal import complain, fail
+from penstock.cli.bench import bench_command
+from penstock.cli.build import build_command
+from penstock.cli.check import check_command
+from penstock.cli.decode import decode_command
+from penstock.cli.demo import demo_command
+from penstock.cli.fetch import fetch_command
+from penstock.cli.info import info_command
+from penstock.cli.plan import plan_command
+from penstock.cli.terminal import notes_of, print_error, print_exception
+from penstock.cli.tokenizer import app as tokenizer_app
+from penstock.cli.train import train_command
+from penstock.cli.verify import verify_command
 from penstock.errors import PenstockError
-
-__all__ = ["app", "run"]
 
 _INTERRUPTED = 130
 
 
 class Commands(TyperGroup):
-    """All commands; turns errors into messages and exit codes."""
+    """All commands. It turns exceptions into messages and exit codes."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **settings: Any) -> Any:
-        """Parse and run; with `--json`, a command that cannot be understood is JSON too."""
+        """Parse the arguments and run; with `--json`, a usage error is JSON too."""
+        # The arguments are not parsed yet, but the error of a failed parse must be JSON too.
         args = list(sys.argv[1:] if args is None else args)
         if "--json" not in args:
             return super().main(args, *rest, **settings)
@@ -53,10 +51,11 @@ class Commands(TyperGroup):
             settings |= {"standalone_mode": False, "obj": "json"}
             sys.exit(super().main(args, *rest, **settings))
         except Exception as error:
-            # Typer's click has moved over the years: its errors are known by what they can do.
+            # New versions of typer contain their own copy of click, so the class of its errors
+            # has no fixed import path. They are recognised by their method.
             if not hasattr(error, "format_message"):
                 raise
-            complain("UsageError", error.format_message(), as_json=True)
+            print_error("UsageError", error.format_message(), as_json=True)
             sys.exit(2)
 
     def invoke(self, ctx: Any) -> Any:
@@ -65,21 +64,18 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            fail(_interruption(error), as_json=as_json)
+            _print_interrupt(error, as_json=as_json)
             raise typer.Exit(_INTERRUPTED) from None
         except (PenstockError, OSError) as error:
-            if getattr(error, "errno", None) == errno.EPIPE:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise
-            fail(error, as_json=as_json)
+            print_exception(error, as_json=as_json)
             raise typer.Exit(1) from error
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with something to say."""
-
-
-def _interruption(error: KeyboardInterrupt) -> Interrupted:
-    return Interrupted(" ".join(["stopped by Ctrl-C.", *getattr(error, "__notes__", [])]))
+def _print_interrupt(error: KeyboardInterrupt, *, as_json: bool = False) -> None:
+    message = " ".join(["stopped by Ctrl-C.", *notes_of(error)])
+    print_error("Interrupted", message, as_json=as_json)
 
 
 app = typer.Typer(
@@ -87,21 +83,25 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # half the lines, and no brackets taken for markup
+    rich_markup_mode=None,  # half as many lines, and brackets are not read as markup
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Start with: penstock demo",
 )
-app.command("build")(build.build_command)
-app.command("info")(info.info_command)
-app.command("verify")(verify.verify_command)
-app.command("decode")(decode.decode_command)
-app.command("bench")(bench.bench_command)
-app.command("fetch")(fetch.fetch_command)
-app.command("check")(check.check_command)
-app.command("plan")(plan.plan_command)
-app.command("train")(train.train_command)
-app.command("demo")(demo.demo_command)
-app.add_typer(tokenizer.app, name="tokenizer")
+# In the order of `penstock --help`: building and inspecting stores, then training.
+for _command in (
+    build_command,
+    info_command,
+    verify_command,
+    decode_command,
+    bench_command,
+    fetch_command,
+    check_command,
+    plan_command,
+    train_command,
+    demo_command,
+):
+    app.command(_command.__name__.removesuffix("_command"))(_command)
+app.add_typer(tokenizer_app, name="tokenizer")
 
 
 def _print_version(wanted: bool) -> None:
@@ -124,32 +124,40 @@ def penstock(
 
 def run() -> NoReturn:
     """Run the command line of this process and end it."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:  # closed by the caller (`>&-`), who wants to hear nothing
-            stream = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-            setattr(sys, name, stream)
-        # Latin-1 terminals exist; a character that one lacks is spelled, not a crash.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = _writable(sys.stdout), _writable(sys.stderr)
     try:
         app(prog_name="penstock")
-        code: Any = 0
+        code: object = 0
+    # Typer ends every command with SystemExit, also after success.
     except SystemExit as leaving:
         code = leaving.code
-    except OSError as error:  # outside of a command: where the version or the help is written
-        code = _unwritten(error)
-    except KeyboardInterrupt as error:  # outside of a command: while Python still imports
-        fail(_interruption(error), as_json=False)
+    except OSError as error:  # outside of a command, while the version or the help is written
+        code = _on_lost_output(error)
+    except KeyboardInterrupt as error:  # outside of a command, while Python still imports
+        _print_interrupt(error)
         code = _INTERRUPTED
     _leave(code if isinstance(code, int) else int(code is not None))
 
 
-def _unwritten(error: OSError) -> int:
-    """Say that output was lost, unless its reader (`| head`) has left; returns the exit code."""
+def _writable(stream: TextIO | None) -> TextIO:
+    """The stream; a null device if the caller closed it (`>&-`)."""
+    if stream is None:
+        return Path(os.devnull).open("w", encoding="utf-8")
+    # A terminal can have an encoding such as Latin-1. It shows characters that it does not have
+    # as "\u2501", instead of raising an error.
+    if isinstance(stream, TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    return stream
+
+
+def _on_lost_output(error: OSError) -> int:
+    """Report that output could not be written; returns the exit code.
+
+    It is not reported if the reader of a pipe has closed it, as `| head` does.
+    """
     if error.errno != errno.EPIPE:
         with suppress(OSError):
-            fail(error, as_json=False)
+            print_exception(error, as_json=False)
     return 1
 
 
@@ -159,9 +167,9 @@ def _leave(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError as error:
-        os._exit(code or _unwritten(error))
+        os._exit(code or _on_lost_output(error))
     if code:
-        # A worker may be deep in native code. Python would pull the interpreter away from
-        # under it, and it may crash on its return; there is nothing left to tidy up.
+        # A thread can be inside native code. Python would end the interpreter, and the thread
+        # could crash when it returns. Nothing needs to be cleaned up here.
         os._exit(code)
     sys.exit(0)

@@ -1,36 +1,37 @@
-"""`penstock bench`: how fast a store is read here, beside what GPUs need."""
+"""`penstock bench`: the reading speed of a store on this machine, and the speed that GPUs need."""
 
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from penstock.cli.options import AsJson, StoreArgument, stores_at
-from penstock.cli.progress import bar
-from penstock.cli.tables import facts
-from penstock.cli.terminal import console, print_json, visible
+from penstock.cli import options
+from penstock.cli.options import option, stores_at
+from penstock.cli.progress import Draw, bar
+from penstock.cli.tables import aligned, print_facts
+from penstock.cli.terminal import console, print_json, write
 from penstock.cli.units import count_text, number_of, size_text
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from penstock.loader.loader import Loader
 
-__all__ = ["GPU_FLOPS", "NEEDS", "UTILISATION", "Need", "Speed", "bench_command", "measure_speed"]
-
 GPU_FLOPS = 989e12
-"""Operations a second that an H100 is specified for: bfloat16, dense."""
+"""Peak floating-point operations per second of an H100: bfloat16, dense."""
 UTILISATION = 0.5
-"""The share of them that a well tuned training run gets."""
-_FLOPS_A_PARAMETER = 6  # and token: 2 forward, 4 backward
+"""The share of the peak that a well tuned training run reaches."""
+_FLOPS_PER_PARAMETER = 6  # and token: 2 in the forward pass, 4 in the backward pass
 
-_NUM_TURNS = 3
+_NUM_TURNS = 3  # the median ignores one turn that other programs have slowed down
 _NUM_RESUMES = 20
-_WARM_SHARE = 0.1  # of a turn: what was made ahead while the other kind was read
+# The share of a turn that is not measured. It uses up the batches that the prefetch thread made
+# while the other kind was read.
+_WARM_UP_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,13 @@ class Need:
 
     @property
     def tokens_per_second(self) -> float:
-        """How many tokens all of its GPUs together take.
+        """The tokens per second that all the GPUs consume together.
 
         >>> round(Need("GPT-2", 124e6, 1).tokens_per_second)
         664651
         """
         flops = self.num_gpus * GPU_FLOPS * UTILISATION
-        return flops / (_FLOPS_A_PARAMETER * self.num_parameters)
+        return flops / (_FLOPS_PER_PARAMETER * self.num_parameters)
 
 
 NEEDS = (
@@ -62,7 +63,7 @@ NEEDS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """What was measured."""
+    """The measurements of a store."""
 
     store: Path
     num_tokens: int
@@ -70,18 +71,18 @@ class Speed:
     length: int
     batch_size: int
     wide: float
-    """Tokens a second as int64 tensors."""
+    """Tokens per second as int64 tensors."""
     narrow: float
-    """Tokens a second, ids as narrow as they are stored."""
+    """Tokens per second in the narrow dtype of the store."""
     first_batch: float
     """Seconds from opening the store to the first batch."""
     resumes: tuple[float, ...]
-    """Seconds from a state to its next batch, at places all over a run."""
+    """Seconds from a loaded state to the next batch, at 20 positions of a run."""
     memory_bytes: int | None
-    """How far anonymous memory grew; None where the system does not say."""
+    """Growth of anonymous memory; None if the system does not report it."""
 
-    def spell(self) -> dict[str, Any]:
-        """As plain JSON."""
+    def to_json(self) -> dict[str, object]:
+        """The measurements as an object for `--json`."""
         return {
             "store": str(self.store),
             "num_tokens": self.num_tokens,
@@ -107,45 +108,87 @@ class Speed:
             ],
         }
 
+    def show(self) -> None:
+        """Print the measurements, and the speed that GPUs need."""
+        memory = "not reported by this system"
+        if self.memory_bytes is not None:
+            memory = f"{size_text(self.memory_bytes)} more than before"
+        median, worst = map(_short_text, (statistics.median(self.resumes), max(self.resumes)))
+        batches = f"{number_of(self.batch_size, 'row')} of {self.length:,} tokens"
+        rows = [
+            ("batches", f"{batches}, out of {self.num_rows:,}"),
+            ("int64", self._rate_text(self.wide)),
+            ("narrow", self._rate_text(self.narrow)),
+            ("first batch", f"{_short_text(self.first_batch)} after opening the store"),
+            ("resume", f"{median}, {worst} at worst"),
+            ("memory", memory),
+        ]
+        print_facts(str(self.store), rows)
+        console().print("\nspeed that GPUs need", style="bold")
+        for line in aligned([self._compared(need) for need in NEEDS]):
+            write(f"  {line}")
+        peak = f"{GPU_FLOPS / 1e12:.0f} TFLOP/s (H100, bfloat16)"
+        console().print(f"  GPUs · {peak} · {UTILISATION:.0%} ÷ (6 FLOP · parameters)", style="dim")
+
+    def _rate_text(self, rate: float) -> str:
+        batch = _short_text(self.batch_size * self.length / rate)
+        return f"{count_text(rate)} tokens/s, {batch} per batch"
+
+    def _compared(self, need: Need) -> tuple[str, ...]:
+        times = self.wide / need.tokens_per_second
+        return (
+            need.model,
+            number_of(need.num_gpus, "GPU"),
+            f"{count_text(need.tokens_per_second)} tokens/s",
+            f"read {times:,.{1 if times < 10 else 0}f} times as fast",
+        )
+
+
+def _short_text(seconds: float) -> str:
+    """A time in microseconds or milliseconds.
+
+    >>> _short_text(0.0000634), _short_text(0.00412), _short_text(1.5)
+    ('63 µs', '4.1 ms', '1500.0 ms')
+    """
+    return f"{seconds * 1e6:.0f} µs" if seconds < 0.0009995 else f"{seconds * 1e3:.1f} ms"
+
 
 def measure_speed(
-    path: Path,
-    *,
-    length: int,
-    batch_size: int,
-    seconds: float,
-    tell: Callable[[int, int, str], None] = lambda *_: None,
+    path: Path, *, length: int, batch_size: int, seconds: float, draw: Draw = lambda *_: None
 ) -> Speed:
-    """Read a store for about that many seconds.
+    """Measure a store by reading it for about `seconds` seconds.
 
     Args:
         path: The directory of the store.
-        length: Tokens in a row.
-        batch_size: Rows in a batch.
-        seconds: How long to read, in all.
-        tell: Called with (done, total, words) as it goes.
+        length: Tokens per row.
+        batch_size: Rows per batch.
+        seconds: The time to read, in total.
+        draw: Draws a progress bar.
     """
     from penstock.loader.loader import Loader
     from penstock.rows.windows import Windows
     from penstock.store.reader import TokenStore
 
+    # Files are mapped, so only anonymous memory is memory that the loader needs.
     before = anonymous_bytes()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     rows = Windows(TokenStore(path), length)
     wide = Loader(rows, batch_size)
     batches = {"int64": iter(wide)}
+    # The first batch includes opening the files and starting the prefetch thread.
     next(batches["int64"])
-    first_batch = time.perf_counter() - begun
+    first_batch = time.perf_counter() - started
     batches["narrow"] = iter(Loader(rows, batch_size, narrow=True))
     rates: dict[str, list[float]] = {"int64": [], "narrow": []}
     peak = before or 0
+    # The two kinds take turns, so that a slow moment of the machine affects both.
     for turn in range(2 * _NUM_TURNS):
         kind = "narrow" if turn % 2 else "int64"
-        tell(turn, 2 * _NUM_TURNS, f"reading {kind}")
-        count, took = _read(batches[kind], seconds / (2 * _NUM_TURNS))
-        rates[kind].append(count * batch_size * length / took)
+        draw(turn, 2 * _NUM_TURNS, f"reading {kind}")
+        batches_per_second = _read(batches[kind], seconds / (2 * _NUM_TURNS))
+        rates[kind].append(batches_per_second * batch_size * length)
         peak = max(peak, anonymous_bytes() or 0)
-    del batches  # their threads end
+    del batches  # ends their threads, which would slow down the next measurement
     resumes = tuple(_resumes(wide, Loader(rows, batch_size), len(rows)))
     return Speed(
         store=path,
@@ -161,33 +204,34 @@ def measure_speed(
     )
 
 
-def _read(batches: Iterator[Any], seconds: float) -> tuple[int, float]:
-    """Batches read in that time, and the time that it really was."""
-    warm = time.perf_counter() + _WARM_SHARE * seconds
+def _read(batches: "Iterator[dict[str, Tensor]]", seconds: float) -> float:
+    """Read batches for some seconds; returns batches per second."""
+    warm = time.perf_counter() + _WARM_UP_SHARE * seconds
     while time.perf_counter() < warm:
         next(batches)
     count = 0
-    begun = now = time.perf_counter()
-    while now - begun < seconds:
+    started = now = time.perf_counter()
+    while now - started < seconds:
         next(batches)
         count += 1
         now = time.perf_counter()
-    return count, now - begun
+    return count / (now - started)
 
 
 def _resumes(loader: "Loader", fresh: "Loader", num_rows: int) -> Iterator[float]:
-    """Seconds from a state to its next batch, from the first row to the thousandth epoch."""
+    """Seconds from a state to the next batch, at positions in the first thousand epochs."""
+    # The time must not depend on the position: a state is a position, and nothing is replayed.
     for number in range(_NUM_RESUMES):
         loader.seek(1_000 * num_rows * number // (_NUM_RESUMES - 1))
-        state = json.loads(json.dumps(loader.state_dict()))
-        begun = time.perf_counter()
+        state = json.loads(json.dumps(loader.state_dict()))  # as a checkpoint would store it
+        started = time.perf_counter()
         fresh.load_state_dict(state)
         for _ in islice(fresh, 1):
-            yield time.perf_counter() - begun
+            yield time.perf_counter() - started
 
 
 def anonymous_bytes() -> int | None:
-    """Memory of this process that no file stands behind; None where the system does not say."""
+    """Memory of this process that is not mapped from files; None if it is not reported."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:  # macOS and Windows
@@ -197,88 +241,25 @@ def anonymous_bytes() -> int | None:
 
 
 def bench_command(
-    store: StoreArgument,
-    length: Annotated[
-        int, typer.Option(min=1, metavar="TOKENS", help="Tokens in the inputs of a row.")
-    ] = 1024,
-    batch_size: Annotated[int, typer.Option(min=1, metavar="ROWS", help="Rows in a batch.")] = 32,
-    seconds: Annotated[
-        float, typer.Option(min=0.01, metavar="NUMBER", help="How long to read, in all.")
-    ] = 5.0,
-    as_json: AsJson = False,
+    store: options.Store,
+    length: Annotated[int, option("Tokens per row.", "TOKENS", least=1)] = 1024,
+    batch_size: Annotated[int, option("Rows per batch.", "ROWS", least=1)] = 32,
+    seconds: Annotated[float, option("Time to read, in total.", "SECONDS", least=0.01)] = 5.0,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure how fast a store is read on this machine.
 
-    Tokens a second, time to the first batch, time to resume, memory; and what GPUs need, to
-    compare. Batches are shuffled over the whole store and stay on the CPU. Files that are not
-    in memory yet come at the speed of the disk: run it twice to see the difference.
+    Prints tokens per second, the time to the first batch, the time to resume, and memory, and
+    compares the speed with what GPUs need. Batches are shuffled over the whole store and stay on
+    the CPU. Files that are not cached in memory are read at the speed of the disk: run it twice
+    to see the difference.
     """
     path = next(iter(stores_at(store).values()))
     with bar(shown=not as_json) as draw:
         speed = measure_speed(
-            path, length=length, batch_size=batch_size, seconds=seconds, tell=draw
+            path, length=length, batch_size=batch_size, seconds=seconds, draw=draw
         )
     if as_json:
-        print_json(speed.spell())
+        print_json(speed.to_json())
     else:
-        show_speed(speed)
-
-
-def show_speed(speed: "Speed") -> None:
-    """Print what was measured, and what GPUs need."""
-    out = console()
-    out.print(visible(str(speed.store), lines=False), style="bold", soft_wrap=True)
-    out.print(facts(_rows(speed)))
-    out.print("\nwhat GPUs need", style="bold")
-    out.print(_needs(speed))
-    peak = f"{GPU_FLOPS / 1e12:.0f} TFLOP/s (H100, bfloat16)"
-    out.print(f"  GPUs · {peak} · {UTILISATION:.0%} ÷ (6 FLOP · parameters)", style="dim")
-
-
-def _rows(speed: "Speed") -> list[tuple[str, str]]:
-    size = number_of(speed.batch_size, "row")
-    worst = _short_text(max(speed.resumes))
-    told = speed.memory_bytes
-    memory = "not told by this system" if told is None else f"{size_text(told)} more than before"
-    return [
-        ("batches", f"{size} of {speed.length:,} tokens, out of {speed.num_rows:,}"),
-        ("int64", _rate_text(speed.wide, speed)),
-        ("narrow", _rate_text(speed.narrow, speed)),
-        ("first batch", f"{_short_text(speed.first_batch)} after opening the store"),
-        ("resume", f"{_short_text(statistics.median(speed.resumes))}, {worst} at worst"),
-        ("memory", memory),
-    ]
-
-
-def _rate_text(rate: float, speed: "Speed") -> str:
-    batch = _short_text(speed.batch_size * speed.length / rate)
-    return f"{count_text(rate)} tokens/s, {batch} a batch"
-
-
-def _short_text(seconds: float) -> str:
-    """A time of milliseconds or less.
-
-    >>> _short_text(0.0000634), _short_text(0.00412), _short_text(1.5)
-    ('63 µs', '4.1 ms', '1500.0 ms')
-    """
-    return f"{seconds * 1e6:.0f} µs" if seconds < 0.0009995 else f"{seconds * 1e3:.1f} ms"
-
-
-def _needs(speed: "Speed") -> Any:
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    for _ in range(3):
-        table.add_column(justify="right")
-    for need in NEEDS:
-        times = speed.wide / need.tokens_per_second
-        table.add_row(
-            f"  {need.model}",
-            number_of(need.num_gpus, "GPU"),
-            f"{count_text(need.tokens_per_second)} tokens/s",
-            f"read {times:,.1f} times as fast"
-            if times < 10
-            else f"read {times:,.0f} times as fast",
-        )
-    return table
+        speed.show()

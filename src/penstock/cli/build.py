@@ -1,167 +1,112 @@
-"""`penstock build`: raw text to a sealed store."""
+"""`penstock build`: tokenize raw text into a store."""
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from penstock.cli.options import (
-    AsJson,
-    DocumentsOption,
-    Errors,
-    ErrorsOption,
-    FieldOption,
-    Format,
-    FormatOption,
-    Inputs,
-    MaxBadOption,
-)
-from penstock.cli.progress import measured_build
-from penstock.cli.terminal import console, print_json, visible
+from penstock.cli import options
+from penstock.cli.options import option, stores_at
+from penstock.cli.progress import build_bar
+from penstock.cli.tables import documents_text, print_facts, reasons_text, store_json
+from penstock.cli.terminal import print_json, shell_word, visible, write
+from penstock.cli.units import duration_text, number_of, size_text
 
 if TYPE_CHECKING:
-    from penstock.tokenize.tokenizer import Tokenizer
+    from penstock.store.reader import TokenStore
 
-__all__ = ["build_command"]
-
-
-class SpecialTokens(StrEnum):
-    """What `<|endoftext|>` is where a document spells it."""
-
-    TEXT = "text"
-    PARSE = "parse"
-
-
-class Rewritten(StrEnum):
-    """What happens to turns of which a chat template leaves something out."""
-
-    MASK = "mask"
-    TRAIN = "train"
-    REFUSE = "refuse"
-
-
-class Engine(StrEnum):
-    """Which program tokenizes."""
-
-    AUTO = "auto"
-    GIGATOKEN = "gigatoken"
-    TOKENIZERS = "tokenizers"
+# Bytes of the text in the counts of a build, by what became of them.
+_TEXT_BYTES = ("document_bytes", "separator_bytes", "skipped_bytes", "rejected_bytes")
 
 
 def build_command(
-    inputs: Inputs,
-    store: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", metavar="STORE", show_default=False, help="The directory to write."
-        ),
-    ],
-    tokenizer: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="gpt2, bytes, a tokenizer.json, a directory with one, tiktoken:NAME, or hf:NAME "
-            "on the Hugging Face Hub.",
-        ),
-    ] = "gpt2",
-    format: FormatOption = Format.AUTO,
-    documents: DocumentsOption = "auto",
-    field: FieldOption = "text",
-    errors: ErrorsOption = Errors.STRICT,
+    inputs: options.Inputs,
+    store: Annotated[Path, option("The directory to write.", "STORE", "--output", "-o")],
+    tokenizer: options.Tokenizer = "gpt2",
+    format: options.Format = "auto",
+    documents: options.Documents = "auto",
+    field: options.Field = "text",
+    errors: options.Errors = "strict",
     chat: Annotated[
         str | None,
-        typer.Option(
-            metavar="TEMPLATE",
-            help="The inputs are conversations; render them with this chat template (chatml, "
-            "nanochat, a .jinja file, a tokenizer_config.json or a directory with one) and store "
-            "which tokens are trained on.",
+        option(
+            "Read conversations, and render them with this chat template: chatml, nanochat, a "
+            ".jinja file, a tokenizer_config.json or a directory with one. The store then records "
+            "which tokens to train on.",
+            "TEMPLATE",
         ),
     ] = None,
     chat_date: Annotated[
-        str | None,
-        typer.Option(metavar="DATE", help="The date that a chat template writes, as 2026-01-31."),
+        str | None, option("The current date for the chat template, such as 2026-01-31.", "DATE")
     ] = None,
     rewritten: Annotated[
-        Rewritten,
-        typer.Option(
-            help="Turns of which a chat template leaves something out, such as thoughts: do not "
-            "train on them, train on what is left, or reject the conversation."
+        Literal["mask", "train", "refuse"],
+        option(
+            "For turns of which the chat template omits a part, such as reasoning. mask: do not "
+            "train on them; train: train on the remaining part; refuse: reject the conversation."
         ),
-    ] = Rewritten.MASK,
+    ] = "mask",
     add_tokens: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TOKEN",
-            show_default=False,
-            help="A special token to add to the tokenizer, after its vocabulary; may be given more "
-            "than once. auto adds the markers of the chat template that it does not have.",
+        option(
+            "Add a special token to the tokenizer. Can be given several times. auto: add the "
+            "markers of the chat template that the tokenizer does not have.",
+            "TOKEN",
         ),
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(
-            metavar="RULE",
-            help="Hold out a share as STORE/val: tail:0.1 is the last tenth (the documents that "
-            "begin there, or the characters of a single document), hash:0.1 a tenth of the "
-            "documents, chosen by their text.",
+        option(
+            "Hold out documents for validation as STORE/val. tail:0.1 is the last tenth (of a "
+            "single document, its last characters); hash:0.1 is a tenth that is chosen by a hash "
+            "of each text.",
+            "RULE",
         ),
     ] = None,
     append: Annotated[
-        bool, typer.Option("--append", help="Add the inputs to a finished store.")
+        bool, option("Add the inputs to a finished store.", None, "--append")
     ] = False,
-    eos: Annotated[
-        bool, typer.Option(help="End each document with the tokenizer's end token.")
-    ] = True,
+    eos: Annotated[bool, option("End each document with the tokenizer's end token.")] = True,
     eos_token: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="End it with this token instead.")
+        str | None, option("End each document with this token instead.", "TOKEN")
     ] = None,
     bos: Annotated[
-        bool, typer.Option(help="Begin each document with the tokenizer's first token.")
+        bool, option("Begin each document with the tokenizer's beginning token.")
     ] = False,
     bos_token: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="Begin it with this token.")
+        str | None, option("Begin each document with this token instead.", "TOKEN")
     ] = None,
     special_tokens: Annotated[
-        SpecialTokens,
-        typer.Option(help="What a document means that spells a special token: text, or the token."),
-    ] = SpecialTokens.TEXT,
-    max_bad: MaxBadOption = 0.001,
-    max_document_bytes: Annotated[
-        int,
-        typer.Option(
-            metavar="BYTES",
-            show_default=False,
-            help="Longer documents are rejected; 1 GiB if not given.",
-        ),
-    ] = 1 << 30,
+        Literal["text", "parse"],
+        option("For special tokens in a document. text: plain text; parse: the special token."),
+    ] = "text",
+    max_bad: options.MaxBad = 0.001,
+    max_document_bytes: Annotated[int, option("Reject longer documents.", "BYTES")] = 1 << 30,
     max_expansion: Annotated[
         int,
-        typer.Option(
-            metavar="TIMES", help="Compressed files that grow more than this are refused."
-        ),
+        option("Refuse compressed files that become more than this many times larger.", "TIMES"),
     ] = 200,
     engine: Annotated[
-        Engine, typer.Option(help="Which program tokenizes; the ids are the same.")
-    ] = Engine.AUTO,
+        Literal["auto", "gigatoken", "tokenizers"],
+        option("The program that tokenizes. All produce the same token ids."),
+    ] = "auto",
     threads: Annotated[
         int | None,
-        typer.Option(
-            metavar="NUMBER",
-            show_default=False,
-            help="How many slices of the input to tokenize at once; one a core if not given.",
-        ),
+        option("Slices of the input to tokenize at once. By default, one per core.", "NUMBER"),
     ] = None,
-    as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    as_json: options.AsJson = False,
+    quiet: Annotated[bool, option("Print nothing but errors.", None, "--quiet", "-q")] = False,
 ) -> None:
     """Tokenize raw text into a store that training reads.
 
-    Safe to kill: the same command goes on where it stopped, and one that has finished
-    returns at once. The bytes of the store depend on the inputs and these settings alone.
+    The build can be killed at any time: the same command resumes it. If the store is already
+    finished, the command does nothing. The bytes of the store depend only on the inputs and on
+    these settings.
 
     penstock build corpus.txt -o stores/corpus
 
@@ -171,46 +116,56 @@ def build_command(
     """
     if eos_token is not None and not eos:
         raise typer.BadParameter("--no-eos and --eos-token exclude each other.")
-    parsed = special_tokens if chat is None else SpecialTokens.TEXT
-    more: Any = "auto" if add_tokens == ["auto"] else add_tokens
-    if chat is None and (chat_date, rewritten) != (None, Rewritten.MASK):
-        raise typer.BadParameter("--chat-date and --rewritten belong to a template; give --chat.")
-    settings: dict[str, Any] = {
-        "eos": eos if eos_token is None else eos_token,
-        "bos": bos if bos_token is None else bos_token,
-        "special_tokens": parsed.value,
-        "engine": engine.value,
-        "format": format.value,
-        "documents": documents,
-        "field": field,
-        "errors": errors.value,
-        "split": split,
-        "append": append,
-        "max_bad": max_bad,
-        "max_document_bytes": max_document_bytes,
-        "max_expansion": max_expansion,
-        "threads": threads,
-    }
-    with _warnings(shown=not quiet):
-        loaded = _load(tokenizer, parsed, engine)
-        settings |= {"tokenizer": loaded, "add_tokens": more}
+    if chat is None and (chat_date, rewritten) != (None, "mask"):
+        raise typer.BadParameter("--chat-date and --rewritten need a chat template: set --chat.")
+    from penstock.tokenize.tokenizer import load_tokenizer
+
+    # With a template, --special-tokens is about the contents of messages; see `Chat`.
+    in_text = special_tokens if chat is None else "text"
+    added: Any = "auto" if add_tokens == ["auto"] else add_tokens
+    with _log_warnings(shown=not quiet):
+        loaded = load_tokenizer(tokenizer, special_tokens=in_text, engine=engine)
+        chat_settings: dict[str, Any] = {"add_tokens": added}
         if chat is not None:
-            in_content = special_tokens is SpecialTokens.PARSE
-            options = {"date": chat_date, "rewritten": rewritten.value, "add_tokens": more}
-            settings["chat"] = _chat(chat, loaded, special_in_content=in_content, **options)
-            del settings["add_tokens"]
-        outcome = measured_build(inputs, store, settings, bar=not (quiet or as_json))
+            from penstock.chat.chat import Chat
+
+            # The tokens are added by the chat template, which knows its own markers for "auto".
+            parses = special_tokens == "parse"
+            chat_settings |= {"date": chat_date, "rewritten": rewritten}
+            chat_settings = {"chat": Chat(chat, loaded, special_in_content=parses, **chat_settings)}
+        result = measured_build(
+            inputs,
+            store,
+            bar=not (quiet or as_json),
+            tokenizer=loaded,
+            format=format,
+            documents=documents,
+            field=field,
+            errors=errors,
+            eos=eos if eos_token is None else eos_token,
+            bos=bos if bos_token is None else bos_token,
+            special_tokens=in_text,
+            split=split,
+            append=append,
+            max_bad=max_bad,
+            max_document_bytes=max_document_bytes,
+            max_expansion=max_expansion,
+            engine=engine,
+            threads=threads,
+            **chat_settings,
+        )
     if as_json:
-        print_json({**outcome.spell(), "engine": loaded.engine.name})
+        print_json({**result.to_json(), "engine": loaded.engine.name})
     elif not quiet:
-        by = f"tokenizer {loaded.name}, engine {loaded.engine.name}"
-        console().print(visible(by, lines=False), soft_wrap=True)
-        outcome.show()
+        name = visible(loaded.name, lines=False)
+        write(f"tokenizer {name}, engine {loaded.engine.name}")
+        result.show()
 
 
 @contextmanager
-def _warnings(*, shown: bool) -> Iterator[None]:
-    """Log lines go to stderr, unless they are not to be shown."""
+def _log_warnings(*, shown: bool) -> Iterator[None]:
+    """Let the library's warnings reach stderr only if they are to be shown."""
+    # `logging.disable` applies to all loggers, so the previous level is restored at the end.
     before = logging.root.manager.disable
     if not shown:
         logging.disable(logging.WARNING)
@@ -220,13 +175,135 @@ def _warnings(*, shown: bool) -> Iterator[None]:
         logging.disable(before)
 
 
-def _load(name: str, special_tokens: SpecialTokens, engine: Engine) -> "Tokenizer":
-    from penstock.tokenize.tokenizer import load_tokenizer
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildResult:
+    """A finished store, and how this run came to it."""
 
-    return load_tokenizer(name, special_tokens=special_tokens.value, engine=engine.value)
+    directory: Path
+    stores: dict[str, "TokenStore"]
+    """By side of the split; without a split, the only side is ""."""
+    seconds: float
+    text_bytes: int
+    """Text that this run read; 0 if the store was already finished."""
+    finished_before: bool
+    resumed: bool
+    """Whether parts of an earlier run were kept."""
+
+    @property
+    def store(self) -> "TokenStore":
+        """The store, or its training side."""
+        return next(iter(self.stores.values()))
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as an object for `--json`."""
+        from penstock.store.explain import describe_rules
+        from penstock.store.summary import bytes_per_token
+        from penstock.tokenize.extend import padded
+
+        contents = self.store.manifest.contents
+        last_build = contents["builds"][-1]
+        vocab_size = contents["tokenizer"]["vocab_size"]
+        return {
+            "stores": [
+                {**store_json(store), "side": side or None} for side, store in self.stores.items()
+            ],
+            "num_documents": sum(store.manifest.num_documents for store in self.stores.values()),
+            "num_pieces": sum(map(len, self.stores.values())),
+            "documents": describe_rules(contents["builds"]),
+            "num_tokens": sum(store.num_tokens for store in self.stores.values()),
+            "vocab_size": vocab_size,
+            "padded_vocab_size": padded(vocab_size),
+            "bytes_per_token": bytes_per_token(self.store),
+            "rejects": last_build["rejects"]["reasons"],
+            "num_skipped": last_build["counts"].get("skipped", 0),
+            "num_replaced": last_build["counts"].get("replaced", 0),
+            "text_bytes": self.text_bytes,
+            "seconds": round(self.seconds, 3),
+            "finished_before": self.finished_before,
+            "resumed": self.resumed,
+        }
+
+    def headline(self) -> str:
+        """One line: whether the store was built, resumed or already finished, and the time."""
+        took = duration_text(self.seconds)
+        if self.finished_before:
+            return f"{self.directory} is already finished; nothing was done ({took})"
+        verb = "resumed and finished" if self.resumed else "built"
+        # With less than a megabyte, this would be the time to start Python, not a speed.
+        speed = f", {size_text(self.text_bytes / self.seconds)}/s" if self.text_bytes > 1e6 else ""
+        return f"{self.directory} {verb} in {took}{speed}"
+
+    def show(self) -> None:
+        """Print a summary and the next command."""
+        values = self.to_json()
+        rows: list[tuple[str, str | list[str]]] = [
+            ("documents", documents_text(values["num_documents"], values["num_pieces"])),
+            ("document is", values["documents"]),
+            ("tokens", f"{values['num_tokens']:,}"),
+        ]
+        if values["bytes_per_token"] is not None:
+            rows.append(("bytes/token", f"{values['bytes_per_token']:.2f}"))
+        for side, store in self.stores.items():
+            if side:
+                documents = number_of(store.manifest.num_documents, "document")
+                rows.append((side, f"{documents}, {number_of(store.num_tokens, 'token')}"))
+        log = [str(self.store.path / "rejects.jsonl")] if values["rejects"] else []
+        rows.append(("rejected", [reasons_text(values["rejects"]), *log]))
+        print_facts(self.headline(), rows)
+        write(f"next: penstock info {shell_word(self.directory)}")
 
 
-def _chat(template: str, tokenizer: "Tokenizer", **options: Any) -> Any:
-    from penstock.chat.chat import Chat
+def measured_build(
+    inputs: str | Path | list[str] | list[Path], directory: Path, *, bar: bool, **settings: Any
+) -> BuildResult:
+    """Build a store with the settings of `penstock.build`, and measure it.
 
-    return Chat(template, tokenizer, **options)
+    Args:
+        inputs: Files, as for `penstock.build`.
+        directory: The directory of the store.
+        bar: Draw a progress bar if stderr is a terminal.
+        settings: Other arguments of `penstock.build`.
+    """
+    from penstock.store.build import build
+    from penstock.store.reader import TokenStore
+
+    # A finished store keeps its digest if the build has nothing to do.
+    before = _digests(directory)
+    # A build that was interrupted leaves a record of each part that it finished.
+    resumed = any(directory.glob(".slice-*.json"))
+    started = time.monotonic()
+    try:
+        with build_bar(shown=bar) as (meter, report):
+            build(inputs, directory, progress=report, **settings)
+    # The library does not know the command line, so the advice is added here.
+    except KeyboardInterrupt as error:
+        error.add_note("Finished parts are kept: the same command resumes the build.")
+        raise
+    seconds = time.monotonic() - started
+    stores = {side: TokenStore(path) for side, path in stores_at(directory).items()}
+    finished_before = before == [store.digest for store in stores.values()]
+    # The counts cover both sides of a split and the parts of earlier runs.
+    counts = next(iter(stores.values())).manifest.contents["builds"][-1]["counts"]
+    text_bytes = sum(counts.get(name, 0) for name in _TEXT_BYTES)
+    # The first report of a resumed build already includes the parts of the earlier run.
+    if resumed and meter.first:
+        text_bytes -= meter.first.text_bytes
+    return BuildResult(
+        directory=directory,
+        stores=stores,
+        seconds=seconds,
+        text_bytes=0 if finished_before else max(0, text_bytes),
+        finished_before=finished_before,
+        resumed=resumed,
+    )
+
+
+def _digests(directory: Path) -> list[str]:
+    """The digests of the finished stores in `directory`; none if there is no finished store."""
+    from penstock.errors import StoreError
+    from penstock.store.manifest import read_manifest
+
+    try:
+        return [read_manifest(path).digest for path in stores_at(directory).values()]
+    except StoreError:
+        return []

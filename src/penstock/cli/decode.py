@@ -1,13 +1,12 @@
-"""`penstock decode`: documents of a store, as text again."""
+"""`penstock decode`: documents of a store as text."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import AsJson, StoreArgument
+from penstock.cli import options
+from penstock.cli.options import option
 from penstock.cli.terminal import console, print_json, visible, write
 from penstock.cli.units import number_of
 
@@ -15,105 +14,90 @@ if TYPE_CHECKING:
     from penstock.store.reader import TokenStore
     from penstock.tokenize.tokenizer import Tokenizer
 
-__all__ = ["decode_command", "show_document"]
-
 
 def decode_command(
-    store: StoreArgument,
+    store: options.Store,
     document: Annotated[
         int,
-        typer.Option(
-            "--document",
-            "-d",
-            metavar="NUMBER",
-            show_default=False,
-            help="Which document; -1 is the last.",
+        option(
+            "Number of the document. 0 is the first, -1 the last.", "NUMBER", "--document", "-d"
         ),
     ],
     count: Annotated[
-        int, typer.Option("--count", "-n", min=1, metavar="NUMBER", help="How many, from there on.")
+        int, option("Number of documents to show.", "NUMBER", "--count", "-n", least=1)
     ] = 1,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            show_default=False,
-            help="What the store was built with, if its name alone does not find it.",
-        ),
+        option("The tokenizer of the store, if it is not found by its recorded name.", "NAME"),
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Write the exact bytes of the documents, nothing else.")
+        bool, option("Write the exact bytes of the documents and nothing else.", None, "--raw")
     ] = False,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
-    r"""Show documents as text, and where they came from.
+    r"""Show documents as text, and the file that each came from.
 
-    Control characters, escape sequences and bidi controls in the text are shown as \x1b
-    and the like; --raw gives the bytes as they are, one document after the other.
+    Control characters and escape sequences in the text are shown as escapes such as \x1b. With
+    --raw, the bytes of the documents are written unchanged, one document after the other.
     """
+    from penstock.errors import TokenizerError
     from penstock.store.reader import TokenStore
+    from penstock.tokenize.tokenizer import load_tokenizer
 
     if raw and as_json:
         raise typer.BadParameter("--raw and --json exclude each other.")
     opened = TokenStore(store)
-    loaded = _loaded(tokenizer)
+    # A tokenizer that is given is loaded once, for all documents.
+    loaded = None if tokenizer is None else load_tokenizer(tokenizer)
     numbers = _numbers(opened, document, count)
-    with _advice(tokenizer):
+    try:
         if raw:
+            # sys.stdout would encode text; the bytes of a document need not be UTF-8.
             for number in numbers:
                 sys.stdout.buffer.write(opened.decode(number, loaded))
             sys.stdout.buffer.flush()
         elif as_json:
-            print_json({"documents": [_spell(opened, number, loaded) for number in numbers]})
+            print_json({"documents": [_to_json(opened, number, loaded) for number in numbers]})
         else:
             for number in numbers:
                 if number > numbers.start:
                     write("")
                 show_document(opened, number, loaded)
-
-
-def _loaded(tokenizer: str | None) -> "Tokenizer | None":
-    """The tokenizer of that name, loaded once for all documents."""
-    from penstock.tokenize.tokenizer import load_tokenizer
-
-    return None if tokenizer is None else load_tokenizer(tokenizer)
-
-
-@contextmanager
-def _advice(tokenizer: str | None) -> Iterator[None]:
-    """What to do where the store's tokenizer is not found by its name."""
-    from penstock.errors import TokenizerError
-
-    try:
-        yield
     except TokenizerError as error:
         if tokenizer is None:
             error.add_note(
-                "The store was built with it. Say where it is now: --tokenizer NAME, which may be "
-                "the path of its file."
+                "The store was built with this tokenizer. Set --tokenizer to its name or to the "
+                "path of its file."
             )
         raise
 
 
 def _numbers(store: "TokenStore", document: int, count: int) -> range:
-    """The documents that were asked for, all of which are there."""
+    """The numbers of the requested documents.
+
+    Raises:
+        StoreError: the store does not have all of them.
+    """
     from penstock.errors import StoreError
 
     if not -len(store) <= document < len(store):
         raise StoreError(
-            f"{store.path} has no document {document:,}; it has {len(store):,} documents, of which "
-            "the first is 0."
+            f"{store.path} has no document {document:,}; its {len(store):,} documents are numbered "
+            "from 0."
         )
-    first = document % len(store)
-    if first + count > len(store):
+    first = document % len(store)  # -1 becomes the last document
+    left = len(store) - first
+    if count > left:
         raise StoreError(
-            f"{store.path} has {len(store) - first:,} documents from {first:,} on, and {count:,} "
-            f"were asked for. Use --count {len(store) - first}."
+            f"{store.path} has {left:,} documents from document {first:,} on, but --count is "
+            f"{count:,}. Use --count {left}."
         )
     return range(first, first + count)
 
 
-def _spell(store: "TokenStore", number: int, tokenizer: "Tokenizer | None") -> dict[str, Any]:
+def _to_json(
+    store: "TokenStore", number: int, tokenizer: "Tokenizer | None"
+) -> dict[str, str | int | bool]:
     origin = store.origin(number)
     begins, ends = store.edges(number)
     return {
@@ -134,24 +118,22 @@ def show_document(
     *,
     num_lines: int | None = None,
 ) -> None:
-    """Print one document under a line that says where it came from.
+    """Print one document, and above it the file that it came from.
 
     Args:
-        store: Where it is.
-        number: Which it is.
-        tokenizer: What the store was built with, if its name does not find it.
-        num_lines: How many lines of it to print, if not all.
+        store: The store.
+        number: The number of the document.
+        tokenizer: The tokenizer of the store, if it is not found by its recorded name.
+        num_lines: The number of lines to print; all by default.
     """
-    told = _spell(store, number, tokenizer)
+    origin = store.origin(number)
+    tokens = number_of(len(store.document(number)), "token")
+    piece = "" if all(store.edges(number)) else ", a piece of a longer document"
+    lines = store.text(number, tokenizer).split("\n")
     out = console()
-    tokens = number_of(told["num_tokens"], "token")
-    begins, ends = store.edges(number)
-    piece = "" if begins and ends else ", a piece of a longer document"
     out.print(f"document {number:,} of {len(store):,}, {tokens}{piece}", style="bold")
-    origin = f"from {visible(told['file'], lines=False)}, offset {told['offset']:,}"
-    out.print(origin, style="dim", soft_wrap=True)
-    lines = told["text"].split("\n")
-    shown = lines if num_lines is None else lines[:num_lines]
-    write("\n".join(shown))
-    if len(shown) < len(lines):
-        write(f"… and {number_of(len(lines) - len(shown), 'line')} more")
+    file = visible(origin.file, lines=False)
+    out.print(f"from {file}, offset {origin.offset:,}", style="dim", soft_wrap=True)
+    write("\n".join(lines[:num_lines]))
+    if num_lines is not None and num_lines < len(lines):
+        write(f"… and {number_of(len(lines) - num_lines, 'line')} more")

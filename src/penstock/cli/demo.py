@@ -1,41 +1,37 @@
 """`penstock demo`: the whole pipeline, on text that every machine with Python has.
 
 The sources of Python's standard library are one corpus ("code"). Its documentation is the other
-("prose"): the docstrings of each module as one page, and the topics of `help()`. No network and no
-data in the package are needed. Tests are left out, because some distributions do not ship them.
+("prose"): the docstrings of each module as one page, and the topics of `help()`. The demo needs no
+network, and the package contains no data for it. Tests are left out, because some distributions do
+not ship them.
 """
 
 import ast
 import importlib
-import inspect
 import json
 import os
 import sysconfig
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from penstock.cli.build import BuildResult, measured_build
 from penstock.cli.decode import show_document
-from penstock.cli.info import show_summary
-from penstock.cli.progress import Outcome, measured_build
+from penstock.cli.info import info_command
+from penstock.cli.options import option
 from penstock.cli.terminal import console, shell_word, write
 from penstock.cli.units import duration_text, size_text
+from penstock.cli.verify import verify_command
 from penstock.errors import SourceError
 
 if TYPE_CHECKING:
-    from penstock.loader.loader import Loader
     from penstock.order.plan import Plan
-    from penstock.store.reader import TokenStore
     from penstock.tokenize.tokenizer import Tokenizer
     from penstock.train import RunResult
-
-__all__ = ["demo_command"]
 
 _OTHER_FOLDERS = frozenset(
     ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
@@ -44,30 +40,42 @@ _SHOWN_LINES = 12
 _SHOWN_TOKENS = 9
 _LENGTH = 64
 _BATCH = 16
-_Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_SPEED_SECONDS = 1.0
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def demo_command(
     directory: Annotated[
-        Path, typer.Option("--directory", "-d", metavar="DIRECTORY", help="Where to write.")
+        Path, option("Directory to write to.", "DIRECTORY", "--directory", "-d")
     ] = Path("demo"),
     train_seconds: Annotated[
-        float, typer.Option(min=0, help="How long to train at the end; 0 skips it.")
+        float, option("Seconds of training at the end. 0 skips it.", "NUMBER", least=0)
     ] = 60.0,
 ) -> None:
     """Run the whole pipeline on Python's standard library.
 
-    Builds two stores, of its source files ("code") and of its documentation ("prose"), inspects
-    them, reads batches of both, and trains a small model for a minute. Needs no network.
+    Builds two stores, one of its source files ("code") and one of its documentation ("prose"),
+    inspects them, reads batches of both, and trains a small model for a minute. Needs no network.
     """
+    from penstock.tokenize.tokenizer import load_tokenizer
+
+    _title("1. Text that every machine has: Python's standard library")
     files, pages = _collect(directory)
-    tokenizer, stores = _build_stores(directory, files)
-    _inspect(stores, pages)
+    _title("2. From raw text to finished stores: penstock build")
+    tokenizer = load_tokenizer("gpt2")
+    results = _build_stores(directory, files, tokenizer)
+    _title("3. The contents of the stores: penstock info")
+    for name in results:
+        info_command(directory / name)
+    _title("4. One document of each, and its origin: penstock decode")
+    _show_documents(results, pages)
+    _title("5. Every byte checked: penstock verify")
+    for name in results:
+        verify_command(directory / name)
     _title("6. The same builds again: the stores are already finished")
-    for name, outcome in _build(directory, files, tokenizer).items():
-        write(f"{name:<6} {_time_taken(outcome)}")
+    _build_stores(directory, files, tokenizer)
     _title("7. A mixture: penstock.Plan")
-    plan = _mixture(stores)
+    plan = _mixture(results)
     write(str(plan))
     _title("8. The first batch: penstock.Loader")
     _show_batch(plan, tokenizer)
@@ -77,16 +85,22 @@ def demo_command(
     _show_resume(plan)
     if train_seconds:
         _title("11. A small GPT-2 for a minute: penstock train")
-        _show_training(stores["prose"], directory / "run", train_seconds)
+        progress = train_shortly(directory / "prose", directory / "run", train_seconds).progress
+        write(f"{progress.step:,} steps, {progress.tokens:,} tokens, loss {progress.loss:.2f}")
+        write("an untrained model has a loss of 10.8")
+        write(f"the curve: {directory / 'run' / 'curve.svg'}")
     _title("What to do next")
     write("  penstock build YOUR_FILES -o stores/mine    # .txt .jsonl .parquet, .gz .zst")
     write(f"  penstock decode {shell_word(directory / 'code')} --document 7 --count 2")
     write("  penstock build --help")
 
 
+def _title(text: str) -> None:
+    console().print(f"\n{text}", style="bold cyan")
+
+
 def _collect(directory: Path) -> tuple[list[Path], list[str]]:
     """The source files, and the names of the pages of documentation."""
-    _title("1. Text that every machine has: Python's standard library")
     directory.mkdir(parents=True, exist_ok=True)
     files, prose = library_files(), directory / "prose.jsonl"
     pages = write_prose(prose, files)
@@ -96,80 +110,51 @@ def _collect(directory: Path) -> tuple[list[Path], list[str]]:
     return files, pages
 
 
-def _build_stores(directory: Path, files: list[Path]) -> "tuple[Tokenizer, dict[str, TokenStore]]":
-    from penstock.tokenize.tokenizer import load_tokenizer
-
-    _title("2. From raw text to finished stores: penstock build")
-    tokenizer = load_tokenizer("gpt2")
-    stores = {}
-    for name, outcome in _build(directory, files, tokenizer).items():
-        store = stores[name] = outcome.store
+def _build_stores(
+    directory: Path, files: list[Path], tokenizer: "Tokenizer"
+) -> dict[str, BuildResult]:
+    """Build both stores, or find them finished."""
+    code, prose = directory / "code", directory / "prose"
+    results = {
+        "code": measured_build(
+            files, code, bar=True, tokenizer=tokenizer, documents="file", format="text"
+        ),
+        "prose": measured_build(directory / "prose.jsonl", prose, bar=True, tokenizer=tokenizer),
+    }
+    for name, result in results.items():
+        store = result.store
+        verb = "found finished" if result.finished_before else "built"
         size = f"{len(store):,} documents, {store.num_tokens:,} tokens"
-        write(f"{name:<6} {size}, {_time_taken(outcome)}")
-    return tokenizer, stores
+        write(f"{name:<6} {size}, {verb} in {duration_text(result.seconds)}")
+    return results
 
 
-def _inspect(stores: "dict[str, TokenStore]", pages: list[str]) -> None:
-    """Summaries of both stores, one document of each, and a check of every byte."""
-    from penstock.store.summary import summarize
-    from penstock.store.verify import verify
-
-    code, prose = stores["code"], stores["prose"]
-    _title("3. What the stores contain: penstock info")
-    show_summary(summarize(code))
-    write("")
-    show_summary(summarize(prose))
-    _title("4. One document of each, and its origin: penstock decode")
+def _show_documents(results: dict[str, BuildResult], pages: list[str]) -> None:
+    """One document of each store; short ones, if this Python has them."""
+    code, prose = results["code"].store, results["prose"].store
     names = [Path(code.origin(number).file).name for number in range(len(code))]
     short = names.index("antigravity.py") if "antigravity.py" in names else 0
     show_document(code, short, num_lines=_SHOWN_LINES)
     write("")
     page = pages.index("help: lambda") if "help: lambda" in pages else 0
     show_document(prose, page, num_lines=_SHOWN_LINES)
-    _title("5. Every byte checked: penstock verify")
-    for name, store in stores.items():
-        started = time.monotonic()
-        verify(store.path)
-        write(f"{name:<6} is intact, checked in {duration_text(time.monotonic() - started)}")
 
 
-def _title(text: str) -> None:
-    console().print(f"\n{text}", style="bold cyan")
-
-
-def _build(directory: Path, files: list[Path], tokenizer: "Tokenizer") -> dict[str, Outcome]:
-    whole = {"documents": "file", "format": "text", "tokenizer": tokenizer}
-    records = {"tokenizer": tokenizer}
-    prose = directory / "prose.jsonl"
-    return {
-        "code": measured_build(files, directory / "code", whole, bar=True),
-        "prose": measured_build(prose, directory / "prose", records, bar=True),
-    }
-
-
-def _time_taken(outcome: Outcome) -> str:
-    verb = "found finished" if outcome.finished_before else "built"
-    return f"{verb} in {duration_text(outcome.seconds)}"
-
-
-def _mixture(stores: "dict[str, TokenStore]") -> "Plan":
+def _mixture(results: dict[str, BuildResult]) -> "Plan":
     """Three rows of code for each row of prose, shuffled."""
     from penstock.order.plan import Plan
     from penstock.rows.windows import Windows
 
-    sources = {name: Windows(store, _LENGTH) for name, store in stores.items()}
+    sources = {name: Windows(result.store, _LENGTH) for name, result in results.items()}
     return Plan(sources, weights={"code": 3, "prose": 1}, seed=17)
-
-
-def _loader(plan: "Plan", **options: Any) -> "Loader":
-    from penstock.loader.loader import Loader
-
-    return Loader(plan, global_batch_size=_BATCH, **options)
 
 
 def _show_batch(plan: "Plan", tokenizer: "Tokenizer") -> None:
     """The inputs and targets of the first two rows, as text."""
-    batch = _loader(plan, ids=True)[0]
+    from penstock.loader.loader import Loader
+
+    # ids=True adds the source and the number of each row to the batch.
+    batch = Loader(plan, global_batch_size=_BATCH, ids=True)[0]
     inputs, targets = batch["inputs"], batch["targets"]
     write(f"inputs {tuple(inputs.shape)} {inputs.dtype}, targets {tuple(targets.shape)}")
     for row in (0, 1):
@@ -184,13 +169,15 @@ def _show_batch(plan: "Plan", tokenizer: "Tokenizer") -> None:
 
 def _show_speed(plan: "Plan") -> None:
     """The time to the first batch, and tokens per second over one second."""
+    from penstock.loader.loader import Loader
+
     started = time.perf_counter()
-    batches = iter(_loader(plan))
+    batches = iter(Loader(plan, global_batch_size=_BATCH))
     next(batches)
     first = time.perf_counter() - started
     started, count = time.perf_counter(), 0
-    while time.perf_counter() - started < 1.0:
-        count += sum(1 for _ in islice(batches, 100))
+    while time.perf_counter() - started < _SPEED_SECONDS:
+        count += sum(1 for _ in islice(batches, 100))  # the clock is read once per 100 batches
     speed = count * _BATCH * _LENGTH / (time.perf_counter() - started)
     write(f"first batch after {duration_text(first)}, then {speed / 1e6:,.0f} M tokens/s")
 
@@ -199,16 +186,19 @@ def _show_resume(plan: "Plan") -> None:
     """Stop after 1,000 steps, resume with two ranks, and compare the rows."""
     import torch
 
-    # The state holds the position in global rows, so it fits any number of ranks.
-    single = _loader(plan)
+    from penstock.loader.loader import Loader
+
+    # The state contains the position in global rows, so any number of ranks can load it.
+    single = Loader(plan, global_batch_size=_BATCH)
     for _ in islice(single, 1_000):
         pass
     state = json.dumps(single.state_dict())
     write(f"the state after 1,000 steps: {len(state):,} bytes of JSON")
-    ranks = [_loader(plan, rank=rank, world_size=2) for rank in (0, 1)]
+    ranks = [Loader(plan, global_batch_size=_BATCH, rank=rank, world_size=2) for rank in (0, 1)]
     for each in ranks:
         each.load_state_dict(json.loads(state))
     num_steps = 0
+    # Rank 0 reads the first half of each global batch, rank 1 the second.
     for batch, *halves in zip(islice(single, 200), *ranks, strict=False):
         if not torch.equal(torch.cat([half["inputs"] for half in halves]), batch["inputs"]):
             raise AssertionError("Two ranks did not read the rows of one process: a bug, report it")
@@ -216,45 +206,21 @@ def _show_resume(plan: "Plan") -> None:
     write(f"two ranks resumed from it: {num_steps} steps, the same rows as with one process")
 
 
-def _show_training(store: "TokenStore", output: Path, seconds: float) -> None:
-    result = train_shortly(store, output, seconds)
-    progress = result.progress
-    write(f"{progress.step:,} steps, {progress.tokens:,} tokens, loss {progress.loss:.2f}")
-    write("an untrained model has a loss of 10.8")
-    write(f"the curve: {output / 'curve.svg'}")
-
-
-def train_shortly(store: "TokenStore", output: Path, seconds: float) -> "RunResult":
+def train_shortly(store: Path, output: Path, seconds: float) -> "RunResult":
     """Train the smallest model on a store, or resume a run that was stopped."""
-    from penstock.order.plan import Plan
-    from penstock.rows.windows import Windows
-    from penstock.train import (
-        SIZES,
-        Display,
-        OptimizationConfig,
-        TrainingConfig,
-        TrainingJob,
-        train,
-    )
+    from penstock.recipe import parse_recipe
+    from penstock.train import Display, train
+    from penstock.train.command import open_job
 
-    model = replace(
-        SIZES["nano"],
-        vocab_size=int(store.manifest.contents["tokenizer"]["vocab_size"]),
-        positions="rotary",
-    )
-    job = TrainingJob(
-        plan=Plan(Windows(store, model.length)),
-        val=None,
-        model=model,
-        training=TrainingConfig(max_minutes=seconds / 60, batch_size=4, save_every=1_000_000),
-        optimization=OptimizationConfig(learning_rate=3e-3, warmup_steps=20, betas=(0.9, 0.99)),
-        output=output,
-    )
-    display = Display()
-    try:
-        return train(job, log=display)
-    finally:
-        display.close()
+    tables = {
+        "output": str(output),
+        "data": {"train": str(store), "length": 128},
+        "model": {"size": "nano", "positions": "rotary"},
+        "optimization": {"learning_rate": 3e-3, "warmup_steps": 20, "betas": [0.9, 0.99]},
+        "training": {"max_minutes": seconds / 60, "batch_size": 4, "save_every": 1_000_000},
+    }
+    with closing(Display()) as display:
+        return train(open_job(parse_recipe(tables, "the demo"), display), log=display)
 
 
 def library_files() -> list[Path]:
@@ -266,6 +232,7 @@ def library_files() -> list[Path]:
     root = Path(sysconfig.get_paths()["stdlib"])
     found = []
     for folder, folders, names in os.walk(root):
+        # os.walk uses this list afterwards, so folders that are removed here are not visited.
         folders[:] = [name for name in folders if name not in _OTHER_FOLDERS]
         found += [Path(folder, name) for name in names if name.endswith(".py")]
     if not found:
@@ -281,14 +248,13 @@ def write_prose(path: Path, files: list[Path]) -> list[str]:
 
     A file with the same contents is left as it is, so that an interrupted build can resume.
     """
+    from penstock.store.files import write_file
+
     pages = list(prose_pages(files))
     lines = [json.dumps({"name": name, "text": text}) + "\n" for name, text in pages]
     data = "".join(lines).encode()
     if not path.exists() or path.read_bytes() != data:
-        # A kill must not leave half a file, which the next build would read.
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_bytes(data)
-        temporary.replace(path)
+        write_file(path, [data])  # complete or absent after a kill: the next build reads it
     return [name for name, _ in pages]
 
 
@@ -309,24 +275,10 @@ def prose_pages(files: list[Path]) -> Iterator[tuple[str, str]]:
         except (SyntaxError, ValueError):  # templates and samples that are not modules
             continue
         module = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
-        sections = [f"{name}\n\n{text}" for name, text in _docstrings(tree, module)]
+        sections = [
+            f"{module if isinstance(node, ast.Module) else node.name}\n\n{text}"
+            for node in ast.walk(tree)
+            if isinstance(node, _Documented) and (text := ast.get_docstring(node))
+        ]
         if sections:
             yield module, "\n\n".join(sections) + "\n"
-
-
-def _docstrings(node: ast.Module | _Definition, name: str) -> Iterator[tuple[str, str]]:
-    """The docstrings of a module, class or function and of all inside it, by dotted names."""
-    text = ast.get_docstring(node)
-    if text:
-        yield name, inspect.cleandoc(text)
-    for child in _definitions(node):
-        yield from _docstrings(child, f"{name}.{child.name}")
-
-
-def _definitions(node: ast.AST) -> Iterator[_Definition]:
-    """Classes and functions directly inside `node`, including those under an `if` or `try`."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, _Definition):
-            yield child
-        elif isinstance(child, ast.stmt | ast.excepthandler):
-            yield from _definitions(child)

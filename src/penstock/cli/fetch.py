@@ -1,62 +1,50 @@
 """`penstock fetch`: download public datasets by name."""
 
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import AsJson
+from penstock.cli import options
+from penstock.cli.options import argument, option
 from penstock.cli.progress import bar, build_bar
-from penstock.cli.tables import facts
-from penstock.cli.terminal import console, print_json, shell_word, visible
+from penstock.cli.tables import print_facts, store_json
+from penstock.cli.terminal import console, print_json, shell_word, visible, write
 from penstock.cli.units import duration_text, number_of, size_text
 
 if TYPE_CHECKING:
     from penstock.catalog import Entry, Fetched, FetchProgress
     from penstock.store.reader import TokenStore
 
-__all__ = ["fetch_command"]
-
 
 def fetch_command(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", show_default=False, help="The dataset; see --list."),
-    ] = None,
+    name: Annotated[str | None, argument("The dataset; --list shows all names.", "NAME")] = None,
     directory: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="DIRECTORY",
-            show_default=False,
-            help="Target directory; data/NAME by default.",
-        ),
+        option("Target directory. By default data/NAME.", "DIRECTORY", "--output", "-o"),
     ] = None,
     source: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "A directory, file or URL to take the files from: a copy or a mirror.",
+            "SOURCE",
             "--from",
-            metavar="SOURCE",
-            show_default=False,
-            help="Directory, file or URL to take the files from: a copy, or a mirror.",
         ),
     ] = None,
     split: Annotated[
         float | None,
-        typer.Option(
-            metavar="SHARE",
-            show_default=False,
-            help="Share of the text for training, if the dataset is one file; 0.9 by default.",
+        option(
+            "Share of the text for training, if the dataset is one file. By default 0.9.", "SHARE"
         ),
     ] = None,
-    build: Annotated[bool, typer.Option("--build", help="Also build a store per split.")] = False,
+    build: Annotated[bool, option("Also build a store for each split.", None, "--build")] = False,
     tokenizer: Annotated[
-        str, typer.Option(metavar="NAME", help="Tokenizer of these stores, as in penstock build.")
+        str, option("Tokenizer for --build, as in penstock build.", "NAME")
     ] = "gpt2",
-    listed: Annotated[bool, typer.Option("--list", help="List the datasets.")] = False,
-    as_json: AsJson = False,
+    listed: Annotated[bool, option("List the datasets.", None, "--list")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Download a public dataset.
 
@@ -68,42 +56,32 @@ def fetch_command(
 
     penstock fetch openwebtext --output training_data
     """
-    if listed:
+    if listed:  # a NAME beside --list is ignored
         _list(as_json=as_json)
         return
     if name is None:
         raise typer.BadParameter("Give the NAME of a dataset; --list shows them.")
-    fetched = _fetch(name, directory, source, split, shown=not as_json)
-    stores = _build(fetched, tokenizer, shown=not as_json) if build else {}
+    from penstock.catalog import build_stores, fetch
+
+    with bar(shown=not as_json) as draw:
+
+        def report(now: "FetchProgress") -> None:
+            # Without a known total, the bar is drawn as full.
+            total = now.total_bytes or now.done_bytes
+            draw(now.done_bytes, total, f"{now.action} {visible(now.name, lines=False)}")
+
+        fetched = fetch(name, directory, source=source, split=split, progress=report)
+    stores: dict[str, TokenStore] = {}
+    if build:
+        with build_bar(shown=not as_json) as (_, report_build):
+            stores = build_stores(fetched, tokenizer=tokenizer, progress=report_build)
     if as_json:
         print_json(_to_json(fetched, stores))
     else:
         _show(fetched, stores)
 
 
-def _fetch(
-    name: str, directory: Path | None, source: str | None, split: float | None, *, shown: bool
-) -> "Fetched":
-    from penstock.catalog import fetch
-
-    with bar(shown=shown) as draw:
-
-        def show(now: "FetchProgress") -> None:
-            # Without a known total, the bar is drawn as full.
-            total = now.total_bytes or now.done_bytes
-            draw(now.done_bytes, total, f"{now.action} {visible(now.name, lines=False)}")
-
-        return fetch(name, directory, source=source, split=split, progress=show)
-
-
-def _build(fetched: "Fetched", tokenizer: str, *, shown: bool) -> "dict[str, TokenStore]":
-    from penstock.catalog import build_stores
-
-    with build_bar(shown=shown) as (_, show):
-        return build_stores(fetched, tokenizer=tokenizer, progress=show)
-
-
-def _to_json(fetched: "Fetched", stores: "dict[str, TokenStore]") -> dict[str, Any]:
+def _to_json(fetched: "Fetched", stores: "dict[str, TokenStore]") -> dict[str, object]:
     return {
         "name": fetched.entry.name,
         "directory": str(fetched.directory),
@@ -112,50 +90,38 @@ def _to_json(fetched: "Fetched", stores: "dict[str, TokenStore]") -> dict[str, A
             split: {"path": str(path), "bytes": path.stat().st_size}
             for split, path in fetched.files.items()
         },
-        "stores": {
-            split: {
-                "path": str(store.path),
-                "num_documents": store.manifest.num_documents,
-                "num_tokens": store.num_tokens,
-                "digest": store.digest,
-            }
-            for split, store in stores.items()
-        },
+        "stores": {split: store_json(store) for split, store in stores.items()},
         "received_bytes": fetched.received_bytes,
         "seconds": round(fetched.seconds, 3),
     }
 
 
 def _show(fetched: "Fetched", stores: "dict[str, TokenStore]") -> None:
-    out = console()
-    where = visible(str(fetched.directory), lines=False)
-    received = f", {size_text(fetched.received_bytes)} received" if fetched.received_bytes else ""
-    took = duration_text(fetched.seconds)
-    out.print(
-        f"{fetched.entry.name} is in {where} ({took}{received})", style="bold", soft_wrap=True
-    )
     # The text before it was split is listed first, as "raw".
     rows = []
     for split, path in {**({"raw": fetched.raw} if fetched.raw else {}), **fetched.files}.items():
         row = f"{path.name}, {size_text(path.stat().st_size)}"
         if split in stores:
             tokens = number_of(stores[split].num_tokens, "token")
-            row += f"; store {visible(stores[split].path.name)}, {tokens}"
+            row += f"; store {stores[split].path.name}, {tokens}"
         rows.append((split, row))
     if stores:
         from penstock.store.explain import describe_rules
 
         contents = next(iter(stores.values())).manifest.contents
-        rows.append(("document is", visible(describe_rules(contents["builds"]), lines=False)))
-    out.print(facts([*rows, ("licence", fetched.entry.licence)]))
+        rows.append(("document is", describe_rules(contents["builds"])))
+    received = f", {size_text(fetched.received_bytes)} received" if fetched.received_bytes else ""
+    took = f"{duration_text(fetched.seconds)}{received}"
+    title = f"{fetched.entry.name} is in {fetched.directory} ({took})"
+    print_facts(title, [*rows, ("licence", fetched.entry.licence)])
     # Stores that this command built are current, so only older ones are checked.
     stale = [] if stores else _stale(fetched)
     if stale:
         texts = " and ".join(shell_word(fetched.files[split]) for split in stale)
-        verb = "holds" if len(stale) == 1 else "hold"
+        verb = "contains" if len(stale) == 1 else "contain"
         warning = f"{_store_paths(fetched, stale)} {verb} other text than {texts} now"
-        out.print(warning, style="yellow", soft_wrap=True)
-    out.print(f"next: {_next(fetched, stores, stale)}", soft_wrap=True)
+        console().print(warning, style="yellow", soft_wrap=True)
+    write(f"next: {_next(fetched, stores, stale)}")
 
 
 def _store_paths(fetched: "Fetched", splits: list[str]) -> str:
@@ -163,7 +129,7 @@ def _store_paths(fetched: "Fetched", splits: list[str]) -> str:
 
 
 def _stale(fetched: "Fetched") -> list[str]:
-    """Return the splits whose stores were built from text that was split at another ratio."""
+    """The splits whose stores were built from text that was split at another ratio."""
     from penstock.errors import StoreError
     from penstock.store.manifest import builds, read_manifest
 
@@ -180,7 +146,7 @@ def _stale(fetched: "Fetched") -> list[str]:
 
 
 def _next(fetched: "Fetched", stores: "dict[str, TokenStore]", stale: list[str]) -> str:
-    """Return the command to suggest next."""
+    """The command to suggest next."""
     if stores:
         return f"penstock info {shell_word(fetched.directory)}"
     entry, directory = fetched.entry, fetched.directory
@@ -205,14 +171,13 @@ def _list(*, as_json: bool) -> None:
     if as_json:
         print_json({"entries": [_entry_to_json(entry) for entry in ENTRIES]})
         return
-    out = console()
     for entry in ENTRIES:
         size = size_text(entry.num_bytes) if entry.num_bytes else _packed_size(entry)
-        out.print(f"{entry.name}, {size}: {', '.join(entry.splits)}", style="bold", soft_wrap=True)
         digests = [remote.sha256[:16] if remote.sha256 else "none" for remote in entry.remotes]
         rows = [("what", entry.title), ("home", entry.home), ("licence", entry.licence)]
-        out.print(facts([*rows, ("sha256", ", ".join(digests))]))
-    out.print("next: penstock fetch NAME")
+        title = f"{entry.name}, {size}: {', '.join(entry.splits)}"
+        print_facts(title, [*rows, ("sha256", ", ".join(digests))])
+    write("next: penstock fetch NAME")
 
 
 def _packed_size(entry: "Entry") -> str:
@@ -220,7 +185,5 @@ def _packed_size(entry: "Entry") -> str:
     return f"{size_text(packed)} packed" if packed else "size not recorded"
 
 
-def _entry_to_json(entry: "Entry") -> dict[str, Any]:
-    from dataclasses import asdict
-
+def _entry_to_json(entry: "Entry") -> dict[str, object]:
     return {**asdict(entry), "num_bytes": entry.num_bytes, "splits": list(entry.splits)}

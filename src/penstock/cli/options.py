@@ -1,33 +1,82 @@
-"""Options that several commands share, so that they are spelled and explained once."""
+"""Options and arguments that several commands have."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-__all__ = [
-    "AsJson",
-    "DocumentsOption",
-    "Errors",
-    "ErrorsOption",
-    "FieldOption",
-    "Format",
-    "FormatOption",
-    "Inputs",
-    "MaxBadOption",
-    "StoreArgument",
-    "stores_at",
+from penstock.sources.settings import Format as FileFormat
+
+
+def option(
+    help: str, metavar: str | None = None, *flags: str, least: float | None = None
+) -> object:
+    """A typer option. Without `flags`, the name of the parameter is its flag.
+
+    A flag with underscores can be typed with hyphens too.
+    """
+    # dict.fromkeys removes duplicates and keeps the order.
+    both = dict.fromkeys(each for flag in flags for each in (flag, flag.replace("_", "-")))
+    return typer.Option(*both, metavar=metavar, min=least, help=help)
+
+
+def argument(help: str, metavar: str) -> object:
+    """A typer argument."""
+    return typer.Argument(metavar=metavar, show_default=False, help=help)
+
+
+AsJson = Annotated[bool, option("Print one JSON object and nothing else.", None, "--json")]
+Inputs = Annotated[
+    list[str],
+    argument(
+        "Files, directories, globs or URLs. Files can be compressed: .gz, .zst, .bz2 or .xz.",
+        "INPUTS",
+    ),
+]
+Store = Annotated[Path, argument("The directory of the store.", "STORE")]
+Tokenizer = Annotated[
+    str,
+    option(
+        "gpt2, bytes, a tokenizer.json, a directory with one, tiktoken:NAME, or hf:NAME for a "
+        "tokenizer on the Hugging Face Hub.",
+        "NAME",
+    ),
+]
+Format = Annotated[FileFormat, option("Format of the files. auto: from their suffix.")]
+Documents = Annotated[
+    str,
+    option(
+        "What a document is in a text file: lines, paragraphs, file or sep:SEPARATOR. auto: the "
+        "text between <|endoftext|>, or between the tokenizer's end token, if the first 64 MB of "
+        "the file contain it; otherwise the whole file, with every byte.",
+        "RULE",
+    ),
+]
+Field = Annotated[
+    str, option("The JSON field or table column with the text. a.b is field b inside a.", "NAME")
+]
+Errors = Annotated[
+    Literal["strict", "replace"],
+    option("For documents that are not UTF-8. strict: reject; replace: put U+FFFD for bad bytes."),
+]
+MaxBad = Annotated[
+    float,
+    option(
+        "Stop if more records than this are rejected. Below 1: a share of all records, but at "
+        "least ten are allowed. From 1: a number of records.",
+        "NUMBER",
+    ),
 ]
 
 
 def stores_at(path: Path) -> dict[str, Path]:
-    """The two sides of a store that was split, by name; else `path` itself, under "".
+    """The two sides of a split store, "train" and "val"; for any other path, the path under "".
 
-    A path that holds neither is given back too: opening it says what is wrong.
+    A path without a store is returned too: opening it raises an error that explains it.
     """
     from penstock.store.manifest import FILE_NAME
 
+    # A directory with ".building.json" is an unfinished store, even if its sides look finished.
     sides = {side: path / side for side in ("train", "val")}
     whole = (path / FILE_NAME).exists() or (path / ".building.json").exists()
     if whole or not all((each / FILE_NAME).exists() for each in sides.values()):
@@ -35,70 +84,6 @@ def stores_at(path: Path) -> dict[str, Path]:
     return sides
 
 
-class Format(StrEnum):
-    """Formats of input files."""
-
-    AUTO = "auto"
-    TEXT = "text"
-    JSONL = "jsonl"
-    PARQUET = "parquet"
-    ARROW = "arrow"
-
-
-class Errors(StrEnum):
-    """What to do with documents that are not UTF-8."""
-
-    STRICT = "strict"
-    REPLACE = "replace"
-
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-
-Inputs = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="INPUTS",
-        show_default=False,
-        help="Files, directories, globs or URLs; plain, .gz, .zst, .bz2 or .xz.",
-    ),
-]
-
-StoreArgument = Annotated[
-    Path, typer.Argument(metavar="STORE", show_default=False, help="The directory of the store.")
-]
-
-FormatOption = Annotated[Format, typer.Option(help="Of the files; auto goes by their suffix.")]
-
-DocumentsOption = Annotated[
-    str,
-    typer.Option(
-        metavar="WHAT",
-        help="In text files. auto: the text between <|endoftext|>, or between the tokenizer's "
-        "end token, if the first 64 MB of a file contain it, otherwise the whole file with every "
-        "byte. Or lines, paragraphs, file, or sep:SEPARATOR.",
-    ),
-]
-
-FieldOption = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME", help="The JSON field or table column that holds the text; a.b is nested."
-    ),
-]
-
-ErrorsOption = Annotated[
-    Errors,
-    typer.Option(
-        help="Documents that are not UTF-8: strict rejects them, replace puts U+FFFD where bytes "
-        "are wrong."
-    ),
-]
-
-MaxBadOption = Annotated[
-    float,
-    typer.Option(
-        metavar="NUMBER",
-        help="How many rejects to bear: below 1 a share of all records (ten are always borne), "
-        "else a number.",
-    ),
-]
+def by_side(values: dict[str, dict[str, object]]) -> dict[str, object]:
+    """JSON objects by side; without sides, the only object itself."""
+    return values.get("") or dict(values)

@@ -1,16 +1,14 @@
-"""`penstock plan`: what a run would read, before it runs."""
+"""`penstock plan`: the data that a training run would read."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.cli.options import AsJson
-from penstock.cli.terminal import print_json, visible, write
+from penstock.cli import options
+from penstock.cli.terminal import print_json, write
 from penstock.cli.train import BatchSize, MaxLength, Settings, Source, TrainFile, ValFile
 
 if TYPE_CHECKING:
     from penstock.train import TrainingJob
-
-__all__ = ["plan_command"]
 
 
 def plan_command(
@@ -20,23 +18,24 @@ def plan_command(
     batch_size: BatchSize = None,
     max_length: MaxLength = None,
     settings: Settings = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Show the plan of a recipe: sources, rows, tokens, weights and epochs.
+    """Show the sources, rows, tokens, weights and epochs of a run.
 
-    Text is built into stores first, as `penstock train` would.
+    Text is first built into stores, as in penstock train.
 
     penstock plan recipes/openwebtext-h100.toml
     """
     from penstock.train.command import choose_recipe, open_job, recipe_changes
 
-    flags = {
-        "train_file": train_file,
-        "val_file": val_file,
-        "batch_size": batch_size,
-        "max_length": max_length,
-    }
-    recipe, guesses = choose_recipe(source, recipe_changes(flags, settings or []))
+    changes = recipe_changes(
+        settings or [],
+        train_file=train_file,
+        val_file=val_file,
+        batch_size=batch_size,
+        max_length=max_length,
+    )
+    recipe, guesses = choose_recipe(source, changes)
     if recipe.data.stream:  # a finished store has the same rows in the same order
         recipe = replace(recipe, data=replace(recipe.data, stream=False, shuffle="part"))
 
@@ -51,7 +50,7 @@ def plan_command(
     if as_json:
         print_json({**job.plan.describe(), "digest": job.plan.digest, "run_rows": rows})
         return
-    write(visible(job.plan.tree(rows)))
+    write(job.plan.tree(rows))
     if job.val is not None:
         used = min(len(job.val), job.training.val_rows)
         write(f"validation: {used:,} of {len(job.val):,} rows, the same every time")
@@ -63,6 +62,7 @@ def plan_command(
 def _run_rows(job: "TrainingJob") -> int | None:
     """The rows of the whole run; None if the recipe does not determine them."""
     config = job.training
+    # "auto" is decided on the device, and `max_minutes` by the speed of the first steps.
     rows = config.global_batch_size or config.batch_size
     if config.steps is None or rows == "auto":
         return None

@@ -1,30 +1,60 @@
-"""Tables and the small histogram."""
+"""Tables and the histogram of document lengths."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.cli.terminal import console, visible
 
 if TYPE_CHECKING:
+    from penstock.store.reader import TokenStore
     from penstock.store.summary import Bin
 
-__all__ = ["documents_text", "facts", "histogram_lines", "reasons_text"]
+Facts = Sequence[tuple[str, str | list[str]]]
+"""Names and their values. A list is a value of several lines."""
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-def facts(rows: Sequence[tuple[str, Any]]) -> Any:
-    """Names and values in two columns."""
+def print_facts(title: str, facts: Facts) -> None:
+    """Print a bold title, and names and values in two columns; all text is escaped."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(f"  {name}", value)
-    return table
+    table.add_column(overflow="fold")  # long paths continue on the next line, not as "…"
+    for name, value in facts:
+        lines = [value] if isinstance(value, str) else value
+        table.add_row(f"  {name}", "\n".join(visible(line, lines=False) for line in lines))
+    out = console()
+    out.print(visible(title, lines=False), style="bold", soft_wrap=True)
+    out.print(table)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines of text, with each column aligned to the right.
+
+    >>> aligned([["min", "max"], ["1", "12,345"]])
+    ['min     max', '  1  12,345']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+
+
+def store_json(store: "TokenStore") -> dict[str, object]:
+    """The path, sizes and digest of a store, as an object for `--json`."""
+    return {
+        "path": str(store.path),
+        "num_documents": store.manifest.num_documents,
+        "num_tokens": store.num_tokens,
+        "digest": store.digest,
+    }
 
 
 def documents_text(num_documents: int, num_pieces: int) -> str:
-    """How many documents there are, and pieces where these are more.
+    """The number of documents, and of pieces if some documents are stored in several.
 
     >>> documents_text(1_200, 1_200), documents_text(1, 3)
     ('1,200', '1, in 3 pieces')
@@ -34,7 +64,7 @@ def documents_text(num_documents: int, num_pieces: int) -> str:
 
 
 def reasons_text(rejects: dict[str, int]) -> str:
-    """Rejects by reason in one line.
+    """The number of rejected records, in total and for each reason.
 
     >>> reasons_text({"bad_json": 1_200, "too_long": 3}), reasons_text({})
     ('1,203: bad_json 1,200, too_long 3', 'none')
@@ -46,9 +76,10 @@ def reasons_text(rejects: dict[str, int]) -> str:
 
 
 def histogram_lines(bins: Sequence["Bin"], *, width: int = 60, height: int = 3) -> list[str]:
-    """Bars of `height` lines, one to three columns a bin, over a scale of token counts.
+    """A bar chart of `height` lines over an axis with token counts.
 
-    A bin with any document in it shows at least the lowest block.
+    Each bin is one to three columns wide. A bin that is not empty shows at least the lowest
+    block.
 
     >>> from penstock.store.summary import Bin
     >>> for line in histogram_lines([Bin(1, 1, 8), Bin(2, 2, 0), Bin(3, 3, 1)], height=1):
@@ -56,30 +87,32 @@ def histogram_lines(bins: Sequence["Bin"], *, width: int = 60, height: int = 3) 
     ███   ▁▁▁
     1  2
     """
-    wide = max(1, min(3, width // len(bins)))
+    # Sixty bins of one column fit into a terminal of 80 columns, beside the names of the table.
+    columns = max(1, min(3, width // len(bins)))
     tallest = max(each.num_documents for each in bins)
+    # Heights in eighths of a line, rounded up: -(-a // b) is the ceiling of a / b.
     heights = [-(-each.num_documents * 8 * height // tallest) for each in bins]
     lines = []
     for level in reversed(range(height)):
         filled = [min(8, max(0, each - 8 * level)) for each in heights]
-        lines.append("".join(_BLOCKS[each] * wide for each in filled).rstrip())
-    return [*lines, _scale(bins, wide)]
+        lines.append("".join(_BLOCKS[each] * columns for each in filled).rstrip())
+    return [*lines, _axis(bins, columns)]
 
 
-def _scale(bins: Sequence["Bin"], wide: int) -> str:
-    """Where bins begin, as many numbers as have room."""
+def _axis(bins: Sequence["Bin"], columns: int) -> str:
+    """The smallest length of each bin, for as many bins as there is room."""
     line = ""
     for number, each in enumerate(bins):
-        place = number * wide
-        # Whole octaves only: 1, 2, 4, 8; the bins between begin at 3, 6, 12.
-        octave = each.first & (each.first - 1) == 0
-        if not line or (octave and place >= len(line) + 2):
-            line = line.ljust(place) + _binary_text(each.first)
+        column = number * columns
+        # Only powers of two: 1, 2, 4, 8. The bins between them begin at 3, 6, 12.
+        is_power = each.first & (each.first - 1) == 0
+        if not line or (is_power and column >= len(line) + 2):
+            line = line.ljust(column) + _binary_text(each.first)
     return line
 
 
 def _binary_text(number: int) -> str:
-    """A power of two as people write it: 512, 1k, 64k, 1M."""
+    """A power of two with a unit, such as 512, 1k, 64k or 1M."""
     for power, unit in ((30, "G"), (20, "M"), (10, "k")):
         if number >= 1 << power and number % (1 << power) == 0:
             return f"{number >> power}{unit}"

@@ -1,130 +1,116 @@
-"""`penstock tokenizer`: tokenizers of your own."""
+"""`penstock tokenizer`: train tokenizers."""
 
+import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, TypeVar
 
 import typer
 
-from penstock.cli.options import (
-    AsJson,
-    DocumentsOption,
-    Errors,
-    ErrorsOption,
-    FieldOption,
-    Format,
-    FormatOption,
-    Inputs,
-    MaxBadOption,
-)
+from penstock.cli import options
+from penstock.cli.options import option
 from penstock.cli.progress import bar
-from penstock.cli.tables import facts
-from penstock.cli.terminal import console, in_background, print_json, shell_word, visible
+from penstock.cli.tables import print_facts
+from penstock.cli.terminal import print_json, shell_word, write
 from penstock.cli.units import size_text
 
-if TYPE_CHECKING:
-    from penstock.tokenize.train import Trained
-
-__all__ = ["app"]
-
+Result = TypeVar("Result")
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def tokenizer() -> None:
-    """Make a tokenizer of your own."""
+    """Train a tokenizer on your text."""
 
 
 @app.command("train")
 def train_command(
-    inputs: Inputs,
-    path: Annotated[
-        Path,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            show_default=False,
-            help="The tokenizer.json to write.",
-        ),
-    ],
+    inputs: options.Inputs,
+    path: Annotated[Path, option("The tokenizer.json to write.", "FILE", "--output", "-o")],
     vocab_size: Annotated[
         int,
-        typer.Option(
-            metavar="NUMBER",
-            show_default=False,
-            help="Tokens to have: 256 bytes, the special tokens, and what is learned.",
-        ),
+        option("Size of the vocabulary: 256 bytes, special tokens and learned tokens.", "NUMBER"),
     ],
     special_token: Annotated[
         list[str],
-        typer.Option(
-            metavar="TOKEN", help="A token that no text spells; may be given more than once."
-        ),
+        option("A special token, which text never becomes. Can be given several times.", "TOKEN"),
     ] = ["<|endoftext|>"],  # noqa: B006  (typer copies it)
     max_bytes: Annotated[
         int | None,
-        typer.Option(
-            metavar="BYTES",
-            show_default=False,
-            help="Stop reading after this much text; 100000000 is plenty for most.",
+        option(
+            "Stop reading after this many bytes of text. 100000000 are usually enough.", "BYTES"
         ),
     ] = None,
-    format: FormatOption = Format.AUTO,
-    documents: DocumentsOption = "auto",
-    field: FieldOption = "text",
-    errors: ErrorsOption = Errors.STRICT,
-    max_bad: MaxBadOption = 0.001,
-    as_json: AsJson = False,
+    format: options.Format = "auto",
+    documents: options.Documents = "auto",
+    field: options.Field = "text",
+    errors: options.Errors = "strict",
+    max_bad: options.MaxBad = 0.001,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Learn a byte-level BPE tokenizer from your text.
+    """Train a byte-level BPE tokenizer on your text.
 
-    Any text can be encoded with it and comes back byte for byte. The same inputs give the
-    same file. Use it with: penstock build … --tokenizer FILE
+    It can encode any text, and decodes it to the same bytes. The same inputs give the same
+    file. Use it with: penstock build … --tokenizer FILE
 
     penstock tokenizer train corpus.txt -o tokenizer.json --vocab-size 16000
     """
     from penstock.sources.settings import Reading
     from penstock.tokenize.train import train_tokenizer
 
-    # Values of the enumerations are those of the library, which checks them again.
-    settings: dict[str, Any] = {
-        "format": format.value,
-        "documents": documents,
-        "field": field,
-        "errors": errors.value,
-    }
     with bar(shown=not as_json) as draw:
-        trained = in_background(
+
+        def report(done: int, total: int) -> None:
+            # After the last byte, the native code learns merges and reports nothing more.
+            stage = f"reading {size_text(done)}" if done < total else "learning merges"
+            draw(done, total, stage)
+
+        reading = Reading(format=format, documents=documents, field=field, errors=errors)
+        trained = _in_thread(
             lambda: train_tokenizer(
                 inputs,
                 path,
                 vocab_size=vocab_size,
                 special_tokens=special_token,
-                reading=Reading(**settings),
+                reading=reading,
                 max_bytes=max_bytes,
                 max_bad=max_bad,
-                progress=lambda done, total: draw(done, total, _stage(done, total)),
+                progress=report,
             )
         )
     if as_json:
         print_json(asdict(trained))
-    else:
-        _show(trained)
-
-
-def _stage(done: int, total: int) -> str:
-    return f"reading {size_text(done)}" if done < total else "learning merges"
-
-
-def _show(trained: "Trained") -> None:
-    out = console()
-    out.print(f"{visible(trained.path, lines=False)} written", style="bold", soft_wrap=True)
+        return
     rows = [
         ("vocabulary", f"{trained.vocab_size:,} tokens"),
-        ("learned from", f"{trained.num_documents:,} documents, {size_text(trained.num_bytes)}"),
+        ("trained on", f"{trained.num_documents:,} documents, {size_text(trained.num_bytes)}"),
         ("rejected", f"{trained.num_rejects:,}" if trained.num_rejects else "none"),
     ]
-    out.print(facts(rows))
-    where = shell_word(trained.path)
-    out.print(f"next: penstock build INPUTS -o STORE --tokenizer {where}", soft_wrap=True)
+    print_facts(f"{trained.path} written", rows)
+    write(f"next: penstock build INPUTS -o STORE --tokenizer {shell_word(trained.path)}")
+
+
+def _in_thread(work: Callable[[], Result]) -> Result:
+    """Call `work` in a thread, so that Ctrl-C can interrupt it.
+
+    Python handles Ctrl-C between two instructions of its main thread, but learning merges is one
+    native call of up to a minute. So the call runs in a daemon thread while the main thread
+    waits. After Ctrl-C, the daemon thread ends with the process.
+    """
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:  # noqa: BLE001  (raised again in the calling thread)
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="tokenizer training")
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)  # without a timeout, Ctrl-C would not end the wait on some systems
+    if errors:
+        raise errors[0]
+    return results[0]

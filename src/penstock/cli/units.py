@@ -1,13 +1,11 @@
-"""Numbers as people read them."""
-
-__all__ = ["clock_text", "count_text", "duration_text", "number_of", "size_text"]
+"""Numbers as short texts: sizes, counts and times."""
 
 _SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
 _COUNTS = ("", "k", "M", "G", "T")
 
 
 def size_text(num_bytes: float) -> str:
-    """A size in decimal units, three digits of it.
+    """A number of bytes with three digits and a decimal unit.
 
     >>> size_text(999), size_text(1_234_567), size_text(45_600_000_000)
     ('999 bytes', '1.23 MB', '45.6 GB')
@@ -16,7 +14,7 @@ def size_text(num_bytes: float) -> str:
 
 
 def count_text(number: float) -> str:
-    """A count, three digits of it, as short as it can be.
+    """A count with at most three digits and a unit.
 
     >>> count_text(7), count_text(65_536), count_text(1e9)
     ('7', '65.5k', '1G')
@@ -25,7 +23,7 @@ def count_text(number: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """A length of time.
+    """A duration in milliseconds or seconds; from a minute on, as on a clock.
 
     >>> duration_text(0.0421), duration_text(2.26), duration_text(75), duration_text(7_300)
     ('42 ms', '2.3 s', '1:15', '2:01:40')
@@ -36,7 +34,7 @@ def duration_text(seconds: float) -> str:
 
 
 def clock_text(seconds: float) -> str:
-    """A length of time as clocks show it.
+    """A duration as minutes and seconds, with hours if there are any.
 
     >>> clock_text(7), clock_text(3_600)
     ('0:07', '1:00:00')
@@ -47,7 +45,7 @@ def clock_text(seconds: float) -> str:
 
 
 def number_of(number: int, thing: str) -> str:
-    """So many of a thing.
+    """A number and a noun, in the plural unless the number is 1.
 
     >>> number_of(1, "part"), number_of(1_200, "blank record")
     ('1 part', '1,200 blank records')
@@ -56,12 +54,14 @@ def number_of(number: int, thing: str) -> str:
 
 
 def _scaled(number: float, units: tuple[str, ...]) -> str:
+    # 999.5 would be rounded to "1000", which has four digits, so the next unit is used.
     for power, unit in enumerate(units):
         scaled = number / 1000**power
         if scaled < 999.5 or unit == units[-1]:
             break
+    # The limits are those at which rounding adds a digit: 99.95 becomes "100", 9.995 "10.0".
     digits = 0 if power == 0 or scaled >= 99.95 else 1 if scaled >= 9.995 else 2
-    spelled = f"{scaled:,.{digits}f}"
-    if "." in spelled and units is _COUNTS:
-        spelled = spelled.rstrip("0").rstrip(".")
-    return f"{spelled} {unit}"
+    text = f"{scaled:,.{digits}f}"
+    if "." in text and units is _COUNTS:
+        text = text.rstrip("0").rstrip(".")
+    return f"{text} {unit}"

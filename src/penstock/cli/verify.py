@@ -1,54 +1,58 @@
-"""`penstock verify`: every byte of a store against its manifest."""
+"""`penstock verify`: compare every byte of a store with its manifest."""
 
 import time
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from penstock.cli.options import AsJson, StoreArgument, stores_at
+from penstock.cli import options
+from penstock.cli.options import by_side, stores_at
 from penstock.cli.progress import bar
 from penstock.cli.terminal import print_json, visible, write
 from penstock.cli.units import duration_text, number_of
 
-__all__ = ["verify_command"]
+if TYPE_CHECKING:
+    from penstock.store.reader import TokenStore
 
-_KINDS = ("part", "document", "piece", "token")
 
-
-def verify_command(store: StoreArgument, as_json: AsJson = False) -> None:
+def verify_command(store: options.Store, as_json: options.AsJson = False) -> None:
     """Check every byte of a store.
 
-    Reads all of it and compares it with its manifest: one flipped bit anywhere is found.
-    Ends with exit code 1 if something is wrong, and says which file and what. Given the
-    directory of a store that was built with --split, it checks both sides.
+    Reads the whole store and compares it with its manifest, so a single flipped bit is found.
+    If something is wrong, names the file and ends with exit code 1. For a store that was built
+    with --split, checks both sides.
     """
-    told: dict[str, Any] = {}
-    begun = time.monotonic()
-    for side, path in stores_at(store).items():
-        told[side] = _verified(path, shown=not as_json)
+    started = time.monotonic()
+    verified = {side: _verify(path, shown=not as_json) for side, path in stores_at(store).items()}
+    took = duration_text(time.monotonic() - started)
     if as_json:
-        print_json(told.get("") or told)
+        print_json(by_side({side: _to_json(each) for side, each in verified.items()}))
         return
-    took = duration_text(time.monotonic() - begun)
-    for each in told.values():
-        kinds = [kind for kind in _KINDS if kind != "piece" or _has_pieces(each)]
-        counts = ", ".join(number_of(each[f"num_{kind}s"], kind) for kind in kinds)
-        write(f"{visible(each['store'], lines=False)} is whole: {counts} ({took})")
+    for each in verified.values():
+        counts = [
+            number_of(len(each.manifest.parts), "part"),
+            number_of(each.manifest.num_documents, "document"),
+            number_of(each.num_tokens, "token"),
+        ]
+        # A large file that is a single document is stored in several pieces.
+        if len(each) != each.manifest.num_documents:
+            counts.insert(2, number_of(len(each), "piece"))
+        write(f"{visible(str(each.path), lines=False)} is intact: {', '.join(counts)} ({took})")
 
 
-def _has_pieces(told: dict[str, Any]) -> bool:
-    return bool(told["num_pieces"] != told["num_documents"])
-
-
-def _verified(path: Any, *, shown: bool) -> dict[str, Any]:
+def _verify(path: Path, *, shown: bool) -> "TokenStore":
     from penstock.store.verify import verify
 
     with bar(shown=shown) as draw:
 
-        def tell(done: int, total: int) -> None:
+        def report(done: int, total: int) -> None:
             draw(done, total, f"{done:,} of {number_of(total, 'part')}")
 
-        store = verify(path, tell)
+        return verify(path, report)
+
+
+def _to_json(store: "TokenStore") -> dict[str, object]:
     return {
-        "store": str(path),
+        "store": str(store.path),
         "whole": True,
         "num_parts": len(store.manifest.parts),
         "num_documents": store.manifest.num_documents,

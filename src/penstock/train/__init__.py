@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 from penstock.exports import lazy_exports
 
 if TYPE_CHECKING:
+    from penstock.train.checkpoint import from_gpt2 as from_gpt2
+    from penstock.train.checkpoint import gpt2_config as gpt2_config
+    from penstock.train.checkpoint import to_gpt2 as to_gpt2
     from penstock.train.config import SIZES as SIZES
     from penstock.train.config import ModelConfig as ModelConfig
     from penstock.train.config import OptimizationConfig as OptimizationConfig
@@ -20,9 +23,6 @@ if TYPE_CHECKING:
     from penstock.train.display import Display as Display
     from penstock.train.display import documents_at as documents_at
     from penstock.train.distributed import World as World
-    from penstock.train.exchange import from_gpt2 as from_gpt2
-    from penstock.train.exchange import gpt2_config as gpt2_config
-    from penstock.train.exchange import to_gpt2 as to_gpt2
     from penstock.train.learner import Learner as Learner
     from penstock.train.metrics import RunProgress as RunProgress
     from penstock.train.metrics import RunReport as RunReport
@@ -35,11 +35,11 @@ else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
+            "checkpoint": "from_gpt2 gpt2_config to_gpt2",
             "config": "SIZES ModelConfig OptimizationConfig TrainingConfig "
             "TrainingJob model_config",
             "display": "Display documents_at",
             "distributed": "World",
-            "exchange": "from_gpt2 gpt2_config to_gpt2",
             "learner": "Learner",
             "metrics": "RunProgress RunReport read_metrics",
             "model": "GPT",

@@ -6,7 +6,9 @@ With torchrun: `torchrun --nproc-per-node 8 -m penstock.train RECIPE`. It takes 
 
 import argparse
 import sys
+from contextlib import closing
 
+from penstock.cli.terminal import message_of
 from penstock.errors import PenstockError
 from penstock.train.command import choose_recipe, recipe_changes, run_recipe
 from penstock.train.display import Display
@@ -29,22 +31,20 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     flags = vars(parser.parse_args())
     source, device, settings = flags.pop("source"), flags.pop("device"), flags.pop("set")
-    display = Display()
-    log: Log = display if torchrun_rank() in (None, 0) else (lambda _: None)
     try:
-        recipe, guesses = choose_recipe(source, recipe_changes(flags, settings), device)
-        for line in guesses:
-            log(f"guessed {line}")
-        result = run_recipe(recipe, device=device, log=log)
+        recipe, guesses = choose_recipe(source, recipe_changes(settings, **flags), device)
+        with closing(Display()) as display:
+            # Under torchrun only the first process prints.
+            log: Log = display if not torchrun_rank() else (lambda _: None)
+            for line in guesses:
+                log(f"guessed {line}")
+            result = run_recipe(recipe, device=device, log=log)
     except (PenstockError, OSError) as error:
-        notes = getattr(error, "__notes__", [])
-        sys.stderr.write("\n".join([f"{type(error).__name__}: {error}", *notes, ""]))
+        sys.stderr.write(f"{type(error).__name__}: {message_of(error)}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("Interrupted: stopped by Ctrl-C.\n")
         return 130
-    finally:
-        display.close()
     if not result.finished:
         sys.stdout.write("stopped as requested; the same command resumes the run\n")
     return 0

@@ -5,26 +5,44 @@
 A checkpoint file is complete or absent (see `penstock.store.files`). A run that is killed while
 it saves resumes from the previous checkpoint. There is no random state to save: the dropout of a
 step is drawn from a key derived from the step. Loading runs no code (`weights_only`).
+
+`to_gpt2` and `from_gpt2` exchange weights with the GPT2LMHeadModel of transformers:
+
+    here                           in transformers                     stored there
+    token_embedding                transformer.wte, lm_head            without the padding rows
+    position_embedding             transformer.wpe
+    layers.3.attention.qkv         transformer.h.3.attn.c_attn         (in, out): transposed
+    layers.3.attention.project     transformer.h.3.attn.c_proj         transposed
+    layers.3.expand, contract      transformer.h.3.mlp.c_fc, c_proj    transposed
+    layers.3.attention_norm        transformer.h.3.ln_1
+
+Both sides are plain dicts of tensors, so transformers is not needed here:
+
+    from transformers import GPT2Config, GPT2LMHeadModel
+    exported = GPT2LMHeadModel(GPT2Config(**gpt2_config(model.config)))
+    exported.load_state_dict(to_gpt2(model))
 """
 
 import errno
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from penstock.errors import StoreBusyError, TrainError
+from penstock.errors import PlanError, StoreBusyError, TrainError
 from penstock.store.files import remove_temporary, sync_directory, write_file
 from penstock.store.lock import locked
 from penstock.train.config import ModelConfig
 from penstock.train.distributed import World
+from penstock.train.model import GPT
 
-__all__ = ["Checkpoints", "locked_output"]
+__all__ = ["Checkpoints", "from_gpt2", "gpt2_config", "locked_output", "to_gpt2"]
 
 _FORMAT = 2
 _KEYS = {"format", "progress", "model_config", "data", "model", "optimizers"}
@@ -32,6 +50,25 @@ _NAME = re.compile(r"step-(\d{8,})\.pt")
 # Errors of file systems that are read-only or have no locks, as on some clusters. A finished run
 # can still be looked at there.
 _NO_LOCKS = {errno.EACCES, errno.EROFS, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
+
+_END_OF_TEXT = 50_256
+_NAMES = {
+    "token_embedding.weight": "wte.weight",
+    "position_embedding.weight": "wpe.weight",
+    "norm.weight": "ln_f.weight",
+    "norm.bias": "ln_f.bias",
+}
+_LAYER_NAMES = {
+    "attention_norm": "ln_1",
+    "attention.qkv": "attn.c_attn",
+    "attention.project": "attn.c_proj",
+    "mlp_norm": "ln_2",
+    "expand": "mlp.c_fc",
+    "contract": "mlp.c_proj",
+}
+
+Contents = dict[str, Any]
+"""Values by name. Tensors, numbers and texts, which torch loads without running code."""
 
 
 class Checkpoints:
@@ -43,6 +80,7 @@ class Checkpoints:
 
     def paths(self) -> dict[int, Path]:
         """The files by their step, oldest first."""
+        # The pattern excludes temporary files of `write_file`, which a kill can leave.
         found = {
             int(match[1]): path
             for path in self.directory.glob("step-*.pt")
@@ -50,7 +88,7 @@ class Checkpoints:
         }
         return dict(sorted(found.items()))
 
-    def save(self, step: int, contents: dict[str, Any]) -> None:
+    def save(self, step: int, contents: Contents) -> None:
         """Write the checkpoint of a step, then remove the oldest ones beyond `keep_last`."""
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_temporary(self.directory)  # left by a run that was killed while it saved
@@ -64,7 +102,7 @@ class Checkpoints:
         for old in list(self.paths().values())[: -self._keep_last]:
             old.unlink(missing_ok=True)
 
-    def load(self, model: ModelConfig) -> dict[str, Any] | None:
+    def load(self, model: ModelConfig) -> Contents | None:
         """The newest checkpoint, on the CPU; None if there is none.
 
         Raises:
@@ -73,12 +111,13 @@ class Checkpoints:
         paths = self.paths()
         if not paths:
             return None
+        # An older checkpoint is never loaded silently: steps would be lost without a message.
         *before, step = paths
         path = paths[step]
         instead = f"resume after step {before[-1]:,}" if before else "start from the beginning"
         advice = f"Remove it to {instead}."
         try:
-            loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            loaded: Contents = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises many classes for damaged files
             first = (str(error).splitlines() or [type(error).__name__])[0]
             why = first.split(". ")[0].rstrip(".")
@@ -95,7 +134,8 @@ class Checkpoints:
         return loaded
 
 
-def _check_model(output: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
+def _check_model(output: Path, saved: Contents, current: Contents) -> None:
+    # Fields that a newer version of penstock has added are not in an old checkpoint.
     changed = [
         f"{name} {value!r} -> {current.get(name)!r}"
         for name, value in saved.items()
@@ -130,3 +170,88 @@ def locked_output(output: Path, world: World) -> Iterator[None]:
                 if error.errno not in _NO_LOCKS:
                     raise
         yield
+
+
+def gpt2_config(config: ModelConfig) -> dict[str, int | float | None]:
+    """The arguments of transformers' GPT2Config for the same model.
+
+    Raises:
+        PlanError: the model has an option that GPT-2 does not have.
+    """
+    options = {
+        "positions": (config.positions, "learned"),
+        "qk_norm": (config.qk_norm, False),
+        "activation": (config.activation, "gelu"),
+    }
+    changed = [f"{name}={value!r}" for name, (value, gpt2) in options.items() if value != gpt2]
+    if changed:
+        raise PlanError(
+            f"GPT-2 has no {', '.join(changed)}, so a model with this option cannot become a "
+            "GPT2LMHeadModel of transformers."
+        )
+    # transformers warns about special tokens outside of the vocabulary.
+    end = _END_OF_TEXT if config.vocab_size > _END_OF_TEXT else None
+    return {
+        "vocab_size": config.vocab_size,
+        "n_positions": config.length,
+        "n_embd": config.width,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "resid_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": 0.0,
+        "bos_token_id": end,
+        "eos_token_id": end,
+    }
+
+
+def to_gpt2(model: GPT) -> dict[str, Tensor]:
+    """Copies of the weights of `model`, under their names in GPT2LMHeadModel."""
+    gpt2_config(model.config)  # raises if GPT-2 has no such model
+    exported: dict[str, Tensor] = {}
+    for name, weight in model.state_dict().items():
+        gpt2_name, transposed = _gpt2_name(name)
+        # A transposed view shares memory with the weight, and safetensors refuses such views.
+        exported[gpt2_name] = (weight.t() if transposed else weight).clone().contiguous()
+    embedding = exported["transformer.wte.weight"][: model.config.vocab_size]
+    return {**exported, "transformer.wte.weight": embedding, "lm_head.weight": embedding}
+
+
+def from_gpt2(weights: Mapping[str, Tensor], *, heads: int = 12) -> GPT:
+    """A model with the weights of a GPT2LMHeadModel, or of the GPT2Model inside one.
+
+    The weights do not say how many attention heads there are: pass `heads`.
+    """
+    prefix = "transformer."
+    weights = {f"{prefix}{name.removeprefix(prefix)}": each for name, each in weights.items()}
+    vocab_size, width = weights["transformer.wte.weight"].shape
+    # "transformer.h.3.attn.c_attn.weight" belongs to layer 3.
+    numbers = [int(name.split(".")[2]) for name in weights if name.startswith("transformer.h.")]
+    model = GPT(
+        ModelConfig(
+            layers=1 + max(numbers),
+            heads=heads,
+            width=width,
+            length=len(weights["transformer.wpe.weight"]),
+            vocab_size=vocab_size,
+        )
+    )
+    with torch.no_grad():
+        for name, weight in model.state_dict().items():
+            gpt2_name, transposed = _gpt2_name(name)
+            value = weights[gpt2_name].t() if transposed else weights[gpt2_name]
+            weight[: len(value)].copy_(value)
+            weight[len(value) :].zero_()  # the padding rows of the embedding
+    return model
+
+
+def _gpt2_name(name: str) -> tuple[str, bool]:
+    """The name of a weight in transformers, and whether it is stored transposed there."""
+    if name in _NAMES:
+        return f"transformer.{_NAMES[name]}", False
+    _, number, rest = name.split(".", 2)
+    module, _, kind = rest.rpartition(".")
+    gpt2_module = _LAYER_NAMES[module]
+    # GPT-2 stores its projections, all named "c_…", as Conv1D: (in, out) instead of (out, in).
+    transposed = "c_" in gpt2_module and kind == "weight"
+    return f"transformer.h.{number}.{gpt2_module}.{kind}", transposed

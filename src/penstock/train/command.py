@@ -6,15 +6,13 @@ guess is printed. Flags then change single settings of the recipe.
 
 import glob
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from penstock.digest import derive_key
 from penstock.errors import PenstockError, RecipeError, SourceError, TrainError
-from penstock.recipe import Recipe, parse_recipe, read_recipe, set_value
+from penstock.recipe import Recipe, Tables, parse_recipe, read_recipe, set_value
 from penstock.store.files import write_file
 from penstock.store.manifest import FILE_NAME
 from penstock.store.reader import TokenStore
@@ -42,18 +40,33 @@ _TOKEN_FILES = {
     ".npy": "data: a token file of GPT-2's tokenizer; no validation",
     ".bin": "data: a token file of GPT-2's tokenizer, uint16 as nanoGPT writes it; no validation",
 }
-_MODEL_SETTINGS = ("model.size", "model.layers", "model.width")
-# Of a large text, 10 MB are held out; of less than 100 MB, a tenth.
 _MAX_HELD_OUT_BYTES = 10_000_000
+_TEMPERATURE = 0.8  # below 1, likely tokens become more likely
+_TOP_K = 50
+# The settings that are guessed with and without a GPU.
+_GPU_RECIPE = (
+    'model = {size = "124M"}\n'
+    "data = {length = 1024}\n"
+    "optimization = {learning_rate = 6e-4, warmup_steps = 100}\n"
+    'training = {global_batch_size = 256, precision = "bfloat16", compile = true, '
+    "max_minutes = 10, val_every = 100, val_rows = 512, save_every = 500}\n"
+)
+_CPU_RECIPE = (
+    'model = {size = "nano", positions = "rotary"}\n'
+    "data = {length = 128}\n"
+    "optimization = {learning_rate = 3e-3, warmup_steps = 50, betas = [0.9, 0.99]}\n"
+    "training = {batch_size = 4, max_minutes = 10, val_every = 100, val_rows = 128, "
+    "save_every = 100}\n"
+)
 
 Guesses = dict[str, tuple[str, ...]]
 """Lines about guessed settings. A line is not printed if a flag sets one of its settings."""
 
 
-def recipe_changes(flags: Mapping[str, Any], settings: list[str]) -> dict[str, Any]:
-    """Flags and `NAME=VALUE` settings, as changes to a recipe by dotted names.
+def recipe_changes(settings: list[str], **flags: str | float | None) -> Tables:
+    """`NAME=VALUE` settings and flags, as changes to a recipe by dotted names.
 
-    >>> recipe_changes({"batch_size": 4, "num_workers": 0}, ["training.compile=true"])
+    >>> recipe_changes(["training.compile=true"], batch_size=4, num_workers=0)
     {'training.batch_size': 4, 'training.prefetch': 0, 'training.compile': True}
     """
     given = {name: value for name, value in flags.items() if value is not None}
@@ -68,6 +81,7 @@ def recipe_changes(flags: Mapping[str, Any], settings: list[str]) -> dict[str, A
         name, equals, text = setting.partition("=")
         if not equals:
             raise RecipeError(f"--set {setting} is not NAME=VALUE, such as training.steps=100.")
+        # The value is TOML, so that numbers, booleans and lists get their types.
         try:
             changes[name.strip()] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
@@ -76,7 +90,7 @@ def recipe_changes(flags: Mapping[str, Any], settings: list[str]) -> dict[str, A
 
 
 def choose_recipe(
-    source: str | None, changes: Mapping[str, Any], device: str | None = None
+    source: str | None, changes: Tables, device: str | None = None
 ) -> tuple[Recipe, list[str]]:
     """The recipe of a command, and a line for each guess if the command named no recipe."""
     if source is not None and Path(source).suffix == ".toml":
@@ -97,6 +111,7 @@ def choose_recipe(
     no_split = isinstance(data, dict) and (data.get("val") or data.get("stream"))
     if no_split and "data.split" not in changes:
         data.pop("split", None)
+    # A setting that a flag has set was not guessed.
     lines = [line for line, names in guesses.items() if not set(names) & set(changes)]
     return parse_recipe(tables, source), lines
 
@@ -138,6 +153,7 @@ def _sample_text(job: TrainingJob, model: GPT) -> str:
         raise TrainError(f"{store.path} does not record its tokenizer")
     from penstock.store.reader import tokenizer_of  # needs packages that training does not
 
+    # The model may have more ids than the tokenizer, and these have no text.
     tokenizer = tokenizer_of(store.manifest)
     # The end token precedes the first token of every document but the first, so after it the model
     # writes the beginning of a document.
@@ -153,8 +169,6 @@ def generate(
     tokens: list[int],
     *,
     num_tokens: int = 100,
-    temperature: float = 0.8,
-    top_k: int = 50,
     seed: int = 0,
     vocab_size: int | None = None,
 ) -> list[int]:
@@ -164,8 +178,6 @@ def generate(
         model: A model, which is left in the mode it was in: training or evaluation.
         tokens: The beginning, at least one token.
         num_tokens: The number of tokens to add.
-        temperature: 1 draws from the model's distribution; less prefers likely tokens.
-        top_k: Draw from this many of the most likely tokens.
         seed: The seed of the draws.
         vocab_size: Draw ids below this number, if the tokenizer has fewer than the model.
 
@@ -181,10 +193,11 @@ def generate(
     try:
         for _ in range(num_tokens):
             # There is no cache of keys and values: for a hundred tokens it is not worth its code.
+            # The model was trained on rows of `length` tokens, so it sees the last ones.
             logits = model(written[:, -model.config.length :])[0, -1, :vocab_size].float()
             if not bool(logits.isfinite().all()):
                 raise TrainError("The logits of the model are not finite.")
-            likeliest, ids = (logits / temperature).topk(min(top_k, len(logits)))
+            likeliest, ids = (logits / _TEMPERATURE).topk(min(_TOP_K, len(logits)))
             drawn = torch.multinomial(likeliest.softmax(0), 1, generator=generator)
             written = torch.cat([written, ids[drawn][None]], dim=1)
     finally:
@@ -192,7 +205,7 @@ def generate(
     return [int(each) for each in written[0]]
 
 
-def _guess_recipe(source: str, device: str | None) -> tuple[dict[str, Any], Guesses]:
+def _guess_recipe(source: str, device: str | None) -> tuple[Tables, Guesses]:
     """The tables of a recipe for a store or a text, and the guesses in them."""
     if "://" in source:
         raise SourceError(
@@ -206,19 +219,19 @@ def _guess_recipe(source: str, device: str | None) -> tuple[dict[str, Any], Gues
             f"{path} does not exist (working directory: {Path.cwd()}). Give a text file, a store "
             "or a recipe (.toml)."
         )
-    data, guesses = _guess_data(path)
+    data, data_guesses = _guess_data(path)
     has_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cuda")
-    tables, more = _guess_settings(gpu=has_gpu)
+    tables, guesses = _guess_settings(gpu=has_gpu)
     tables["data"] |= data
-    place = path
+    named = path
     if is_pattern:  # the run is named after the last folder without a wildcard
-        place = next(each for each in path.parents if not glob.has_magic(str(each)))
-    name = place.stem if place.is_file() else place.resolve().name
+        named = next(each for each in path.parents if not glob.has_magic(str(each)))
+    name = named.stem if named.is_file() else named.resolve().name
     tables["output"] = f"runs/{name or 'data'}"
-    return tables, {**guesses, **more, f"output: {tables['output']}": ("output",)}
+    return tables, {**data_guesses, **guesses, f"output: {tables['output']}": ("output",)}
 
 
-def _guess_data(path: Path) -> tuple[dict[str, Any], Guesses]:
+def _guess_data(path: Path) -> tuple[Tables, Guesses]:
     finished: str | None = _TOKEN_FILES.get(path.suffix)
     if (path / FILE_NAME).exists():
         finished = "data: a finished store; no validation (set --val_file)"
@@ -227,40 +240,32 @@ def _guess_data(path: Path) -> tuple[dict[str, Any], Guesses]:
     if finished is not None:
         return {"train": str(path)}, {finished: ("data.val",)}
     size = path.stat().st_size if path.is_file() else 0
+    # A tenth of the text is held out, but no more than 10 MB.
     share = 0.1 if size <= 10 * _MAX_HELD_OUT_BYTES else _MAX_HELD_OUT_BYTES / size
-    data = {"train": str(path), "split": f"tail:{share:.6f}"}
-    held_out = ("data.split", "data.val", "data.stream")
-    return data, {
+    return {"train": str(path), "split": f"tail:{share:.6f}"}, {
         "tokenizer: gpt2": ("data.tokenizer",),
         _DOCUMENTS: ("data.documents",),
-        f"validation: the last {share:.1%} of the text": held_out,
+        f"validation: the last {share:.1%} of the text": ("data.split", "data.val", "data.stream"),
     }
 
 
-def _guess_settings(*, gpu: bool) -> tuple[dict[str, Any], Guesses]:
+def _guess_settings(*, gpu: bool) -> tuple[Tables, Guesses]:
     """The tables of a recipe for this kind of device, and the guesses in them."""
-    model, rows, length = ("124M", 256, 1024) if gpu else ("nano", 4, 128)
-    training: dict[str, Any] = {"max_minutes": 10, "val_every": 100}
+    tables = tomllib.loads(_GPU_RECIPE if gpu else _CPU_RECIPE)
+    training = tables["training"]
+    rows = training.get("global_batch_size") or training["batch_size"]
+    model = f"model: {tables['model']['size']}" + ("" if gpu else ", since there is no GPU")
     guesses: Guesses = {
-        f"model: {model}" + ("" if gpu else ", since there is no GPU"): _MODEL_SETTINGS,
-        f"length: {length:,} tokens per row": ("data.length",),
-        f"batch: {rows} rows per step": ("training.global_batch_size",),
-        "time: at most 10 minutes": ("training.max_minutes",),
+        model: ("model.size", "model.layers", "model.width"),
+        f"length: {tables['data']['length']:,} tokens per row": ("data.length",),
+        f"batch: {rows} rows per step": ("training.global_batch_size", "training.batch_size"),
+        f"time: at most {training['max_minutes']} minutes": ("training.max_minutes",),
     }
     if gpu:
-        optimization: dict[str, Any] = {"learning_rate": 6e-4, "warmup_steps": 100}
-        training |= {"global_batch_size": rows, "precision": "bfloat16", "compile": True}
-        training |= {"val_rows": 512, "save_every": 500}
-        line = "precision: bfloat16, compiled (training.compile=false starts sooner)"
-        guesses[line] = ("training.precision", "training.compile")
-    else:
-        optimization = {"learning_rate": 3e-3, "warmup_steps": 50, "betas": [0.9, 0.99]}
-        training |= {"batch_size": rows, "val_rows": 128, "save_every": 100}
-        guesses[f"batch: {rows} rows per step"] += ("training.batch_size",)
-    tables = {
-        "data": {"length": length},
-        "model": {"size": model, **({} if gpu else {"positions": "rotary"})},
-        "optimization": optimization,
-        "training": training,
-    }
+        guesses["precision: bfloat16, compiled (training.compile=false starts sooner)"] = (
+            "training.precision",
+            "training.compile",
+        )
+        # The size of a micro-batch says nothing about the rows of a step.
+        guesses[f"batch: {rows} rows per step"] = ("training.global_batch_size",)
     return tables, guesses

@@ -174,7 +174,9 @@ class TrainingConfig:
             raise PlanError(f"seed must be below 2**63; got {self.seed}.")
 
 
-def _check_numbers(config: Any, may_be_zero: tuple[str, ...]) -> None:
+def _check_numbers(
+    config: OptimizationConfig | TrainingConfig, may_be_zero: tuple[str, ...]
+) -> None:
     """Raise a PlanError unless every number in a dataclass is finite and above 0."""
     for name, value in asdict(config).items():
         if not isinstance(value, int | float) or isinstance(value, bool):

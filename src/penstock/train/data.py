@@ -51,6 +51,7 @@ _LEAST_TOKENS = 2  # of a row: an input and its target
 _GPT2_VOCAB = 50_257
 _CHECKED_IDS = 1 << 24  # of a bare token file; their minimum and maximum take 0.1 seconds
 _OTHER_TEXT = "That store belongs to this output. For other text or settings, use another one (-o)."
+_TOKEN_FILES = (".npy", ".bin")
 _FIELDS = ("inputs", "targets", "position_ids", "document_ids")
 
 
@@ -82,15 +83,11 @@ def open_data(
     return plan, opener.val_rows(held_out)
 
 
-def _is_store(path: Path) -> bool:
-    """Whether there is a store at `path`, or the two sides of a split store."""
-    return any((path / each / FILE_NAME).exists() for each in (".", "train"))
-
-
-def _document_in(store: Path) -> str:
-    """A description of the documents of a store, such as "a whole file"."""
-    path = store if (store / FILE_NAME).exists() else store / "train"
-    return describe_rules(builds(read_manifest(path)))
+def _sides(path: Path) -> tuple[Path, Path | None] | None:
+    """The store at `path` and None, or both sides of a split store; None if there is no store."""
+    if path.suffix in _TOKEN_FILES or (path / FILE_NAME).exists():
+        return path, None
+    return (path / "train", path / "val") if (path / "train" / FILE_NAME).exists() else None
 
 
 class _Opener:
@@ -103,53 +100,47 @@ class _Opener:
 
     def sides(self, given: str, name: str) -> tuple[Path, Path | None]:
         """The training store of a path, and the validation store if it was split."""
-        path = Path(given)
-        if path.suffix in (".npy", ".bin") or (path / FILE_NAME).exists():
-            return path, None
-        if not (path / "train" / FILE_NAME).exists():
-            is_new = not _is_store(self._stores / name)
-            path = self._built(given, name)
-            if is_new:
-                self._log(f"a document is {_document_in(path)}")
-        if (path / FILE_NAME).exists():
-            return path, None
-        return path / "train", path / "val"
-
-    def _built(self, given: str, name: str) -> Path:
-        """The store of a text, built now unless an earlier run has built it."""
-        from penstock.store.build import build
-
-        store = self._stores / name
-        if Path(given).is_dir() and store.resolve().is_relative_to(Path(given).resolve()):
+        path, store = Path(given), self._stores / name
+        sides = _sides(path)
+        if sides is None and path.is_dir() and store.resolve().is_relative_to(path.resolve()):
             raise PlanError(
                 f"The output {store.parent.parent} is inside {given}, which is the text to read: "
                 "the next run would read the files of this one. Use an output elsewhere (-o)."
             )
-        there = _is_store(store)
-        if not there:
+        return sides or self._built(given, store)
+
+    def _built(self, given: str, store: Path) -> tuple[Path, Path | None]:
+        """The sides of the store of a text, built now unless an earlier run has built it."""
+        from penstock.store.build import build
+
+        existed = _sides(store) is not None
+        if not existed:
             self._log(f"building {store} from {given}")
         # With other validation data, nothing needs to be held out of the text.
-        held_out = self._config.split if name == "train" and self._config.val is None else None
+        is_split = store.name == "train" and self._config.val is None
+        split = self._config.split if is_split else None
         while True:
             try:
-                build(given, store, split=held_out, **self._settings)
+                build(given, store, split=split, **self._settings)
             except StoreBusyError:
                 # Another process of this run is building it. Its lock ends with that process,
                 # however that ends, so this loop ends too.
                 time.sleep(_POLL_SECONDS)
             except StoreError as error:
-                if there:
+                if existed:
                     error.add_note(_OTHER_TEXT)
                 raise
             except SourceError as error:
                 if Path(given).exists():
-                    error.add_note(
-                        f"For other settings of how {given} is read, build a store with penstock "
-                        "build first, and train on that store."
-                    )
+                    error.add_note(f"To set how {given} is read, run penstock build on it first.")
                 raise
             else:
-                return store
+                break
+        sides = _sides(store)
+        assert sides is not None  # `build` has returned
+        if not existed:
+            self._log(f"a document is {describe_rules(builds(read_manifest(sides[0])))}")
+        return sides
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -161,7 +152,7 @@ class _Opener:
         from penstock.streaming.stream import stream
 
         store = self._stores / "train"
-        if Path(given).suffix in (".npy", ".bin") or (Path(given) / FILE_NAME).exists():
+        if _sides(Path(given)) is not None:
             raise PlanError(f"{given} is already tokenized. Use stream=false.")
         if not (store / FILE_NAME).exists():
             self._log(f"building {store} from {given} while training on its finished parts")

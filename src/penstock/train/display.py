@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -26,7 +26,10 @@ from penstock.order.plan import Plan
 from penstock.store.files import write_file
 from penstock.store.reader import TokenStore
 from penstock.train.data import stores_of
-from penstock.train.metrics import RunReport
+from penstock.train.metrics import Line, RunReport
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 __all__ = ["Display", "documents_at", "draw_curve", "report_line", "write_curve"]
 
@@ -44,16 +47,16 @@ class Display:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
-        self._live: Any = _live_line(self._stream)
+        self._live = _live_line(self._stream)
         self._shown = -math.inf
-        self._last: RunReport | None = None
+        self._last = ""
 
     def __call__(self, event: RunReport | str) -> None:
         """Show a line of text at once, or a report if the last one is old enough."""
         if isinstance(event, str):
             self._write(visible(event))  # a sample of the model may contain escape sequences
             return
-        self._last = event
+        self._last = report_line(event)
         now, step = time.monotonic(), event.progress.step
         # Without a terminal the first lines come soon, then one every ten seconds.
         wait = _DRAW_SECONDS if self._live is not None else min(_PRINT_SECONDS, step)
@@ -61,9 +64,9 @@ class Display:
             return
         self._shown = now
         if self._live is not None:
-            self._live.update(report_line(event), refresh=True)
+            self._live.update(self._last, refresh=True)
         else:
-            self._write(report_line(event))
+            self._write(self._last)
 
     def _write(self, line: str) -> None:
         if self._live is not None:
@@ -75,8 +78,8 @@ class Display:
     def close(self) -> None:
         """Draw the last report and leave it on the screen."""
         if self._live is not None:
-            if self._last is not None:
-                self._live.update(report_line(self._last), refresh=True)
+            if self._last:
+                self._live.update(self._last, refresh=True)
             self._live.stop()
 
 
@@ -91,13 +94,14 @@ def report_line(report: RunReport) -> str:
     if report.mfu is not None:
         parts.append(f"MFU {report.mfu:.1%}")
     parts += [f"wait {report.data_wait:.1%}", f"{report.peak_memory / 1e9:.1f} GB"]
+    # Before the second step there is no speed, and the time left is infinite.
     if report.seconds_left is not None and math.isfinite(report.seconds_left):
         minutes, seconds = divmod(round(report.seconds_left), 60)
         parts.append(f"ETA {minutes}:{seconds:02d}")
     return "  ".join(parts)
 
 
-def _live_line(stream: TextIO) -> Any:
+def _live_line(stream: TextIO) -> "Live | None":
     """A line that rich redraws; None without rich or a terminal."""
     if not stream.isatty():
         return None
@@ -112,16 +116,12 @@ def _live_line(stream: TextIO) -> Any:
     return live
 
 
-def write_curve(
-    path: Path, metrics: Iterable[dict[str, Any]], *, title: str, target: float | None
-) -> None:
+def write_curve(path: Path, metrics: Iterable[Line], *, title: str, target: float | None) -> None:
     """Write what `draw_curve` returns to a file."""
     write_file(path, [draw_curve(metrics, title=title, target=target).encode()])
 
 
-def draw_curve(
-    metrics: Iterable[dict[str, Any]], *, title: str = "loss", target: float | None = None
-) -> str:
+def draw_curve(metrics: Iterable[Line], *, title: str = "loss", target: float | None = None) -> str:
     """The loss curve as SVG.
 
     Args:
@@ -135,11 +135,8 @@ def draw_curve(
         if each["kind"] in points and isinstance(value, float) and math.isfinite(value):
             points[each["kind"]].append((each["step"], value))
     train, val = _averaged(points["step"]), points["val"]
-    losses = [y for _, y in [*train, *val]] + ([] if target is None else [target])
-    low, high = min(losses, default=0.0), max(losses, default=1.0)
-    margin = 0.05 * (high - low) or 0.5
-    steps = max((x for x, _ in [*train, *val]), default=1) or 1
-    scale = _Scale(steps, low - margin, high + margin)
+    lowest = f", lowest {min(y for _, y in val):.4f}" if val else ""
+    scale = _scale([*train, *val], target)
     # XML allows neither control characters nor lone surrogates, and a path can contain both.
     title = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in title)
     return "\n".join(
@@ -148,15 +145,16 @@ def draw_curve(
             'font-family="sans-serif" font-size="12" fill="#444">',
             '<rect width="100%" height="100%" fill="white"/>',
             f'<text x="{_LEFT}" y="22" font-size="15" fill="#222">{escape(title)}</text>',
+            _text(_WIDTH - _RIGHT, 22, f"validation{lowest}", fill="#c1440e"),
+            _text(_WIDTH - _RIGHT, 36, "train", fill="#7896b8"),
             *_axes(scale),
-            *([] if target is None else [_target_line(scale, target)]),
+            *([] if target is None else _target_line(scale, target)),
             _polyline(scale, train, "#9db7d5", "train"),
             _polyline(scale, val, "#c1440e", "val"),
             *(
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="#c1440e"/>'
-                for x, y in map(scale.place, val)
+                for x, y in map(scale.to_pixels, val)
             ),
-            _legend(val),
             "</svg>\n",
         ]
     )
@@ -169,12 +167,20 @@ class _Scale(NamedTuple):
     low: float
     high: float
 
-    def place(self, point: Point) -> Point:
+    def to_pixels(self, point: Point) -> Point:
         across = _WIDTH - _LEFT - _RIGHT
         down = _HEIGHT - _TOP - _BOTTOM
         # y grows downwards in SVG, so the highest loss is at the top.
         x = _LEFT + across * point[0] / self.steps
         return x, _TOP + down * (self.high - point[1]) / (self.high - self.low)
+
+
+def _scale(points: Sequence[Point], target: float | None) -> _Scale:
+    """A scale that shows all points and the target, with a margin above and below."""
+    losses = [y for _, y in points] + ([] if target is None else [target])
+    low, high = min(losses, default=0.0), max(losses, default=1.0)
+    margin = 0.05 * (high - low) or 0.5  # a single point still needs a height
+    return _Scale(max((x for x, _ in points), default=1) or 1, low - margin, high + margin)
 
 
 def _averaged(points: Sequence[Point]) -> list[Point]:
@@ -200,43 +206,34 @@ def _ticks(low: float, high: float, most: int = 8) -> list[float]:
     return [round((first + number) * step, 10) for number in range(count)]
 
 
-def _axes(scale: _Scale) -> list[str]:
+def _text(x: float, y: float, text: str, *, anchor: str = "end", fill: str = "#444") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{fill}">{text}</text>'
+
+
+def _axes(scale: _Scale) -> Iterator[str]:
     bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-    lines = []
     for loss in _ticks(scale.low, scale.high):
-        y = scale.place((0, loss))[1]
-        lines.append(f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="#eee"/>')
-        lines.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{loss:g}</text>')
+        y = scale.to_pixels((0, loss))[1]
+        yield f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="#eee"/>'
+        yield _text(_LEFT - 8, y + 4, f"{loss:g}")
     for step in _ticks(0, scale.steps):
-        x = scale.place((step, 0))[0]
-        label = f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{step:,.10g}</text>'
-        lines.append(label)
-    lines.append(f'<path d="M{_LEFT} {_TOP}V{bottom}H{right}" fill="none" stroke="#999"/>')
-    middle = (_LEFT + right) / 2
-    return [*lines, f'<text x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">step</text>']
+        x = scale.to_pixels((step, 0))[0]  # ".10g" writes 100000 as 100,000 and not as 1e+05
+        yield _text(x, bottom + 18, f"{step:,.10g}", anchor="middle")
+    yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{right}" fill="none" stroke="#999"/>'
+    yield _text((_LEFT + right) / 2, _HEIGHT - 8, "step", anchor="middle")
 
 
-def _target_line(scale: _Scale, target: float) -> str:
-    y = scale.place((0, target))[1]
-    return (
-        f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="#3a7d44" stroke-dasharray="5 4"/>'
-        f'<text x="{_WIDTH - _RIGHT}" y="{y - 5:.1f}" text-anchor="end" fill="#3a7d44">'
-        f"target {target:g}</text>"
-    )
+def _target_line(scale: _Scale, target: float) -> list[str]:
+    y = scale.to_pixels((0, target))[1]
+    dashes = 'stroke="#3a7d44" stroke-dasharray="5 4"'
+    label = _text(_WIDTH - _RIGHT, y - 5, f"target {target:g}", fill="#3a7d44")
+    return [f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" {dashes}/>', label]
 
 
 def _polyline(scale: _Scale, points: Sequence[Point], colour: str, name: str) -> str:
-    coordinates = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(scale.place, points))
+    coordinates = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(scale.to_pixels, points))
     style = f'fill="none" stroke="{colour}" stroke-width="1.5"'
     return f'<polyline id="{name}" points="{coordinates}" {style}/>'
-
-
-def _legend(val: Sequence[Point]) -> str:
-    lowest = f", lowest {min(y for _, y in val):.4f}" if val else ""
-    return (
-        f'<text x="{_WIDTH - _RIGHT}" y="22" text-anchor="end"><tspan fill="#7896b8">train</tspan> '
-        f'<tspan fill="#c1440e">validation{lowest}</tspan></text>'
-    )
 
 
 def documents_at(plan: Plan, start: int, stop: int) -> str:

@@ -12,12 +12,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.nn.parallel import DistributedDataParallel
 
 from penstock.errors import PlanError
 
@@ -71,14 +72,18 @@ class World:
         if self.size > 1:
             self.from_main(0)
 
-    def data_parallel(self, model: torch.nn.Module) -> Any:
+    def data_parallel(self, model: torch.nn.Module) -> torch.nn.Module:
         """`model`, with its gradients averaged over all processes."""
         if self.size == 1:
             return model
-        from torch.nn.parallel import DistributedDataParallel
-
         ids = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=ids)
+
+    def no_exchange(self, model: torch.nn.Module) -> AbstractContextManager[object]:
+        """A context in which a backward pass adds gradients without averaging them."""
+        if isinstance(model, DistributedDataParallel):
+            return model.no_sync()
+        return nullcontext()
 
 
 class HostCopy:
@@ -91,7 +96,7 @@ class HostCopy:
     def __init__(self, values: Tensor) -> None:
         # Without the event, `tolist` could read the host buffer before the copy has filled it.
         self._values = values.to("cpu", non_blocking=True)
-        self._copied: Any = None
+        self._copied: torch.cuda.Event | None = None
         if values.is_cuda:
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
@@ -127,6 +132,7 @@ def select_device(name: str | None) -> torch.device:
     Raises:
         PlanError: there is no such device.
     """
+    # torch reports a wrong device only when a tensor is moved to it, after text was tokenized.
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
@@ -148,20 +154,20 @@ def join_processes(device: str | None = None) -> Iterator[World]:
     """
     joined = distributed.is_available() and distributed.is_initialized()
     launched = not joined and torchrun_rank() is not None
-    place = select_device(device)
-    if place.type == "cuda":
+    chosen = select_device(device)
+    if chosen.type == "cuda":
         # One GPU for each process of a node. nccl uses the current one, so it is set first.
-        number = int(os.environ.get("LOCAL_RANK", "0")) if launched else place.index
+        number = int(os.environ.get("LOCAL_RANK", "0")) if launched else chosen.index
         if number is not None:
             torch.cuda.set_device(number)
-        place = torch.device("cuda", torch.cuda.current_device())
+        chosen = torch.device("cuda", torch.cuda.current_device())
     if launched:
-        distributed.init_process_group("nccl" if place.type == "cuda" else "gloo")
+        distributed.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     try:
         if joined or launched:
-            yield World(distributed.get_rank(), distributed.get_world_size(), place)
+            yield World(distributed.get_rank(), distributed.get_world_size(), chosen)
         else:
-            yield World(0, 1, place)
+            yield World(0, 1, chosen)
     finally:
         if launched:
             distributed.destroy_process_group()
@@ -176,7 +182,7 @@ def stop_signals() -> Iterator[threading.Event]:
     requested = threading.Event()
     first = math.inf
 
-    def handle(number: int, _: Any) -> None:
+    def handle(number: int, _: object) -> None:
         nonlocal first
         # torchrun forwards a Ctrl-C to processes that already received it from the terminal.
         # Only one that comes a second after the first is a second request.
@@ -188,6 +194,7 @@ def stop_signals() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield requested  # only the main thread may set signal handlers
         return
+    # Schedulers such as Slurm send SIGTERM some seconds before they kill a job.
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(number, handle) for number in numbers]
     try:

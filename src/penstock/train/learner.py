@@ -4,7 +4,7 @@ The loss of a step is the mean over all its targets, on all processes and in all
 rows with few targets count less, and the number of processes changes only the rounding.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -43,8 +43,8 @@ class Learner:
         if job.training.precision == "fp8":
             _use_fp8(self.model)
         self.optimizers = Optimizers(self.model, job.optimization)
-        self._parallel: Any = self.model
-        self._forward: Any = self.model
+        self._parallel: nn.Module = self.model
+        self._forward: Callable[..., Tensor] = self.model
 
     def state(self) -> dict[str, Any]:
         """The weights and the optimizers' state, for a checkpoint."""
@@ -76,8 +76,7 @@ class Learner:
         def step(rows: int) -> None:
             vocab_size = self.model.config.vocab_size
             tokens = torch.randint(vocab_size, (rows, length), device=device)
-            loss: Any = self._loss([tokens, tokens])
-            loss.backward()
+            torch.autograd.backward(self._loss([tokens, tokens]))
 
         most = max(1, min(_MAX_TOKENS // length, share or _MAX_TOKENS))
         weights = list(self.model.parameters())
@@ -104,12 +103,11 @@ class Learner:
         total = torch.zeros((), device=self._world.device)
         for number, microbatch in enumerate(microbatches, 1):
             # The processes exchange gradients once a step, with the last micro-batch.
-            alone = number < len(microbatches) and self._world.size > 1
-            with self._parallel.no_sync() if alone else nullcontext():
+            is_last = number == len(microbatches)
+            with nullcontext() if is_last else self._world.no_exchange(self._parallel):
                 loss = self._loss(microbatch)
                 # The processes' gradients are averaged, so the number of processes cancels out.
-                scaled: Any = loss * (self._world.size / num_targets)
-                scaled.backward()
+                torch.autograd.backward(loss * (self._world.size / num_targets))
             total += loss.detach()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
         return torch.stack([self._world.sum(total) / num_targets, norm])
@@ -137,8 +135,7 @@ class Learner:
         """The sum of the losses of a micro-batch."""
         narrow = self._config.precision != "float32"
         with torch.autocast(self._world.device.type, torch.bfloat16, enabled=narrow):
-            loss: Tensor = self._forward(*microbatch)
-        return loss
+            return self._forward(*microbatch)
 
 
 def _use_fp8(model: nn.Module) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,7 +27,11 @@ from penstock.store.files import write_file
 from penstock.train.config import ModelConfig
 from penstock.train.distributed import World
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 __all__ = [
+    "Line",
     "Log",
     "Metrics",
     "RunProgress",
@@ -40,7 +44,7 @@ __all__ = [
 ]
 
 # Dense products in bfloat16, without sparsity, from the makers' data sheets. The first name that
-# the device's name contains counts, so "H100 PCIe" stands before "H100".
+# the device's name contains counts, so "H100 PCIe" comes before "H100".
 _PEAK_FLOPS = {
     "H200": 989e12,
     "H100 PCIe": 756e12,
@@ -92,6 +96,8 @@ class RunReport:
     """The most bytes in use so far, on the GPU; without a GPU, in this process."""
 
 
+Line = dict[str, Any]
+"""A line of metrics.jsonl: its kind, its step, and numbers by name."""
 Log = Callable[[RunReport | str], None]
 """A callback. It gets a `RunReport` after every step, and a line of text for other events."""
 
@@ -145,6 +151,7 @@ class Throughput:
         """A report with the speed of the last ten steps."""
         mfu = None
         if self._peak_flops is not None:
+            # The peak is that of all GPUs, as the tokens are those of all processes.
             flops = self._model.flops_per_token * self.tokens_per_second
             mfu = flops / (self._peak_flops * self._world.size)
         left = None if progress.steps is None else progress.steps - progress.step
@@ -185,8 +192,9 @@ class Metrics:
         write_file(path, [_line(each) for each in kept])
         self._stream = path.open("a", encoding="utf-8")
 
-    def add(self, kind: str, step: int, **values: Any) -> None:
+    def add(self, kind: str, step: int, **values: float | None) -> None:
         """Write one line. It survives a kill of this process, but not a power cut; see `sync`."""
+        # The kernel has the line after `flush`, so it survives the end of this process.
         self._stream.write(_line({"kind": kind, "step": step, **values}).decode())
         self._stream.flush()
         if self._board is not None:
@@ -206,13 +214,14 @@ class Metrics:
             self._board.close()
 
 
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+def read_metrics(path: Path) -> Iterator[Line]:
     """The lines of metrics.jsonl; none if there is no such file.
 
     A last line that a kill has cut short is skipped, and so are lines of other programs.
     """
     if not path.exists():
         return
+    # As bytes: a line that was cut inside a character is not UTF-8.
     for line in path.read_bytes().split(b"\n"):
         try:
             found = json.loads(line)
@@ -222,7 +231,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             yield found
 
 
-def json_values(values: dict[str, Any]) -> dict[str, Any]:
+def json_values(values: Line) -> Line:
     """`values` with None for NaN and infinity, which JSON does not have."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -230,11 +239,11 @@ def json_values(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _line(values: dict[str, Any]) -> bytes:
+def _line(values: Line) -> bytes:
     return json.dumps(json_values(values)).encode() + b"\n"
 
 
-def _tensorboard(directory: Path, step: int) -> Any:
+def _tensorboard(directory: Path, step: int) -> "SummaryWriter":
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -242,6 +251,7 @@ def _tensorboard(directory: Path, step: int) -> Any:
             "tensorboard=true needs tensorboard, which is not installed. Install it with: "
             'pip install "penstock[tensorboard]"'
         ) from error
+    # TensorBoard keeps events of steps that will be computed again, unless they are purged.
     return SummaryWriter(directory / "tensorboard", purge_step=step + 1 if step else 0)
 
 

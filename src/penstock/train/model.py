@@ -2,16 +2,17 @@
 
     tokens ─ embedding (+ positions) ─ [ attention, MLP ] x layers ─ norm ─ logits ─ loss
 
-The default settings are GPT-2 as it was published; `penstock.train.exchange` converts its weights
-to and from transformers. Three options make the model learn faster from the same tokens: rotary
-positions, normalised queries and keys, and squared ReLU.
+The default settings are GPT-2 as it was published; `penstock.train.checkpoint` converts its
+weights to and from transformers. Three options make the model learn faster from the same tokens:
+rotary positions, normalised queries and keys, and squared ReLU.
 
 Rows with several documents come with `document_ids`; then no token attends to another document.
 On a GPU the mask goes to FlexAttention, which skips masked blocks. On a CPU it is a boolean array.
 """
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from penstock.train.config import ModelConfig
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    Mask = Tensor | BlockMask
 
 __all__ = ["GPT"]
 
@@ -105,7 +111,7 @@ class Layer(nn.Module):
         self.contract = nn.Linear(4 * config.width, config.width)
         self.config = config
 
-    def forward(self, hidden: Tensor, rotation: Rotation | None, mask: Any) -> Tensor:
+    def forward(self, hidden: Tensor, rotation: Rotation | None, mask: "Mask | None") -> Tensor:
         """The new hidden states, in the shape of `hidden`."""
         hidden = hidden + self._dropout(self.attention(self.attention_norm(hidden), rotation, mask))
         inner = self.expand(self.mlp_norm(hidden))
@@ -129,7 +135,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.project = nn.Linear(config.width, config.width)
 
-    def forward(self, hidden: Tensor, rotation: Rotation | None, mask: Any) -> Tensor:
+    def forward(self, hidden: Tensor, rotation: Rotation | None, mask: "Mask | None") -> Tensor:
         """The output for each token, in the shape of `hidden`."""
         rows, length, width = hidden.shape
         query, key, value = (
@@ -152,7 +158,7 @@ class Attention(nn.Module):
         return projected
 
 
-def _mask(document_ids: Tensor) -> Any:
+def _mask(document_ids: Tensor) -> "Mask":
     """Which tokens each token attends to: itself and earlier ones of the same document.
 
     On a GPU a block mask for FlexAttention, whose kernel skips blocks without any visible token;
@@ -170,16 +176,17 @@ def _mask(document_ids: Tensor) -> Any:
     return (same & torch.ones_like(same[0]).tril()).unsqueeze(1)
 
 
-def _flex_attention() -> Any:
+def _flex_attention() -> Callable[..., Tensor]:
     """FlexAttention, compiled: without compilation it would be as slow as a dense mask."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    # A model that is being compiled compiles it as a part of itself.
-    return flex_attention if torch.compiler.is_compiling() else _compiled_flex_attention()
+    if torch.compiler.is_compiling():  # it becomes a part of the compiled model
+        return flex_attention
+    return _compiled_flex_attention()
 
 
 @cache
-def _compiled_flex_attention() -> Any:
+def _compiled_flex_attention() -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=False)

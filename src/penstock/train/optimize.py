@@ -38,7 +38,7 @@ class Optimizers:
             {"params": [each for each in others if each.dim() < 2], "weight_decay": 0.0},
         ]
         rate, decay = config.learning_rate, config.weight_decay
-        self.all: list[Any] = [
+        self.all: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(groups, rate, config.betas, weight_decay=decay, fused=fused)
         ]
         if matrices:
@@ -88,10 +88,12 @@ class Optimizers:
             ) from error
 
 
-def _muon(matrices: list[nn.Parameter], config: OptimizationConfig) -> Any:
-    if not hasattr(torch.optim, "Muon"):
+def _muon(matrices: list[nn.Parameter], config: OptimizationConfig) -> torch.optim.Optimizer:
+    try:
+        from torch.optim import Muon
+    except ImportError as error:
         raise PlanError(
             f'optimizer="muon" needs torch 2.9 or newer; this is torch {torch.__version__}. '
             'Use optimizer="adamw".'
-        )
-    return torch.optim.Muon(matrices, lr=config.muon_rate, weight_decay=config.weight_decay)
+        ) from error
+    return Muon(matrices, lr=config.muon_rate, weight_decay=config.weight_decay)

@@ -20,22 +20,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from penstock.digest import derive_key
 from penstock.errors import TrainError
+from penstock.train import data
 from penstock.train.checkpoint import Checkpoints, locked_output
 from penstock.train.config import TrainingJob
-from penstock.train.data import (
-    check_vocabulary,
-    microbatches,
-    step_rows,
-    training_loader,
-    validation_loader,
-)
 from penstock.train.display import documents_at, write_curve
 from penstock.train.distributed import HostCopy, World, join_processes, stop_signals, to_signed
 from penstock.train.learner import Learner
@@ -94,17 +88,16 @@ class _Loop:
     def __init__(self, job: TrainingJob, world: World, log: Log, stop: threading.Event) -> None:
         self.job, self.config, self.world, self.stop = job, job.training, world, stop
         self.log: Log = log if world.is_main else (lambda _: None)
-        check_vocabulary(job)
+        data.check_vocabulary(job)
         self.learner = Learner(job, world)
         size = self.config.batch_size
         self.rows = self.learner.fitting_rows() if size == "auto" else size
         if size == "auto":
             self.log(f"batch_size: {self.rows} rows of {job.model.length:,} tokens at once")
-        self.step_rows = step_rows(self.config, self.rows, world)
-        self.loader = training_loader(job, world, self.step_rows)
-        self.val_loader = validation_loader(job, world, self.rows)
-        directory = job.output / "checkpoints"
-        self.checkpoints = Checkpoints(directory, keep_last=self.config.keep_last)
+        self.step_rows = data.step_rows(self.config, self.rows, world)
+        self.loader = data.training_loader(job, world, self.step_rows)
+        self.val_loader = data.validation_loader(job, world, self.rows)
+        self.checkpoints = Checkpoints(job.output / "checkpoints", keep_last=self.config.keep_last)
         self.progress = RunProgress(steps=self.config.steps)  # of steps whose loss is known
         self._resume()
         self.queued = self.saved = self.progress.step
@@ -220,7 +213,7 @@ class _Loop:
         counts = self.world.put([0, to_signed(self.loader.fingerprint or 0), stop])
         counts[0] = (batch["targets"] != -100).sum()
         self.world.sum(counts)
-        results = self.learner.compute_gradients(microbatches(batch, self.rows), counts[0])
+        results = self.learner.compute_gradients(data.microbatches(batch, self.rows), counts[0])
         rate = self.job.optimization.rate(self.queued, self.progress.steps)
         if self.config.on_nonfinite == "stop" or bool(results.isfinite().all()):
             self.learner.optimizers.step(rate)
@@ -303,7 +296,7 @@ class _Loop:
             return
         step, rows = self.progress.step, self.rows
         self.val_loader.seek(0)
-        batches = chain.from_iterable(microbatches(batch, rows) for batch in self.val_loader)
+        batches = chain.from_iterable(data.microbatches(batch, rows) for batch in self.val_loader)
         loss = self.learner.evaluate(batches)
         seconds = time.perf_counter() - self.started
         self.progress = replace(self.progress, val_loss=loss, seconds=seconds)
@@ -323,7 +316,7 @@ class _Loop:
                 f"{seconds / 60:.1f} minutes and {self.progress.tokens:,} tokens"
             )
 
-    def _record(self, kind: str, **values: Any) -> None:
+    def _record(self, kind: str, **values: float | None) -> None:
         """Write a line to metrics.jsonl, on the main process."""
         if self.metrics is not None:
             progress = self.progress
