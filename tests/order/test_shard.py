@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.order.shard import PADDING, Shard, rows_per_rank
-from penstock.order.steps import Steps
+from penstock.order.steps import PADDING, Shard, Steps, rows_per_rank
 
 WORLDS = st.sampled_from([1, 2, 3, 4, 8])
 RAMPS = st.lists(st.integers(1, 5), min_size=1, max_size=3).map(

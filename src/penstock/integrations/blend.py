@@ -35,7 +35,7 @@ from penstock.integrations.shares import (
     token_counts,
 )
 from penstock.order.plan import Plan
-from penstock.order.schedule import Origin, Schedule
+from penstock.order.schedule import Schedule, StartingPoint
 from penstock.order.schedule import Stage as OrderStage
 from penstock.order.shuffle import Domain
 from penstock.order.weighted import Mixture
@@ -73,7 +73,7 @@ class Blend:
     """What was asked, in the order of positions; empty where each example comes once."""
     num_tokens: tuple[int, ...] | None = None
     """The tokens of each dataset, where weights are shares of tokens."""
-    origin: Origin | None = None
+    origin: StartingPoint | None = None
     """Where the first stage begins in a blend that was resumed, if not at 0."""
     _schedule: Schedule | None = field(default=None, repr=False, compare=False)
 
@@ -169,7 +169,7 @@ class Blend:
             ResumeError: it belongs to other datasets, or is not as `to_resume` writes it.
         """
         try:
-            origin = Origin(changed["position"], changed["counts"], changed["debts"])
+            origin = StartingPoint(changed["position"], changed["counts"], changed["debts"])
             weights = read_weights([_parsed(each) for each in changed["weights"]], self.names)
             stage = Stage(origin.position, weights, str(changed["history"]))
             # A wrong sum, or numbers that are none, would come out as other examples later on.

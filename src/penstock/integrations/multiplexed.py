@@ -26,7 +26,7 @@ from penstock.integrations.workers import Workers
 from penstock.loader.fingerprint import combine, of_samples, source_keys
 from penstock.loader.state import sealed, shortened, unsealed
 from penstock.order.integers import Integers
-from penstock.order.schedule import Origin
+from penstock.order.schedule import StartingPoint
 
 __all__ = ["MultiplexDataLoader"]
 
@@ -246,7 +246,10 @@ def _read(state: Any) -> dict[str, Any]:
     if stages and told["order"].get("weights") != stages:  # weights that were set at the start
         position, weights = stages[0]
         nothing = [0] * len(weights)
-        changed = Origin(position, nothing, nothing)._asdict() | {"weights": weights, "history": ""}
+        changed = StartingPoint(position, nothing, nothing)._asdict() | {
+            "weights": weights,
+            "history": "",
+        }
     return {**told, "changed": changed}
 
 

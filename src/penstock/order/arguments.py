@@ -1,7 +1,7 @@
 """What a plan is asked to do, checked against its sources.
 
 Weights, a temperature, a schedule and caps come in the words of the user: names of
-sources, numbers of epochs. Here they become what `Schedule` and `Passes` compute with:
+sources, numbers of epochs. Here they become what `Schedule` and `EpochOrder` compute with:
 numbers of sources, and rows. What cannot be meant is refused with the value that says so.
 """
 
@@ -19,13 +19,13 @@ from penstock.order.weights import Weight, as_fraction, exact_weights, is_finite
 
 __all__ = [
     "Caps",
-    "Terms",
+    "StageArguments",
     "cap_rows",
     "num_rows_of",
     "part_rows_of",
     "quoted",
     "read_members",
-    "read_terms",
+    "read_stages",
     "read_weights",
 ]
 
@@ -63,16 +63,16 @@ class Caps:
         """The most epochs of one source; None is any number."""
         return self.epochs.get(name) if isinstance(self.epochs, Mapping) else self.epochs
 
-    def spelled(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The caps as JSON."""
         if isinstance(self.epochs, Mapping):
-            epochs: Any = {name: _spelled(epochs) for name, epochs in self.epochs.items()}
+            epochs: Any = {name: _number_to_json(epochs) for name, epochs in self.epochs.items()}
         else:
-            epochs = _spelled(self.epochs)
+            epochs = _number_to_json(self.epochs)
         return {"epochs": epochs, "then": self.then}
 
 
-class Terms(NamedTuple):
+class StageArguments(NamedTuple):
     """How rows are drawn from a position on; one of the three is given."""
 
     position: int
@@ -81,13 +81,13 @@ class Terms(NamedTuple):
     sources: Sequence[str] | None = None
     """Every sample of these sources once an epoch."""
 
-    def spelled(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The terms as JSON."""
         if self.weights is not None:
-            spelled: Any = {name: _spelled(weight) for name, weight in self.weights.items()}
+            spelled: Any = {name: _number_to_json(weight) for name, weight in self.weights.items()}
             return {"position": self.position, "weights": spelled}
         if self.temperature is not None:
-            return {"position": self.position, "temperature": _spelled(self.temperature)}
+            return {"position": self.position, "temperature": _number_to_json(self.temperature)}
         return {"position": self.position, "sources": list(self.sources or ())}
 
 
@@ -120,12 +120,12 @@ def part_rows_of(name: str, source: Sized, size: int) -> list[int]:
     return parts
 
 
-def read_terms(
+def read_stages(
     names: Sequence[str],
     weights: Mapping[str, Weight] | None,
     temperature: float | None,
     schedule: Mapping[int, Mapping[str, Weight] | Sequence[str]] | None,
-) -> list[Terms]:
+) -> list[StageArguments]:
     """The terms of each stage, in order; all sources from 0 on where nothing is asked."""
     if weights is not None and temperature is not None:
         raise PlanError(
@@ -134,9 +134,9 @@ def read_terms(
         )
     stages = []
     if weights is not None or temperature is not None:
-        stages = [Terms(0, weights=weights, temperature=temperature)]
+        stages = [StageArguments(0, weights=weights, temperature=temperature)]
     elif not schedule:
-        stages = [Terms(0, sources=names)]
+        stages = [StageArguments(0, sources=names)]
     later = {index(position): asked for position, asked in (schedule or {}).items()}
     for position, asked in sorted(later.items(), key=itemgetter(0)):
         if position == 0 and stages:
@@ -145,15 +145,15 @@ def read_terms(
                 "say how to mix. Leave one of them out."
             )
         if isinstance(asked, Mapping):
-            stages.append(Terms(position, weights=asked))
+            stages.append(StageArguments(position, weights=asked))
         else:
             listed = [asked] if isinstance(asked, str) else asked
-            stages.append(Terms(position, sources=listed))
+            stages.append(StageArguments(position, sources=listed))
     _check_terms(stages, names)
     return stages
 
 
-def _check_terms(stages: Sequence[Terms], names: Sequence[str]) -> None:
+def _check_terms(stages: Sequence[StageArguments], names: Sequence[str]) -> None:
     if len({terms.sources is None for terms in stages}) > 1:
         raise PlanError(
             "Some stages have weights and others only names. Without weights every sample is "
@@ -166,7 +166,7 @@ def _check_terms(stages: Sequence[Terms], names: Sequence[str]) -> None:
 
 
 def read_weights(
-    stages: Sequence[Terms], names: Sequence[str], sizes: Sequence[int]
+    stages: Sequence[StageArguments], names: Sequence[str], sizes: Sequence[int]
 ) -> list[Stage]:
     """The weights of each stage, by number of source."""
     weighted = []
@@ -197,7 +197,7 @@ def _weights_of(names: Sequence[str], weights: Mapping[str, Weight], position: i
 
 
 def read_members(
-    stages: Sequence[Terms], names: Sequence[str], sizes: Sequence[int]
+    stages: Sequence[StageArguments], names: Sequence[str], sizes: Sequence[int]
 ) -> list[Members]:
     """The sources of each stage, by number, for a plan without weights."""
     numbers = {name: number for number, name in enumerate(names)}
@@ -251,7 +251,7 @@ def _check_names(names: Sequence[str], given: Iterable[str], where: str) -> None
         )
 
 
-def _spelled(number: Weight) -> float | str:
+def _number_to_json(number: Weight) -> float | str:
     """A number as JSON, one spelling for equal ones: 7.0 as 7, 0.7 as 0.7, 1/3 in words."""
     if not is_finite(number):
         return str(float(number))

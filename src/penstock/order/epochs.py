@@ -14,10 +14,10 @@ import numpy as np
 from penstock.digest import derive_key
 from penstock.order.integers import END, Integers, label_pairs
 from penstock.order.schedule import check_starts
-from penstock.order.segments import Members, lay_segments
+from penstock.order.segments import Members, find_segments
 from penstock.order.shuffle import Block, Domain, Mode, Orders, arrange, epoch_key
 
-__all__ = ["Passes"]
+__all__ = ["EpochOrder"]
 
 _COUNT_ROWS = 2**18  # rows located at a time where they have to be counted
 
@@ -27,7 +27,7 @@ def _join_key(seed: int, names: tuple[str, ...], position: int) -> int:
     return derive_key("join", seed, *names, position)
 
 
-class Passes:
+class EpochOrder:
     """Position → (source, epoch, sample), each sample once a pass, and back."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Passes:
     ) -> None:
         check_starts([stage.start for stage in stages])
         self.end = END
-        self.segments = lay_segments(stages, domains)
+        self.segments = find_segments(stages, domains)
         self._starts = np.array([segment.start for segment in self.segments], dtype=np.int64)
         self._stops = [*self._starts[1:].tolist(), END]
         self._sizes = np.array([segment.size for segment in self.segments], dtype=np.int64)
@@ -157,7 +157,7 @@ class Passes:
         return counts.tolist()
 
     @property
-    def natural_rows(self) -> int:
+    def default_num_rows(self) -> int:
         """As many rows as end with a pass over all sources that are read at last."""
         return self.segments[-1].start + self.segments[-1].size
 

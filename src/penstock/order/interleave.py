@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.digest import Unsigned, constant
 from penstock.errors import PlanError
-from penstock.order.integers import END, Indices, Integers, Unsigned, as_unsigned, constant
+from penstock.order.integers import END, Indices, Integers, as_unsigned
 from penstock.order.phases import fit_phases
 from penstock.order.weights import Weight, exact_weights
 

@@ -24,8 +24,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.digest import GOLDEN, Unsigned, constant, mix64
 from penstock.errors import PlanError
-from penstock.order.integers import END, Indices, Integers, Unsigned, as_unsigned, constant
+from penstock.order.integers import END, Indices, Integers, as_unsigned
 
 __all__ = [
     "EXACT_ROWS",
@@ -44,12 +45,11 @@ _CHUNK_ROWS = 16_384  # a chunk's arrays fit in the L2 cache: twice as fast as 6
 _CROWD_ROWS = 512  # from here on, one call for an order beats gathering numbers row by row
 
 
-_GOLDEN = constant(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: odd, so a full cycle
 _MIX_1 = constant(0xBF58476D1CE4E5B9)  # the two multipliers of SplitMix64
 _MIX_2 = constant(0x94D049BB133111EB)
 _TABLE_SALT = constant(0x7C3B8A1F5D92E604)  # no meaning: they part the uses of one key
 _SUBKEY_SALT = constant(0xD6E8FEB86659FD93)
-_1, _27, _30, _31, _32, _64 = (constant(number) for number in (1, 27, 30, 31, 32, 64))
+_1, _32, _64 = constant(1), constant(32), constant(64)
 
 
 class _Network(NamedTuple):
@@ -135,7 +135,7 @@ def derive_subkeys(keys: Unsigned, numbers: Integers) -> Unsigned:
     Nanoseconds each, where `penstock.digest.derive_key` takes microseconds. One key
     with different numbers never gives the same result twice.
     """
-    return _mix(_mix(keys ^ _SUBKEY_SALT) + numbers.astype(np.uint64) * _GOLDEN)
+    return mix64(mix64(keys ^ _SUBKEY_SALT) + numbers.astype(np.uint64) * GOLDEN)
 
 
 def _map(values: npt.ArrayLike, n: int, key: int, *, forward: bool) -> Integers:
@@ -181,8 +181,8 @@ def _rows_of_each(
 @lru_cache(maxsize=1024)  # 8 MiB at most
 def _table(n: int, key: int, *, forward: bool) -> npt.NDArray[np.uint16]:
     """All of a small order, or of its inverse."""
-    start = _mix(_key(key) ^ _TABLE_SALT)
-    draws = _mix(start + np.arange(n, dtype=np.uint64) * _GOLDEN)
+    start = mix64(_key(key) ^ _TABLE_SALT)
+    draws = mix64(start + np.arange(n, dtype=np.uint64) * GOLDEN)
     table = np.argsort(draws)  # no ties, so every way of sorting gives this
     return (table if forward else np.argsort(table)).astype(np.uint16)
 
@@ -199,14 +199,14 @@ def _networks(sizes: Integers, keys: Unsigned) -> _Network:
     n = sizes.astype(np.uint64)
     low_bits = np.array([(size - 1).bit_length() // 2 for size in sizes.tolist()], dtype=np.uint64)
     low_mask = (_1 << low_bits) - _1
-    rounds = np.arange(1, _ROUNDS + 1, dtype=np.uint64)[:, np.newaxis] * _GOLDEN
+    rounds = np.arange(1, _ROUNDS + 1, dtype=np.uint64)[:, np.newaxis] * GOLDEN
     return _Network(
         n=n,
         low_bits=low_bits,
         low_mask=low_mask,
         low_shift=_64 - low_bits,
         high=(n + low_mask) >> low_bits,
-        keys=tuple(_mix(keys + rounds)),
+        keys=tuple(mix64(keys + rounds)),
     )
 
 
@@ -215,13 +215,6 @@ def _key(key: int) -> Unsigned:
         raise PlanError(f"A key is a number from 0 to 2^64 - 1, not {key}; see derive_key.")
     # One element, not none: arrays wrap around in silence, scalars warn.
     return np.array([key], dtype=np.uint64)
-
-
-def _mix(numbers: Unsigned) -> Unsigned:
-    """The finaliser of SplitMix64: a bijection whose output passes for noise."""
-    numbers = (numbers ^ (numbers >> _30)) * _MIX_1
-    numbers = (numbers ^ (numbers >> _27)) * _MIX_2
-    return numbers ^ (numbers >> _31)
 
 
 def _walk(numbers: Unsigned, network: _Network, *, forward: bool) -> Integers:

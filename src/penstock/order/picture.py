@@ -10,10 +10,10 @@ Plain text, the same for the same plan, so that it can go into logs and be compa
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Leaf", "draw_tree", "percent"]
+__all__ = ["SourceLine", "draw_tree", "percent"]
 
 
-class Leaf(NamedTuple):
+class SourceLine(NamedTuple):
     """One source in the picture."""
 
     name: str
@@ -23,7 +23,9 @@ class Leaf(NamedTuple):
     delivered: int
 
 
-def draw_tree(heading: str, leaves: Sequence[Leaf], num_rows: int, stages: Sequence[str]) -> str:
+def draw_tree(
+    heading: str, leaves: Sequence[SourceLine], num_rows: int, stages: Sequence[str]
+) -> str:
     """The picture: a line for each source, and one for each stage where there are several."""
     table = [_cells(leaf, num_rows) for leaf in leaves]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -46,7 +48,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.4g} %"
 
 
-def _cells(leaf: Leaf, num_rows: int) -> list[str]:
+def _cells(leaf: SourceLine, num_rows: int) -> list[str]:
     share = percent(leaf.delivered / num_rows if num_rows else 0)
     epochs = leaf.delivered / leaf.rows if leaf.rows else 0
     return [

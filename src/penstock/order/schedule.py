@@ -47,7 +47,7 @@ from penstock.order.interleave import Mix
 from penstock.order.settle import ONE_ROW, SettlingMix, debts_after, debts_of_present
 from penstock.order.weights import Weight, exact_weights
 
-__all__ = ["Exhausted", "Origin", "Schedule", "Stage", "check_starts"]
+__all__ = ["Exhausted", "Schedule", "Stage", "StartingPoint", "check_starts"]
 
 AnyWeight = TypeVar("AnyWeight", int, Weight)
 Exhausted = Literal["error", "redistribute"]
@@ -60,7 +60,7 @@ class Stage(NamedTuple):
     weights: Sequence[Weight]
 
 
-class Origin(NamedTuple):
+class StartingPoint(NamedTuple):
     """What happened before a position, as far as later rows depend on it."""
 
     position: int
@@ -110,11 +110,11 @@ class Schedule:
         *,
         caps: Sequence[int | None] | None = None,
         exhausted: Exhausted = "error",
-        origin: Origin | None = None,
+        origin: StartingPoint | None = None,
     ) -> None:
         check_starts([stage.start for stage in stages], 0 if origin is None else origin.position)
         num_sources = len(stages[0].weights)
-        self.origin = origin or Origin(0, [0] * num_sources, [0] * num_sources)
+        self.origin = origin or StartingPoint(0, [0] * num_sources, [0] * num_sources)
         """The first position that has a row, and what came before."""
         self.end = END
         """The first position that has no row."""
@@ -129,7 +129,7 @@ class Schedule:
         if not self._redistributes:
             self._end_at_first_cap()
 
-    def _add_segments(self, stages: Sequence[Stage], origin: Origin) -> None:
+    def _add_segments(self, stages: Sequence[Stage], origin: StartingPoint) -> None:
         """Add the segments of `stages`, the first of which begins at `origin`."""
         start, counts = origin.position, np.array(origin.counts, dtype=np.int64)
         debts = np.array(origin.debts, dtype=np.int64)
@@ -200,7 +200,7 @@ class Schedule:
         changed.__dict__.pop("_bases", None)
         return changed
 
-    def origin_at(self, position: int) -> Origin:
+    def origin_at(self, position: int) -> StartingPoint:
         """What a schedule that continues this one at `position` needs to know of it."""
         number = self._num_before(position) - 1
         if number < 0:
@@ -208,7 +208,7 @@ class Schedule:
         start, _, counts, debts, mix = self._segments[number]
         drawn = mix.counts(position - start)
         owed = debts_after(debts, mix.weights, position - start, drawn)
-        return Origin(position, (counts + drawn).tolist(), owed.tolist())
+        return StartingPoint(position, (counts + drawn).tolist(), owed.tolist())
 
     def owed(self, num_rows: int) -> list[float]:
         """What each source is owed after `num_rows` rows: the integral of weights, less its rows.

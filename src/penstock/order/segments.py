@@ -21,7 +21,7 @@ import numpy as np
 from penstock.order.integers import Integers
 from penstock.order.shuffle import Domain
 
-__all__ = ["Members", "Segment", "lay_segments"]
+__all__ = ["Members", "Segment", "find_segments"]
 
 
 class Members(NamedTuple):
@@ -62,14 +62,14 @@ class Segment:
         return (position - self.start) % self.size
 
 
-def lay_segments(stages: Sequence[Members], domains: Sequence[Domain]) -> list[Segment]:
+def find_segments(stages: Sequence[Members], domains: Sequence[Domain]) -> list[Segment]:
     """The segments of a run whose sources change at `stages`.
 
     The first segment begins at 0, each goes on to the start of the next, and the last
     one without end.
 
     >>> web, code = Domain(8), Domain(6)
-    >>> segments = lay_segments([Members(0, [0]), Members(20, [0, 1])], [web, code])
+    >>> segments = find_segments([Members(0, [0]), Members(20, [0, 1])], [web, code])
     >>> [(segment.start, segment.size) for segment in segments]
     [(0, 8), (20, 10), (30, 14)]
     """

@@ -21,12 +21,21 @@ from typing import Any, Literal, NamedTuple, Protocol, final
 
 import numpy as np
 
-from penstock.digest import derive_key
+from penstock.digest import Unsigned, derive_key
 from penstock.errors import PlanError
-from penstock.order.integers import END, Indices, Integers, Unsigned, label_pairs
+from penstock.order.integers import END, Indices, Integers, label_pairs
 from penstock.order.permute import derive_subkeys, permute_each, unpermute_each
 
-__all__ = ["Arrangement", "Block", "Domain", "Mode", "Orders", "arrange", "epoch_key", "spell_mode"]
+__all__ = [
+    "Arrangement",
+    "Block",
+    "Domain",
+    "Mode",
+    "Orders",
+    "arrange",
+    "epoch_key",
+    "mode_to_json",
+]
 
 Mode = Literal["full", "none", "block", "part"]
 
@@ -114,10 +123,10 @@ def arrange(mode: Mode | Block, domains: Sequence[Domain]) -> Arrangement:
     )
 
 
-def spell_mode(mode: Mode | Block) -> dict[str, Any]:
+def mode_to_json(mode: Mode | Block) -> dict[str, Any]:
     """A mode as JSON.
 
-    >>> spell_mode("block")
+    >>> mode_to_json("block")
     {'mode': 'block', 'rows': 256, 'group': 64}
     """
     if mode == "block":

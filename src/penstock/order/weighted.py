@@ -67,7 +67,7 @@ class Mixture:
         return self.schedule.counts(num_rows)
 
     @property
-    def natural_rows(self) -> int:
+    def default_num_rows(self) -> int:
         """As many rows as the sources have."""
         return int(self._sizes.sum())
 
