@@ -31,8 +31,9 @@ from penstock.digest import digest_json
 from penstock.errors import SourceError, StoreBusyError, StoreError, TokenizerError
 from penstock.integrations.encode import Encoder
 from penstock.integrations.samples import Layout, TextFile
+from penstock.paths import cache_directory
 from penstock.sources.document import Tally
-from penstock.store.files import cache_directory, digest_file, sync_directory, write_file
+from penstock.store.files import digest_file, sync_directory, write_file
 from penstock.store.lock import locked
 from penstock.store.manifest import FILE_NAME, PartRecord, part_file, rejects_file, spell
 from penstock.store.npy import header

@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_json
 from penstock.errors import DiskFullError, PlanError
+from penstock.paths import cache_directory
 from penstock.rows.packing import PACKING_FORMAT, Layout
-from penstock.store.files import cache_directory, sync_directory, write_file
+from penstock.store.files import sync_directory, write_file
 from penstock.store.npy import HEADER_BYTES, header
 from penstock.store.reader import TokenStore
 

@@ -27,7 +27,6 @@ import numpy as np
 from penstock.errors import DiskFullError
 
 __all__ = [
-    "cache_directory",
     "digest_file",
     "keep_freed_memory",
     "remove_temporary",
@@ -214,14 +213,3 @@ def digest_file(path: Path) -> str:
     """SHA-256 of a file's contents."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def cache_directory() -> Path:
-    """Return `$PENSTOCK_CACHE`, else `penstock` in `$XDG_CACHE_HOME` or in `~/.cache`.
-
-    Everything in it can be computed or downloaded again. The directory may not exist yet: the
-    code that writes to it creates it.
-    """
-    if chosen := os.environ.get("PENSTOCK_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
