@@ -182,7 +182,7 @@ def test_rows_before_the_last_change_have_no_answer_in_a_resumed_run():
     resumed.load_state_dict(loader.state_dict())
 
     assert loader.dataset[0]["n"] == first[0][1]  # this run has its history
-    message = "Position 0 is before 920, where this order was resumed"
+    message = "Position 0 is before position 920, where this order was"
     with pytest.raises(PlanError, match=message):
         resumed.dataset[0]
     resumed.set_epoch(0)

@@ -421,7 +421,7 @@ def test_positions_before_the_origin_have_no_answer():
     whole = Schedule([Stage(0, [1, 1]), Stage(10, [1, 2])])
     resumed = Schedule([Stage(10, [1, 2])], origin=whole.origin_at(10))
 
-    message = "Position 9 is before 10, where this order was resumed"
+    message = "Position 9 is before position 10, where this order was resumed"
     for call in (
         lambda: resumed.at([12, 9]),
         lambda: resumed.positions(0, [4]),
