@@ -97,4 +97,5 @@ def mix64(numbers: Unsigned, out: Unsigned | None = None) -> Unsigned:
     numbers = np.multiply(numbers, _MIX_1, out=out)
     numbers = np.bitwise_xor(numbers, numbers >> _27, out=out)
     numbers = np.multiply(numbers, _MIX_2, out=out)
-    return np.bitwise_xor(numbers, numbers >> _31, out=out)
+    mixed: Unsigned = np.bitwise_xor(numbers, numbers >> _31, out=out)
+    return mixed
