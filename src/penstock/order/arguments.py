@@ -132,6 +132,7 @@ def read_stages(
         stages = [StageArguments(0, weights=weights, temperature=temperature)]
     elif not schedule:
         stages = [StageArguments(0, sources=names)]
+    # `index` refuses positions that are not integers, such as 1e6, and accepts NumPy's integers.
     later = {index(position): asked for position, asked in (schedule or {}).items()}
     for position in sorted(later):
         if position == 0 and stages:
@@ -143,6 +144,7 @@ def read_stages(
         if isinstance(asked, Mapping):
             stages.append(StageArguments(position, weights=asked))
         else:
+            # A string is a sequence too: "web" would be read as the sources "w", "e" and "b".
             listed = [asked] if isinstance(asked, str) else asked
             stages.append(StageArguments(position, sources=listed))
     if len({stage.sources is None for stage in stages}) > 1:
@@ -247,6 +249,7 @@ def _number_to_json(number: Weight) -> float | str:
     """Return a number as JSON, equal for equal numbers: 7.0 is 7, 0.7 is 0.7, 1/3 is "1/3"."""
     if not is_finite(number):
         return str(float(number))
+    # The digest of a plan is computed from this, so 7 and 7.0 must give the same text.
     exact = as_fraction(number)
     if exact.denominator == 1:
         return int(exact)

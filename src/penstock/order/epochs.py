@@ -64,6 +64,7 @@ class EpochOrder:
             orders = self._orders(*label_pairs(np.zeros_like(passes), passes))
             rows = self._arrangement.map(positions - passes * size, orders)
             return self._resolve(0, passes, rows)
+        # Several segments: find the segment of each position, then its pass within the segment.
         numbers = np.searchsorted(self._starts, positions, side="right") - 1
         inside = positions - self._starts[numbers]
         passes = inside // self._sizes[numbers]
@@ -101,6 +102,7 @@ class EpochOrder:
         for number, first_row, begun in self._appearances(source):
             segment = self.segments[number]
             first = segment.epochs[source]
+            # Only the epochs that begin in this segment; others are found in other segments.
             passes = epochs[(epochs >= first) & (epochs < first + begun)] - first
             orders = self._orders(np.arange(len(passes)), np.full_like(passes, number), passes)
             inside = self._arrangement.map(
@@ -137,6 +139,7 @@ class EpochOrder:
             segment = self.segments[number]
             rows = min(before, self._stops[number]) - segment.start
             if rows > 0:
+                # Minus a floor of a negative number adds the number of passes, rounded up.
                 begun = segment.epochs[source] - (-rows // segment.size)
         return begun
 
@@ -154,6 +157,7 @@ class EpochOrder:
         counts = np.zeros(len(self._num_rows), dtype=np.int64)
         for source, (epochs, size) in enumerate(zip(segment.epochs, self._num_rows, strict=True)):
             counts[source] = (epochs + passes * (source in segment.members)) * size
+        # A pass that began before the segment (one with a tail) is counted from its beginning.
         for start in range(segment.pass_start + passes * segment.size, num_rows, _COUNT_ROWS):
             stop = min(start + _COUNT_ROWS, num_rows)
             sources, _, _ = self.locate(np.arange(start, stop, dtype=np.int64))
@@ -192,6 +196,7 @@ class EpochOrder:
 
     def _key(self, number: int, pass_number: int) -> int:
         segment = self.segments[number]
+        # The rest of a pass has no pass number of its own, so its key is derived from the position.
         if segment.ends[0]:
             return _join_key(self._seed, self._names[number], segment.start)
         return epoch_key(self._seed, self._names[number], segment.pass_number + pass_number)

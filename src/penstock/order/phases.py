@@ -44,6 +44,7 @@ def fit_phases(
     # the sources in reverse order, both node numbers and ~s are valid indices.
     debt = [0.0] * len(shares) + list(debts)[::-1]
     size = [0] * len(shares) + [1] * len(debts)
+    # The debt and the number of sources of a node are the sums of its children's.
     for node, (large, small) in enumerate(zip(children[::2], children[1::2], strict=True)):
         debt[node] = debt[large] + debt[small]
         size[node] = size[large] + size[small]
@@ -100,6 +101,7 @@ def _fill_nodes(
     for node, share in enumerate(shares):
         large, small, rest = children[2 * node], children[2 * node + 1], 1 - share
         low_x, high_x, low_y, high_y = low[small], high[small], low[large], high[large]
+        # Even the extremes are too far apart: no debts within these intervals satisfy the split.
         if rest * high_x - share * low_y < -_HALF or rest * low_x - share * high_y > _HALF:
             return False
         ahead = rest * high_x - share * high_y

@@ -135,12 +135,14 @@ class Schedule:
         debts = np.array(origin.debts, dtype=np.int64)
         for stage, end in zip(stages, [*(stage.start for stage in stages[1:]), END], strict=True):
             exact = exact_weights(stage.weights)
+            # One round per segment: a stage has several if sources reach their caps in it.
             while start < end:
                 used_up = self._used_up(counts)
                 weights, present = stage.weights, exact
                 if used_up:
                     weights = [0 if i in used_up else each for i, each in enumerate(weights)]
                     present = [0 if i in used_up else each for i, each in enumerate(exact)]
+                # All sources with a weight are used up, so nothing can be read any more.
                 if not any(present):
                     self.end = start
                     return
@@ -180,6 +182,7 @@ class Schedule:
         return nearest
 
     def _end_at_first_cap(self) -> None:
+        # Row number `cap` is the first one too many: rows are numbered from 0.
         for source, cap in enumerate(self._caps):
             position = None if cap is None else self.position(source, cap)
             if position is not None and position < self.end:
@@ -237,6 +240,7 @@ class Schedule:
         numbers = as_unsigned(positions, self.end).view(np.int64)
         if self.origin.position and numbers.size and int(numbers.min()) < self.origin.position:
             raise self._forgotten(int(numbers.min()))
+        # Constant weights, the usual case: no search and no copies.
         if len(self._segments) == 1 and not self.origin.position:
             return self._segments[0].mix.at(numbers)
         sources, ordinals = np.empty_like(numbers), np.empty_like(numbers)

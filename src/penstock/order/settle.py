@@ -20,7 +20,6 @@ same rows as a schedule that had them from the start.
 
 from collections.abc import Sequence
 from functools import cached_property
-from operator import add
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +33,8 @@ ONE_ROW = 2**40
 """A debt of one row. 64 bits can then hold debts of up to eight million rows."""
 
 _MIN_TABLE_ROWS = 64
+# uint32, because a long schedule of many sources has thousands of tables in memory.
+_Table = npt.NDArray[np.uint32]
 
 
 def split_exactly(amount: int, weights: Sequence[int]) -> list[int]:
@@ -93,10 +94,11 @@ class SettlingMix:
     def __init__(self, weights: Sequence[int], debts: Integers, num_rows: int = END) -> None:
         self.weights = weights
         self._debts = debts
+        # Many stages end within their tables, so whether the mix is needed is known first.
         self._has_mix = num_rows > _MIN_TABLE_ROWS + len(weights)
         num_rows = min(num_rows, _MIN_TABLE_ROWS + len(weights))
-        self._table = _largest_debt_first(debts, weights, num_rows)
-        self._ranks = _ranks(self._table)
+        table = _largest_debt_first(debts, weights, num_rows)
+        self._table, self._ordinals, self._counts_in_table = table
 
     @cached_property
     def _mix(self) -> Mix:
@@ -105,15 +107,12 @@ class SettlingMix:
         debts = debts_after(self._debts, self.weights, len(self._table), counts)
         return Mix(self.weights, (debts / ONE_ROW).tolist())
 
-    @cached_property
-    def _counts_in_table(self) -> Integers:
-        return np.bincount(self._table, minlength=len(self.weights))
-
     def at(self, positions: Integers) -> tuple[Integers, Integers]:
         """Return the source at each of `positions`, and how many rows of it come before."""
         later = positions >= len(self._table)
         if not later.any():
-            return self._table[positions].astype(np.int64), self._ranks[positions].astype(np.int64)
+            ordinals = self._ordinals[positions].astype(np.int64)
+            return self._table[positions].astype(np.int64), ordinals
         if later.all():
             sources, ordinals = self._mix.at(positions - len(self._table))
             return sources, ordinals + self._counts_in_table[sources]
@@ -145,6 +144,7 @@ class SettlingMix:
 
     def not_before(self, source: int, ordinal: int) -> int:
         """Return a lower bound of the position of a row; much cheaper than the position."""
+        # In the table there is no bound, and looking a row up is cheap anyway.
         later = ordinal - int(self._counts_in_table[source])
         if later < 0 or not self._has_mix:
             return 0
@@ -152,37 +152,30 @@ class SettlingMix:
 
     def counts(self, num_rows: int) -> list[int]:
         """Return how many of the first `num_rows` rows belong to each source, in O(sources)."""
-        counts: list[int] = np.bincount(
-            self._table[:num_rows], minlength=len(self.weights)
-        ).tolist()
-        if num_rows > len(self._table):
-            after = self._mix.counts(num_rows - len(self._table))
-            counts = list(map(add, counts, after))
-        return counts
+        if num_rows <= len(self._table):
+            counts = np.bincount(self._table[:num_rows], minlength=len(self.weights))
+        else:
+            counts = self._counts_in_table + self._mix.counts(num_rows - len(self._table))
+        return [int(count) for count in counts]
 
 
 def _largest_debt_first(
     debts: Integers, weights: Sequence[int], num_rows: int
-) -> npt.NDArray[np.uint32]:
-    """Return the source of each row: the one with the largest debt, the first of equals."""
+) -> tuple[_Table, _Table, Integers]:
+    """Return the source and the ordinal of each row, and the number of rows of each source.
+
+    A row goes to the source with the largest debt, the first of equals.
+    """
     shares = np.array(split_exactly(ONE_ROW, weights), dtype=np.int64)
     owed = debts.copy()
-    table = np.empty(num_rows, dtype=np.uint32)
+    sources, ordinals = np.empty(num_rows, np.uint32), np.empty(num_rows, np.uint32)
+    counts = [0] * len(weights)
     for row in range(num_rows):
         # Now the debts add up to one row, so the largest is above 0. Sources with weight 0 keep
         # a debt of 0, so they are never chosen.
         owed += shares
-        source = owed.argmax()
+        source = int(owed.argmax())
         owed[source] -= ONE_ROW
-        table[row] = source
-    return table
-
-
-def _ranks(table: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Return how many earlier rows of the table have the same source, for each row."""
-    order = np.argsort(table, kind="stable")
-    grouped = table[order]
-    firsts = np.searchsorted(grouped, grouped)  # where each row's group begins
-    ranks = np.empty(len(table), dtype=np.uint32)
-    ranks[order] = np.arange(len(table)) - firsts
-    return ranks
+        sources[row], ordinals[row] = source, counts[source]
+        counts[source] += 1
+    return sources, ordinals, np.array(counts, dtype=np.int64)

@@ -149,6 +149,7 @@ class _Part:
         self._sizes = np.array(
             [rows for domain in domains for rows in domain.part_rows], dtype=np.int64
         )
+        # Domains with parts 2 3 | 4: sizes 2 3 4, ends 2 5 9, first parts 0 2, first rows 0 5.
         self._ends = np.cumsum(self._sizes)
         num_parts = np.array([len(domain.part_rows) for domain in domains], dtype=np.int64)
         self._first_part = np.cumsum(num_parts) - num_parts
@@ -160,7 +161,7 @@ class _Part:
         # it in the same way.
         first_row = self._first_row[orders.domains][orders.which]
         parts = np.searchsorted(self._ends, numbers + first_row, side="right")
-        starts = self._ends[parts] - self._sizes[parts] - first_row
+        starts = self._ends[parts] - self._sizes[parts] - first_row  # within the domain
         # Each (order, part) is shuffled by a separate order, with a subkey for the part.
         which, order_of, part_of = label_pairs(orders.which, parts)
         part_numbers = part_of - self._first_part[orders.domains[order_of]]
@@ -216,6 +217,7 @@ class _Block:
         # A domain without a complete block has no rows here, but an order needs a size of 1.
         sizes, keys = np.maximum(num_blocks, 1), self._subkeys(orders, END)
         moved = permute_each(blocks[whole], orders.which[whole], sizes, keys, inverse=inverse)
+        # Rows keep their offset within the block: they move by whole blocks.
         numbers = numbers.copy()
         numbers[whole] += (moved - blocks[whole]) * self._block
         return numbers
@@ -226,6 +228,7 @@ class _Block:
         draws = self._subkeys(orders, END + 1) % sizes.astype(np.uint64)
         shifts = draws.astype(np.int64)
         sizes, shifts = sizes[orders.which], shifts[orders.which]
+        # A shift is below the size, so at most one addition or subtraction of the size follows.
         rotated = rows - shifts if inverse else rows + shifts
         return np.where(
             rotated < 0, rotated + sizes, np.where(rotated >= sizes, rotated - sizes, rotated)

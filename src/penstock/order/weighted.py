@@ -37,6 +37,7 @@ class Mixture:
     ) -> None:
         self.schedule = schedule
         self.end = schedule.end
+        # As tuples, because a key of an epoch belongs to a list of sources (see `epoch_key`).
         self._names = [(name,) for name in names]
         self._sizes = np.array([domain.num_rows for domain in domains], dtype=np.int64)
         self._arrangement = arrange(shuffle, domains)
@@ -45,6 +46,7 @@ class Mixture:
     def locate(self, positions: Integers) -> tuple[Integers, Integers, Integers]:
         """Return the source, epoch and sample at each position."""
         sources, ordinals = self.schedule.at(positions)
+        # Dividing by one number is faster than by an array of equal numbers.
         sizes = self._sizes[sources] if len(self._sizes) > 1 else self._sizes
         epochs = ordinals // sizes
         orders = self._orders(*label_pairs(sources, epochs))
@@ -57,6 +59,7 @@ class Mixture:
         orders = self._orders(np.arange(len(epochs)), np.full_like(epochs, source), epochs)
         inside = self._arrangement.map(np.full_like(epochs, sample), orders, inverse=True)
         ordinals = epochs * size + inside
+        # The last epoch may be incomplete: the sample may not be drawn any more.
         return self.schedule.positions(source, ordinals[ordinals < drawn])
 
     def num_epochs(self, source: int, before: int) -> int:

@@ -49,6 +49,7 @@ def exact_weights(weights: Sequence[Weight], names: Sequence[str] | None = None)
             f"All {len(weights):,} weights are 0, so there is nothing to read. Give at least one "
             "source a weight above 0."
         )
+    # Fractions over a common denominator, then reduced: 0.5, 0.25 = 2/4, 1/4 → 2, 1.
     ratios = [_ratio(weight) for weight in weights]
     whole = math.lcm(*(denominator for _, denominator in ratios))
     integers = [numerator * (whole // denominator) for numerator, denominator in ratios]
@@ -104,6 +105,7 @@ def _ratio(number: Any) -> tuple[int, int]:
 
 
 def _root(size: int, power: Fraction) -> Fraction:
+    # size ** power = exp(power * ln(size)), with 40 digits; the rounding costs a few of them.
     exponent = _CONTEXT.divide(Decimal(power.numerator), Decimal(power.denominator))
     logarithm = _CONTEXT.multiply(_CONTEXT.ln(Decimal(size)), exponent)
     return Fraction(_CONTEXT.exp(logarithm))
