@@ -7,6 +7,7 @@ would take 146,000 years to get there.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -50,16 +51,17 @@ def group_rows(numbers: Integers | Indices) -> Iterator[tuple[int, Indices | sli
     """
     if not numbers.size:
         return
-    # One group is the usual case, and a slice avoids copying all of its rows.
-    if (numbers == numbers[0]).all():
-        yield int(numbers[0]), slice(None)
+    # Consecutive positions of a run are sorted already: no sort, and slices instead of copies.
+    if (numbers[1:] >= numbers[:-1]).all():
+        borders = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+        for start, stop in pairwise([0, *borders.tolist(), len(numbers)]):
+            yield int(numbers[start]), slice(start, stop)
         return
     # NumPy sorts 16-bit integers by radix sort, ten times as fast as 64-bit integers.
     narrow = np.uint16 if int(numbers.max()) < 2**16 else np.int64
     order = np.argsort(numbers.astype(narrow), kind="stable")
     grouped = numbers[order]
-    borders = np.flatnonzero(grouped[1:] != grouped[:-1]) + 1
-    for rows in np.split(order, borders):
+    for rows in np.split(order, np.flatnonzero(grouped[1:] != grouped[:-1]) + 1):
         yield int(numbers[rows[0]]), rows
 
 

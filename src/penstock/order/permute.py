@@ -17,6 +17,7 @@ computes these alike. Golden vectors in the tests pin the result: a change here 
 order of every run.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -53,13 +54,23 @@ class _Network(NamedTuple):
     low_mask: Unsigned
     low_shift: Unsigned  # shifts 64 random bits down to `low_bits`
     high: Unsigned  # the number of values of `high`
-    keys: Unsigned  # one per round: (rounds, networks), or (rounds,)
+    keys: tuple[Unsigned, ...]  # one per round
 
     def take(self, rows: Indices | slice) -> "_Network":
         """Return the parameters for some rows; a single network is the same for all rows."""
-        if self.n.ndim == 0:
-            return self
-        return _Network(*(numbers[..., rows] for numbers in self))
+        return self if self.n.ndim == 0 else self.apply(lambda numbers: numbers[rows])
+
+    def apply(self, change: Callable[[Unsigned], Unsigned]) -> "_Network":
+        """Return the network with the same change made to every array."""
+        n, low_bits, low_mask, low_shift, high, keys = self
+        return _Network(
+            n=change(n),
+            low_bits=change(low_bits),
+            low_mask=change(low_mask),
+            low_shift=change(low_shift),
+            high=change(high),
+            keys=tuple(change(key) for key in keys),
+        )
 
 
 def permute(values: npt.ArrayLike, n: int, key: int, *, inverse: bool = False) -> Integers:
@@ -143,7 +154,7 @@ def _table(n: int, key: int, *, inverse: bool) -> npt.NDArray[np.uint16]:
 @lru_cache(maxsize=1024)
 def _network(n: int, key: int) -> _Network:
     network = _networks(np.array([n], dtype=np.int64), _key(key))
-    return _Network(*(numbers[..., 0] for numbers in network))
+    return network.apply(lambda numbers: numbers.reshape(()))
 
 
 def _networks(sizes: Integers, keys: Unsigned) -> _Network:
@@ -159,7 +170,7 @@ def _networks(sizes: Integers, keys: Unsigned) -> _Network:
         low_mask=low_mask,
         low_shift=_64 - low_bits,
         high=(n + low_mask) >> low_bits,
-        keys=mix64(keys + rounds),
+        keys=tuple(mix64(keys + rounds)),
     )
 
 
@@ -223,7 +234,7 @@ def _stir_low(
 ) -> None:
     """Apply one round to the low halves; the same round again undoes it."""
     noise, shifted = space
-    _fill_noise(high, network.keys[number, ...], noise, shifted)
+    _fill_noise(high, network.keys[number], noise, shifted)
     np.right_shift(noise, network.low_shift, noise)
     np.bitwise_xor(low, noise, low)
 
@@ -233,7 +244,7 @@ def _noise_high(
 ) -> None:
     """Fill the first array of `space` with random numbers below the number of high halves."""
     noise, shifted = space
-    _fill_noise(low, network.keys[number, ...], noise, shifted)
+    _fill_noise(low, network.keys[number], noise, shifted)
     # The top 32 bits are a fraction of 2^32; times the range, and rounded down.
     np.right_shift(noise, _32, noise)
     np.multiply(noise, network.high, noise)

@@ -228,11 +228,12 @@ class _Block:
         draws = self._subkeys(orders, END + 1) % sizes.astype(np.uint64)
         shifts = draws.astype(np.int64)
         sizes, shifts = sizes[orders.which], shifts[orders.which]
-        # A shift is below the size, so at most one addition or subtraction of the size follows.
-        rotated = rows - shifts if inverse else rows + shifts
-        return np.where(
-            rotated < 0, rotated + sizes, np.where(rotated >= sizes, rotated - sizes, rotated)
-        )
+        # A shift is below the size, so adding or subtracting the size once is enough.
+        if inverse:
+            rotated = rows - shifts
+            return np.where(rotated < 0, rotated + sizes, rotated)
+        rotated = rows + shifts
+        return np.where(rotated >= sizes, rotated - sizes, rotated)
 
     def _subkeys(self, orders: Orders, number: int) -> Unsigned:
         # Groups have the subkeys 0, 1, … below END; blocks use END, the first row END + 1.
