@@ -1,4 +1,4 @@
-"""Where things are kept for a user: one rule, written once."""
+"""The cache directory: one rule, written once."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ PACKAGE = Path(penstock.__file__).parent
         ({}, "/home/of/someone/.cache/penstock"),
     ],
 )
-def test_the_cache_lies_where_the_environment_says(monkeypatch, environment, expected):
+def test_the_environment_decides_where_the_cache_is(monkeypatch, environment, expected):
     for name in ("PENSTOCK_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/of/someone")
@@ -29,7 +29,7 @@ def test_the_cache_lies_where_the_environment_says(monkeypatch, environment, exp
     assert cache_directory() == Path(expected)
 
 
-def test_no_other_module_asks_the_environment():
+def test_no_other_module_reads_the_environment_variable():
     asking = [
         path.relative_to(PACKAGE).as_posix()
         for path in sorted(PACKAGE.rglob("*.py"))

@@ -1,24 +1,24 @@
-"""Every error penstock raises on purpose.
+"""The errors that penstock raises on purpose.
 
     PenstockError
-    ├── SourceError       (ValueError)     an input that cannot be read as asked
-    │   ├── FetchError    (OSError)        a file that cannot be had, or is not the right one
-    │   └── ChatError     (ValueError)     a conversation that cannot be rendered as asked
-    │       └── TemplateError (ValueError) a chat template that cannot be used at all
-    ├── TokenizerError    (ValueError)     a tokenizer that cannot be loaded or trusted
-    │   └── TokenMismatchError (ValueError) two programs gave different ids for one document
-    ├── StoreError        (ValueError)     a store that is unfinished, damaged or foreign
-    │   └── StoreBusyError (RuntimeError)  another process is writing it
-    ├── DiskFullError     (OSError)        no room to write; what was sealed is kept
-    ├── PlanError         (ValueError)     an order of the data that cannot exist
-    │   └── UnknownLengthError (TypeError) a length that is not known yet
-    ├── ResumeError       (ValueError)     a state that belongs to other data
-    ├── RecipeError       (ValueError)     a recipe that cannot be understood
-    ├── TrainError        (RuntimeError)   a training run that cannot go on
-    └── MissingExtraError (ImportError)    an optional package that is not installed
+    ├── SourceError       (ValueError)     an input cannot be read
+    │   ├── FetchError    (OSError)        a file cannot be downloaded, or is not the right one
+    │   └── ChatError     (ValueError)     a conversation cannot be rendered
+    │       └── TemplateError (ValueError) a chat template cannot be used at all
+    ├── TokenizerError    (ValueError)     a tokenizer cannot be loaded or trusted
+    │   └── TokenMismatchError (ValueError) two tokenizers gave different ids for one document
+    ├── StoreError        (ValueError)     a store is unfinished, damaged or not the expected one
+    │   └── StoreBusyError (RuntimeError)  another process is writing the store
+    ├── DiskFullError     (OSError)        the disk is full; finished parts are kept
+    ├── PlanError         (ValueError)     arguments do not describe a valid order of the data
+    │   └── UnknownLengthError (TypeError) a length is not known yet
+    ├── ResumeError       (ValueError)     a state belongs to other data or another order
+    ├── RecipeError       (ValueError)     a recipe is not valid
+    ├── TrainError        (RuntimeError)   a training run cannot continue
+    └── MissingExtraError (ImportError)    an optional package is not installed
 
-Each message says what happened with its values, why it cannot go on, and what to
-do. Each class also is the builtin that a caller would expect.
+Each message says what happened, with the values; why that is a problem; and what to do. Each class
+is also a subclass of the builtin error in parentheses, which callers would expect.
 """
 
 __all__ = [
@@ -42,21 +42,21 @@ __all__ = [
 
 
 class PenstockError(Exception):
-    """The root of every error raised on purpose."""
+    """The base class of all errors that penstock raises on purpose."""
 
 
 class SourceError(PenstockError, ValueError):
-    """An input that cannot be read as asked."""
+    """An input cannot be read."""
 
 
 class FetchError(SourceError, OSError):
-    """A file that could not be had, or that is not the one that is meant."""
+    """A file cannot be downloaded, or is not the right one."""
 
 
 class ChatError(SourceError):
-    """A conversation that cannot be rendered as asked.
+    """A conversation cannot be rendered.
 
-    `reason` is one of a few fixed words, by which a build counts what it rejects.
+    `reason` is one of a few fixed words; a build counts rejected conversations by it.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -68,7 +68,7 @@ class ChatError(SourceError):
 
 
 class TemplateError(ChatError):
-    """A template that cannot be used at all."""
+    """A chat template cannot be used at all."""
 
     def __init__(self, detail: str) -> None:
         super().__init__("bad_template", detail)
@@ -78,44 +78,44 @@ class TemplateError(ChatError):
 
 
 class TokenizerError(PenstockError, ValueError):
-    """A tokenizer that cannot be loaded, or whose tokens cannot be trusted."""
+    """A tokenizer cannot be loaded, or its tokens cannot be trusted."""
 
 
 class TokenMismatchError(TokenizerError):
-    """Two programs gave different ids for one document, so the fast one cannot be trusted."""
+    """Two tokenizers gave different ids for one document, so the fast one cannot be trusted."""
 
 
 class StoreError(PenstockError, ValueError):
-    """A store that is unfinished, damaged, or not the one that was meant."""
+    """A store is unfinished, damaged, or not the expected one."""
 
 
 class StoreBusyError(StoreError, RuntimeError):
-    """A store that another process is writing."""
+    """Another process is writing the store."""
 
 
 class DiskFullError(PenstockError, OSError):
-    """No room to write; everything sealed before it is kept."""
+    """The disk is full; parts that were finished before are kept."""
 
 
 class PlanError(PenstockError, ValueError):
-    """An order of the data that cannot exist."""
+    """The arguments do not describe a valid order of the data."""
 
 
 class UnknownLengthError(PlanError, TypeError):
-    """A length that is not known yet; a TypeError, so that `list()` and others do without it."""
+    """A length is not known yet; also a TypeError, so `list()` and others work without it."""
 
 
 class ResumeError(PenstockError, ValueError):
-    """A saved state that belongs to other data or another order."""
+    """A saved state belongs to other data or another order."""
 
 
 class RecipeError(PenstockError, ValueError):
-    """A recipe that cannot be understood."""
+    """A recipe is not valid."""
 
 
 class TrainError(PenstockError, RuntimeError):
-    """A training run that cannot go on."""
+    """A training run cannot continue."""
 
 
 class MissingExtraError(PenstockError, ImportError):
-    """An optional package that is not installed."""
+    """An optional package is not installed."""

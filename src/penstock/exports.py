@@ -1,6 +1,6 @@
-"""Public names of a package, imported when they are first used.
+"""Lazy exports: the public names of a package are imported when they are first used.
 
-`import penstock` takes milliseconds and imports neither torch nor Arrow, and a script that only
+So `import penstock` takes milliseconds and imports neither torch nor Arrow, and a script that only
 reads a store never imports the tokenizers.
 """
 
@@ -14,11 +14,11 @@ __all__ = ["lazy_exports"]
 def lazy_exports(
     package: str, modules: Mapping[str, str]
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
-    """`__all__`, `__getattr__` and `__dir__` of a package.
+    """Return `__all__`, `__getattr__` and `__dir__` for a package.
 
     Args:
         package: The name of the package: its `__name__`.
-        modules: For each module, relative to the package, its public names, separated by blanks.
+        modules: For each module, relative to the package, its public names, separated by spaces.
     """
     homes = {name: f"{package}.{module}" for module in modules for name in modules[module].split()}
 
@@ -26,8 +26,8 @@ def lazy_exports(
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = import_module(homes[name])
-        # All names of the module, not just this one: importing `check/check.py` has set the
-        # attribute `check` of the package to the module, and it must be the function.
+        # Set all names of the module, not only this one: importing `check/check.py` has set the
+        # attribute `check` of the package to the module, but it must be the function.
         for each, home in homes.items():
             if home == module.__name__:
                 setattr(loaded[package], each, getattr(module, each))

@@ -1,4 +1,4 @@
-"""Where penstock keeps things for a user, when nobody says otherwise."""
+"""The directory of caches, a separate module because it must import quickly."""
 
 import os
 from pathlib import Path
@@ -7,9 +7,10 @@ __all__ = ["cache_directory"]
 
 
 def cache_directory() -> Path:
-    """`$PENSTOCK_CACHE`, else `penstock` in `$XDG_CACHE_HOME` or `~/.cache`.
+    """Return `$PENSTOCK_CACHE`, else `penstock` in `$XDG_CACHE_HOME` or in `~/.cache`.
 
-    All of it can be made again. It may not exist yet: whoever writes there makes it.
+    Everything in it can be computed or downloaded again. The directory may not exist yet: the
+    code that writes to it creates it.
     """
     if chosen := os.environ.get("PENSTOCK_CACHE"):
         return Path(chosen)

@@ -1,8 +1,8 @@
-"""Laws that users can hold their own set-up to.
+"""Checks that users can run on their own loaders.
 
-`assert_resumable` stops a run at every step of two loops over it, restores it into a fresh
-loader through JSON, on other numbers of ranks and threads, and compares everything that follows
-with the run that was never stopped. If it passes for your loader, your checkpoints are exact.
+`assert_resumable` stops a run after every step, restores its state (through JSON) into a new loader
+with other numbers of ranks and threads, and compares everything that follows with a run that was
+never stopped. If it passes for your loader, your checkpoints are exact.
 """
 
 import json
@@ -18,34 +18,36 @@ import numpy as np
 __all__ = ["Resumable", "assert_resumable", "global_rows"]
 
 _ENDED = object()
-_LOOPS = 2  # what the second reads follows from how the first ends
+_LOOPS = 2  # a second loop over the run shows whether the first one ended in the right state
 
 Topology = dict[str, int]
+"""The arguments that vary between two loaders of the same run: world_size and prefetch."""
 Step = dict[str, Any]
+"""The arrays of one global batch by name, and `fingerprint`."""
 
 
 class Resumable(Protocol):
-    """A `penstock.Loader`, or another one with a state; a `fingerprint` is compared if there."""
+    """A `penstock.Loader`, or another loader with a state; if it has a `fingerprint`, it counts."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches."""
+        """Yield batches."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is."""
+        """Return the current state."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Continue where a state was taken."""
+        """Continue from a state."""
 
 
 @dataclass
 class _Trace:
-    """What some loops over a run gave."""
+    """Everything that one or two loops over a run returned."""
 
     loops: list[list[Step]] = field(default_factory=list)
     states: list[Any] = field(default_factory=list)
-    """Before the first step, and after each step."""
+    """The state before the first step, and after each step."""
     between: list[Any] = field(default_factory=list)
-    """After the end of each loop that has ended."""
+    """The state after the end of each loop that has ended."""
 
     @property
     def num_steps(self) -> int:
@@ -53,7 +55,7 @@ class _Trace:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing came after the end of the first loop."""
+        """Whether the run ended with the first loop: the second one was empty."""
         return len(self.between) > 1 and not self.loops[1]
 
 
@@ -65,43 +67,42 @@ def assert_resumable(
     steps: int = 32,
     stops: Iterable[int] | None = None,
 ) -> None:
-    """Raise unless a run that is stopped at any step continues exactly.
+    """Raise AssertionError unless a run that is stopped at any step continues exactly.
 
-    The rows of all ranks together must be the same at every step, in order, and so must the
-    state, whichever rank and topology it is taken from. As states are equal, one resume from
-    each into every topology stands for all pairs of topologies, and for chains of resumes.
-    A run that ends is iterated twice, and also stopped between the two loops.
+    At every step, the rows of all ranks together must be equal and in the same order, and so must
+    the state, whichever rank and topology it comes from. Because states are equal, it is enough
+    to resume each state once in every topology: this covers all pairs of topologies, and chains
+    of resumes. A run that ends is iterated twice, and also stopped between the two loops.
 
     Args:
-        make_loader: Makes a fresh loader, the same every time. If it takes `rank` and
-            `world_size`, the run is also resumed on each of `world_sizes`; its global batch
-            size must then divide by all of them and stay the same. If it takes `prefetch`,
-            likewise.
-        world_sizes: Numbers of ranks to go from and to.
-        prefetch: Numbers of blocks made ahead, to go from and to.
-        steps: How many steps of the run to compare, at most. Give twice its length to cover
-            the second loop over a run that ends.
-        stops: Where to stop, in steps of both loops; after every step where not given.
+        make_loader: Creates a new loader, equal every time. If it takes `rank` and `world_size`,
+            the run is also resumed with each of `world_sizes`; then the global batch size must
+            not depend on them, and all of them must divide it. If it takes `prefetch`, likewise.
+        world_sizes: The numbers of ranks to combine.
+        prefetch: The numbers of prefetched blocks to combine.
+        steps: How many steps of the run to compare, at most. To include the second loop over a
+            run that ends, give twice its length.
+        stops: Where to stop, in steps of both loops; by default after every step.
 
     Raises:
-        AssertionError: something differs; the message names what, the step and the topology.
+        AssertionError: something differs; the message says what, at which step and topology.
     """
     topologies = _topologies(make_loader, world_sizes, prefetch)
-    expected = _run(_ranks(make_loader, topologies[0]), steps, _spelled(topologies[0]))
+    expected = _run(_ranks(make_loader, topologies[0]), steps, _describe(topologies[0]))
     for topology in topologies[1:]:
-        where = _spelled(topology)
+        where = _describe(topology)
         found = _run(_ranks(make_loader, topology), steps, where)
         _compare(expected, found, 0, where)
-    # A run that ended here must end there too: one step more is asked for.
+    # If the first run ended, the resumed run must end too: it is asked for one step more.
     more = len(expected.between) == _LOOPS
     for stop in range(expected.num_steps + 1) if stops is None else stops:
         for state, rest in _resumes(expected, stop):
             for topology in topologies:
-                where = f"stopped after {stop:,} steps and resumed on {_spelled(topology)}"
+                where = f"stopped after {stop:,} steps and resumed on {_describe(topology)}"
                 ranks = _ranks(make_loader, topology)
                 for loader in ranks:
                     loader.load_state_dict(json.loads(json.dumps(state)))
-                most, loops = rest.num_steps + more, _LOOPS - _ended(expected, stop)
+                most, loops = rest.num_steps + more, _LOOPS - _num_ended(expected, stop)
                 found, right = _run(ranks, most, where, loops), rest
                 if _ends_first(expected, stop, state, found):
                     found = _run(ranks, most, where, loops)
@@ -110,24 +111,25 @@ def assert_resumable(
 
 
 def _ends_first(expected: _Trace, stop: int, state: Any, found: _Trace) -> bool:
-    """Whether a loader was resumed after a loop's last step, and ended that loop without a batch.
+    """Return whether a loader, resumed after a loop's last step, first ended that loop.
 
-    A DataLoader that counts epochs may do so: the epoch that the state names is then over.
+    A DataLoader that counts epochs may do so: the epoch in the state is then over, and its first
+    loop after the resume yields no batch.
     """
     is_last = bool(expected.between) and stop == len(expected.loops[0])
     return is_last and state != expected.between[0] and not found.loops[0] and not expected.is_over
 
 
-def _ended(expected: _Trace, stop: int) -> int:
-    """How many loops had ended after so many steps, of those that another one follows."""
+def _num_ended(expected: _Trace, stop: int) -> int:
+    """Return how many loops had ended after `stop` steps: 0 or 1."""
     return int(bool(expected.between) and stop >= len(expected.loops[0]))
 
 
 def _resumes(expected: _Trace, stop: int) -> Iterator[tuple[Any, _Trace]]:
-    """The states to resume from after so many steps, and what must follow each."""
-    ended = _ended(expected, stop)
+    """Yield each state to resume from after `stop` steps, and what must follow it."""
+    ended = _num_ended(expected, stop)
     if ended and stop == expected.num_steps and len(expected.between) > 1 and not expected.is_over:
-        return  # what a third loop reads is not known here
+        return  # a third loop would follow, and `expected` has only two
     loops = list(expected.loops[ended:])
     if loops:
         loops[0] = loops[0][stop - (len(expected.loops[0]) if ended else 0) :]
@@ -139,9 +141,9 @@ def _resumes(expected: _Trace, stop: int) -> Iterator[tuple[Any, _Trace]]:
 
 
 def global_rows(ranks: Sequence[Resumable], steps: int) -> list[Step]:
-    """The next steps of a loop over a run, each with the rows of all ranks in order.
+    """Return the next steps of a run, each with the rows of all ranks in order.
 
-    Every step is a dict of NumPy arrays, and `fingerprint`, the sum over ranks.
+    Every step is a dict of NumPy arrays, and `fingerprint`, the sum over all ranks.
 
     Raises:
         AssertionError: some ranks end before others.
@@ -150,7 +152,7 @@ def global_rows(ranks: Sequence[Resumable], steps: int) -> list[Step]:
 
 
 def _run(ranks: Sequence[Resumable], steps: int, where: str, loops: int = _LOOPS) -> _Trace:
-    """The next steps of so many loops; states are equal on all ranks."""
+    """Return the next `steps` steps of at most `loops` loops, and their states."""
     trace = _Trace(states=[_state(ranks, 0, where)])
     while not trace.loops or (trace.num_steps < steps and len(trace.loops) < loops):
         found: list[Step] = []
@@ -174,7 +176,7 @@ def _run(ranks: Sequence[Resumable], steps: int, where: str, loops: int = _LOOPS
 
 def _next(iterator: Iterator[Any]) -> Any:
     with warnings.catch_warnings():
-        # That a run is over is what is found out here.
+        # Loops over a run that is over are expected here, so the warning is not shown.
         warnings.filterwarnings("ignore", message="This run is over")
         return next(iterator, _ENDED)
 
@@ -183,7 +185,7 @@ def _joined(ranks: Sequence[Any], fields: list[dict[str, Any]]) -> Step:
     joined = {
         name: np.concatenate([each[name] for each in fields])
         for name in fields[0]
-        if name != "cu_seqlens"  # counted within a rank
+        if name != "cu_seqlens"  # offsets within one rank, which differ by topology
     }
     total = sum(getattr(loader, "fingerprint", 0) or 0 for loader in ranks) % 2**64
     return {**joined, "fingerprint": total}
@@ -194,7 +196,7 @@ def _state(ranks: Sequence[Resumable], step: int, where: str) -> Any:
     for rank, state in enumerate(states):
         if state != states[0]:
             raise AssertionError(
-                f"{where}: after {step:,} steps the state of rank {rank} is not that of rank 0."
+                f"{where}: after {step:,} steps, the states of ranks {rank} and 0 differ."
             )
     return states[0]
 
@@ -207,7 +209,7 @@ def _fields(batch: Any) -> dict[str, Any]:
 def _topologies(
     make_loader: Callable[..., Resumable], world_sizes: Sequence[int], prefetch: Sequence[int]
 ) -> list[Topology]:
-    """Every combination of what `make_loader` lets us choose."""
+    """Return every combination of the arguments that `make_loader` takes."""
     parameters = signature(make_loader).parameters
     anything = any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
     choices: dict[str, Sequence[int]] = {}
@@ -224,7 +226,7 @@ def _ranks(make_loader: Callable[..., Resumable], topology: Topology) -> list[Re
     return [make_loader(rank=rank, **topology) for rank in range(topology["world_size"])]
 
 
-def _spelled(topology: Topology) -> str:
+def _describe(topology: Topology) -> str:
     return ", ".join(f"{name}={value}" for name, value in topology.items()) or "one loader"
 
 
@@ -236,9 +238,9 @@ def _compare(expected: _Trace, found: _Trace, stop: int, where: str) -> None:
             _compare_step(right, wrong, step, where)
             step += 1
         if len(again) < len(loop):
-            raise AssertionError(f"{where}: the run ends after {step:,} steps, not later.")
+            raise AssertionError(f"{where}: the run ends too early, after {step:,} steps.")
         if len(again) > len(loop):
-            raise AssertionError(f"{where}: the run continues after {step:,} steps, not ending.")
+            raise AssertionError(f"{where}: the run does not end after {step:,} steps.")
     for number, (right, wrong) in enumerate(zip(expected.states, found.states, strict=True)):
         if right != wrong:
             raise AssertionError(f"{where}: the state after {stop + number:,} steps differs.")

@@ -445,7 +445,7 @@ assert set(catalog.__all__) <= set(dir(catalog))
 assert callable(catalog.fetch)
 assert all(getattr(catalog, name) for name in catalog.__all__)
 """
-    python(code, first, *NAMES)
+    python(code, first, *sorted(NAMES))
 
 
 def test_an_unknown_attribute_is_an_attribute_error():

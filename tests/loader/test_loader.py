@@ -492,15 +492,18 @@ WEIGHTED = {"weights": {"data": 1}}
         (
             {"global_batch_size": 500, "rank": 0, "world_size": 8},
             "a global batch of 500 rows does not divide over 8 ranks; 4 rows would be left over at "
-            "every step. The nearest sizes that divide are 496 and 504.",
+            "every step. Use 496 or 504.",
         ),
         (
             {"global_batch_size": {0: 8, 100: 9}, "rank": 0, "world_size": 4},
             "a global batch of 9 rows does not divide over 4 ranks; 1 row would be left over at",
         ),
         ({"batch_size": 4, "rank": 1}, "rank=1 and world_size=None are given together or not at"),
-        ({"batch_size": 4, "rank": 4, "world_size": 4}, "Rank 4 of 4 cannot be; ranks are 0 to"),
-        ({"batch_size": 0}, "A batch of 0 rows from position 0 on cannot be"),
+        (
+            {"batch_size": 4, "rank": 4, "world_size": 4},
+            "rank must be from 0 to world_size - 1; got rank=4",
+        ),
+        ({"batch_size": 0}, "batch_size must be at least 1 and at most 2^40; got 0"),
         ({"batch_size": 4, "epochs": 1, "steps": 1}, "epochs=1 and steps=1 both end the run; gi"),
         ({"batch_size": 4, "epochs": 0}, "epochs=0 is not a run; use at least 1."),
         ({"batch_size": 4, "steps": -3}, "steps=-3 is not a run; use at least 1."),

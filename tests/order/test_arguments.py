@@ -16,12 +16,12 @@ REFUSED = {
     ),
     "a name that is none": (
         {"rows": {"": 5}},
-        "A source is called ''; a name is a string, and not empty.",
+        "The name of a source must be a string that is not empty; got ''.",
     ),
     "rows that nothing tells from others": (
         {"rows": [1, 2, 3]},
-        'Source "data" is a list without a digest, so a state could not tell it from other data. '
-        "Give rows with len() and .digest.",
+        'Source "data" must be rows, such as Windows("stores/web", length=1024); got a list. A '
+        "class of your own needs len() and .digest.",
     ),
     "weight missing": (
         {"weights": {"web": 1}},
@@ -33,19 +33,19 @@ REFUSED = {
     ),
     "negative weight": (
         {"weights": {"web": 1, "code": -1}},
-        'The weight of source "code" is -1; a weight is a finite number, 0 or more.',
+        'The weight of source "code" is -1; a weight must be a finite number, 0 or more.',
     ),
     "weight that is not a number": (
         {"weights": {"web": nan, "code": 1}},
-        'The weight of source "web" is nan; a weight is a finite number, 0 or more.',
+        'The weight of source "web" is nan; a weight must be a finite number, 0 or more.',
     ),
     "infinite weight": (
         {"weights": {"web": inf, "code": 1}},
-        'The weight of source "web" is inf; a weight is a finite number, 0 or more.',
+        'The weight of source "web" is inf; a weight must be a finite number, 0 or more.',
     ),
     "no weight above zero": (
         {"weights": {"web": 0, "code": 0}},
-        "All 2 weights are 0, so no position has a source. Give at least one source a weight "
+        "All 2 weights are 0, so there is nothing to read. Give at least one source a weight "
         "above 0.",
     ),
     "weights and temperature": (
@@ -54,39 +54,40 @@ REFUSED = {
     ),
     "temperature below zero": (
         {"temperature": -1},
-        "The temperature is -1; it is a number above 0: 1 keeps the proportions of the sizes, "
-        "higher ones even them out.",
+        "temperature must be above 0; got -1. With 1, shares are in proportion to sizes; higher "
+        "temperatures bring them closer together.",
     ),
     "two beginnings": (
         {"weights": WEB_CODE, "schedule": {0: WEB_CODE}},
-        "The schedule has a stage at position 0, where weights= or temperature= already say how "
-        "to mix. Leave one of them out.",
+        "The schedule has a stage at position 0, but weights= or temperature= already say how "
+        "to mix from there. Leave one of them out.",
     ),
     "no beginning": (
         {"schedule": {10: WEB_CODE}},
-        "The first stage begins at 10; positions before it need one at 0.",
+        "The first stage begins at 10; it must begin at position 0.",
     ),
     "no beginning, without weights": (
         {"schedule": {10: ["web"]}},
-        "The first stage begins at 10; positions before it need one at 0.",
+        "The first stage begins at 10; it must begin at position 0.",
     ),
     "a stage before the first": (
         {"weights": WEB_CODE, "schedule": {-10: WEB_CODE}},
-        "A stage that begins at -10 cannot follow one that begins at 0; each begins later than "
-        "the one before it, and below 2^62.",
+        "A stage that begins at -10 cannot follow one that begins at 0: each must begin later "
+        "than the one before it, and below 2^62.",
     ),
     "weights here and names there": (
         {"weights": WEB_CODE, "schedule": {10: ["web"]}},
-        "Some stages have weights and others only names. Without weights every sample is read "
-        "once an epoch, and the two do not combine. Give weights in every stage or in none.",
+        "Some stages have weights and others only names. Without weights, every sample is "
+        "read once an epoch, and the two cannot be combined. Give weights in every stage or "
+        "in none.",
     ),
     "a stage of no source": (
         {"schedule": {0: []}},
-        "The stage at position 0 reads nothing; it names one source or more, each once.",
+        "The stage at position 0 reads nothing; it must name at least one source, each once.",
     ),
     "a stage of one source twice": (
         {"schedule": {0: ["web", "web"]}},
-        'The stage at position 0 reads "web", "web"; it names one source or more, each once.',
+        'The stage at position 0 reads "web", "web"; it must name at least one source, each once.',
     ),
     "max_epochs without weights": (
         {"max_epochs": 3},
@@ -99,8 +100,8 @@ REFUSED = {
     ),
     "max_epochs of nothing": (
         {"weights": WEB_CODE, "max_epochs": {"web": 0}},
-        "max_epochs of web is 0; it is a finite number above 0. Leave a source out to read it "
-        "without end.",
+        "max_epochs of web must be a finite number above 0; got 0. To read a source without a "
+        "limit, leave it out of max_epochs.",
     ),
     "max_epochs of less than a row": (
         {"weights": WEB_CODE, "max_epochs": 0.01},
@@ -109,13 +110,13 @@ REFUSED = {
     ),
     "parts unknown": (
         {"shuffle": "part"},
-        'shuffle="part" needs to know the parts of source "web", but it has no part_rows. Choose '
+        'shuffle="part" needs the parts of source "web", but it has no part_rows. Use '
         'shuffle="full" or shuffle="block".',
     ),
     "no such mode": (
         {"shuffle": "buffer"},
-        'shuffle=\'buffer\' is not a way to arrange rows; these are: "full", "block" (or '
-        'Block(rows=…, group=…)), "part", "none".',
+        'shuffle must be "full", "block" (or Block(rows=…, group=…)), "part" or "none"; got '
+        "'buffer'.",
     ),
 }
 
@@ -132,10 +133,10 @@ def test_refuses_what_cannot_be_meant(numbers, case):
 
 def test_refuses_sources_without_rows(numbers):
     sources = {"web": numbers(9), "code": numbers(0)}
-    with pytest.raises(PlanError, match=r'^Source "code" has no rows to read. Leave it out, or'):
+    with pytest.raises(PlanError, match=r'^Source "code" has no rows to read. Leave it out'):
         Plan(sources)
     with pytest.raises(
-        PlanError, match=r'^Source "code" has no rows, and weight 1 from position 0'
+        PlanError, match=r'^Source "code" has no rows, but weight 1 from position 0'
     ):
         Plan(sources, weights=WEB_CODE)
 
@@ -148,7 +149,7 @@ def test_a_source_without_rows_may_have_weight_zero(numbers):
 
 
 def test_refuses_parts_that_do_not_add_up(numbers):
-    message = r'^The parts of source "data" hold 8 rows, but it has 9. part_rows lists'
+    message = r'^The parts of source "data" have 8 rows, but it has 9. part_rows must'
     with pytest.raises(PlanError, match=message):
         Plan(numbers(9, part_rows=[4, 4]), shuffle="part")
 
@@ -158,7 +159,7 @@ def test_refuses_positions_that_are_not_there(numbers):
     for positions, message in (
         ([-1], "-1 is out of range"),
         ([2**62], "4,611,686,018,427,387,904 is out of range"),
-        ([0.5], "Positions and samples are integers; these are float64."),
+        ([0.5], "Positions and samples must be integers; got float64."),
     ):
         with pytest.raises(PlanError, match=message):
             plan.locate(positions)
@@ -227,9 +228,7 @@ def test_refuses_another_way_to_go_on():
     with pytest.raises(PlanError) as caught:
         Caps(4, then="stop")
 
-    assert str(caught.value) == (
-        'Caps(then=\'stop\') is not a way to go on; these are: "error", "redistribute".'
-    )
+    assert str(caught.value) == ('Caps(then=…) must be "error" or "redistribute"; got \'stop\'.')
 
 
 def test_long_lists_of_names_are_cut():

@@ -16,7 +16,7 @@ from penstock.order.arguments import Caps
 from penstock.order.interleave import Mix, _split
 from penstock.order.phases import fit_phases
 from penstock.order.plan import Plan
-from penstock.order.schedule import Origin, Schedule, Stage
+from penstock.order.schedule import Schedule, Stage, StartingPoint
 from penstock.order.settle import ONE_ROW
 
 GOLDEN_SOURCES = [0, 1, 0, 2, 0, 0, 1, 2, 1, 2, 0, 2, 2, 2, 1, 2, 2, 2, 1, 2, 0, 2, 2, 2]
@@ -403,7 +403,7 @@ def test_an_origin_is_all_that_later_rows_need(stages, position):
     whole = Schedule(stages)
     position = stages[-1].start
     origin = whole.origin_at(position)
-    resumed = Schedule([Stage(position, stages[-1].weights)], origin=Origin(*origin))
+    resumed = Schedule([Stage(position, stages[-1].weights)], origin=StartingPoint(*origin))
 
     later = range(position, position + 200)
     assert np.array_equal(resumed.at(later), whole.at(later))
@@ -421,7 +421,7 @@ def test_positions_before_the_origin_have_no_answer():
     whole = Schedule([Stage(0, [1, 1]), Stage(10, [1, 2])])
     resumed = Schedule([Stage(10, [1, 2])], origin=whole.origin_at(10))
 
-    message = "Position 9 is before 10, where this order was resumed"
+    message = "Position 9 is before position 10, where this order was resumed"
     for call in (
         lambda: resumed.at([12, 9]),
         lambda: resumed.positions(0, [4]),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.order.epochs import Passes
+from penstock.order.epochs import EpochOrder
 from penstock.order.segments import Members
 from penstock.order.shuffle import Block, Domain
 
@@ -23,7 +23,7 @@ def members(draw):
 
 
 def passes(stages, shuffle="full", seed=0):
-    return Passes(stages, names="abcd", domains=DOMAINS, shuffle=shuffle, seed=seed)
+    return EpochOrder(stages, names="abcd", domains=DOMAINS, shuffle=shuffle, seed=seed)
 
 
 def rows_of(layout, num_rows=NUM_ROWS):

@@ -291,7 +291,7 @@ def test_a_thousand_sources_that_halve_each_time_are_kept_apart():
             lambda: Mix([1, 1]).positions(1, [2**61]),
             "Source 1 has no row 2,305,843,009,213,693,952",
         ),
-        (lambda: Mix([1]).counts(-5), "A count of -5 rows cannot be; it is 0 to 2^62."),
+        (lambda: Mix([1]).counts(-5), "A number of rows must be from 0 to 2^62; got -5."),
     ],
 )
 def test_refuses_what_is_outside(call, message):

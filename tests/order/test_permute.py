@@ -12,8 +12,6 @@ from penstock.order.permute import (
     derive_subkeys,
     permute,
     permute_each,
-    unpermute,
-    unpermute_each,
 )
 
 KEYS = st.integers(0, 2**64 - 1)
@@ -112,11 +110,11 @@ def test_is_a_bijection_where_the_method_or_the_halves_change(n):
 
 
 @given(SIZES, KEYS, st.data())
-def test_unpermute_undoes_permute(n, key, data):
+def test_the_inverse_undoes_permute(n, key, data):
     numbers = data.draw(st.lists(st.integers(0, n - 1), max_size=20))
 
-    assert unpermute(permute(numbers, n, key), n, key).tolist() == numbers
-    assert permute(unpermute(numbers, n, key), n, key).tolist() == numbers
+    assert permute(permute(numbers, n, key), n, key, inverse=True).tolist() == numbers
+    assert permute(permute(numbers, n, key, inverse=True), n, key).tolist() == numbers
 
 
 @given(SIZES, KEYS, st.data())
@@ -156,7 +154,7 @@ def test_many_orders_at_once_equal_each_alone(orders, data):
 
     alone = [permute([p], *orders[w])[0] for p, w in zip(positions, which, strict=True)]
     assert mapped.tolist() == alone
-    assert unpermute_each(mapped, rows[1], sizes, keys).tolist() == positions
+    assert permute_each(mapped, rows[1], sizes, keys, inverse=True).tolist() == positions
 
 
 def test_crowded_orders_equal_sparse_ones():
@@ -277,13 +275,18 @@ class TestQuality:
 @pytest.mark.parametrize(
     ("positions", "n", "key", "message"),
     [
-        ([0], 0, 0, "An order of 0 rows cannot be; it has 1 to 4,611,686,018,427,387,904 (2^62)."),
-        ([0], 2**62 + 1, 0, "An order of 4,611,686,018,427,387,905 rows cannot be"),
+        ([0], 0, 0, "An order must have from 1 to 4,611,686,018,427,387,904 (2^62) rows; got 0."),
+        (
+            [0],
+            2**62 + 1,
+            0,
+            "An order must have from 1 to 4,611,686,018,427,387,904 (2^62) rows; got 4,",
+        ),
         ([0, 5], 5, 0, "5 is out of range: this order has rows 0 to 4."),
         ([-1], 10**9, 0, "-1 is out of range: this order has rows 0 to 999,999,999."),
-        ([0.5], 5, 0, "Positions and samples are integers; these are float64."),
-        ([0], 5, -1, "A key is a number from 0 to 2^64 - 1, not -1; see derive_key."),
-        ([0], 10**9, 2**64, "A key is a number from 0 to 2^64 - 1, not 18446744073709551616"),
+        ([0.5], 5, 0, "Positions and samples must be integers; got float64."),
+        ([0], 5, -1, "A key must be from 0 to 2^64 - 1; got -1. Use derive_key."),
+        ([0], 10**9, 2**64, "A key must be from 0 to 2^64 - 1; got 18446744073709551616"),
     ],
 )
 def test_refuses_what_is_outside(positions, n, key, message):

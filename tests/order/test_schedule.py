@@ -157,19 +157,15 @@ def test_many_capped_sources_run_out_one_after_the_other():
     [
         (
             lambda: Schedule([Stage(5, [1])]),
-            "The first stage begins at 5; positions before it need one at 0.",
+            "The first stage begins at 5; it must begin at position 0.",
         ),
-        (lambda: Schedule([]), "The first stage begins at nowhere"),
+        (lambda: Schedule([]), "The first stage is missing; it must begin at position 0."),
         (
             lambda: Schedule([Stage(0, [1]), Stage(9, [1]), Stage(9, [1])]),
-            "A stage that begins at 9 cannot follow one that begins at 9; each begins later "
-            "than the one before it, and below 2^62.",
+            "A stage that begins at 9 cannot follow one that begins at 9: each must begin "
+            "later than the one before it, and below 2^62.",
         ),
-        (
-            lambda: Schedule([Stage(0, [1, 1])], caps=[None, 0]),
-            "Source 1 is capped at 0 rows, so it is never drawn. Give it weight 0.",
-        ),
-        (lambda: Schedule([Stage(0, [0, 0])]), "All 2 weights are 0, so no position has a source."),
+        (lambda: Schedule([Stage(0, [0, 0])]), "All 2 weights are 0, so there is nothing to read."),
         (
             lambda: Schedule([Stage(0, [1])], caps=[3]).at([3]),
             "3 is out of range: this order has rows 0 to 2.",
@@ -180,7 +176,7 @@ def test_many_capped_sources_run_out_one_after_the_other():
         ),
         (
             lambda: Schedule([Stage(0, [1])], caps=[3]).counts(4),
-            "4 rows are not in a schedule of 3.",
+            "The schedule has 3 rows; 4 cannot be counted.",
         ),
     ],
 )

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.order.shard import PADDING, Shard, rows_per_rank
-from penstock.order.steps import Steps
+from penstock.order.steps import PADDING, Shard, Steps, rows_per_rank
 
 WORLDS = st.sampled_from([1, 2, 3, 4, 8])
 RAMPS = st.lists(st.integers(1, 5), min_size=1, max_size=3).map(
@@ -68,19 +67,19 @@ def test_another_number_of_ranks_reads_the_same_rows_at_each_step(before, after)
             500,
             8,
             "a global batch of 500 rows does not divide over 8 ranks; 4 rows would be left over "
-            "at every step. The nearest sizes that divide are 496 and 504.",
+            "at every step. Use 496 or 504.",
         ),
         (
             5,
             8,
             "a global batch of 5 rows does not divide over 8 ranks; 5 rows would be left over "
-            "at every step. The nearest size that divides is 8.",
+            "at every step. Use 8.",
         ),
         (
             9,
             2,
             "a global batch of 9 rows does not divide over 2 ranks; 1 row would be left over at "
-            "every step. The nearest sizes that divide are 8 and 10.",
+            "every step. Use 8 or 10.",
         ),
     ],
 )
@@ -98,6 +97,6 @@ def test_every_size_of_a_ramp_must_divide():
 
 @pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
 def test_ranks_outside_the_world_are_refused(rank, world_size):
-    message = f"Rank {rank} of {world_size} cannot be; ranks are 0 to world_size - 1."
+    message = f"rank must be from 0 to world_size - 1; got rank={rank} and world_size={world_size}."
     with pytest.raises(PlanError, match=message):
         Shard(Steps(4), rank=rank, world_size=world_size)

@@ -23,17 +23,17 @@ def one_order(num_rows, key=17):
 def whole_order(mode, part_rows, key=17):
     num_rows = sum(part_rows)
     arrangement = arrange(mode, [Domain(num_rows, part_rows)])
-    return arrangement.rows(np.arange(num_rows), one_order(num_rows, key))
+    return arrangement.map(np.arange(num_rows), one_order(num_rows, key))
 
 
 @given(MODES, PARTS, st.integers(0, 2**64 - 1))
 def test_every_mode_is_a_bijection_with_an_inverse(mode, part_rows, key):
     num_rows = sum(part_rows)
     arrangement = arrange(mode, [Domain(num_rows, part_rows)])
-    rows = arrangement.rows(np.arange(num_rows), one_order(num_rows, key))
+    rows = arrangement.map(np.arange(num_rows), one_order(num_rows, key))
 
     assert sorted(rows.tolist()) == list(range(num_rows))
-    back = arrangement.positions(rows, one_order(num_rows, key))
+    back = arrangement.map(rows, one_order(num_rows, key), inverse=True)
     assert back.tolist() == list(range(num_rows))
 
 
@@ -48,11 +48,11 @@ def test_several_orders_in_one_call_equal_each_alone(mode, domains, data):
         np.array(which, dtype=np.intp), np.array(domain_of), np.array(keys, dtype=np.uint64)
     )
 
-    rows = arrangement.rows(np.array(positions, dtype=np.int64), orders)
+    rows = arrangement.map(np.array(positions, dtype=np.int64), orders)
 
     for row, position, order in zip(rows.tolist(), positions, which, strict=True):
         assert row == whole_order(mode, domains[domain_of[order]], keys[order])[position]
-    assert arrangement.positions(rows, orders).tolist() == positions
+    assert arrangement.map(rows, orders, inverse=True).tolist() == positions
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_the_order_of_parts_does_not_depend_on_the_sources_before():
     arrangement = arrange("part", [Domain(70, parts), Domain(110, later)])
     second = Orders(np.zeros(110, int), np.array([1]), np.array([17], dtype=np.uint64))
 
-    assert np.array_equal(arrangement.rows(np.arange(110), second), whole_order("part", later))
+    assert np.array_equal(arrangement.map(np.arange(110), second), whole_order("part", later))
 
 
 def test_parts_of_equal_size_are_shuffled_differently():
@@ -143,11 +143,11 @@ def test_the_key_of_an_epoch_depends_on_seed_name_and_number():
     [
         (
             lambda: arrange("ful", [Domain(3)]),
-            'shuffle=\'ful\' is not a way to arrange rows; these are: "full", "block" (or '
-            'Block(rows=…, group=…)), "part", "none".',
+            'shuffle must be "full", "block" (or Block(rows=…, group=…)), "part" or "none"; got '
+            "'ful'.",
         ),
-        (lambda: Block(rows=0), "Block(rows=0) cannot be; it is 1 to 2^30."),
-        (lambda: Block(group=-2), "Block(group=-2) cannot be; it is 1 to 2^30."),
+        (lambda: Block(rows=0), "Block(rows=…) must be from 1 to 2^30; got 0."),
+        (lambda: Block(group=-2), "Block(group=…) must be from 1 to 2^30; got -2."),
     ],
 )
 def test_refuses_what_is_not_a_mode(call, message):

@@ -62,17 +62,23 @@ def test_sizes_that_no_step_begins_with_do_not_occur():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Steps(0), "A batch of 0 rows from position 0 on cannot be; a batch has at least"),
-        (lambda: Steps({0: 4, -5: 4}), "A batch of 4 rows from position -5 on cannot be"),
+        (lambda: Steps(0), "batch_size must be at least 1 and at most 2^40; got 0."),
+        (
+            lambda: Steps({0: 4, -5: 4}),
+            "batch_size changes at position -5; positions are 0 to 2^62 - 1.",
+        ),
         (
             lambda: Steps({100: 8}),
-            "The batch size has no value for position 0; the first of 1 is for 100. Add the one "
-            "to begin with.",
+            "batch_size has no size for position 0; its first one is for position 100. Add the "
+            "size to begin with.",
         ),
-        (lambda: Steps(4, start=-1), "A run cannot start at position -1; it is 0 to 2^62 - 1."),
-        (lambda: Steps(4, start=8).at(7), "No step of a run from 8 reads position 7."),
+        (lambda: Steps(4, start=-1), "A run must start at a position from 0 to 2^62 - 1; got -1."),
+        (
+            lambda: Steps(4, start=8).at(7),
+            "No step reads position 7: the steps begin at position 8 and end at 2^62.",
+        ),
         (lambda: Steps(4).spans(-1, 3), "There are no steps from -1 to 3; steps begin at 0."),
-        (lambda: Steps(4).span(2**60), "Step 1,152,921,504,606,846,976 is past position"),
+        (lambda: Steps(4).span(2**60), "Step 1,152,921,504,606,846,976 would read past position"),
     ],
 )
 def test_refuses_what_is_outside(call, message):

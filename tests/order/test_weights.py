@@ -33,14 +33,23 @@ def test_numbers_of_numpy_are_numbers():
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ([1, -0.5], 'The weight of source "b" is -0.5; a weight is a finite number, 0 or more.'),
-        ([nan, 1], 'The weight of source "a" is nan; a weight is a finite number, 0 or more.'),
-        ([1, inf], 'The weight of source "b" is inf; a weight is a finite number, 0 or more.'),
-        ([1, "2"], "The weight of source \"b\" is '2'; a weight is a finite number, 0 or more."),
-        ([1, None], 'The weight of source "b" is None; a weight is a finite number, 0 or more.'),
+        (
+            [1, -0.5],
+            'The weight of source "b" is -0.5; a weight must be a finite number, 0 or more.',
+        ),
+        ([nan, 1], 'The weight of source "a" is nan; a weight must be a finite number, 0 or more.'),
+        ([1, inf], 'The weight of source "b" is inf; a weight must be a finite number, 0 or more.'),
+        (
+            [1, "2"],
+            "The weight of source \"b\" is '2'; a weight must be a finite number, 0 or more.",
+        ),
+        (
+            [1, None],
+            'The weight of source "b" is None; a weight must be a finite number, 0 or more.',
+        ),
         (
             [0, 0.0],
-            "All 2 weights are 0, so no position has a source. Give at least one source a "
+            "All 2 weights are 0, so there is nothing to read. Give at least one source a "
             "weight above 0.",
         ),
     ],
@@ -82,5 +91,5 @@ def test_roots_are_the_same_on_every_platform():
 
 @pytest.mark.parametrize("temperature", [0, -1, nan])
 def test_refuses_temperatures_that_are_not_above_zero(temperature):
-    with pytest.raises(PlanError, match=f"The temperature is {temperature}; it is a number above"):
+    with pytest.raises(PlanError, match=f"temperature must be above 0; got {temperature}"):
         tempered_weights([1, 2], temperature)

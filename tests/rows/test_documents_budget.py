@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock import Documents, Loader, Packs, Plan
 from penstock.errors import PlanError, ResumeError
 from penstock.order.budget import NO_ROW, Budget, BudgetShard, BudgetSteps
-from penstock.order.shard import PADDING
+from penstock.order.steps import PADDING
 from penstock.testing import assert_resumable, global_rows
 
 torch.set_num_threads(1)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import PlanError
 from penstock.order.plan import Plan
-from penstock.order.shard import Shard
-from penstock.order.steps import Steps
+from penstock.order.steps import Shard, Steps
 from penstock.transforms import (
     Chain,
     FillInTheMiddle,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from penstock.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from penstock.catalog.arc import ARCDataLoader as ARCDataLoader
     from penstock.catalog.download import DownloadLimits as DownloadLimits
     from penstock.catalog.entries import ENTRIES as ENTRIES
     from penstock.catalog.entries import TRAIN_SPLIT_RATIO as TRAIN_SPLIT_RATIO
@@ -23,17 +22,16 @@ if TYPE_CHECKING:
     from penstock.catalog.fetch import FetchProgress as FetchProgress
     from penstock.catalog.fetch import build_stores as build_stores
     from penstock.catalog.fetch import fetch as fetch
-    from penstock.catalog.gsm8k import GSM8KDataLoader as GSM8KDataLoader
-    from penstock.catalog.mmlu import MMLUDataLoader as MMLUDataLoader
+    from penstock.catalog.question_sets import ARCDataLoader as ARCDataLoader
+    from penstock.catalog.question_sets import GSM8KDataLoader as GSM8KDataLoader
+    from penstock.catalog.question_sets import MMLUDataLoader as MMLUDataLoader
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "arc": "ARCDataLoader",
             "download": "DownloadLimits",
             "entries": "ENTRIES TRAIN_SPLIT_RATIO Entry find_entry",
             "fetch": "Fetched FetchProgress build_stores fetch",
-            "gsm8k": "GSM8KDataLoader",
-            "mmlu": "MMLUDataLoader",
+            "question_sets": "ARCDataLoader GSM8KDataLoader MMLUDataLoader",
         },
     )

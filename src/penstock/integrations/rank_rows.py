@@ -13,8 +13,7 @@ from torch.utils.data import Dataset
 
 from penstock.loader.batch import Maker
 from penstock.loader.read import IGNORED, Assembler, Block
-from penstock.order.shard import PADDING, Shard
-from penstock.order.steps import Steps
+from penstock.order.steps import PADDING, Shard, Steps
 
 if TYPE_CHECKING:
     from penstock.integrations.feed import Feed

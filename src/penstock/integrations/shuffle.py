@@ -15,9 +15,8 @@ from torch.utils.data import Sampler
 
 from penstock.errors import PlanError
 from penstock.order.permute import permute
-from penstock.order.shard import Shard
 from penstock.order.shuffle import epoch_key
-from penstock.order.steps import Steps
+from penstock.order.steps import Shard, Steps
 
 __all__ = ["EpochShuffle"]
 

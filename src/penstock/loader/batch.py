@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from penstock.errors import PlanError
 from penstock.loader.device import DeviceCopy
 from penstock.loader.read import IDS, IGNORED, Block
-from penstock.order.shard import PADDING
+from penstock.order.steps import PADDING
 from penstock.rows.documents import narrowed
 from penstock.rows.pieces import Side
 from penstock.rows.windows import cu_seqlens

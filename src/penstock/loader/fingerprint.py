@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.digest import derive_key
+from penstock.digest import derive_key, mix64
 
 __all__ = ["FingerprintLog", "combine", "of_samples", "of_tokens", "read_log", "source_keys"]
 
@@ -96,8 +96,4 @@ def combine(values: NDArray[np.uint64], begins: Sequence[int]) -> list[int]:
 
 def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """A bijection on 64 bits in which every bit of the result depends on every bit."""
-    first, second, third, _ = (np.uint64(each) for each in _MULTIPLIERS)
-    value = value + first
-    value = (value ^ (value >> np.uint64(30))) * second
-    value = (value ^ (value >> np.uint64(27))) * third
-    return value ^ (value >> np.uint64(31))
+    return mix64(value + np.uint64(_MULTIPLIERS[0]))

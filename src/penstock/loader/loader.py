@@ -30,10 +30,9 @@ from penstock.order.budget import Budget, BudgetShard, BudgetSteps
 from penstock.order.growing import GrowingPlan
 from penstock.order.integers import END
 from penstock.order.plan import Plan, Rows
-from penstock.order.shard import Shard
 from penstock.order.shuffle import Block as ShuffleBlock
 from penstock.order.shuffle import Mode
-from penstock.order.steps import Steps
+from penstock.order.steps import Shard, Steps
 from penstock.store.files import keep_freed_memory
 
 __all__ = ["Loader", "Made"]

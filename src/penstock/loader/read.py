@@ -19,7 +19,7 @@ from penstock.loader.fingerprint import combine, of_samples, of_tokens, source_k
 from penstock.loader.packed import gives_positions
 from penstock.loader.readahead import ReadAhead
 from penstock.order.plan import Plan
-from penstock.order.shard import PADDING, Shard
+from penstock.order.steps import PADDING, Shard
 from penstock.rows.gather import JoinedWindows
 from penstock.rows.pieces import Side
 from penstock.rows.supervised import supervised

@@ -1,15 +1,15 @@
-"""What a plan is asked to do, checked against its sources.
+"""The arguments of a plan, checked against its sources.
 
-Weights, a temperature, a schedule and caps come in the words of the user: names of
-sources, numbers of epochs. Here they become what `Schedule` and `Passes` compute with:
-numbers of sources, and rows. What cannot be meant is refused with the value that says so.
+Users give weights, a temperature, a schedule and caps by names of sources and in epochs. This
+module turns them into what `Schedule` and `EpochOrder` compute with: numbers of sources, and
+rows. It refuses arguments that make no sense, with a message that shows the value.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from fractions import Fraction
-from operator import index, itemgetter
+from operator import index
 from typing import Any, NamedTuple, final
 
 from penstock.errors import PlanError
@@ -19,13 +19,13 @@ from penstock.order.weights import Weight, as_fraction, exact_weights, is_finite
 
 __all__ = [
     "Caps",
-    "Terms",
+    "StageArguments",
     "cap_rows",
     "num_rows_of",
     "part_rows_of",
     "quoted",
     "read_members",
-    "read_terms",
+    "read_stages",
     "read_weights",
 ]
 
@@ -33,100 +33,95 @@ __all__ = [
 @final
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """How often a source may be read, and what comes then.
+    """How many epochs of a source may be read, and what happens after that.
 
     >>> Caps({"code": 4}, then="redistribute")
     Caps(epochs={'code': 4}, then='redistribute')
     """
 
     epochs: float | Mapping[str, float]
-    """The most epochs of every source, or of those named; 1.5 is one and a half."""
+    """The largest number of epochs of every source, or of those named; 1.5 is allowed."""
 
     then: Exhausted = "error"
-    """Refuse positions past the end of a source, or leave them to the other sources."""
+    """What happens at the end of a source: "error" ends the plan there, "redistribute" lets the
+    other sources continue."""
 
     def __post_init__(self) -> None:
         if self.then not in ("error", "redistribute"):
-            raise PlanError(
-                f'Caps(then={self.then!r}) is not a way to go on; these are: "error", '
-                '"redistribute".'
-            )
+            raise PlanError(f'Caps(then=…) must be "error" or "redistribute"; got {self.then!r}.')
         named = self.epochs if isinstance(self.epochs, Mapping) else {"every source": self.epochs}
         for name, epochs in named.items():
             if not is_finite(epochs) or epochs <= 0:
                 raise PlanError(
-                    f"max_epochs of {name} is {epochs!r}; it is a finite number above 0. Leave a "
-                    "source out to read it without end."
+                    f"max_epochs of {name} must be a finite number above 0; got {epochs!r}. To "
+                    "read a source without a limit, leave it out of max_epochs."
                 )
 
     def of(self, name: str) -> float | None:
-        """The most epochs of one source; None is any number."""
+        """Return the largest number of epochs of one source; None means no limit."""
         return self.epochs.get(name) if isinstance(self.epochs, Mapping) else self.epochs
 
-    def spelled(self) -> dict[str, Any]:
-        """The caps as JSON."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the caps as JSON."""
         if isinstance(self.epochs, Mapping):
-            epochs: Any = {name: _spelled(epochs) for name, epochs in self.epochs.items()}
-        else:
-            epochs = _spelled(self.epochs)
-        return {"epochs": epochs, "then": self.then}
+            return {"epochs": _numbers_to_json(self.epochs), "then": self.then}
+        return {"epochs": _number_to_json(self.epochs), "then": self.then}
 
 
-class Terms(NamedTuple):
-    """How rows are drawn from a position on; one of the three is given."""
+class StageArguments(NamedTuple):
+    """How rows are drawn from a position on: one of the three other fields is given."""
 
     position: int
     weights: Mapping[str, Weight] | None = None
     temperature: float | None = None
     sources: Sequence[str] | None = None
-    """Every sample of these sources once an epoch."""
+    """Read every sample of these sources once an epoch."""
 
-    def spelled(self) -> dict[str, Any]:
-        """The terms as JSON."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the arguments as JSON."""
         if self.weights is not None:
-            spelled: Any = {name: _spelled(weight) for name, weight in self.weights.items()}
-            return {"position": self.position, "weights": spelled}
+            return {"position": self.position, "weights": _numbers_to_json(self.weights)}
         if self.temperature is not None:
-            return {"position": self.position, "temperature": _spelled(self.temperature)}
+            return {"position": self.position, "temperature": _number_to_json(self.temperature)}
         return {"position": self.position, "sources": list(self.sources or ())}
 
 
 def num_rows_of(name: str, source: Sized) -> int:
-    """The rows of a source that has a name and a digest."""
+    """Return the number of rows of a source; raise PlanError unless it has a name and a digest."""
     if not isinstance(name, str) or not name:
-        raise PlanError(f"A source is called {name!r}; a name is a string, and not empty.")
+        raise PlanError(f"The name of a source must be a string that is not empty; got {name!r}.")
     if not isinstance(getattr(source, "digest", None), str):
         raise PlanError(
-            f'Source "{name}" is a {type(source).__name__} without a digest, so a state could '
-            "not tell it from other data. Give rows with len() and .digest."
+            f'Source "{name}" must be rows, such as Windows("stores/web", length=1024); got a '
+            f"{type(source).__name__}. A class of your own needs len() and .digest."
         )
     return len(source)
 
 
 def part_rows_of(name: str, source: Sized, size: int) -> list[int]:
-    """The rows of each part of a source."""
+    """Return the number of rows of each part of a source."""
     parts = getattr(source, "part_rows", None)
     if parts is None:
         raise PlanError(
-            f'shuffle="part" needs to know the parts of source "{name}", but it has no part_rows. '
-            'Choose shuffle="full" or shuffle="block".'
+            f'shuffle="part" needs the parts of source "{name}", but it has no part_rows. Use '
+            'shuffle="full" or shuffle="block".'
         )
     parts = [index(rows) for rows in parts]
     if sum(parts) != size or min(parts, default=0) < 0:
         raise PlanError(
-            f'The parts of source "{name}" hold {sum(parts):,} rows, but it has {size:,}. '
-            "part_rows lists the rows of each part."
+            f'The parts of source "{name}" have {sum(parts):,} rows, but it has {size:,}. '
+            "part_rows must list the rows of each part."
         )
     return parts
 
 
-def read_terms(
+def read_stages(
     names: Sequence[str],
     weights: Mapping[str, Weight] | None,
     temperature: float | None,
     schedule: Mapping[int, Mapping[str, Weight] | Sequence[str]] | None,
-) -> list[Terms]:
-    """The terms of each stage, in order; all sources from 0 on where nothing is asked."""
+) -> list[StageArguments]:
+    """Return the arguments of each stage, in order; by default, one stage of all sources."""
     if weights is not None and temperature is not None:
         raise PlanError(
             f"weights={dict(weights)!r} and temperature={temperature!r} both say how to mix. "
@@ -134,95 +129,91 @@ def read_terms(
         )
     stages = []
     if weights is not None or temperature is not None:
-        stages = [Terms(0, weights=weights, temperature=temperature)]
+        stages = [StageArguments(0, weights=weights, temperature=temperature)]
     elif not schedule:
-        stages = [Terms(0, sources=names)]
+        stages = [StageArguments(0, sources=names)]
+    # `index` refuses positions that are not integers, such as 1e6, and accepts NumPy's integers.
     later = {index(position): asked for position, asked in (schedule or {}).items()}
-    for position, asked in sorted(later.items(), key=itemgetter(0)):
+    for position in sorted(later):
         if position == 0 and stages:
             raise PlanError(
-                "The schedule has a stage at position 0, where weights= or temperature= already "
-                "say how to mix. Leave one of them out."
+                "The schedule has a stage at position 0, but weights= or temperature= already say "
+                "how to mix from there. Leave one of them out."
             )
+        asked = later[position]
         if isinstance(asked, Mapping):
-            stages.append(Terms(position, weights=asked))
+            stages.append(StageArguments(position, weights=asked))
         else:
+            # A string is a sequence too: "web" would be read as the sources "w", "e" and "b".
             listed = [asked] if isinstance(asked, str) else asked
-            stages.append(Terms(position, sources=listed))
-    _check_terms(stages, names)
+            stages.append(StageArguments(position, sources=listed))
+    if len({stage.sources is None for stage in stages}) > 1:
+        raise PlanError(
+            "Some stages have weights and others only names. Without weights, every sample is "
+            "read once an epoch, and the two cannot be combined. Give weights in every stage or "
+            "in none."
+        )
+    for stage in stages:
+        given = stage.weights if stage.weights is not None else stage.sources or ()
+        _check_names(names, given, f"The stage at position {stage.position:,}")
     return stages
 
 
-def _check_terms(stages: Sequence[Terms], names: Sequence[str]) -> None:
-    if len({terms.sources is None for terms in stages}) > 1:
-        raise PlanError(
-            "Some stages have weights and others only names. Without weights every sample is "
-            "read once an epoch, and the two do not combine. Give weights in every stage or in "
-            "none."
-        )
-    for terms in stages:
-        given = terms.weights if terms.weights is not None else terms.sources or ()
-        _check_names(names, given, f"The stage at position {terms.position:,}")
-
-
 def read_weights(
-    stages: Sequence[Terms], names: Sequence[str], sizes: Sequence[int]
+    stages: Sequence[StageArguments], names: Sequence[str], sizes: Sequence[int]
 ) -> list[Stage]:
-    """The weights of each stage, by number of source."""
+    """Return the weights of each stage, in the order of `names`."""
     weighted = []
     for position, asked, temperature, _ in stages:
         if temperature is not None:
             weights = tempered_weights(sizes, temperature)
         else:
-            weights = _weights_of(names, asked or {}, position)
-        exact_weights(weights, names)  # refuses what is not a weight
+            given = asked or {}
+            if missing := [name for name in names if name not in given]:
+                raise PlanError(
+                    f"The stage at position {position:,} has no weight for {quoted(missing)}. "
+                    f'Write "{missing[0]}": 0 to leave a source out.'
+                )
+            weights = [given[name] for name in names]
+        exact_weights(weights, names)  # raises for invalid weights, with the source's name
         for name, weight, size in zip(names, weights, sizes, strict=True):
             if weight and not size:
                 raise PlanError(
-                    f'Source "{name}" has no rows, and weight {weight} from position '
+                    f'Source "{name}" has no rows, but weight {weight} from position '
                     f"{position:,} on. Give it weight 0, or rows."
                 )
         weighted.append(Stage(position, weights))
     return weighted
 
 
-def _weights_of(names: Sequence[str], weights: Mapping[str, Weight], position: int) -> list[Weight]:
-    missing = [name for name in names if name not in weights]
-    if missing:
-        raise PlanError(
-            f"The stage at position {position:,} has no weight for {quoted(missing)}. Write "
-            f'"{missing[0]}": 0 to leave a source out.'
-        )
-    return [weights[name] for name in names]
-
-
 def read_members(
-    stages: Sequence[Terms], names: Sequence[str], sizes: Sequence[int]
+    stages: Sequence[StageArguments], names: Sequence[str], sizes: Sequence[int]
 ) -> list[Members]:
-    """The sources of each stage, by number, for a plan without weights."""
+    """Return the sources of each stage, as numbers, for a plan without weights."""
     numbers = {name: number for number, name in enumerate(names)}
     read = []
-    for terms in stages:
-        listed = list(terms.sources or ())
+    for stage in stages:
+        listed = list(stage.sources or ())
         if not listed or len(set(listed)) < len(listed):
             raise PlanError(
-                f"The stage at position {terms.position:,} reads {quoted(listed) or 'nothing'}; "
-                "it names one source or more, each once."
+                f"The stage at position {stage.position:,} reads {quoted(listed) or 'nothing'}; "
+                "it must name at least one source, each once."
             )
         for name in listed:
             if not sizes[numbers[name]]:
-                raise PlanError(f'Source "{name}" has no rows to read. Leave it out, or fill it.')
-        read.append(Members(terms.position, [numbers[name] for name in listed]))
+                raise PlanError(f'Source "{name}" has no rows to read. Leave it out.')
+        read.append(Members(stage.position, [numbers[name] for name in listed]))
     return read
 
 
 def cap_rows(caps: Caps, names: Sequence[str], sizes: Sequence[int]) -> list[int | None]:
-    """The most rows of each source; None is any number."""
+    """Return the largest number of rows of each source; None means no limit."""
     if isinstance(caps.epochs, Mapping):
         _check_names(names, caps.epochs, "max_epochs")
     most: list[int | None] = []
     for name, size in zip(names, sizes, strict=True):
         epochs = caps.of(name)
+        # The product of exact fractions, because a product of floats may be rounded up.
         rows = None if epochs is None or not size else math.floor(as_fraction(epochs) * size)
         if rows == 0:
             raise PlanError(
@@ -234,7 +225,7 @@ def cap_rows(caps: Caps, names: Sequence[str], sizes: Sequence[int]) -> list[int
 
 
 def quoted(names: Sequence[str]) -> str:
-    """Names for a message, five at most.
+    """Return up to five names in quotes, for messages.
 
     >>> print(quoted(["web", "code"]))
     "web", "code"
@@ -244,17 +235,21 @@ def quoted(names: Sequence[str]) -> str:
 
 
 def _check_names(names: Sequence[str], given: Iterable[str], where: str) -> None:
-    unknown = [name for name in given if name not in names]
-    if unknown:
+    if unknown := [name for name in given if name not in names]:
         raise PlanError(
             f"{where} names {quoted(unknown)}, but the sources of this plan are {quoted(names)}."
         )
 
 
-def _spelled(number: Weight) -> float | str:
-    """A number as JSON, one spelling for equal ones: 7.0 as 7, 0.7 as 0.7, 1/3 in words."""
+def _numbers_to_json(numbers: Mapping[str, Weight]) -> dict[str, float | str]:
+    return {name: _number_to_json(number) for name, number in numbers.items()}
+
+
+def _number_to_json(number: Weight) -> float | str:
+    """Return a number as JSON, equal for equal numbers: 7.0 is 7, 0.7 is 0.7, 1/3 is "1/3"."""
     if not is_finite(number):
         return str(float(number))
+    # The digest of a plan is computed from this, so 7 and 7.0 must give the same text.
     exact = as_fraction(number)
     if exact.denominator == 1:
         return int(exact)

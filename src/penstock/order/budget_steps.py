@@ -23,7 +23,7 @@ from penstock.errors import PlanError
 __all__ = ["NO_ROW", "BudgetShard", "BudgetSteps"]
 
 NO_ROW = -1
-"""Stands for a row that fills up a rank's share; `penstock.order.shard.PADDING`."""
+"""Stands for a row that fills up a rank's share; `penstock.order.steps.PADDING`."""
 _MOST_MARKS = 512  # of 100 bytes each
 _MOST_RECENT = 16
 
@@ -141,7 +141,7 @@ class BudgetSteps:
 
 @final
 class BudgetShard:
-    """The positions that one rank reads, as `penstock.order.shard.Shard`, of any batch."""
+    """The positions that one rank reads, as `penstock.order.steps.Shard`, of any batch."""
 
     def __init__(self, steps: BudgetSteps, *, rank: int = 0, world_size: int = 1) -> None:
         if world_size < 1 or not 0 <= rank < world_size:

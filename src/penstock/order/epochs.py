@@ -1,9 +1,9 @@
-"""Every sample of every source once an epoch.
+"""The order of a plan without weights: every sample of every source once an epoch.
 
-Without weights, a pass is one order of all rows laid end to end, and passes follow each
-other without end, each with a key of its own. Where a source joins in the middle of a
-pass (see `segments`), the rows that are left need no list: they are the tail of an
-order, and the order of the rest leads into it.
+A pass is one shuffled order of the rows of all sources together. Passes follow each other
+without end, each with a separate key. If a source joins in the middle of a pass (see
+`segments`), the rows that are left need no list. They are the tail of an order that can be
+computed, so the order of the rest of the pass refers to positions of that tail.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,14 +12,14 @@ from functools import lru_cache
 import numpy as np
 
 from penstock.digest import derive_key
-from penstock.order.integers import END, Integers, label_pairs
+from penstock.order.integers import END, Integers, group_rows, label_pairs
 from penstock.order.schedule import check_starts
-from penstock.order.segments import Members, lay_segments
+from penstock.order.segments import Members, find_segments
 from penstock.order.shuffle import Block, Domain, Mode, Orders, arrange, epoch_key
 
-__all__ = ["Passes"]
+__all__ = ["EpochOrder"]
 
-_COUNT_ROWS = 2**18  # rows located at a time where they have to be counted
+_COUNT_ROWS = 2**18  # rows located at a time when rows have to be counted: 2 MiB per array
 
 
 @lru_cache(maxsize=1024)
@@ -27,8 +27,11 @@ def _join_key(seed: int, names: tuple[str, ...], position: int) -> int:
     return derive_key("join", seed, *names, position)
 
 
-class Passes:
-    """Position → (source, epoch, sample), each sample once a pass, and back."""
+class EpochOrder:
+    """Maps positions to (source, epoch, sample) and back; each sample occurs once a pass.
+
+    Immutable. Sources are numbers into `names`.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,7 @@ class Passes:
     ) -> None:
         check_starts([stage.start for stage in stages])
         self.end = END
-        self.segments = lay_segments(stages, domains)
+        self.segments = find_segments(stages, domains)
         self._starts = np.array([segment.start for segment in self.segments], dtype=np.int64)
         self._stops = [*self._starts[1:].tolist(), END]
         self._sizes = np.array([segment.size for segment in self.segments], dtype=np.int64)
@@ -53,94 +56,98 @@ class Passes:
         self._seed = seed
 
     def locate(self, positions: Integers) -> tuple[Integers, Integers, Integers]:
-        """The source, epoch and sample at each position."""
+        """Return the source, epoch and sample at each position."""
         if len(self.segments) == 1:
+            # The usual case, and much faster: NumPy divides by one number by multiplication.
             size = self.segments[0].size
             passes = positions // size
             orders = self._orders(*label_pairs(np.zeros_like(passes), passes))
-            rows = self._arrangement.rows(positions - passes * size, orders)
+            rows = self._arrangement.map(positions - passes * size, orders)
             return self._resolve(0, passes, rows)
+        # Several segments: find the segment of each position, then its pass within the segment.
         numbers = np.searchsorted(self._starts, positions, side="right") - 1
         inside = positions - self._starts[numbers]
         passes = inside // self._sizes[numbers]
         orders = self._orders(*label_pairs(numbers, passes))
-        rows = self._arrangement.rows(inside - passes * self._sizes[numbers], orders)
+        rows = self._arrangement.map(inside - passes * self._sizes[numbers], orders)
         located = np.empty((3, len(positions)), dtype=np.int64)
-        for number in np.unique(numbers).tolist():
-            here = np.flatnonzero(numbers == number)
+        for number, here in group_rows(numbers):
             located[:, here] = self._resolve(number, passes[here], rows[here])
         return located[0], located[1], located[2]
 
     def _resolve(
         self, number: int, passes: Integers, rows: Integers
     ) -> tuple[Integers, Integers, Integers]:
-        """What the rows of a segment are: those of the tail lead into the segment before."""
+        """Return the source, epoch and sample of rows of a segment's domain."""
         segment = self.segments[number]
-        places = np.searchsorted(segment.ends, rows, side="right") - 1
-        sources = segment.sources[places]
+        # `ends` is [end of the tail, end of the first source, …]: -1 is the tail.
+        columns = np.searchsorted(segment.ends, rows, side="right") - 1
+        sources = segment.sources[columns]
         epochs = np.array(segment.epochs, dtype=np.int64)[sources] + passes
-        samples = rows - segment.ends[places]
-        tail = np.flatnonzero(places < 0)
+        samples = rows - segment.ends[columns]
+        tail = np.flatnonzero(columns < 0)
         if tail.size:
+            # Row r of the tail is position tail_from + r of the pass that was cut.
             before = self.segments[number - 1]
-            last_pass = (segment.start - before.start) // before.size
-            orders = self._one_order(number - 1, last_pass, len(tail))
-            earlier = self._arrangement.rows(rows[tail] + segment.tail_from, orders)
-            resolved = self._resolve(
-                number - 1, np.full(len(tail), last_pass, dtype=np.int64), earlier
-            )
+            cut_pass = (segment.start - before.start) // before.size
+            orders = self._one_order(number - 1, cut_pass, len(tail))
+            earlier = self._arrangement.map(rows[tail] + segment.tail_from, orders)
+            resolved = self._resolve(number - 1, np.full_like(earlier, cut_pass), earlier)
             sources[tail], epochs[tail], samples[tail] = resolved
         return sources, epochs, samples
 
     def positions_of(self, source: int, sample: int, epochs: Integers) -> Integers:
-        """The positions at which a sample comes in these epochs, where it does."""
+        """Return the positions of a sample in these epochs, as far as it occurs in them."""
         found = [np.empty(0, dtype=np.int64)]
         for number, first_row, begun in self._appearances(source):
             segment = self.segments[number]
             first = segment.epochs[source]
+            # Only the epochs that begin in this segment; others are found in other segments.
             passes = epochs[(epochs >= first) & (epochs < first + begun)] - first
-            which = np.arange(len(passes))
-            orders = self._orders(which, np.full_like(passes, number), passes)
-            inside = self._arrangement.positions(np.full_like(passes, first_row + sample), orders)
+            orders = self._orders(np.arange(len(passes)), np.full_like(passes, number), passes)
+            inside = self._arrangement.map(
+                np.full_like(passes, first_row + sample), orders, inverse=True
+            )
             positions = segment.start + passes * segment.size + inside
-            cut = np.flatnonzero(positions >= self._stops[number])
-            for row in cut.tolist():  # one at most: the pass that a source joined
+            # At most one: only the pass that a source has joined is cut.
+            for row in np.flatnonzero(positions >= self._stops[number]).tolist():
                 positions[row] = self._follow(number, int(inside[row]))
             found.append(positions)
         return np.concatenate(found)
 
     def _appearances(self, source: int) -> Iterator[tuple[int, int, int]]:
-        """Each segment that lists a source, its first row there, and the passes begun."""
+        """Yield each segment that lists a source, the source's first row in it, and its passes."""
         for number, segment in enumerate(self.segments):
-            for place in np.flatnonzero(segment.sources == source).tolist():
-                begun = -(-(self._stops[number] - segment.start) // segment.size)
-                yield number, int(segment.ends[place]), begun
+            for column in np.flatnonzero(segment.sources == source).tolist():
+                begun = -(-(self._stops[number] - segment.start) // segment.size)  # rounded up
+                yield number, int(segment.ends[column]), begun
 
     def _follow(self, number: int, inside: int) -> int:
-        """The position of a row that came after the end of its segment."""
+        """Return the position of a row that its segment did not reach: it is in a later tail."""
         while True:
             number += 1
             segment = self.segments[number]
             row = np.array([inside - segment.tail_from], dtype=np.int64)
-            inside = int(self._arrangement.positions(row, self._one_order(number, 0, 1))[0])
+            inside = int(self._arrangement.map(row, self._one_order(number, 0, 1), inverse=True)[0])
             if segment.start + inside < self._stops[number]:
                 return segment.start + inside
 
     def num_epochs(self, source: int, before: int) -> int:
-        """How many epochs of a source have begun, at most, in the rows before a position."""
+        """Return how many epochs of a source have begun, at most, before a position."""
         begun = 0
         for number, _, _ in self._appearances(source):
             segment = self.segments[number]
             rows = min(before, self._stops[number]) - segment.start
             if rows > 0:
+                # Minus a floor of a negative number adds the number of passes, rounded up.
                 begun = segment.epochs[source] - (-rows // segment.size)
         return begun
 
     def counts(self, num_rows: int) -> list[int]:
-        """How many of the first `num_rows` rows belong to each source.
+        """Return how many of the first `num_rows` rows belong to each source.
 
-        Whole passes are multiplied; the rows of the pass under way are counted, at
-        about 30 ns each.
+        Complete passes are multiplied. Rows of the incomplete pass are counted, at about 30 ns
+        each.
         """
         if len(self._num_rows) == 1:
             return [num_rows]
@@ -150,6 +157,7 @@ class Passes:
         counts = np.zeros(len(self._num_rows), dtype=np.int64)
         for source, (epochs, size) in enumerate(zip(segment.epochs, self._num_rows, strict=True)):
             counts[source] = (epochs + passes * (source in segment.members)) * size
+        # A pass that began before the segment (one with a tail) is counted from its beginning.
         for start in range(segment.pass_start + passes * segment.size, num_rows, _COUNT_ROWS):
             stop = min(start + _COUNT_ROWS, num_rows)
             sources, _, _ = self.locate(np.arange(start, stop, dtype=np.int64))
@@ -157,31 +165,29 @@ class Passes:
         return counts.tolist()
 
     @property
-    def natural_rows(self) -> int:
-        """As many rows as end with a pass over all sources that are read at last."""
+    def default_num_rows(self) -> int:
+        """The number of rows up to the end of the first pass over the last stage's sources."""
         return self.segments[-1].start + self.segments[-1].size
 
     def asked(self, num_rows: int) -> list[str]:
-        """What was asked of each source, in words."""
+        """Return what was asked of each source, as text."""
         return ["once an epoch"] * len(self._num_rows)
 
     @property
     def num_stages(self) -> int:
-        """How many segments there are."""
+        """The number of segments."""
         return len(self.segments)
 
     def stage(self, number: int) -> str:
-        """What is read in a segment, in words."""
+        """Return the sources of a segment, as text."""
         segment, names = self.segments[number], list(self._names[number])
         if segment.ends[0]:
             names.append(f"and {int(segment.ends[0]):,} rows left of the pass")
         return f"from position {segment.start:,}: {', '.join(names)}"
 
     def _orders(self, which: Integers, numbers: Integers, passes: Integers) -> Orders:
-        keys = [
-            self._key(number, pass_number)
-            for number, pass_number in zip(numbers.tolist(), passes.tolist(), strict=True)
-        ]
+        pairs = zip(numbers.tolist(), passes.tolist(), strict=True)
+        keys = [self._key(number, pass_number) for number, pass_number in pairs]
         return Orders(which, numbers, np.array(keys, dtype=np.uint64))
 
     def _one_order(self, number: int, pass_number: int, num_rows: int) -> Orders:
@@ -190,6 +196,7 @@ class Passes:
 
     def _key(self, number: int, pass_number: int) -> int:
         segment = self.segments[number]
+        # The rest of a pass has no pass number of its own, so its key is derived from the position.
         if segment.ends[0]:
             return _join_key(self._seed, self._names[number], segment.start)
         return epoch_key(self._seed, self._names[number], segment.pass_number + pass_number)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PlanError, UnknownLengthError
-from penstock.order.epochs import Passes
+from penstock.order.epochs import EpochOrder
 from penstock.order.integers import END, Integers, as_unsigned
 from penstock.order.plan import Plan, Sample
 from penstock.order.segments import Members
@@ -38,7 +38,7 @@ class _Known(NamedTuple):
     ends: Integers
     """Where the rows of each part end."""
     complete: bool
-    passes: Passes | None
+    passes: EpochOrder | None
 
     @property
     def num_rows(self) -> int:
@@ -118,8 +118,8 @@ class GrowingPlan:
                 self._known = _Known(ends, complete, passes)
             return complete
 
-    def _passes(self, num_rows: int, part_rows: list[int]) -> Passes:
-        return Passes(
+    def _passes(self, num_rows: int, part_rows: list[int]) -> EpochOrder:
+        return EpochOrder(
             [Members(0, [0])],
             names=self.names,
             domains=[Domain(num_rows, part_rows)],

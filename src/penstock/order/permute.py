@@ -1,73 +1,67 @@
 """Shuffling as arithmetic.
 
-A shuffled order of n samples is usually an array of n integers. Here it is a
-function: give it a position, get back a sample, in constant time and no memory. So
-resuming is free, because position 8,000,000 is answered without the 7,999,999
-before it, and every rank computes the same order without speaking to the others.
+A shuffled order of n samples is usually an array of n integers. Here it is a function: give it a
+position, get back a sample, in constant time and without memory. So resuming is free, because
+position 8,000,000 is computed without the 7,999,999 before it. And every rank computes the same
+order without communication.
 
-Up to 4,096 samples the order is an exact shuffle: the samples sorted by 64-bit
-numbers that a bijective mixer draws, so that no two tie. Above, it is a Feistel
-network of 8 rounds on pairs (high, low), low below a power of two near the square
-root of n, high below the number b of such stretches in n. There are fewer than
-sqrt(n) pairs too many; an answer at or past n is fed back in until it falls below.
-The cost is flat in n: about 15 ns a row in large calls, 30 µs for 32 rows.
+Up to 4,096 samples the order is an exact shuffle: the samples are sorted by 64-bit numbers that a
+bijective mixer computes, so there are no ties. Above that, it is a Feistel network of 8 rounds on
+pairs (high, low). `low` is below a power of two near the square root of n, and `high` is below
+the number of such stretches in n. There are fewer than sqrt(n) pairs too many. If the network
+returns n or more, its result is put in again until it is below n ("cycle walking"). The cost
+does not depend on n: about 15 ns per row in large calls, and 30 µs for 32 rows.
 
-Only sums, products, shifts and comparisons of unsigned 64-bit integers take part,
-which every platform computes alike. Golden vectors in the tests pin the result: a
-change here would change the order of every run.
+Only sums, products, shifts and comparisons of unsigned 64-bit integers are used. Every platform
+computes these alike. Golden vectors in the tests pin the result: a change here would change the
+order of every run.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.digest import GOLDEN, Unsigned, constant, mix64
 from penstock.errors import PlanError
-from penstock.order.integers import END, Indices, Integers, Unsigned, as_unsigned, constant
+from penstock.order.integers import END, Indices, Integers, as_unsigned, group_rows
 
-__all__ = [
-    "EXACT_ROWS",
-    "derive_subkeys",
-    "permute",
-    "permute_each",
-    "unpermute",
-    "unpermute_each",
-]
+__all__ = ["EXACT_ROWS", "derive_subkeys", "permute", "permute_each"]
 
 EXACT_ROWS = 4096
-"""The largest n that is shuffled exactly, by a table of 8 KiB."""
+"""The largest n that is shuffled exactly, with a table of 8 KiB."""
 
 _ROUNDS = 8
-_CHUNK_ROWS = 16_384  # a chunk's arrays fit in the L2 cache: twice as fast as 65,536 rows
-_CROWD_ROWS = 512  # from here on, one call for an order beats gathering numbers row by row
+_CHUNK_ROWS = 16_384  # the arrays of a chunk fit in the L2 cache: twice as fast as 65,536 rows
+# From this many rows of one order on, a separate call for it is faster than an array that repeats
+# the parameters of its network for each row.
+_CROWD_ROWS = 512
 
-
-_GOLDEN = constant(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: odd, so a full cycle
 _MIX_1 = constant(0xBF58476D1CE4E5B9)  # the two multipliers of SplitMix64
 _MIX_2 = constant(0x94D049BB133111EB)
-_TABLE_SALT = constant(0x7C3B8A1F5D92E604)  # no meaning: they part the uses of one key
+_TABLE_SALT = constant(0x7C3B8A1F5D92E604)  # arbitrary; they separate two uses of one key
 _SUBKEY_SALT = constant(0xD6E8FEB86659FD93)
-_1, _27, _30, _31, _32, _64 = (constant(number) for number in (1, 27, 30, 31, 32, 64))
+_1, _32, _64 = constant(1), constant(32), constant(64)
 
 
 class _Network(NamedTuple):
-    """The numbers of one network as 0-d arrays, or of many as arrays of equal length."""
+    """The parameters of one network as 0-d arrays, or of several as 1-d arrays."""
 
     n: Unsigned
     low_bits: Unsigned
     low_mask: Unsigned
-    low_shift: Unsigned  # from 64 bits of noise to `low_bits`
-    high: Unsigned  # how many high halves there are
-    keys: tuple[Unsigned, ...]  # one a round
+    low_shift: Unsigned  # shifts 64 random bits down to `low_bits`
+    high: Unsigned  # the number of values of `high`
+    keys: tuple[Unsigned, ...]  # one per round
 
     def take(self, rows: Indices | slice) -> "_Network":
-        """The networks of these rows; of one network, itself."""
+        """Return the parameters for some rows; a single network is the same for all rows."""
         return self if self.n.ndim == 0 else self.apply(lambda numbers: numbers[rows])
 
     def apply(self, change: Callable[[Unsigned], Unsigned]) -> "_Network":
-        """The same change made to every array."""
+        """Return the network with the same change made to every array."""
         n, low_bits, low_mask, low_shift, high, keys = self
         return _Network(
             n=change(n),
@@ -79,39 +73,40 @@ class _Network(NamedTuple):
         )
 
 
-def permute(positions: npt.ArrayLike, n: int, key: int) -> Integers:
-    """The samples that lie at `positions` of an order of `range(n)` chosen by `key`.
+def permute(values: npt.ArrayLike, n: int, key: int, *, inverse: bool = False) -> Integers:
+    """Return the samples at these positions of a shuffled order of `range(n)` chosen by `key`.
 
-    A bijection of `range(n)` for every key: all positions together give every sample
-    once. Each row is answered on its own, whatever else is asked.
+    This is a bijection of `range(n)` for every key: all positions together give every sample
+    once. A result does not depend on the other positions of the call.
 
     Args:
-        positions: Integers from 0 to n - 1, in any order.
+        values: Positions from 0 to n - 1, in any order; samples if `inverse`.
         n: From 1 to 2^62.
         key: From 0 to 2^64 - 1; see `penstock.digest.derive_key`.
+        inverse: Return the positions of samples instead, at the same cost.
 
     >>> permute([0, 1, 2, 3, 4], n=5, key=17)
     array([3, 2, 4, 0, 1])
+    >>> permute([3, 2, 4, 0, 1], n=5, key=17, inverse=True)
+    array([0, 1, 2, 3, 4])
     >>> permute([0, 1, 2], n=10**15, key=17)
     array([915709099343695, 328808710727967, 297590627842522])
     """
-    return _map(positions, n, key, forward=True)
+    if not 1 <= n <= END:
+        raise PlanError(f"An order must have from 1 to {END:,} (2^62) rows; got {n:,}.")
+    numbers = as_unsigned(values, n)
+    if n <= EXACT_ROWS:
+        return _table(n, key, inverse=inverse)[numbers].astype(np.int64)
+    return _walk(numbers, _network(n, key), inverse=inverse)
 
 
-def unpermute(samples: npt.ArrayLike, n: int, key: int) -> Integers:
-    """The positions at which `samples` lie: the inverse of `permute`, at the same cost.
+def permute_each(
+    values: Integers, which: Indices, sizes: Integers, keys: Unsigned, *, inverse: bool = False
+) -> Integers:
+    """Return `permute` for several orders at once: row i uses the order `which[i]`.
 
-    >>> unpermute(permute([0, 1, 2], n=10**15, key=17), n=10**15, key=17)
-    array([0, 1, 2])
-    """
-    return _map(samples, n, key, forward=False)
-
-
-def permute_each(positions: Integers, which: Indices, sizes: Integers, keys: Unsigned) -> Integers:
-    """`permute` for several orders at once: row i by the order numbered `which[i]`.
-
-    Equal to one call of `permute` for each order, without the overhead of so many
-    calls: 64 large sources cost little more than one.
+    Equal to one call of `permute` per order, without the overhead of so many calls: 64 large
+    sources cost little more than one.
 
     >>> permute_each(
     ...     np.array([0, 0, 1]),
@@ -121,134 +116,98 @@ def permute_each(positions: Integers, which: Indices, sizes: Integers, keys: Uns
     ... )
     array([              3, 915709099343695,               2])
     """
-    return _map_each(positions, which, sizes, keys, forward=True)
-
-
-def unpermute_each(samples: Integers, which: Indices, sizes: Integers, keys: Unsigned) -> Integers:
-    """`unpermute` for several orders at once: the inverse of `permute_each`."""
-    return _map_each(samples, which, sizes, keys, forward=False)
-
-
-def derive_subkeys(keys: Unsigned, numbers: Integers) -> Unsigned:
-    """A key for each pair of a key and a number, for the parts of one order.
-
-    Nanoseconds each, where `penstock.digest.derive_key` takes microseconds. One key
-    with different numbers never gives the same result twice.
-    """
-    return _mix(_mix(keys ^ _SUBKEY_SALT) + numbers.astype(np.uint64) * _GOLDEN)
-
-
-def _map(values: npt.ArrayLike, n: int, key: int, *, forward: bool) -> Integers:
-    if not 1 <= n <= END:
-        raise PlanError(f"An order of {n:,} rows cannot be; it has 1 to {END:,} (2^62).")
-    numbers = as_unsigned(values, n)
-    if n <= EXACT_ROWS:
-        return _table(n, key, forward=forward)[numbers].astype(np.int64)
-    return _walk(numbers, _network(n, key), forward=forward)
-
-
-def _map_each(
-    values: Integers, which: Indices, sizes: Integers, keys: Unsigned, *, forward: bool
-) -> Integers:
     if len(sizes) == 1:
-        return _map(values, int(sizes[0]), int(keys[0]), forward=forward)
+        return permute(values, int(sizes[0]), int(keys[0]), inverse=inverse)
     mapped = np.empty(len(values), dtype=np.int64)
+    # Large orders with few rows each are computed together, each row with its own parameters.
     counts = np.bincount(which, minlength=len(sizes))
     sparse = (sizes > EXACT_ROWS) & (counts < _CROWD_ROWS)
     if sparse.any():
         rows = np.flatnonzero(sparse[which])
         networks = _networks(sizes, keys).take(which[rows])
-        mapped[rows] = _walk(values[rows].astype(np.uint64), networks, forward=forward)
-    for order, rows in _rows_of_each(np.flatnonzero(~sparse & (counts > 0)), which, counts):
-        mapped[rows] = _map(values[rows], int(sizes[order]), int(keys[order]), forward=forward)
+        mapped[rows] = _walk(values[rows].astype(np.uint64), networks, inverse=inverse)
+    dense = np.flatnonzero(~sparse[which])
+    for order, found in group_rows(which[dense]):
+        rows = dense[found]
+        mapped[rows] = permute(values[rows], int(sizes[order]), int(keys[order]), inverse=inverse)
     return mapped
 
 
-def _rows_of_each(
-    orders: Indices, which: Indices, counts: Indices
-) -> Iterator[tuple[int, Indices]]:
-    """Each of `orders` with the rows that belong to it."""
-    if orders.size == 0:
-        return
-    # Sorting 16-bit integers is a radix sort, ten times as fast as one of 64 bits.
-    narrow = np.uint16 if len(counts) <= 2**16 else np.int64
-    by_order = np.argsort(which.astype(narrow), kind="stable")
-    ends = np.cumsum(counts)
-    for order in orders.tolist():
-        yield order, by_order[ends[order] - counts[order] : ends[order]]
+def derive_subkeys(keys: Unsigned, numbers: Integers) -> Unsigned:
+    """Return a key for each pair of a key and a number, for the parts of one order.
+
+    Each takes nanoseconds; `penstock.digest.derive_key` takes microseconds. One key never gives
+    the same result for two numbers.
+    """
+    return mix64(mix64(keys ^ _SUBKEY_SALT) + numbers.astype(np.uint64) * GOLDEN)
 
 
 @lru_cache(maxsize=1024)  # 8 MiB at most
-def _table(n: int, key: int, *, forward: bool) -> npt.NDArray[np.uint16]:
-    """All of a small order, or of its inverse."""
-    start = _mix(_key(key) ^ _TABLE_SALT)
-    draws = _mix(start + np.arange(n, dtype=np.uint64) * _GOLDEN)
-    table = np.argsort(draws)  # no ties, so every way of sorting gives this
-    return (table if forward else np.argsort(table)).astype(np.uint16)
+def _table(n: int, key: int, *, inverse: bool) -> npt.NDArray[np.uint16]:
+    """Return all of a small order, or of its inverse."""
+    start = mix64(_key(key) ^ _TABLE_SALT)
+    draws = mix64(start + np.arange(n, dtype=np.uint64) * GOLDEN)
+    table = np.argsort(draws)  # no ties, so every sorting algorithm gives the same result
+    return (np.argsort(table) if inverse else table).astype(np.uint16)
 
 
 @lru_cache(maxsize=1024)
 def _network(n: int, key: int) -> _Network:
-    return _networks(np.array([n], dtype=np.int64), _key(key)).apply(
-        lambda numbers: numbers.reshape(())
-    )
+    network = _networks(np.array([n], dtype=np.int64), _key(key))
+    return network.apply(lambda numbers: numbers.reshape(()))
 
 
 def _networks(sizes: Integers, keys: Unsigned) -> _Network:
-    """The network of each size and key."""
+    """Return the network of each size and key."""
     n = sizes.astype(np.uint64)
+    # n = 10: 4 bits count to n - 1, so low has 2 bits (0 to 3) and high is 0, 1 or 2.
     low_bits = np.array([(size - 1).bit_length() // 2 for size in sizes.tolist()], dtype=np.uint64)
     low_mask = (_1 << low_bits) - _1
-    rounds = np.arange(1, _ROUNDS + 1, dtype=np.uint64)[:, np.newaxis] * _GOLDEN
+    rounds = np.arange(1, _ROUNDS + 1, dtype=np.uint64)[:, np.newaxis] * GOLDEN
     return _Network(
         n=n,
         low_bits=low_bits,
         low_mask=low_mask,
         low_shift=_64 - low_bits,
         high=(n + low_mask) >> low_bits,
-        keys=tuple(_mix(keys + rounds)),
+        keys=tuple(mix64(keys + rounds)),
     )
 
 
 def _key(key: int) -> Unsigned:
     if not 0 <= key < 2**64:
-        raise PlanError(f"A key is a number from 0 to 2^64 - 1, not {key}; see derive_key.")
-    # One element, not none: arrays wrap around in silence, scalars warn.
+        raise PlanError(f"A key must be from 0 to 2^64 - 1; got {key}. Use derive_key.")
+    # An array with one element, because NumPy scalars warn when they wrap around.
     return np.array([key], dtype=np.uint64)
 
 
-def _mix(numbers: Unsigned) -> Unsigned:
-    """The finaliser of SplitMix64: a bijection whose output passes for noise."""
-    numbers = (numbers ^ (numbers >> _30)) * _MIX_1
-    numbers = (numbers ^ (numbers >> _27)) * _MIX_2
-    return numbers ^ (numbers >> _31)
-
-
-def _walk(numbers: Unsigned, network: _Network, *, forward: bool) -> Integers:
-    """Run numbers below n through the network until they are below n again, in place."""
-    run = _encrypt if forward else _decrypt
+def _walk(numbers: Unsigned, network: _Network, *, inverse: bool) -> Integers:
+    """Replace numbers by their image under the network, walking cycles until it is below n."""
+    run = _decrypt if inverse else _encrypt
     for start in range(0, numbers.size, _CHUNK_ROWS):
         rows = slice(start, start + _CHUNK_ROWS)
         chunk, networks = numbers[rows], network.take(rows)
         run(chunk, networks)
-        astray = np.flatnonzero(chunk >= networks.n)
-        while astray.size:
-            strays, their_networks = chunk[astray], networks.take(astray)
-            run(strays, their_networks)
-            chunk[astray] = strays
-            astray = astray[strays >= their_networks.n]
+        outside = np.flatnonzero(chunk >= networks.n)
+        while outside.size:
+            again, their_networks = chunk[outside], networks.take(outside)
+            run(again, their_networks)
+            chunk[outside] = again
+            outside = outside[again >= their_networks.n]
     return numbers.view(np.int64)
 
 
 def _encrypt(numbers: Unsigned, network: _Network) -> None:
-    """One pass of the network over `numbers`, in place."""
+    """Apply all rounds of the network to `numbers`, in place."""
     low, high = numbers & network.low_mask, numbers >> network.low_bits
     noise, shifted = np.empty_like(low), np.empty_like(low)
     for round_number in range(0, _ROUNDS, 2):
         _stir_low(low, high, network, round_number, (noise, shifted))
         _noise_high(low, network, round_number + 1, (noise, shifted))
         np.add(high, noise, high)
-        # Modulo without a division: below 0, an unsigned number is a huge one.
+        # (high + noise) mod network.high without a division. Both are below network.high, so the
+        # sum needs at most one subtraction. If it needs none, subtracting gives a huge unsigned
+        # number, and the minimum is the sum itself.
         np.subtract(high, network.high, noise)
         np.minimum(high, noise, out=high)
     np.left_shift(high, network.low_bits, high)
@@ -256,11 +215,12 @@ def _encrypt(numbers: Unsigned, network: _Network) -> None:
 
 
 def _decrypt(numbers: Unsigned, network: _Network) -> None:
-    """The rounds of `_encrypt` undone, last one first."""
+    """Undo the rounds of `_encrypt`, the last one first."""
     low, high = numbers & network.low_mask, numbers >> network.low_bits
     noise, shifted = np.empty_like(low), np.empty_like(low)
     for round_number in reversed(range(0, _ROUNDS, 2)):
         _noise_high(low, network, round_number + 1, (noise, shifted))
+        # Likewise: a negative difference is a huge number, and adding network.high corrects it.
         np.subtract(high, noise, high)
         np.add(high, network.high, noise)
         np.minimum(high, noise, out=high)
@@ -272,7 +232,7 @@ def _decrypt(numbers: Unsigned, network: _Network) -> None:
 def _stir_low(
     low: Unsigned, high: Unsigned, network: _Network, number: int, space: tuple[Unsigned, Unsigned]
 ) -> None:
-    """A round on the low halves, which is its own inverse."""
+    """Apply one round to the low halves; the same round again undoes it."""
     noise, shifted = space
     _fill_noise(high, network.keys[number], noise, shifted)
     np.right_shift(noise, network.low_shift, noise)
@@ -282,17 +242,17 @@ def _stir_low(
 def _noise_high(
     low: Unsigned, network: _Network, number: int, space: tuple[Unsigned, Unsigned]
 ) -> None:
-    """Fill the first array of `space` with noise below the number of high halves."""
+    """Fill the first array of `space` with random numbers below the number of high halves."""
     noise, shifted = space
     _fill_noise(low, network.keys[number], noise, shifted)
-    # The top 32 bits as a fraction of 2^32, times the range.
+    # The top 32 bits are a fraction of 2^32; times the range, and rounded down.
     np.right_shift(noise, _32, noise)
     np.multiply(noise, network.high, noise)
     np.right_shift(noise, _32, noise)
 
 
 def _fill_noise(half: Unsigned, key: Unsigned, noise: Unsigned, shifted: Unsigned) -> None:
-    """Noise that depends on all bits of `half` and `key`; the top bits are the best."""
+    """Fill `noise` with bits that depend on all bits of `half` and `key`; the top bits most."""
     np.bitwise_xor(half, key, noise)
     np.multiply(noise, _MIX_1, noise)
     np.right_shift(noise, _32, shifted)

@@ -26,14 +26,14 @@ from penstock.order.arguments import (
     part_rows_of,
     quoted,
     read_members,
-    read_terms,
+    read_stages,
     read_weights,
 )
-from penstock.order.epochs import Passes
+from penstock.order.epochs import EpochOrder
 from penstock.order.integers import END, Integers, as_unsigned
-from penstock.order.picture import Leaf, draw_tree
+from penstock.order.picture import SourceLine, draw_tree
 from penstock.order.schedule import Schedule
-from penstock.order.shuffle import Block, Domain, Mode, spell_mode
+from penstock.order.shuffle import Block, Domain, Mode, mode_to_json
 from penstock.order.weighted import Mixture
 from penstock.order.weights import Weight
 
@@ -135,12 +135,12 @@ class Plan:
         self.seed = index(seed)
         self.shuffle = shuffle
         self._caps = _as_caps(max_epochs)
-        self._terms = read_terms(self.names, weights, temperature, schedule)
+        self._stages = read_stages(self.names, weights, temperature, schedule)
         self._layout = self._lay_out()
         self.end = self._layout.end
         """The first position that has no sample: 2^62, or where `max_epochs` is reached."""
 
-    def _lay_out(self) -> Mixture | Passes:
+    def _lay_out(self) -> Mixture | EpochOrder:
         domains = [
             Domain(size, part_rows_of(name, source, size) if self.shuffle == "part" else ())
             for (name, source), size in zip(self.sources.items(), self.sizes, strict=True)
@@ -151,12 +151,12 @@ class Plan:
                     f"max_epochs={self._caps.epochs!r} needs weights: without them every source "
                     "has as many epochs as the run. Give the run its number of epochs."
                 )
-            stages = read_members(self._terms, self.names, self.sizes)
-            return Passes(
+            stages = read_members(self._stages, self.names, self.sizes)
+            return EpochOrder(
                 stages, names=self.names, domains=domains, shuffle=self.shuffle, seed=self.seed
             )
         schedule = Schedule(
-            read_weights(self._terms, self.names, self.sizes),
+            read_weights(self._stages, self.names, self.sizes),
             caps=cap_rows(self._caps, self.names, self.sizes) if self._caps else None,
             exhausted=self._caps.then if self._caps else "error",
         )
@@ -167,13 +167,13 @@ class Plan:
     @property
     def is_weighted(self) -> bool:
         """Whether sources are drawn by weights, or every sample comes once an epoch."""
-        return self._terms[0].sources is None
+        return self._stages[0].sources is None
 
     @property
     def _changes_weights(self) -> bool:
         """Whether weights change on the way, by a schedule or because a source is used up."""
         redistributes = self._caps is not None and self._caps.then == "redistribute"
-        return self.is_weighted and (len(self._terms) > 1 or redistributes)
+        return self.is_weighted and (len(self._stages) > 1 or redistributes)
 
     @property
     def epoch_rows(self) -> int | None:
@@ -280,12 +280,12 @@ class Plan:
         described: dict[str, Any] = {
             "format": _CHANGING_FORMAT if self._changes_weights else ORDER_FORMAT,
             "seed": self.seed,
-            "shuffle": spell_mode(self.shuffle),
+            "shuffle": mode_to_json(self.shuffle),
             "sources": [self._described_source(number) for number in range(len(self.names))],
-            "stages": [terms.spelled() for terms in self._terms],
+            "stages": [stage.to_json() for stage in self._stages],
         }
         if self._caps is not None:
-            described["max_epochs"] = self._caps.spelled()
+            described["max_epochs"] = self._caps.to_json()
         return described
 
     def tree(self, num_rows: int | None = None) -> str:
@@ -295,11 +295,11 @@ class Plan:
         same text for the same plan.
         """
         if num_rows is None:
-            num_rows = min(self.end, self._layout.natural_rows)
+            num_rows = min(self.end, self._layout.default_num_rows)
         counts = self.counts(num_rows)
         asked = self._layout.asked(num_rows)
         leaves = [
-            Leaf(
+            SourceLine(
                 name=name,
                 rows=size,
                 tokens=getattr(self.sources[name], "num_tokens", None),
@@ -308,7 +308,7 @@ class Plan:
             )
             for name, size, share in zip(self.names, self.sizes, asked, strict=True)
         ]
-        mode = spell_mode(self.shuffle)["mode"]
+        mode = mode_to_json(self.shuffle)["mode"]
         heading = (
             f"plan {self.digest[:8]}, seed {self.seed}, shuffle {mode}; "
             f"in the first {num_rows:,} rows:"

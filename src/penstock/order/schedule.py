@@ -1,99 +1,100 @@
-"""Weights that change on the way.
+"""Mixtures whose weights change during the run.
 
-A schedule is a list of stages; each begins at a position and has weights. A source's rows
-are counted through all stages: the next stage continues with the row after the last one.
-The counts are derived from the weights, not stored in a run, so that no row is lost or
-repeated at a change, wherever a run stopped or skipped to.
+A schedule is a list of stages. Each begins at a position and has weights. A source's rows are
+counted through all stages: the next stage continues with the row after the last one. The counts
+are computed from the weights, not saved by a run. So no row is lost or repeated at a change,
+wherever a run stopped or skipped to.
 
-Rounding is carried from stage to stage. What a source is owed at the end of a stage (the
-integral of its weight, less its rows) is where the next stage begins; see `debts` for the
-arithmetic and `settle` for the rows. So the error does not grow with the number of stages.
-The first stage begins without debts and is a plain `Mix`.
+The debt of a source is the number of rows that it should have had by its weights (the integral
+of its weight), minus the rows that it has had. Rounding makes debts of a fraction of a row, and
+the next stage begins with the debts of the one before (see `settle`). So the error does not grow
+with the number of stages. The first stage begins without debts and is a plain `Mix`.
 
-How far a source can be from the integral:
+How far a source can be from the integral of its weight:
 
-- In the first stage, and wherever nothing is owed: below 2 rows. `mix` has the proof.
-- After the table of a later stage: below the bound that `phases` found for it, which was
-  at most 1.68 rows in all random schedules.
-- In a table: no method that does not know the next weights can promise less than
-  1/2 + 1/3 + … + 1/n rows (3.1 for 32 sources, 6.5 for 1,000). Someone who always gives
-  weight to exactly those sources that were not drawn yet makes them add up for the last
-  one. A search for harmful weights found nothing worse than that.
-- Random schedules stay within 2 rows, up to 1,000 sources and 10,000 stages: that, and the
-  search, are in `tests/order/test_changing_weights.py`.
+- In the first stage, and in later ones that begin without debts: less than 2 rows. `interleave`
+  has the proof.
+- After the table of a later stage (see `settle`): less than the bound that `phases` found for
+  it. That was at most 1.68 rows in all random schedules.
+- Within a table: no method that doesn't know the next weights can promise less than
+  1/2 + 1/3 + … + 1/n rows (3.1 for 32 sources, 6.5 for 1,000). An adversary who always gives
+  weight to exactly those sources that were not drawn yet makes their debts add up in the last
+  one. A search for harmful weights found nothing worse.
+- Random schedules stay within 2 rows, with up to 1,000 sources and 10,000 stages. This and the
+  search are in `tests/order/test_changing_weights.py`.
 
-When the weight of a source becomes 0, what it is owed passes to the others, by weight, and
-it comes back with no debt. The integral that counts is the one adjusted by that.
+When the weight of a source becomes 0, its debt is divided among the other sources by weight, and
+it comes back without a debt. The guarantees above are about the integral adjusted by this.
 
-A source may be capped at a number of rows. Either the schedule ends at the position
-that would take one more; or a new stage begins right after the last one, in which the
-other sources share its weight. That position is computed by the inverse of the mix.
+A source may be capped at a number of rows. Then either the schedule ends before the first row
+above a cap; or, after the last row of a capped source, a new stage begins in which the other
+sources share its weight. That position is computed by the inverse of the mixture.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 from itertools import pairwise
 from operator import add
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PlanError
-from penstock.order.integers import END, Indices, Integers, as_unsigned
+from penstock.order.integers import END, Integers, as_unsigned, group_rows
 from penstock.order.interleave import Mix
 from penstock.order.settle import ONE_ROW, SettlingMix, debts_after, debts_of_present
 from penstock.order.weights import Weight, exact_weights
 
-__all__ = ["Exhausted", "Origin", "Schedule", "Stage", "check_starts"]
+__all__ = ["Exhausted", "Schedule", "Stage", "StartingPoint", "check_starts"]
 
-AnyWeight = TypeVar("AnyWeight", int, Weight)
 Exhausted = Literal["error", "redistribute"]
 
 
 class Stage(NamedTuple):
-    """From `start` on, rows are drawn by `weights`, one a source."""
+    """Weights, one per source, that are valid from position `start` on."""
 
     start: int
     weights: Sequence[Weight]
 
 
-class Origin(NamedTuple):
-    """What happened before a position, as far as later rows depend on it."""
+class StartingPoint(NamedTuple):
+    """A position, and everything about earlier rows that later rows depend on."""
 
     position: int
     counts: list[int]
-    """The rows of each source before the position."""
+    """How many rows of each source come before the position."""
     debts: list[int]
-    """What each source is owed there, in units of 2^-40 row."""
+    """The debt of each source at the position, in units of 2^-40 rows."""
 
 
 class _Segment(NamedTuple):
-    """The rows of a stage, or of a part of it that a reached cap began or ended."""
+    """A stage, or a part of a stage that begins or ends where a cap is reached."""
 
     start: int
     weights: Sequence[Weight]
     counts: Integers
-    """The rows of each source before it."""
+    """How many rows of each source come before the segment."""
     debts: Integers
     mix: Mix | SettlingMix
 
 
 class Schedule:
-    """Stages of weights: position → (source, ordinal), and back.
+    """Maps positions to (source, ordinal) and back, by weights that change in stages.
 
-    Ordinals number the rows of a source from 0 in the order of positions, without
-    gaps. Immutable; a call costs what `Mix` costs, and a search among the stages. A stage
-    costs 10 µs a source to make, or 2 µs where it ends within its table.
+    Ordinals number the rows of a source from 0, in the order of positions and without gaps.
+    Immutable. A call costs as much as a call of `Mix`, plus a search among the stages. Creating
+    a stage costs 10 µs per source, or 2 µs if it ends within its table.
 
     Args:
-        stages: The first begins at 0 or at the origin, the others later and later.
-        caps: The most rows of each source; None is any number.
-        exhausted: Whether a reached cap ends the schedule or leaves the rest to the
-            other sources.
-        origin: Where the first stage begins, if not at 0. Positions before it have no answer.
+        stages: The first begins at 0, or at the position of `origin`; each later one after the
+            one before.
+        caps: The largest number of rows of each source; None means no limit.
+        exhausted: What happens when a cap is reached: the schedule ends ("error"), or the other
+            sources continue ("redistribute").
+        origin: Where the first stage begins, if not at 0. Earlier positions can't be asked for.
 
     >>> schedule = Schedule([Stage(0, [1, 0]), Stage(4, [1, 1])])
     >>> schedule.at(range(8))
@@ -110,18 +111,17 @@ class Schedule:
         *,
         caps: Sequence[int | None] | None = None,
         exhausted: Exhausted = "error",
-        origin: Origin | None = None,
+        origin: StartingPoint | None = None,
     ) -> None:
         check_starts([stage.start for stage in stages], 0 if origin is None else origin.position)
         num_sources = len(stages[0].weights)
-        self.origin = origin or Origin(0, [0] * num_sources, [0] * num_sources)
-        """The first position that has a row, and what came before."""
+        self.origin = origin or StartingPoint(0, [0] * num_sources, [0] * num_sources)
+        """The first position that has a row, and what later rows depend on."""
         self.end = END
         """The first position that has no row."""
         self.ended_by: int | None = None
-        """The source whose cap ends the schedule; None where no single one does."""
+        """The source whose cap ends the schedule; None if no single source does."""
         self._caps = caps if caps is not None else [None] * num_sources
-        _check_caps(self._caps)
         self._asked = list(stages)
         self._redistributes = exhausted == "redistribute"
         self._segments: list[_Segment] = []
@@ -129,21 +129,25 @@ class Schedule:
         if not self._redistributes:
             self._end_at_first_cap()
 
-    def _add_segments(self, stages: Sequence[Stage], origin: Origin) -> None:
+    def _add_segments(self, stages: Sequence[Stage], origin: StartingPoint) -> None:
         """Add the segments of `stages`, the first of which begins at `origin`."""
         start, counts = origin.position, np.array(origin.counts, dtype=np.int64)
         debts = np.array(origin.debts, dtype=np.int64)
         for stage, end in zip(stages, [*(stage.start for stage in stages[1:]), END], strict=True):
             exact = exact_weights(stage.weights)
+            # One round per segment: a stage has several if sources reach their caps in it.
             while start < end:
                 used_up = self._used_up(counts)
-                present = _without(exact, used_up)
+                weights, present = stage.weights, exact
+                if used_up:
+                    weights = [0 if i in used_up else each for i, each in enumerate(weights)]
+                    present = [0 if i in used_up else each for i, each in enumerate(exact)]
+                # All sources with a weight are used up, so nothing can be read any more.
                 if not any(present):
                     self.end = start
                     return
                 debts = debts_of_present(debts, present)
                 mix = SettlingMix(present, debts, end - start) if debts.any() else Mix(present)
-                weights = _without(stage.weights, used_up)
                 self._segments.append(_Segment(start, weights, counts, debts, mix))
                 num_rows = min(end - start, self._rows_to_next_cap(mix, counts))
                 start += num_rows
@@ -151,18 +155,20 @@ class Schedule:
                     drawn = mix.counts(num_rows)
                     counts, debts = counts + drawn, debts_after(debts, present, num_rows, drawn)
 
-    def _used_up(self, counts: Integers) -> list[bool]:
-        """Whether each source has reached its cap; nothing where that is not asked."""
+    def _used_up(self, counts: Integers) -> set[int]:
+        """Return the sources that have reached their caps, if others take over then."""
         if not self._redistributes:
-            return []
-        caps = zip(self._caps, counts.tolist(), strict=True)
-        return [cap is not None and cap <= rows for cap, rows in caps]
+            return set()
+        rows = counts.tolist()
+        return {i for i, cap in enumerate(self._caps) if cap is not None and cap <= rows[i]}
 
     def _rows_to_next_cap(self, mix: Mix | SettlingMix, counts: Integers) -> int:
-        """How many rows of a stage are drawn until one source has reached its cap."""
+        """Return how many rows a segment has until the first source reaches its cap."""
         if not self._redistributes:
             return END
-        lasts = []  # the earliest that the last row may come, the source, that row
+        # The exact position of a source's last row costs much more than a lower bound of it. So
+        # sources are tried in the order of their bounds, until a bound is past the best found.
+        lasts = []  # (lower bound of the position of its last row, source, last row)
         for source, (weight, cap) in enumerate(zip(mix.weights, self._caps, strict=True)):
             if weight and cap is not None:
                 last = cap - int(counts[source]) - 1
@@ -176,6 +182,7 @@ class Schedule:
         return nearest
 
     def _end_at_first_cap(self) -> None:
+        # Row number `cap` is the first one too many: rows are numbered from 0.
         for source, cap in enumerate(self._caps):
             position = None if cap is None else self.position(source, cap)
             if position is not None and position < self.end:
@@ -183,42 +190,40 @@ class Schedule:
 
     @property
     def stages(self) -> list[Stage]:
-        """The stages in force, those that a reached cap began among them."""
+        """The stages that are used, including those that begin because a cap is reached."""
         return [Stage(segment.start, segment.weights) for segment in self._segments]
 
     def changed(self, position: int, weights: Sequence[Weight]) -> "Schedule":
-        """The same up to `position`, and other weights from there on; for one without caps.
+        """Return a schedule that is equal up to `position` and has other weights after it.
 
-        Costs what one stage costs, however many there are.
+        Only for schedules without caps. Costs as much as one stage, however many there are.
         """
         kept = self._num_before(position)
         changed = copy(self)
         changed._segments = self._segments[:kept]
         changed._asked = [*self._asked[:kept], Stage(position, weights)]
         changed._add_segments(changed._asked[-1:], self.origin_at(position))
+        # The caches of the copy belong to the old segments: update one, drop the other.
         changed._starts = np.append(self._starts[:kept], position)
         changed.__dict__.pop("_bases", None)
         return changed
 
-    def origin_at(self, position: int) -> Origin:
-        """What a schedule that continues this one at `position` needs to know of it."""
+    def origin_at(self, position: int) -> StartingPoint:
+        """Return where a schedule that continues this one at `position` begins."""
         number = self._num_before(position) - 1
         if number < 0:
             return self.origin
         start, _, counts, debts, mix = self._segments[number]
         drawn = mix.counts(position - start)
         owed = debts_after(debts, mix.weights, position - start, drawn)
-        return Origin(position, (counts + drawn).tolist(), owed.tolist())
+        return StartingPoint(position, (counts + drawn).tolist(), owed.tolist())
 
     def owed(self, num_rows: int) -> list[float]:
-        """What each source is owed after `num_rows` rows: the integral of weights, less its rows.
-
-        The integral is adjusted where a weight became 0; see the module.
-        """
+        """Return the debt of each source after `num_rows` rows, in rows; see the module."""
         return [debt / ONE_ROW for debt in self.origin_at(num_rows).debts]
 
     def _num_before(self, position: int) -> int:
-        """How many segments begin before a position."""
+        """Return how many segments begin before a position."""
         return bisect_left(self._segments, position, key=lambda segment: segment.start)
 
     @cached_property
@@ -227,29 +232,29 @@ class Schedule:
 
     @cached_property
     def _bases(self) -> Integers:
-        """The rows of each source before each segment."""
+        """How many rows of each source come before each segment: (segments, sources)."""
         return np.array([segment.counts for segment in self._segments])
 
     def at(self, positions: npt.ArrayLike) -> tuple[Integers, Integers]:
-        """The source at each of `positions`, and its ordinal among that source's rows."""
+        """Return the source at each of `positions`, and its ordinal among the source's rows."""
         numbers = as_unsigned(positions, self.end).view(np.int64)
         if self.origin.position and numbers.size and int(numbers.min()) < self.origin.position:
             raise self._forgotten(int(numbers.min()))
+        # Constant weights, the usual case: no search and no copies.
         if len(self._segments) == 1 and not self.origin.position:
             return self._segments[0].mix.at(numbers)
         sources, ordinals = np.empty_like(numbers), np.empty_like(numbers)
-        numbers_of_segments = np.searchsorted(self._starts, numbers, side="right") - 1
-        for number, rows in _rows_of_each(numbers_of_segments):
+        for number, rows in group_rows(np.searchsorted(self._starts, numbers, side="right") - 1):
             start, _, counts, _, mix = self._segments[number]
             drawn, inside = mix.at(numbers[rows] - start)
             sources[rows], ordinals[rows] = drawn, inside + counts[drawn]
         return sources, ordinals
 
     def positions(self, source: int, ordinals: npt.ArrayLike) -> Integers:
-        """The positions of a source's rows: the inverse of `at`.
+        """Return the positions of a source's rows: the inverse of `at`.
 
         Raises:
-            PlanError: The schedule ends before one of the rows, or never draws it.
+            PlanError: the schedule ends before one of the rows, or never draws it.
         """
         numbers = np.asarray(ordinals, dtype=np.int64)
         if numbers.size and self.position(source, int(numbers.max())) is None:
@@ -257,16 +262,17 @@ class Schedule:
         if numbers.size and int(numbers.min()) < self.origin.counts[source]:
             raise self._forgotten(self.origin.position - 1)
         positions = np.empty_like(numbers)
-        of_rows = np.searchsorted(self._bases[:, source], numbers, side="right") - 1
-        for number, rows in _rows_of_each(of_rows):
+        segments = np.searchsorted(self._bases[:, source], numbers, side="right") - 1
+        for number, rows in group_rows(segments):
             start, _, counts, _, mix = self._segments[number]
             positions[rows] = mix.positions(source, numbers[rows] - counts[source]) + start
         return positions
 
     def position(self, source: int, ordinal: int) -> int | None:
-        """The position of one row of a source; None where the schedule has none."""
-        # The last segment before which no more than `ordinal` rows were drawn: those in
-        # which the source rests begin with as many as the one after them.
+        """Return the position of one row of a source; None if the schedule has no such row."""
+        # The last segment that begins with at most `ordinal` rows of the source. A segment in
+        # which the source has weight 0 begins with as many rows as the next one, so it is never
+        # found.
         number = int(np.searchsorted(self._bases[:, source], ordinal, side="right")) - 1
         if number < 0:
             raise self._forgotten(self.origin.position - 1)
@@ -276,17 +282,17 @@ class Schedule:
         return position if position is not None and position < self.end else None
 
     def counts(self, num_rows: int) -> list[int]:
-        """How many of the first `num_rows` rows belong to each source, in O(sources)."""
+        """Return how many of the first `num_rows` rows belong to each source, in O(sources)."""
         if not 0 <= num_rows <= self.end:
-            raise PlanError(f"{num_rows:,} rows are not in a schedule of {self.end:,}.")
+            raise PlanError(f"The schedule has {self.end:,} rows; {num_rows:,} cannot be counted.")
         if num_rows < self.origin.position:
             raise self._forgotten(num_rows)
         return self.origin_at(num_rows).counts
 
     def asked(self, num_rows: int) -> list[float]:
-        """How many of the first `num_rows` rows each source would have by weight alone.
+        """Return how many of the first `num_rows` rows the weights ask for, for each source.
 
-        By the weights that were asked, whatever caps made of them.
+        Caps are ignored.
         """
         ends = [stage.start for stage in self._asked[1:]] + [END]
         rows = [0.0] * len(self._caps)
@@ -298,52 +304,21 @@ class Schedule:
 
     def _forgotten(self, position: int) -> PlanError:
         return PlanError(
-            f"Position {position:,} is before {self.origin.position:,}, where this order was "
-            "resumed. Its rows depend on weights that changed earlier, and a state holds only "
-            "what later rows need. Ask the run that set those weights, or give all weights as a "
-            "schedule from the start."
+            f"Position {position:,} is before position {self.origin.position:,}, where this order "
+            "was resumed. Its rows depend on weights that changed earlier, and a state only has "
+            "what later rows depend on. Ask the run that set those weights, or give all weights "
+            "as a schedule from the start."
         )
 
 
 def check_starts(starts: Sequence[int], origin: int = 0) -> None:
-    """Refuse stages that do not begin at the origin or do not follow each other."""
+    """Raise PlanError unless the first stage begins at `origin` and the others in order."""
     if not starts or starts[0] != origin:
-        first = f"{starts[0]:,}" if starts else "nowhere"
-        raise PlanError(
-            f"The first stage begins at {first}; positions before it need one at {origin:,}."
-        )
+        first = f"begins at {starts[0]:,}" if starts else "is missing"
+        raise PlanError(f"The first stage {first}; it must begin at position {origin:,}.")
     for before, start in pairwise(starts):
         if not before < start < END:
             raise PlanError(
-                f"A stage that begins at {start:,} cannot follow one that begins at {before:,}; "
-                "each begins later than the one before it, and below 2^62."
+                f"A stage that begins at {start:,} cannot follow one that begins at {before:,}: "
+                "each must begin later than the one before it, and below 2^62."
             )
-
-
-def _check_caps(caps: Sequence[int | None]) -> None:
-    for source, cap in enumerate(caps):
-        if cap is not None and cap < 1:
-            raise PlanError(
-                f"Source {source} is capped at {cap:,} rows, so it is never drawn. Give it "
-                "weight 0."
-            )
-
-
-def _without(weights: Sequence[AnyWeight], used_up: Sequence[bool]) -> Sequence[AnyWeight | int]:
-    if not any(used_up):
-        return weights
-    return [0 if gone else weight for weight, gone in zip(weights, used_up, strict=True)]
-
-
-def _rows_of_each(numbers: Indices) -> Iterator[tuple[int, Indices | slice]]:
-    """Each segment that occurs, with its rows."""
-    if not numbers.size:
-        return
-    if (numbers == numbers[0]).all():
-        yield int(numbers[0]), slice(None)
-        return
-    order = np.argsort(numbers, kind="stable")
-    grouped = numbers[order]
-    borders = np.flatnonzero(grouped[1:] != grouped[:-1]) + 1
-    for rows in np.split(order, borders):
-        yield int(numbers[rows[0]]), rows

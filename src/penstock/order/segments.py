@@ -1,15 +1,16 @@
 """Where passes begin and end when sources join and leave.
 
-A pass reads every sample of its sources once. A source that joins in the middle of one
-extends it: the rows that are left, the tail, and all rows of the newcomer make up the
-rest of the pass. A source that leaves does so at the end of the pass:
+A pass reads every sample of its sources once. A source that joins in the middle of a pass
+extends it: the rows that are left of the pass (the tail) and all rows of the new source are
+shuffled together and become the rest of the pass. A source that leaves does so at the end of
+the pass:
 
     position   0       8      16   20          30            42
     web        ├─ 0 ───┼─ 1 ──┼─ 2 |  2        ┼─ 3 ─────────┼─ 4 ──
     code                           ├─ 0 ───────┼─ 1 ─────────┼─ 2 ──
     segment    whole passes        | the rest  | whole passes
 
-Everything is computed from the stages, before the first row is read.
+All segments are computed from the stages, before the first row is read.
 """
 
 from collections.abc import Sequence
@@ -21,11 +22,11 @@ import numpy as np
 from penstock.order.integers import Integers
 from penstock.order.shuffle import Domain
 
-__all__ = ["Members", "Segment", "lay_segments"]
+__all__ = ["Members", "Segment", "find_segments"]
 
 
 class Members(NamedTuple):
-    """From `start` on, these sources are read, by number and in this order."""
+    """The sources that are read from position `start` on, as numbers, in this order."""
 
     start: int
     sources: Sequence[int]
@@ -37,122 +38,116 @@ class Segment:
 
     start: int
     domain: Domain
-    """The rows of a pass: the tail, then the sources end to end."""
+    """The rows of a pass: the tail, and then the rows of each source."""
     tail_from: int
-    """Where the tail begins in the pass before."""
+    """Where the tail begins in the pass before; 0 if there is no tail."""
     sources: Integers
     ends: Integers
-    """Where the tail ends, then where each source does; no tail ends at 0."""
+    """Where the tail ends in the domain, and then where each source does; 0 if no tail."""
     pass_start: int
-    """The position at which the first pass begins: before `start` where there is a tail."""
+    """The position at which the first pass begins; before `start` if there is a tail."""
     pass_number: int
-    """How many passes were complete by then."""
+    """How many passes are complete at `start`."""
     epochs: tuple[int, ...]
-    """How many epochs each source of the plan had completed by then."""
+    """How many epochs of each source of the plan are complete at `start`."""
     members: frozenset[int]
-    """The sources of a pass, those in the tail among them."""
+    """The sources that have rows in a pass, including those of the tail."""
 
     @property
     def size(self) -> int:
-        """The rows of a pass, or of the rest of it."""
+        """The number of rows in a pass, or in the rest of it."""
         return self.domain.num_rows
 
     def offset(self, position: int) -> int:
-        """How far into its pass a position is."""
+        """Return how many rows of its pass come before a position."""
         return (position - self.start) % self.size
 
 
-def lay_segments(stages: Sequence[Members], domains: Sequence[Domain]) -> list[Segment]:
-    """The segments of a run whose sources change at `stages`.
+def find_segments(stages: Sequence[Members], domains: Sequence[Domain]) -> list[Segment]:
+    """Return the segments of a run whose sources change at `stages`.
 
-    The first segment begins at 0, each goes on to the start of the next, and the last
-    one without end.
+    The first segment begins at 0. Each ends where the next one begins; the last has no end.
 
     >>> web, code = Domain(8), Domain(6)
-    >>> segments = lay_segments([Members(0, [0]), Members(20, [0, 1])], [web, code])
+    >>> segments = find_segments([Members(0, [0]), Members(20, [0, 1])], [web, code])
     >>> [(segment.start, segment.size) for segment in segments]
     [(0, 8), (20, 10), (30, 14)]
     """
     first, *later = stages
-    segments = [_whole_passes(None, first.start, first.sources, domains)]
-    pending: Members | None = None  # who is read from the end of the pass on
+    segments = [_segment(None, first, domains)]
+    pending: Members | None = None  # the sources that are read after the end of this pass
     for stage in later:
         if pending is not None and pending.start <= stage.start:
-            segments.append(_whole_passes(segments[-1], *pending, domains))
+            segments.append(_segment(segments[-1], pending, domains))
             pending = None
         last = segments[-1]
         newcomers = [source for source in stage.sources if source not in last.members]
         offset = last.offset(stage.start)
         if offset == 0:
+            # The stage begins between two passes. If the last segment begins here too, it would
+            # have no rows.
             if last.start == stage.start:
-                segments.pop()  # it would have begun here and now
-            segments.append(_whole_passes(last, *stage, domains))
+                segments.pop()
+            segments.append(_segment(last, stage, domains))
         elif newcomers:
-            rest = _rest_of_pass(last, stage.start, newcomers, domains)
+            rest = _segment(last, Members(stage.start, newcomers), domains, offset)
             segments.append(rest)
             pending = Members(rest.start + rest.size, stage.sources)
         else:
+            # Sources only leave: the pass is read to its end first.
             pending = Members(stage.start + last.size - offset, stage.sources)
     if pending is not None:
-        segments.append(_whole_passes(segments[-1], *pending, domains))
+        segments.append(_segment(segments[-1], pending, domains))
     return segments
 
 
-def _whole_passes(
-    before: Segment | None, start: int, sources: Sequence[int], domains: Sequence[Domain]
+def _segment(
+    before: Segment | None, stage: Members, domains: Sequence[Domain], offset: int = 0
 ) -> Segment:
-    pass_number, epochs = _completed(before, start, len(domains))
-    sizes = [domains[source].num_rows for source in sources]
-    parts = [rows for source in sources for rows in domains[source].part_rows]
-    return Segment(
-        start=start,
-        domain=Domain(sum(sizes), parts),
-        tail_from=0,
-        sources=np.array(sources, dtype=np.int64),
-        ends=np.cumsum([0, *sizes], dtype=np.int64),
-        pass_start=start,
-        pass_number=pass_number,
-        epochs=epochs,
-        members=frozenset(sources),
-    )
+    """Return the segment that begins with `stage` and follows `before`.
 
-
-def _rest_of_pass(
-    before: Segment, start: int, newcomers: Sequence[int], domains: Sequence[Domain]
-) -> Segment:
-    pass_number, epochs = _completed(before, start, len(domains))
-    offset = before.offset(start)
-    tail = before.size - offset
-    sizes = [domains[source].num_rows for source in newcomers]
-    parts = [rows for source in newcomers for rows in domains[source].part_rows]
+    Args:
+        before: The segment that ends here; None for the first one.
+        stage: Its start, and the sources that it reads completely.
+        domains: The rows of each source of the plan.
+        offset: Where `before` is cut inside a pass. The rows after that are the tail.
+    """
+    sizes = [domains[source].num_rows for source in stage.sources]
+    parts = [rows for source in stage.sources for rows in domains[source].part_rows]
+    tail, pass_start, members = 0, stage.start, frozenset(stage.sources)
+    pass_number, epochs = 0, (0,) * len(domains)
+    if before is not None:
+        passes = (stage.start - before.start) // before.size
+        pass_number = before.pass_number + passes
+        epochs = tuple(
+            epoch + passes * (source in before.members)
+            for source, epoch in enumerate(before.epochs)
+        )
+        if offset:
+            tail = before.size - offset
+            parts = [*_parts_after(before.domain, offset), *parts]
+            members |= before.members
+            # If a second source joins the same pass, the pass still began before the first did.
+            pass_start = before.pass_start if before.tail_from else stage.start - offset
     return Segment(
-        start=start,
-        domain=Domain(tail + sum(sizes), [*_parts_after(before.domain, offset), *parts]),
+        start=stage.start,
+        domain=Domain(tail + sum(sizes), parts),
         tail_from=offset,
-        sources=np.array(newcomers, dtype=np.int64),
+        sources=np.array(stage.sources, dtype=np.int64),
         ends=np.cumsum([tail, *sizes], dtype=np.int64),
-        # The rest of a rest goes back to the pass in which the first source joined.
-        pass_start=start - offset if before.tail_from == 0 else before.pass_start,
+        pass_start=pass_start,
         pass_number=pass_number,
         epochs=epochs,
-        members=before.members.union(newcomers),
+        members=members,
     )
-
-
-def _completed(before: Segment | None, start: int, num_sources: int) -> tuple[int, tuple[int, ...]]:
-    """The passes, and the epochs of each source, that are complete at `start`."""
-    if before is None:
-        return 0, (0,) * num_sources
-    passes = (start - before.start) // before.size
-    epochs = (
-        epoch + passes if source in before.members else epoch
-        for source, epoch in enumerate(before.epochs)
-    )
-    return before.pass_number + passes, tuple(epochs)
 
 
 def _parts_after(domain: Domain, offset: int) -> list[int]:
-    """The rows of each part from `offset` on, of the first one what is left of it."""
+    """Return the rows of each part after the first `offset` rows; the first part may be cut.
+
+    >>> _parts_after(Domain(9, part_rows=[4, 3, 2]), 5)
+    [2, 2]
+    """
     ends = np.cumsum(domain.part_rows, dtype=np.int64)
     lasting = ends[ends > offset]
     return [int(rows) for rows in np.diff(lasting, prepend=offset)]

@@ -1,17 +1,17 @@
-"""The four ways to arrange one epoch.
+"""The four ways to arrange the rows of one epoch.
 
     "full"    every row anywhere
     "block"   blocks of rows anywhere, then rows anywhere inside a group of blocks
     "part"    parts in order, rows anywhere inside their part
-    "none"    rows as they lie
+    "none"    rows in the order of the store
 
-Memory and NVMe serve single rows as fast as long reads; disks and object stores do not.
-With "block", the blocks of one group are all that is read, or lies in the page cache, for
-as many positions as the group has rows. With "part", no row of a later part is needed, so
-a run can begin while the store is being written.
+Memory and NVMe disks read single rows as fast as long stretches; hard disks and object stores do
+not. With "block", only the blocks of one group are read, and have to fit in the page cache, for
+as many positions as the group has rows. With "part", no row of a later part is needed, so a run
+can begin while the store is being written.
 
-Each mode maps the positions of an epoch to rows and back. A call answers for several
-epochs and sources at once: `Orders` says which row of it belongs to which.
+Each mode maps the positions of an epoch to rows, and back. A call may contain rows of several
+epochs and sources: `Orders` says which row belongs to which.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from typing import Any, Literal, NamedTuple, Protocol, final
 
 import numpy as np
 
-from penstock.digest import derive_key
+from penstock.digest import Unsigned, derive_key
 from penstock.errors import PlanError
-from penstock.order.integers import END, Indices, Integers, Unsigned, label_pairs
-from penstock.order.permute import derive_subkeys, permute_each, unpermute_each
+from penstock.order.integers import END, Indices, Integers, label_pairs
+from penstock.order.permute import derive_subkeys, permute_each
 
-__all__ = ["Arrangement", "Block", "Domain", "Mode", "Orders", "arrange", "epoch_key", "spell_mode"]
+__all__ = ["Block", "Domain", "Mode", "Orders", "arrange", "epoch_key", "mode_to_json"]
 
 Mode = Literal["full", "none", "block", "part"]
 
@@ -36,34 +36,34 @@ Mode = Literal["full", "none", "block", "part"]
 class Block:
     """The sizes of `shuffle="block"`.
 
-    The defaults suit rows of 1,024 tokens of two bytes: reads of 512 KiB, and 32 MiB
-    of the store in use at a time.
+    The defaults suit rows of 1,024 tokens of two bytes: one read is 512 KiB, and 32 MiB of the
+    store are in use at a time.
     """
 
     rows: int = 256
-    """Consecutive rows in a block: the length of one read."""
+    """The number of consecutive rows in a block: the length of one read."""
 
     group: int = 64
-    """Blocks whose rows are shuffled together. More shuffle better and hold more."""
+    """How many blocks are shuffled together. More blocks shuffle better and use more memory."""
 
     def __post_init__(self) -> None:
         for name, value in (("rows", self.rows), ("group", self.group)):
             if not 1 <= value <= 2**30:
-                raise PlanError(f"Block({name}={value:,}) cannot be; it is 1 to 2^30.")
+                raise PlanError(f"Block({name}=…) must be from 1 to 2^30; got {value:,}.")
 
 
 class Domain(NamedTuple):
-    """What is arranged: a number of rows, and how they lie in parts."""
+    """The rows to arrange: how many there are, and how many each part has."""
 
     num_rows: int
     part_rows: Sequence[int] = ()
 
 
 class Orders(NamedTuple):
-    """The orders that take part in one call."""
+    """The orders that one call uses: an order is one epoch of one domain."""
 
     which: Indices
-    """The order of each row."""
+    """The order of each row of the call, as an index into the arrays below."""
     domains: Indices
     """The domain of each order."""
     keys: Unsigned
@@ -72,32 +72,27 @@ class Orders(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def epoch_key(seed: int, names: tuple[str, ...], epoch: int) -> int:
-    """The key of one epoch of the sources called `names`.
+    """Return the key of one epoch of the sources called `names`.
 
-    It depends on nothing else, so another source beside them changes no order of
-    theirs, nor does another place in the list.
+    It depends on nothing else. So adding another source to a plan, or listing the sources in
+    another order, does not change their orders.
     """
     return derive_key("shuffle", seed, *names, epoch)
 
 
 class Arrangement(Protocol):
-    """Positions of an epoch to its rows, and back, for several domains."""
+    """Maps the positions of an epoch to its rows, and back, for several domains."""
 
-    def rows(self, positions: Integers, orders: Orders) -> Integers:
-        """The rows at these positions."""
-        ...
-
-    def positions(self, rows: Integers, orders: Orders) -> Integers:
-        """The positions of these rows: the inverse of `rows`."""
-        ...
+    def map(self, numbers: Integers, orders: Orders, *, inverse: bool = False) -> Integers:
+        """Return the rows at these positions; if `inverse`, the positions of these rows."""
 
 
 def arrange(mode: Mode | Block, domains: Sequence[Domain]) -> Arrangement:
-    """The arrangement of `domains` that `mode` names.
+    """Return the arrangement of `domains` for a mode.
 
     >>> parts = arrange("part", [Domain(5, part_rows=[2, 3])])
     >>> one_order = Orders(np.zeros(5, int), np.array([0]), np.array([17], dtype=np.uint64))
-    >>> parts.rows(np.arange(5), one_order)
+    >>> parts.map(np.arange(5), one_order)
     array([1, 0, 2, 4, 3])
     """
     if mode == "full":
@@ -109,15 +104,15 @@ def arrange(mode: Mode | Block, domains: Sequence[Domain]) -> Arrangement:
     if mode == "block" or isinstance(mode, Block):
         return _Block(domains, Block() if mode == "block" else mode)
     raise PlanError(
-        f'shuffle={mode!r} is not a way to arrange rows; these are: "full", "block" '
-        '(or Block(rows=…, group=…)), "part", "none".'
+        'shuffle must be "full", "block" (or Block(rows=…, group=…)), "part" or "none"; got '
+        f"{mode!r}."
     )
 
 
-def spell_mode(mode: Mode | Block) -> dict[str, Any]:
-    """A mode as JSON.
+def mode_to_json(mode: Mode | Block) -> dict[str, Any]:
+    """Return a mode as JSON, with the sizes of blocks.
 
-    >>> spell_mode("block")
+    >>> mode_to_json("block")
     {'mode': 'block', 'rows': 256, 'group': 64}
     """
     if mode == "block":
@@ -129,11 +124,8 @@ def spell_mode(mode: Mode | Block) -> dict[str, Any]:
 
 @final
 class _None:
-    def rows(self, positions: Integers, orders: Orders) -> Integers:
-        return positions
-
-    def positions(self, rows: Integers, orders: Orders) -> Integers:
-        return rows
+    def map(self, numbers: Integers, orders: Orders, *, inverse: bool = False) -> Integers:
+        return numbers
 
 
 @final
@@ -141,59 +133,53 @@ class _Full:
     def __init__(self, domains: Sequence[Domain]) -> None:
         self._sizes = np.array([domain.num_rows for domain in domains], dtype=np.int64)
 
-    def rows(self, positions: Integers, orders: Orders) -> Integers:
-        return permute_each(positions, orders.which, self._sizes[orders.domains], orders.keys)
-
-    def positions(self, rows: Integers, orders: Orders) -> Integers:
-        return unpermute_each(rows, orders.which, self._sizes[orders.domains], orders.keys)
+    def map(self, numbers: Integers, orders: Orders, *, inverse: bool = False) -> Integers:
+        sizes = self._sizes[orders.domains]
+        return permute_each(numbers, orders.which, sizes, orders.keys, inverse=inverse)
 
 
 @final
 class _Part:
-    """Parts of all domains laid end to end, so that one search finds any of them."""
+    """Shuffles each part separately; the parts stay in order.
+
+    The parts of all domains are concatenated, so that one search finds the parts of all rows.
+    """
 
     def __init__(self, domains: Sequence[Domain]) -> None:
         self._sizes = np.array(
             [rows for domain in domains for rows in domain.part_rows], dtype=np.int64
         )
+        # Domains with parts 2 3 | 4: sizes 2 3 4, ends 2 5 9, first parts 0 2, first rows 0 5.
         self._ends = np.cumsum(self._sizes)
         num_parts = np.array([len(domain.part_rows) for domain in domains], dtype=np.int64)
         self._first_part = np.cumsum(num_parts) - num_parts
         num_rows = np.array([domain.num_rows for domain in domains], dtype=np.int64)
         self._first_row = np.cumsum(num_rows) - num_rows
 
-    def rows(self, positions: Integers, orders: Orders) -> Integers:
-        starts, which, sizes, keys = self._find(positions, orders)
-        return permute_each(positions - starts, which, sizes, keys) + starts
-
-    def positions(self, rows: Integers, orders: Orders) -> Integers:
-        # A part holds the same numbers as positions and as rows, so the search is the same.
-        starts, which, sizes, keys = self._find(rows, orders)
-        return unpermute_each(rows - starts, which, sizes, keys) + starts
-
-    def _find(
-        self, numbers: Integers, orders: Orders
-    ) -> tuple[Integers, Indices, Integers, Unsigned]:
-        """Where the part of each number starts; and the order of each part."""
+    def map(self, numbers: Integers, orders: Orders, *, inverse: bool = False) -> Integers:
+        # A part has the same range of numbers as positions and as rows, so both directions find
+        # it in the same way.
         first_row = self._first_row[orders.domains][orders.which]
         parts = np.searchsorted(self._ends, numbers + first_row, side="right")
-        starts = self._ends[parts] - self._sizes[parts] - first_row
+        starts = self._ends[parts] - self._sizes[parts] - first_row  # within the domain
+        # Each (order, part) is shuffled by a separate order, with a subkey for the part.
         which, order_of, part_of = label_pairs(orders.which, parts)
         part_numbers = part_of - self._first_part[orders.domains[order_of]]
         keys = derive_subkeys(orders.keys[order_of], part_numbers)
-        return starts, which, self._sizes[part_of], keys
+        sizes = self._sizes[part_of]
+        return permute_each(numbers - starts, which, sizes, keys, inverse=inverse) + starts
 
 
 @final
 class _Block:
-    """Blocks permuted, then rows inside each group of consecutive blocks.
+    """Shuffles the blocks, and then the rows inside each group of consecutive blocks.
 
-        rows, from another one on each epoch     |--0--|--1--|--2--|--3--|-4|
-        blocks permuted, the short one last      |--2--|--0--|--3--|--1--|-4|
+        rows, beginning at a random row          |--0--|--1--|--2--|--3--|-4|
+        blocks shuffled, the short one last      |--2--|--0--|--3--|--1--|-4|
         rows shuffled inside groups of two       |5 0 4 1 …  |7 2 6 3 …  |8 |
 
-    Beginning each epoch at another row moves the borders of the blocks, so that which
-    rows share a block changes, and no row is always in the short one.
+    Each epoch begins at another row, and the rows before it come last. That moves the borders of
+    the blocks: the rows that share a block change, and no row is always in the short block.
     """
 
     def __init__(self, domains: Sequence[Domain], block: Block) -> None:
@@ -201,49 +187,54 @@ class _Block:
         self._block = block.rows
         self._group = block.rows * block.group
 
-    def rows(self, positions: Integers, orders: Orders) -> Integers:
-        starts, which, sizes_of, keys = self._groups(positions, orders)
-        places = permute_each(positions - starts, which, sizes_of, keys) + starts
-        rows = self._move_blocks(places, orders, forward=True)
-        sizes, first_rows = self._sizes_and_first_rows(orders)
-        rows += first_rows[orders.which]
-        return np.where(rows >= sizes[orders.which], rows - sizes[orders.which], rows)
+    def map(self, numbers: Integers, orders: Orders, *, inverse: bool = False) -> Integers:
+        if inverse:
+            rotated = self._rotate(numbers, orders, inverse=True)
+            return self._shuffle_groups(
+                self._move_blocks(rotated, orders, inverse=True), orders, inverse=True
+            )
+        shuffled = self._shuffle_groups(numbers, orders, inverse=False)
+        return self._rotate(
+            self._move_blocks(shuffled, orders, inverse=False), orders, inverse=False
+        )
 
-    def positions(self, rows: Integers, orders: Orders) -> Integers:
-        sizes, first_rows = self._sizes_and_first_rows(orders)
-        turned = rows - first_rows[orders.which]
-        turned = np.where(turned < 0, turned + sizes[orders.which], turned)
-        places = self._move_blocks(turned, orders, forward=False)
-        starts, which, sizes_of, keys = self._groups(places, orders)
-        return unpermute_each(places - starts, which, sizes_of, keys) + starts
-
-    def _groups(
-        self, numbers: Integers, orders: Orders
-    ) -> tuple[Integers, Indices, Integers, Unsigned]:
-        """Where the group of each number starts; and the order of each group."""
+    def _shuffle_groups(self, numbers: Integers, orders: Orders, *, inverse: bool) -> Integers:
         groups = numbers // self._group
         starts = groups * self._group
         which, order_of, group_of = label_pairs(orders.which, groups)
         rest = self._sizes[orders.domains[order_of]] - group_of * self._group
+        sizes = np.minimum(rest, self._group)  # the last group may be smaller
         keys = derive_subkeys(orders.keys[order_of], group_of)
-        return starts, which, np.minimum(rest, self._group), keys
+        return permute_each(numbers - starts, which, sizes, keys, inverse=inverse) + starts
 
-    def _move_blocks(self, numbers: Integers, orders: Orders, *, forward: bool) -> Integers:
-        """Rows moved with their blocks; the short block at the end stays."""
+    def _move_blocks(self, numbers: Integers, orders: Orders, *, inverse: bool) -> Integers:
+        """Return rows moved together with their blocks; the short block at the end stays."""
         num_blocks = self._sizes[orders.domains] // self._block
         blocks = numbers // self._block
         whole = np.flatnonzero(blocks < num_blocks[orders.which])
-        if whole.size:
-            keys = derive_subkeys(orders.keys, np.full(len(orders.keys), END, dtype=np.int64))
-            move = permute_each if forward else unpermute_each
-            # A domain without a whole block has none among these, and is given one unused.
-            sizes = np.maximum(num_blocks, 1)
-            moved = move(blocks[whole], orders.which[whole], sizes, keys)
-            numbers = numbers.copy()
-            numbers[whole] += (moved - blocks[whole]) * self._block
+        if not whole.size:
+            return numbers
+        # A domain without a complete block has no rows here, but an order needs a size of 1.
+        sizes, keys = np.maximum(num_blocks, 1), self._subkeys(orders, END)
+        moved = permute_each(blocks[whole], orders.which[whole], sizes, keys, inverse=inverse)
+        # Rows keep their offset within the block: they move by whole blocks.
+        numbers = numbers.copy()
+        numbers[whole] += (moved - blocks[whole]) * self._block
         return numbers
 
-    def _sizes_and_first_rows(self, orders: Orders) -> tuple[Integers, Integers]:
+    def _rotate(self, rows: Integers, orders: Orders, *, inverse: bool) -> Integers:
+        """Return rows counted from the first row of the epoch, or back."""
         sizes = self._sizes[orders.domains]
-        draws = derive_subkeys(orders.keys, np.full(len(orders.keys), END + 1, dtype=np.int64))
-        return sizes, (draws % sizes.astype(np.uint64)).astype(np.int64)
+        draws = self._subkeys(orders, END + 1) % sizes.astype(np.uint64)
+        shifts = draws.astype(np.int64)
+        sizes, shifts = sizes[orders.which], shifts[orders.which]
+        # A shift is below the size, so adding or subtracting the size once is enough.
+        if inverse:
+            rotated = rows - shifts
+            return np.where(rotated < 0, rotated + sizes, rotated)
+        rotated = rows + shifts
+        return np.where(rotated >= sizes, rotated - sizes, rotated)
+
+    def _subkeys(self, orders: Orders, number: int) -> Unsigned:
+        # Groups have the subkeys 0, 1, … below END; blocks use END, the first row END + 1.
+        return derive_subkeys(orders.keys, np.full(len(orders.keys), number, dtype=np.int64))

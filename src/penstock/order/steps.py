@@ -1,38 +1,42 @@
-"""Steps of a run and the positions they read.
+"""Steps of a run, the positions they read, and each rank's share of them.
 
-A step reads one global batch: the next so many rows of the order, whoever reads them.
-Where its size changes on the way (a ramp), the size of a step is the one in force at the
-position where the step begins; so a step is never cut, and the first step of the new size
-may begin up to one batch after the position asked for. The sequence of rows is the same
-for every sequence of sizes.
+A step reads one global batch: the next rows of the order, on all ranks together. If the batch
+size changes during the run (a ramp), a step has the size that is valid at the position where
+it begins. So the first step of the new size may begin up to one batch later than the position
+that was asked for, and no step is cut. The sequence of rows does not depend on batch sizes.
+
+    position   0   4   8   12      20      28        sizes {0: 4, 10: 8}
+    step       | 0 | 1 | 2 |   3   |   4   |
+    rank 0     |--  --  --  ----    ----             the first half of every step
+    rank 1     |  --  --  --    ----    ----         the second half
+
+A global batch is cut into equal slices, one per rank: rank r reads slice r. So resuming on 16
+ranks instead of 8 changes which rank reads a position, but not the step that reads it. All ranks
+take the same number of steps: a rank with one step more would wait for the others forever in
+its next all-reduce.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from penstock.errors import PlanError
 from penstock.order.integers import END, Integers
 
-__all__ = ["Steps"]
+__all__ = ["PADDING", "Shard", "Steps", "rows_per_rank"]
 
-
-@dataclass(frozen=True, slots=True)
-class _Stage:
-    step: int  # the first step of this size
-    start: int  # where it begins
-    rows: int  # the size
+PADDING = -1
+"""The position of a row that fills up the last batch, after the end of the run."""
 
 
 class Steps:
-    """Step ↔ positions, for a global batch size that may change by position.
+    """Maps steps to positions and back, for a global batch size that may change by position.
 
     Args:
-        batch_rows: The rows of a global batch; or sizes by the position from which each
-            is in force, the first at 0.
-        start: The position at which step 0 begins. A run that resumes with another batch
-            size counts its steps from where it is.
+        batch_rows: Rows in a global batch; or a mapping from positions to the size that is
+            valid from there on, with one for position 0.
+        start: The position at which step 0 begins. A run that resumes with another batch size
+            counts its steps from the position at which it resumes.
 
     >>> steps = Steps({0: 4, 10: 8})
     >>> [steps.span(step) for step in range(4)]
@@ -45,50 +49,46 @@ class Steps:
         sizes = batch_rows if isinstance(batch_rows, Mapping) else {0: batch_rows}
         self._check(sizes, start)
         self.start = start
-        self._stages = self._lay_stages(sorted(sizes.items()), start)
-        self._steps = np.array([stage.step for stage in self._stages], dtype=np.int64)
-        self._starts = np.array([stage.start for stage in self._stages], dtype=np.int64)
-        self._rows = np.array([stage.rows for stage in self._stages], dtype=np.int64)
+        # Of each stage: its first step, where that step begins, and its batch size.
+        stages = [(0, start, sizes[0])]
+        for position, rows in sorted(sizes.items())[1:]:
+            step, begin, last_rows = stages[-1]
+            # Rounded up: the step that contains `position` still has the old size.
+            num_steps = max(0, -((begin - position) // last_rows))
+            if num_steps == 0:  # no step begins while the last size is valid
+                stages.pop()
+            stages.append((step + num_steps, begin + num_steps * last_rows, rows))
+        self._steps, self._starts, self._rows = np.array(stages, dtype=np.int64).T
 
     @staticmethod
     def _check(sizes: Mapping[int, int], start: int) -> None:
         if not 0 <= start < END:
-            raise PlanError(f"A run cannot start at position {start:,}; it is 0 to 2^62 - 1.")
+            raise PlanError(f"A run must start at a position from 0 to 2^62 - 1; got {start:,}.")
         if 0 not in sizes:
             raise PlanError(
-                "The batch size has no value for position 0; the first of "
-                f"{len(sizes):,} is for {min(sizes, default=0):,}. Add the one to begin with."
+                f"batch_size has no size for position 0; its first one is for position "
+                f"{min(sizes, default=0):,}. Add the size to begin with."
             )
         for position, rows in sizes.items():
-            if not 0 <= position < END or not 1 <= rows <= 2**40:
+            if not 1 <= rows <= 2**40:
+                raise PlanError(f"batch_size must be at least 1 and at most 2^40; got {rows:,}.")
+            if not 0 <= position < END:
                 raise PlanError(
-                    f"A batch of {rows:,} rows from position {position:,} on cannot be; a batch "
-                    "has at least 1 row, and positions are 0 to 2^62 - 1."
+                    f"batch_size changes at position {position:,}; positions are 0 to 2^62 - 1."
                 )
-
-    @staticmethod
-    def _lay_stages(sizes: list[tuple[int, int]], start: int) -> list[_Stage]:
-        stages = [_Stage(0, start, sizes[0][1])]
-        for position, rows in sizes[1:]:
-            last = stages[-1]
-            steps = max(0, -((last.start - position) // last.rows))
-            if steps == 0:  # a size that no step begins with
-                stages.pop()
-            stages.append(_Stage(last.step + steps, last.start + steps * last.rows, rows))
-        return stages
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The batch sizes that occur, in order."""
-        return tuple(stage.rows for stage in self._stages)
+        return tuple(self._rows.tolist())
 
     def span(self, step: int) -> tuple[int, int]:
-        """The positions of a step: the first, and the one after the last."""
+        """Return the first position of a step, and the position after its last."""
         starts, rows = self.spans(step, step + 1)
         return int(starts[0]), int(starts[0] + rows[0])
 
     def spans(self, first: int, stop: int) -> tuple[Integers, Integers]:
-        """Where each of the steps from `first` to before `stop` begins, and its rows."""
+        """Return the first position and the number of rows of each step in [first, stop)."""
         if not 0 <= first <= stop:
             raise PlanError(f"There are no steps from {first:,} to {stop:,}; steps begin at 0.")
         steps = np.arange(first, stop, dtype=np.int64)
@@ -97,23 +97,27 @@ class Steps:
         starts = self._starts[stages] + (steps - self._steps[stages]) * rows
         if len(starts) and int(starts[-1]) + int(rows[-1]) > END:
             raise PlanError(
-                f"Step {stop - 1:,} is past position {END:,} (2^62), the last there is."
+                f"Step {stop - 1:,} would read past position {END:,} (2^62), where orders end."
             )
         return starts, rows
 
     def at(self, position: int) -> int:
-        """The step that reads a position."""
+        """Return the step that reads a position."""
         if not self.start <= position < END:
-            raise PlanError(f"No step of a run from {self.start:,} reads position {position:,}.")
-        stage = self._stages[int(np.searchsorted(self._starts, position, side="right")) - 1]
-        return stage.step + (position - stage.start) // stage.rows
+            raise PlanError(
+                f"No step reads position {position:,}: the steps begin at position "
+                f"{self.start:,} and end at 2^62."
+            )
+        stage = int(np.searchsorted(self._starts, position, side="right")) - 1
+        inside = (position - int(self._starts[stage])) // int(self._rows[stage])
+        return int(self._steps[stage]) + inside
 
     def count(self, end: int, *, drop_last: bool) -> int:
-        """How many steps a run takes that ends before position `end`, on every rank.
+        """Return the number of steps of a run, on every rank.
 
         Args:
             end: The position after the last row of the run.
-            drop_last: Whether a last batch that is not full is left out, or filled up.
+            drop_last: Whether an incomplete last batch is left out. Otherwise it is filled up.
 
         >>> Steps(4).count(10, drop_last=True), Steps(4).count(10, drop_last=False)
         (2, 3)
@@ -122,3 +126,72 @@ class Steps:
             return 0
         last = self.at(end - 1)
         return last + (self.span(last)[1] <= end or not drop_last)
+
+
+def rows_per_rank(global_batch_rows: int, world_size: int) -> int:
+    """Return how many rows of a global batch each rank reads.
+
+    >>> rows_per_rank(512, world_size=8)
+    64
+    """
+    rows, left_over = divmod(global_batch_rows, world_size)
+    if left_over:
+        below = f"{rows * world_size:,} or " if rows else ""
+        raise PlanError(
+            f"a global batch of {global_batch_rows:,} rows does not divide over {world_size:,} "
+            f"ranks; {left_over:,} row{'s' * (left_over > 1)} would be left over at every step. "
+            f"Use {below}{(rows + 1) * world_size:,}."
+        )
+    return rows
+
+
+class Shard:
+    """The positions that one rank reads in each step.
+
+    Args:
+        steps: The steps of the run; `world_size` must divide every batch size.
+        rank: From 0 to `world_size` - 1.
+        world_size: The number of ranks.
+
+    >>> Shard(Steps(6), rank=1, world_size=2).positions(0, 2)
+    array([ 3,  4,  5,  9, 10, 11])
+    """
+
+    def __init__(self, steps: Steps, *, rank: int = 0, world_size: int = 1) -> None:
+        if world_size < 1 or not 0 <= rank < world_size:
+            raise PlanError(
+                f"rank must be from 0 to world_size - 1; got rank={rank:,} and "
+                f"world_size={world_size:,}."
+            )
+        for size in steps.sizes:
+            rows_per_rank(size, world_size)
+        self.steps = steps
+        self.rank = rank
+        self.world_size = world_size
+
+    def rows(self, first: int, stop: int) -> Integers:
+        """Return how many rows this rank reads in each step in [first, stop)."""
+        return self.steps.spans(first, stop)[1] // self.world_size
+
+    def positions(self, first: int, stop: int, *, end: int | None = None) -> Integers:
+        """Return the positions that this rank reads in the steps [first, stop), concatenated.
+
+        Args:
+            first: The first step.
+            stop: The step after the last one.
+            end: The end of the run: positions from there on are replaced by `PADDING`.
+
+        >>> Shard(Steps(4), rank=1, world_size=2).positions(1, 3, end=11)
+        array([ 6,  7, 10, -1])
+        """
+        starts, rows = self.steps.spans(first, stop)
+        shares = rows // self.world_size
+        # Row i of the result has position i + shift, with one shift per step. For rank 1 of 2 and
+        # steps (4, 8), (8, 12): shares 2 2, rows 0 1 | 2 3, positions 6 7 | 10 11, shifts 6 8.
+        first_rows = np.cumsum(shares) - shares
+        shifts = starts + self.rank * shares - first_rows
+        positions = np.arange(int(shares.sum()), dtype=np.int64)
+        positions += np.repeat(shifts, shares)
+        if end is not None and len(starts) and int(starts[-1] + rows[-1]) > end:
+            positions[positions >= end] = PADDING
+        return positions

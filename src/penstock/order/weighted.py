@@ -1,10 +1,10 @@
-"""Sources drawn by weights, each in its own shuffled order.
+"""The order of a plan with weights: a mixture, in which each source has its own epochs.
 
     position ── schedule ──► source, ordinal ── size ──► epoch, row ── shuffle ──► sample
 
-A source's rows come in its own order of the epoch, whatever else is in the mixture. Its
-epochs follow each other by its own count: the small source may be in its ninth while
-the large one is in its first.
+The order of a source's rows within an epoch does not depend on the other sources of the
+mixture. Epochs are counted per source: a small source may be in its ninth epoch while a large
+one is in its first.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,10 @@ __all__ = ["Mixture"]
 
 
 class Mixture:
-    """Position → (source, epoch, sample) by weights, and back."""
+    """Maps positions to (source, epoch, sample) by weights, and back.
+
+    Immutable. Sources are numbers into `names`.
+    """
 
     def __init__(
         self,
@@ -34,54 +37,55 @@ class Mixture:
     ) -> None:
         self.schedule = schedule
         self.end = schedule.end
+        # As tuples, because a key of an epoch belongs to a list of sources (see `epoch_key`).
         self._names = [(name,) for name in names]
         self._sizes = np.array([domain.num_rows for domain in domains], dtype=np.int64)
         self._arrangement = arrange(shuffle, domains)
         self._seed = seed
 
     def locate(self, positions: Integers) -> tuple[Integers, Integers, Integers]:
-        """The source, epoch and sample at each position."""
+        """Return the source, epoch and sample at each position."""
         sources, ordinals = self.schedule.at(positions)
+        # Dividing by one number is faster than by an array of equal numbers.
         sizes = self._sizes[sources] if len(self._sizes) > 1 else self._sizes
         epochs = ordinals // sizes
-        which, source_of, epoch_of = label_pairs(sources, epochs)
-        orders = self._orders(which, source_of, epoch_of)
-        return sources, epochs, self._arrangement.rows(ordinals - epochs * sizes, orders)
+        orders = self._orders(*label_pairs(sources, epochs))
+        return sources, epochs, self._arrangement.map(ordinals - epochs * sizes, orders)
 
     def positions_of(self, source: int, sample: int, epochs: Integers) -> Integers:
-        """The positions at which a sample comes in these epochs, where it does."""
+        """Return the positions of a sample in these epochs, as far as it occurs in them."""
         drawn, size = self.schedule.counts(self.end)[source], int(self._sizes[source])
-        epochs = epochs[epochs < -(-drawn // size)]
-        which = np.arange(len(epochs))
-        orders = self._orders(which, np.full_like(epochs, source), epochs)
-        inside = self._arrangement.positions(np.full_like(epochs, sample), orders)
+        epochs = epochs[epochs < -(-drawn // size)]  # epochs that have begun, rounded up
+        orders = self._orders(np.arange(len(epochs)), np.full_like(epochs, source), epochs)
+        inside = self._arrangement.map(np.full_like(epochs, sample), orders, inverse=True)
         ordinals = epochs * size + inside
+        # The last epoch may be incomplete: the sample may not be drawn any more.
         return self.schedule.positions(source, ordinals[ordinals < drawn])
 
     def num_epochs(self, source: int, before: int) -> int:
-        """How many epochs of a source have begun in the rows before a position."""
+        """Return how many epochs of a source have begun before a position."""
         return -(-self.schedule.counts(before)[source] // int(self._sizes[source]))
 
     def counts(self, num_rows: int) -> list[int]:
-        """How many of the first `num_rows` rows belong to each source."""
+        """Return how many of the first `num_rows` rows belong to each source."""
         return self.schedule.counts(num_rows)
 
     @property
-    def natural_rows(self) -> int:
-        """As many rows as the sources have."""
+    def default_num_rows(self) -> int:
+        """The number of rows of all sources together."""
         return int(self._sizes.sum())
 
     def asked(self, num_rows: int) -> list[str]:
-        """The share of the first `num_rows` rows that was asked of each source, in words."""
+        """Return the share of the first `num_rows` rows asked for each source, as text."""
         return [percent(rows / max(num_rows, 1)) for rows in self.schedule.asked(num_rows)]
 
     @property
     def num_stages(self) -> int:
-        """How many stages there are, those that caps began among them."""
+        """The number of stages, including those that begin because a cap is reached."""
         return len(self.schedule.stages)
 
     def stage(self, number: int) -> str:
-        """The shares in a stage, in words; the largest five."""
+        """Return the five largest shares of a stage, as text."""
         start, weights = self.schedule.stages[number]
         exact = exact_weights(weights)
         drawn = [source for source, weight in enumerate(exact) if weight]
@@ -93,8 +97,6 @@ class Mixture:
         return f"from position {start:,}: {', '.join(shares)}"
 
     def _orders(self, which: Integers, sources: Integers, epochs: Integers) -> Orders:
-        keys = [
-            epoch_key(self._seed, self._names[source], epoch)
-            for source, epoch in zip(sources.tolist(), epochs.tolist(), strict=True)
-        ]
+        pairs = zip(sources.tolist(), epochs.tolist(), strict=True)
+        keys = [epoch_key(self._seed, self._names[source], epoch) for source, epoch in pairs]
         return Orders(which, sources, np.array(keys, dtype=np.uint64))

@@ -1,10 +1,10 @@
 """Weights as exact integers.
 
-A weight is a share of the rows, relative to the other weights: 7 and 3 mean what 0.7
-and 0.3 say. Sums and quotients of floats are rounded, differently in another order
-of the same sources; so weights become integers in the same exact ratios before
-anything is computed from them. A float already is such a ratio: 0.1 stands for
-3602879701896397 / 2^55, and nothing is lost by saying so.
+A weight is a share of the rows, relative to the other weights: 7 and 3 mean the same as 0.7 and
+0.3. Sums and quotients of floats are rounded, and differently if the sources are listed in another
+order. So weights become integers in exactly the same ratios before anything is computed from
+them. A float is such a ratio already: 0.1 is 3602879701896397 / 2^55, and nothing is lost by
+writing it so.
 """
 
 import math
@@ -20,17 +20,17 @@ __all__ = ["Weight", "as_fraction", "exact_weights", "is_finite", "tempered_weig
 
 Weight = int | float | Fraction
 
-# Decimal logarithms are rounded correctly, so that they are the same on every platform;
-# those of the C library, behind `math.log` and `**`, are not.
+# `decimal` rounds logarithms correctly, so they are equal on every platform. Those of the C
+# library, behind `math.log` and `**`, are not.
 _CONTEXT = Context(prec=40)
 
 
 def exact_weights(weights: Sequence[Weight], names: Sequence[str] | None = None) -> list[int]:
-    """Integers in exactly the ratios of `weights`, as small as they can be.
+    """Return the smallest integers that are in exactly the ratios of `weights`.
 
     Args:
         weights: Finite numbers, none negative, at least one above zero.
-        names: What an error calls the sources.
+        names: The names of the sources, for messages.
 
     >>> exact_weights([0.5, 0.25, 0])
     [2, 1, 0]
@@ -41,14 +41,15 @@ def exact_weights(weights: Sequence[Weight], names: Sequence[str] | None = None)
     for name, weight in zip(names, weights, strict=True):
         if not is_finite(weight) or weight < 0:
             raise PlanError(
-                f'The weight of source "{name}" is {weight!r}; a weight is a finite number, '
+                f'The weight of source "{name}" is {weight!r}; a weight must be a finite number, '
                 "0 or more."
             )
     if not any(weights):
         raise PlanError(
-            f"All {len(weights):,} weights are 0, so no position has a source. Give at least "
-            "one source a weight above 0."
+            f"All {len(weights):,} weights are 0, so there is nothing to read. Give at least one "
+            "source a weight above 0."
         )
+    # Fractions over a common denominator, then reduced: 0.5, 0.25 = 2/4, 1/4 → 2, 1.
     ratios = [_ratio(weight) for weight in weights]
     whole = math.lcm(*(denominator for _, denominator in ratios))
     integers = [numerator * (whole // denominator) for numerator, denominator in ratios]
@@ -57,11 +58,11 @@ def exact_weights(weights: Sequence[Weight], names: Sequence[str] | None = None)
 
 
 def tempered_weights(sizes: Sequence[int], temperature: float) -> list[Weight]:
-    """Weights in proportion to `size ** (1 / temperature)`.
+    """Return weights in proportion to `size ** (1 / temperature)`.
 
-    Temperature 1 draws each source in proportion to its size, higher ones draw small
-    sources more often than that, and infinity draws all alike. The same on every
-    platform, to about 30 digits. An empty source has weight 0.
+    With temperature 1, each source is drawn in proportion to its size. Higher temperatures draw
+    small sources more often, and infinity draws all sources equally often. An empty source has
+    weight 0. The weights have about 30 correct digits and are equal on every platform.
 
     >>> tempered_weights([1000, 10], temperature=1)
     [1000, 10]
@@ -70,8 +71,8 @@ def tempered_weights(sizes: Sequence[int], temperature: float) -> list[Weight]:
     """
     if not temperature > 0:
         raise PlanError(
-            f"The temperature is {temperature!r}; it is a number above 0: 1 keeps the proportions "
-            "of the sizes, higher ones even them out."
+            f"temperature must be above 0; got {temperature!r}. With 1, shares are in proportion "
+            "to sizes; higher temperatures bring them closer together."
         )
     if temperature == 1:
         return list(sizes)
@@ -80,8 +81,8 @@ def tempered_weights(sizes: Sequence[int], temperature: float) -> list[Weight]:
 
 
 def is_finite(value: object) -> bool:
-    """Whether this is a number, and neither infinite nor NaN; NumPy's numbers count."""
-    if isinstance(value, float):  # nearly always; the abstract classes take 1 µs to check
+    """Return whether `value` is a number (also one of NumPy's), and neither infinite nor NaN."""
+    if isinstance(value, float):  # the usual case; checks against abstract classes take 1 µs
         return math.isfinite(value)
     if isinstance(value, int) or isinstance(value, Rational):  # noqa: SIM101  (likewise)
         return True
@@ -89,12 +90,12 @@ def is_finite(value: object) -> bool:
 
 
 def as_fraction(number: Weight) -> Fraction:
-    """Exactly this number."""
+    """Return a number as an exact fraction."""
     return Fraction(*_ratio(number))
 
 
 def _ratio(number: Any) -> tuple[int, int]:
-    """A numerator and a denominator in Python's integers; NumPy's would overflow."""
+    """Return numerator and denominator as Python integers, because NumPy's would overflow."""
     if isinstance(number, int | float):
         numerator, denominator = number.as_integer_ratio()
         return numerator, denominator
@@ -104,6 +105,7 @@ def _ratio(number: Any) -> tuple[int, int]:
 
 
 def _root(size: int, power: Fraction) -> Fraction:
+    # size ** power = exp(power * ln(size)), with 40 digits; the rounding costs a few of them.
     exponent = _CONTEXT.divide(Decimal(power.numerator), Decimal(power.denominator))
     logarithm = _CONTEXT.multiply(_CONTEXT.ln(Decimal(size)), exponent)
     return Fraction(_CONTEXT.exp(logarithm))

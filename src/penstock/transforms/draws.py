@@ -16,7 +16,7 @@ Golden numbers in the tests pin all of this: any change here changes every run.
 import numpy as np
 import numpy.typing as npt
 
-from penstock.digest import derive_key
+from penstock.digest import GOLDEN, Unsigned, constant, derive_key, mix64
 from penstock.errors import PlanError
 
 __all__ = [
@@ -31,23 +31,14 @@ __all__ = [
 ]
 
 Integers = npt.NDArray[np.int64]
-Unsigned = npt.NDArray[np.uint64]
 
 # Numbers per block: 128 KiB, and as much scratch space, so that both fit in the L2 cache.
 _BLOCK = 16_384
 
 
-def _constant(value: int) -> Unsigned:
-    # Arrays wrap around silently; NumPy scalars would warn about overflow.
-    return np.array(value, dtype=np.uint64)
-
-
-_GOLDEN = _constant(0x9E3779B97F4A7C15)  # 2^64 / golden ratio; odd, so multiples cycle through all
-_MIX_1 = _constant(0xBF58476D1CE4E5B9)  # the two multipliers of SplitMix64
-_MIX_2 = _constant(0x94D049BB133111EB)
-_SUBKEY_SALT = _constant(0xA0761D6478BD642F)  # arbitrary; keeps subkeys different from draws
-_LARGEST = _constant(2**64 - 1)
-_0, _1, _11, _27, _30, _31 = (_constant(number) for number in (0, 1, 11, 27, 30, 31))
+_SUBKEY_SALT = constant(0xA0761D6478BD642F)  # arbitrary; keeps subkeys different from draws
+_LARGEST = constant(2**64 - 1)
+_0, _1, _11 = constant(0), constant(1), constant(11)
 
 
 def row_keys(seed: int, source: str, *numbers: npt.ArrayLike) -> Unsigned:
@@ -63,18 +54,18 @@ def row_keys(seed: int, source: str, *numbers: npt.ArrayLike) -> Unsigned:
     arrays = [np.asarray(each, np.int64).astype(np.uint64) for each in numbers]
     keys = np.full(len(arrays[0]), derive_key("transform", source, seed), np.uint64)
     for each in arrays:
-        keys = _mix(keys + each * _GOLDEN)
+        keys = mix64(keys + each * GOLDEN)
     return keys
 
 
 def subkeys(keys: Unsigned, numbers: npt.ArrayLike) -> Unsigned:
     """Return a new key for each (key, number), one for each random choice made for a row."""
-    return _mix(_mix(keys ^ _SUBKEY_SALT) + np.asarray(numbers).astype(np.uint64) * _GOLDEN)
+    return mix64(mix64(keys ^ _SUBKEY_SALT) + np.asarray(numbers).astype(np.uint64) * GOLDEN)
 
 
 def random_bits(keys: Unsigned, columns: npt.ArrayLike) -> Unsigned:
     """Return 64 random bits for each (key, column); shapes are broadcast."""
-    return _mix(keys + (np.asarray(columns).astype(np.uint64) + _1) * _GOLDEN)
+    return mix64(keys + (np.asarray(columns).astype(np.uint64) + _1) * GOLDEN)
 
 
 def bernoulli(keys: Unsigned, columns: npt.ArrayLike, rate: float) -> npt.NDArray[np.bool_]:
@@ -89,12 +80,12 @@ def bernoulli_table(keys: Unsigned, num_columns: int, rate: float) -> npt.NDArra
     """
     found = np.empty((len(keys), num_columns), np.bool_)
     threshold = _threshold(rate)
-    steps = np.arange(1, num_columns + 1, dtype=np.uint64) * _GOLDEN
+    steps = np.arange(1, num_columns + 1, dtype=np.uint64) * GOLDEN
     rows_per_block = max(1, _BLOCK // max(1, num_columns))
     for start in range(0, len(keys), rows_per_block):
         rows = slice(start, start + rows_per_block)
         numbers = keys[rows, np.newaxis] + steps
-        _mix_in_place(numbers)
+        mix64(numbers, out=numbers)
         np.right_shift(numbers, _11, numbers)
         np.less(numbers, threshold, found[rows])
     return found
@@ -128,23 +119,4 @@ def _threshold(rate: float) -> Unsigned:
     """Return the number that 53 random bits must be below; exact for rates of 2^-53 or more."""
     if not 0 <= rate <= 1:
         raise PlanError(f"A rate must be a probability from 0 to 1; got {rate}.")
-    return _constant(round(rate * 2.0**53))
-
-
-def _mix(numbers: Unsigned) -> Unsigned:
-    """Return SplitMix64's finaliser of `numbers`: a bijection on 64 bits that looks random."""
-    numbers = (numbers ^ (numbers >> _30)) * _MIX_1
-    numbers = (numbers ^ (numbers >> _27)) * _MIX_2
-    return numbers ^ (numbers >> _31)
-
-
-def _mix_in_place(numbers: Unsigned) -> None:
-    """Apply `_mix` with one scratch array instead of a new array per operation."""
-    shifted = np.right_shift(numbers, _30)
-    np.bitwise_xor(numbers, shifted, numbers)
-    np.multiply(numbers, _MIX_1, numbers)
-    np.right_shift(numbers, _27, shifted)
-    np.bitwise_xor(numbers, shifted, numbers)
-    np.multiply(numbers, _MIX_2, numbers)
-    np.right_shift(numbers, _31, shifted)
-    np.bitwise_xor(numbers, shifted, numbers)
+    return constant(round(rate * 2.0**53))

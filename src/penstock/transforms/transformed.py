@@ -70,7 +70,7 @@ class Transformed:
 
     @property
     def gives_labels(self) -> bool:
-        """Whether places predict themselves instead of the next token."""
+        """Whether each position predicts itself instead of the next token."""
         return any(getattr(each, "gives_labels", False) for each in (self.transform, self.rows))
 
     @cached_property

@@ -195,7 +195,7 @@ def test_a_resumed_run_cannot_compute_rows_before_the_last_change():
     resumed.load_state_dict(loader.state_dict())
 
     assert loader.dataset[0]["n"] == first[0][1]  # the first run still has all its weights
-    message = "Position 0 is before 920, where this order was resumed"
+    message = "Position 0 is before position 920, where this order was"
     with pytest.raises(PlanError, match=message):
         resumed.dataset[0]
     resumed.set_epoch(0)

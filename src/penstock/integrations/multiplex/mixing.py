@@ -29,7 +29,7 @@ from penstock.digest import digest_json
 from penstock.errors import PlanError, ResumeError
 from penstock.order.arguments import quoted
 from penstock.order.plan import Plan
-from penstock.order.schedule import Origin, Schedule, Stage
+from penstock.order.schedule import Schedule, Stage, StartingPoint
 from penstock.order.shuffle import Domain
 from penstock.order.weighted import Mixture
 from penstock.order.weights import Weight, as_fraction, exact_weights
@@ -69,7 +69,7 @@ class Mixing:
     """Weights in the order of their positions; empty if each example is read once per epoch."""
     num_tokens: tuple[int, ...] | None = None
     """The tokens of each dataset, if weights are shares of tokens."""
-    origin: Origin | None = None
+    origin: StartingPoint | None = None
     """Where the first stage begins in a resumed mixing, if that is not position 0."""
 
     def __getstate__(self) -> dict[str, object]:
@@ -204,7 +204,7 @@ class Mixing:
             ResumeError: `saved` belongs to other datasets or was not written by `to_resume`.
         """
         try:
-            origin = Origin(saved["position"], saved["counts"], saved["debts"])
+            origin = StartingPoint(saved["position"], saved["counts"], saved["debts"])
             listed = [Fraction(w) if isinstance(w, str) else w for w in saved["weights"]]
             weights = read_weights(listed, self.names, "weights")
             stage = WeightStage(origin.position, weights, str(saved["history"]))

@@ -21,7 +21,7 @@ from penstock.errors import PlanError, ResumeError
 from penstock.integrations.multiplex.mixing import Json, Mixing
 from penstock.loader.state import sealed, shortened, unsealed
 from penstock.order.integers import Integers
-from penstock.order.schedule import Origin
+from penstock.order.schedule import StartingPoint
 
 __all__ = ["MultiplexRun", "RankBatches", "Span", "order_settings", "read_state", "write_state"]
 
@@ -273,7 +273,10 @@ def read_state(state: Mapping[str, object]) -> Json:
         position, weights = stages[0]
         # At position 0 nothing was read and no rounding error exists.
         zeros = [0] * len(weights)
-        changed = Origin(position, zeros, zeros)._asdict() | {"weights": weights, "history": ""}
+        changed = StartingPoint(position, zeros, zeros)._asdict() | {
+            "weights": weights,
+            "history": "",
+        }
     return {**fields, "changed": changed}
 
 
