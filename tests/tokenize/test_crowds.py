@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.tokenize import engines
-from penstock.tokenize.engines import ByteEngine, GigatokenEngine, HubEngine
+from penstock.tokenize.engines import ByteEngine, GigatokenEngine, TokenizersEngine
 from penstock.tokenize.oracle import compare
 from penstock.tokenize.tokenizer import load_tokenizer
 
@@ -55,7 +55,7 @@ def test_calls_beyond_those_that_may_be_loaded_are_spread(engine):
 @pytest.mark.parametrize("name", ["gigatoken", "tokenizers", "bytes"])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda engine: loads(dumps(engine))])
 def test_a_copy_of_an_engine_encodes_and_decodes_the_same(gpt2, name, copied):
-    made = {"gigatoken": GigatokenEngine, "tokenizers": HubEngine}.get(name)
+    made = {"gigatoken": GigatokenEngine, "tokenizers": TokenizersEngine}.get(name)
     engine = made(gpt2.definition, parse=False) if made else ByteEngine()
     right = engine.encode(texts(3))
     assert engine.decode(right[0][:20])  # what was loaded for it stays behind

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import TokenizerError
 from penstock.tokenize.definition import Definition
-from penstock.tokenize.engines import GigatokenEngine, HubEngine
+from penstock.tokenize.engines import GigatokenEngine, TokenizersEngine
 from penstock.tokenize.tokenizer import load_tokenizer
 
 BLOCKED = """
@@ -185,7 +185,7 @@ def test_special_tokens_in_text_are_what_the_reference_makes_of_them(small, how,
 def engines(request, gpt2):
     parse = request.param == "parse"
     fast = GigatokenEngine(gpt2.definition, parse=True) if parse else gpt2.engine
-    return fast, HubEngine(gpt2.definition, parse=parse)
+    return fast, TokenizersEngine(gpt2.definition, parse=parse)
 
 
 @given(text=st.text(max_size=60) | st.lists(st.sampled_from([*SPELLED, " ", "é"])).map("".join))

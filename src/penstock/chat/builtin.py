@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from penstock.chat.messages import Script
+from penstock.chat.messages import ChatText
 
 __all__ = ["BUILTIN", "WRITERS", "builtin_source"]
 
@@ -30,7 +30,7 @@ def builtin_source(name: str) -> str:
     return (Path(__file__).parent / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
 
 
-def _write_chatml(messages: list[dict[str, Any]]) -> Script | None:
+def _write_chatml(messages: list[dict[str, Any]]) -> ChatText | None:
     pieces: list[str] = []
     content: list[tuple[int, int]] = []
     trained: list[tuple[int, int]] = []
@@ -49,10 +49,10 @@ def _write_chatml(messages: list[dict[str, Any]]) -> Script | None:
         elif role == "assistant":
             return None
         place = stop + 11
-    return Script("".join(pieces), content, trained)
+    return ChatText("".join(pieces), content, trained)
 
 
-def _write_nanochat(messages: list[dict[str, Any]]) -> Script | None:
+def _write_nanochat(messages: list[dict[str, Any]]) -> ChatText | None:
     pieces = ["<|bos|>"]
     content: list[tuple[int, int]] = []
     trained: list[tuple[int, int]] = []
@@ -71,12 +71,12 @@ def _write_nanochat(messages: list[dict[str, Any]]) -> Script | None:
         place = stop + len(name) + 8
         if number % 2:
             trained.append((stop - len(text), place))
-    return Script("".join(pieces), content, trained)
+    return ChatText("".join(pieces), content, trained)
 
 
 _CHATML_ROLES = frozenset(("system", "user", "assistant"))
 
-WRITERS: dict[str, Callable[[list[dict[str, Any]]], Script | None]] = {
+WRITERS: dict[str, Callable[[list[dict[str, Any]]], ChatText | None]] = {
     "chatml": _write_chatml,
     "nanochat": _write_nanochat,
 }

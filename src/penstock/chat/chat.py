@@ -18,8 +18,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.chat.encode import Borders, EncodedScripts, ScriptEncoder
-from penstock.chat.messages import Script, Span, to_conversation
+from penstock.chat.encode import Borders, ChatEncoder, EncodedChats
+from penstock.chat.messages import ChatText, Span, to_conversation
 from penstock.chat.renderer import Renderer, Rewritten
 from penstock.chat.report import TurnReport
 from penstock.chat.required_tokens import tokenizer_with_markers
@@ -115,7 +115,7 @@ class Chat:
         self.tokenizer = tokenizer_with_markers(
             loaded, self.template, self._renderer.sample(), markers, add=add_tokens == "auto"
         )
-        self._encoder = ScriptEncoder(
+        self._encoder = ChatEncoder(
             self.tokenizer, borders=borders, special_in_content=special_in_content
         )
         self._renderer.markers = Markers({*self._encoder.special.tokens, *tokens.values()})
@@ -153,7 +153,7 @@ class Chat:
         Raises:
             ChatError: it is no conversation, or the template cannot render it.
         """
-        script = self.script(record)
+        script = self.render_text(record)
         encoded = self.encode([script])
         self._warn([script])
         return Rendered(
@@ -162,7 +162,7 @@ class Chat:
 
     def render_many(self, records: Sequence[Any]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
         """Tokens and loss mask of each conversation; tokenized in one call."""
-        scripts = [self.script(record) for record in records]
+        scripts = [self.render_text(record) for record in records]
         encoded = self.encode(scripts)
         self._warn(scripts)
         edges = encoded.offsets.tolist()
@@ -170,15 +170,15 @@ class Chat:
             (encoded.ids[start:stop], encoded.loss[start:stop]) for start, stop in pairwise(edges)
         ]
 
-    def script(self, record: Any) -> Script:
+    def render_text(self, record: Any) -> ChatText:
         """One conversation as text, before it is tokens."""
-        script = self._renderer.script(to_conversation(record))
+        script = self._renderer.render_text(to_conversation(record))
         _refuse_surrogates(script.text)
         _refuse_anchor(script.text)
         _refuse_double(script, self._renderer.tokens.get("bos_token"))
         return script
 
-    def encode(self, scripts: list[Script]) -> EncodedScripts:
+    def encode(self, scripts: list[ChatText]) -> EncodedChats:
         """The tokens of many scripts, end to end."""
         return self._encoder.encode(scripts)
 
@@ -199,15 +199,17 @@ class Chat:
         """An empty count of what is lost of conversations under this template."""
         return TurnReport(self.template.name, self._renderer.marks_generation)
 
-    def _warn(self, scripts: list[Script]) -> None:
+    def _warn(self, scripts: list[ChatText]) -> None:
         """Log once what these conversations lose, where they are the first that do."""
-        if not self._has_warned and any(each.unthought or each.unended for each in scripts):
+        if not self._has_warned and any(
+            each.num_without_reasoning or each.without_end for each in scripts
+        ):
             report = self.report()
             report.add(scripts)
             self._has_warned = report.log()
 
-    def compare(self, scripts: list[Script]) -> int:
-        """Compare ids with the reference; see `ScriptEncoder.compare`."""
+    def compare(self, scripts: list[ChatText]) -> int:
+        """Compare ids with the reference; see `ChatEncoder.compare`."""
         return self._encoder.compare(scripts)
 
 
@@ -275,7 +277,7 @@ def _refuse_anchor(text: str) -> None:
         )
 
 
-def _refuse_double(script: Script, token: str | None) -> None:
+def _refuse_double(script: ChatText, token: str | None) -> None:
     """Raise where the text begins with two begin tokens that the template wrote."""
     begins = 2 * token if token else ""
     if begins and script.text.startswith(begins):

@@ -18,19 +18,19 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.chat.messages import Script
+from penstock.chat.messages import ChatText
 from penstock.chat.special_tokens import special_tokens_of
 from penstock.chat.token_spans import Placer
 from penstock.errors import TokenizerError
 from penstock.tokenize.tokenizer import Tokenizer
 
-__all__ = ["Borders", "EncodedScripts", "ScriptEncoder"]
+__all__ = ["Borders", "ChatEncoder", "EncodedChats"]
 
 Borders = Literal["join", "cut"]
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedScripts:
+class EncodedChats:
     """Tokens of many conversations, end to end, and a bit for each."""
 
     ids: NDArray[np.uint32]
@@ -48,7 +48,7 @@ class EncodedScripts:
         return np.diff(upto[self.offsets])
 
 
-class ScriptEncoder:
+class ChatEncoder:
     """A tokenizer for scripts; safe to use from many threads."""
 
     def __init__(
@@ -66,7 +66,7 @@ class ScriptEncoder:
         self._cuts = borders == "cut"
         self._anywhere = special_in_content
 
-    def encode(self, scripts: list[Script]) -> EncodedScripts:
+    def encode(self, scripts: list[ChatText]) -> EncodedChats:
         """The tokens of `scripts`, and which of them are trained on."""
         pieces = _Pieces()
         for script in scripts:
@@ -87,9 +87,9 @@ class ScriptEncoder:
         loss[places] = np.array(pieces.special_trained, np.uint8)
         loss[from_text] = trained
         ends = np.concatenate((np.zeros(1, np.int64), stops))[pieces.ends]
-        return EncodedScripts(ids, np.concatenate((np.zeros(1, np.int64), ends)), loss)
+        return EncodedChats(ids, np.concatenate((np.zeros(1, np.int64), ends)), loss)
 
-    def _divide(self, script: Script, pieces: "_Pieces") -> None:
+    def _divide(self, script: ChatText, pieces: "_Pieces") -> None:
         """Cut one script into special tokens and texts."""
         place = 0
         for number, (start, stop), taken in self.special.find(script, anywhere=self._anywhere):
@@ -102,7 +102,7 @@ class ScriptEncoder:
             self._add_text(script, place, len(script.text), pieces)
         pieces.ends.append(len(pieces.special))
 
-    def _add_text(self, script: Script, start: int, stop: int, pieces: "_Pieces") -> None:
+    def _add_text(self, script: ChatText, start: int, stop: int, pieces: "_Pieces") -> None:
         text = script.text
         inside = [
             (max(a, start), min(b, stop)) for a, b in script.trained if a < stop and start < b
@@ -116,7 +116,7 @@ class ScriptEncoder:
             spans = [(low - start, high - start) for low, high in inside]
             pieces.add(text[start:stop], spans, start == 0)
 
-    def compare(self, scripts: list[Script], limit: int = 200) -> int:
+    def compare(self, scripts: list[ChatText], limit: int = 200) -> int:
         """Compare ids with those of Hugging Face's `tokenizers` for the whole text.
 
         Scripts whose content spells a special token are left out: there the ids differ on

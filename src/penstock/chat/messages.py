@@ -20,14 +20,14 @@ from typing import Any
 from penstock.chat.arguments import parts_of
 from penstock.errors import ChatError
 
-__all__ = ["Conversation", "Script", "Span", "merged", "to_conversation"]
+__all__ = ["ChatText", "Conversation", "Span", "merged", "to_conversation"]
 
 Span = tuple[int, int]
 """Characters `[start, stop)`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class ChatText:
     """What a template made of a conversation."""
 
     text: str
@@ -37,9 +37,9 @@ class Script:
     """Ascending, not touching."""
     rewritten: tuple[int, ...] = ()
     """Messages of the assistant of which the template left something out."""
-    unthought: int = 0
+    num_without_reasoning: int = 0
     """How many turns are not trained on because the template leaves out their thought."""
-    unended: tuple[int, ...] = ()
+    without_end: tuple[int, ...] = ()
     """Where turns that are trained on stop without a token that ends them."""
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from penstock.chat.builtin import WRITERS
 from penstock.chat.cross_check import shape_of, texts_of, twin_of
 from penstock.chat.jinja import GENERATION, Program
-from penstock.chat.messages import Conversation, Script, Span, merged
+from penstock.chat.messages import ChatText, Conversation, Span, merged
 from penstock.chat.provenance import Leaf, Run, Traced, trace, traced_join
 from penstock.chat.special_tokens import Markers
 from penstock.chat.template import Template, is_builtin
@@ -48,15 +48,15 @@ class _Read:
     text: Traced
     turns: list[Turn]
 
-    def script(self, rewritten: tuple[int, ...] = ()) -> Script:
+    def render_text(self, rewritten: tuple[int, ...] = ()) -> ChatText:
         runs = [run for run in self.text._runs if run[2] is not GENERATION]
         content = merged((start, stop) for start, stop, _, _ in runs)
         trained: list[Span] = []
         for turn in self.turns:
             trained += _without(turn.span, turn.untrained)
-        return Script(self.text.plain, content, merged(trained), rewritten)
+        return ChatText(self.text.plain, content, merged(trained), rewritten)
 
-    def unended(self, ends: Callable[[str], bool]) -> tuple[int, ...]:
+    def without_end(self, ends: Callable[[str], bool]) -> tuple[int, ...]:
         """Where turns stop whose last trained text is no end of a turn."""
         last = {turn.message: turn.span[1] for turn in self.turns}
         text = self.text.plain  # of which tokens are a few characters
@@ -84,7 +84,7 @@ class Renderer:
         self._forms: dict[str, str] = {"user": "either", "assistant": "either"}
         self._forms = self._probe_forms()
 
-    def script(self, conversation: Conversation) -> Script:
+    def render_text(self, conversation: Conversation) -> ChatText:
         """The text of `conversation`, and which of it is trained on.
 
         Raises:
@@ -102,14 +102,20 @@ class Renderer:
                 "rewritten",
                 f"The template leaves out text of the assistant in messages {list(rewritten)}.",
             )
-        unthought = 0
+        num_without_reasoning = 0
         if self.rewritten == "mask":
             dropped = {turn.message for turn in read.turns if turn.message in rewritten}
-            unthought = sum(self._lacks_thought(conversation, read, each) for each in dropped)
+            num_without_reasoning = sum(
+                self._lacks_thought(conversation, read, each) for each in dropped
+            )
             kept = [turn for turn in read.turns if turn.message not in rewritten]
             read = _Read(read.text, kept)
-        script = read.script(rewritten)
-        return replace(script, unthought=unthought, unended=read.unended(self.markers.ends))
+        script = read.render_text(rewritten)
+        return replace(
+            script,
+            num_without_reasoning=num_without_reasoning,
+            without_end=read.without_end(self.markers.ends),
+        )
 
     @property
     def marks_generation(self) -> bool:
@@ -127,10 +133,10 @@ class Renderer:
         """What the template makes of a question and an answer; "" where it does not write both."""
         return self._probe(tuple({"either": "string"}.get(f, f) for f in self._forms.values()))
 
-    def prompt(self, conversation: Conversation) -> Script:
+    def prompt(self, conversation: Conversation) -> ChatText:
         """The text that asks for the next answer; nothing of it is trained on."""
         text = self._run(conversation, conversation.messages, ask=True)
-        return _Read(text, []).script()
+        return _Read(text, []).render_text()
 
     def _read(self, conversation: Conversation) -> _Read:
         text = self._run(conversation, conversation.messages)

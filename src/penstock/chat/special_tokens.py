@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from penstock.chat.messages import Script, Span
+from penstock.chat.messages import ChatText, Span
 from penstock.tokenize.objects import special_tokens_known
 from penstock.tokenize.tokenizer import Tokenizer
 
@@ -90,7 +90,7 @@ class SpecialTokens:
         pattern = re.compile("|".join(map(re.escape, names))) if names else None
         object.__setattr__(self, "_pattern", pattern)
 
-    def find(self, script: Script, *, anywhere: bool) -> Iterator[Found]:
+    def find(self, script: ChatText, *, anywhere: bool) -> Iterator[Found]:
         """Each special token that stands in the template's own words.
 
         With `anywhere`, also those in the content.
@@ -113,7 +113,7 @@ class SpecialTokens:
                 yield Found(token.id, span, (start, stop))
                 done = stop
 
-    def spelled_in(self, script: Script) -> bool:
+    def spelled_in(self, script: ChatText) -> bool:
         """Whether the content of `script` spells a special token."""
         pattern: re.Pattern[str] | None = self._pattern  # type: ignore[attr-defined]
         if pattern is None:
@@ -130,7 +130,7 @@ def _spans(pattern: re.Pattern[str], text: str, begin: int, end: int) -> Iterato
     return (found.span() for found in pattern.finditer(text, begin, end))
 
 
-def _gaps(script: Script) -> Iterator[Span]:
+def _gaps(script: ChatText) -> Iterator[Span]:
     """The template's own words."""
     place = 0
     for start, stop in script.content:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from penstock.chat.special_tokens import wrapped
 from penstock.sources.arrow import binary_array
 from penstock.tokenize.engines import ByteEngine, Encoded, GigatokenEngine
-from penstock.tokenize.plain import PlainText
+from penstock.tokenize.special_tokens import PlainText
 from penstock.tokenize.tokenizer import Tokenizer
 
 __all__ = ["ANCHOR", "Placed", "Placer"]

@@ -16,13 +16,13 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from penstock.check.sample import LookedAt, hint, sample, text_bytes
+from penstock.check.sample import FileSample, hint, sample, text_bytes
 from penstock.errors import PenstockError
 from penstock.sources.listing import InputFile, list_files
 from penstock.sources.settings import Reading
 from penstock.sources.texts import Texts
 
-__all__ = ["CHECKS", "Finding", "Report", "Trial", "check"]
+__all__ = ["CHECKS", "CheckReport", "CheckSettings", "Finding", "check"]
 
 CHECKS = (
     "File Existence",
@@ -41,7 +41,7 @@ _FEW_BYTES = 2.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class CheckSettings:
     """How the files would be trained on."""
 
     reading: Reading = field(default_factory=Reading)
@@ -61,15 +61,15 @@ class Finding:
 
     name: str
     passed: bool
-    told: str
+    message: str
     """Figures, or the reason why not."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckReport:
     """All verdicts."""
 
-    files: list[LookedAt]
+    files: list[FileSample]
     findings: list[Finding]
     seconds: float
 
@@ -83,19 +83,19 @@ class _Wrong(Exception):  # noqa: N818  (a verdict, not an error)
     """Why a check fails."""
 
 
-def check(files: Sequence[str | PathLike[str]], trial: Trial | None = None) -> Report:
+def check(files: Sequence[str | PathLike[str]], trial: CheckSettings | None = None) -> CheckReport:
     """Look at `files` as a training run would, and say what is wrong.
 
     Nothing is written but to a temporary directory. Errors of ours become findings.
     """
     begun = time.monotonic()
-    run = _Run([fspath(each) for each in files], trial or Trial())
+    run = _Run([fspath(each) for each in files], trial or CheckSettings())
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         run.folder = Path(folder)
         for name, step in zip(CHECKS, run.steps, strict=True):
             findings.append(_finding(name, step, findings))
-    return Report(run.files, findings, time.monotonic() - begun)
+    return CheckReport(run.files, findings, time.monotonic() - begun)
 
 
 def _finding(name: str, step: Callable[[], str], before: list[Finding]) -> Finding:
@@ -114,11 +114,11 @@ class _Run:
 
     folder: Path
 
-    def __init__(self, names: list[str], trial: Trial) -> None:
+    def __init__(self, names: list[str], trial: CheckSettings) -> None:
         self._names = names
         self._trial = trial
         self._inputs: dict[str, InputFile] = {}
-        self.files = [LookedAt(name) for name in names]
+        self.files = [FileSample(name) for name in names]
         self.steps = (
             self._existence,
             self._documents,
@@ -143,7 +143,7 @@ class _Run:
         files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
         return f"{files}, {total:,} bytes"
 
-    def _look(self, file: LookedAt) -> str | None:
+    def _look(self, file: FileSample) -> str | None:
         """Fill in what the directory and the first bytes say; returns what is wrong."""
         path = Path(file.name)
         if "://" not in file.name and not path.exists():
@@ -177,7 +177,7 @@ class _Run:
         part = "all of it" if all(file.whole for file in self.files) else "a sample"
         return f"{documents:,} documents in {sampled:,} bytes of text, {part}"
 
-    def _judge(self, file: LookedAt) -> None:
+    def _judge(self, file: FileSample) -> None:
         if file.rejects:
             first = file.rejects[0]
             number = len(file.rejects)

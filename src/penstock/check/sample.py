@@ -13,14 +13,14 @@ from penstock.sources.slices import cut
 from penstock.sources.splitters import splitter_for
 from penstock.sources.whole import file_rule
 
-__all__ = ["LookedAt", "hint", "sample", "text_bytes"]
+__all__ = ["FileSample", "hint", "sample", "text_bytes"]
 
 _SHOWN_DOCUMENTS = 3
 _PLACES = 3
 
 
 @dataclass(slots=True)
-class LookedAt:
+class FileSample:
     """What was found in one file."""
 
     name: str
@@ -44,7 +44,7 @@ class LookedAt:
         return [text.decode(errors="replace") for text in self.texts[:_SHOWN_DOCUMENTS]]
 
 
-def sample(file: LookedAt, listed: InputFile, reading: Reading, budget: int) -> None:
+def sample(file: FileSample, listed: InputFile, reading: Reading, budget: int) -> None:
     """Read documents of one file, about `budget` bytes of it."""
     if reading.documents == "auto" and listed.format == "text":
         reading = replace(reading, documents=file_rule(listed, reading))
@@ -123,7 +123,7 @@ def _decoded(listed: InputFile, place: int, data: bytes, reading: Reading) -> by
     return data
 
 
-def hint(file: LookedAt) -> None:
+def hint(file: FileSample) -> None:
     """What the documents look like that they are not read as."""
     sample = file.texts[:100]
     if not sample or file.format != "text":
@@ -138,7 +138,7 @@ def hint(file: LookedAt) -> None:
         file.hints.append("the lines look like JSON; if they are, say --format jsonl")
 
 
-def text_bytes(file: LookedAt) -> float:
+def text_bytes(file: FileSample) -> float:
     """About how much text a file holds."""
     if file.whole:
         return sum(map(len, file.texts))

@@ -18,8 +18,8 @@ from penstock.cli.terminal import console, print_json, visible, write
 from penstock.cli.units import duration_text, number_of, size_text
 
 if TYPE_CHECKING:
-    from penstock.check.check import Finding, Report
-    from penstock.check.sample import LookedAt
+    from penstock.check.check import CheckReport, Finding
+    from penstock.check.sample import FileSample
 
 __all__ = ["check_command"]
 
@@ -75,7 +75,7 @@ def check_command(
 
     penstock check train.txt val.txt
     """
-    from penstock.check.check import Trial, check
+    from penstock.check.check import CheckSettings, check
     from penstock.sources.settings import Reading
 
     # A training and a validation file are read as LocalOpenWebTextDataModule reads them.
@@ -83,7 +83,7 @@ def check_command(
     reading = Reading(
         format=format.value, documents=documents or usual, field=field, errors=errors.value
     )
-    trial = Trial(
+    trial = CheckSettings(
         reading=reading,
         tokenizer=tokenizer,
         length=length,
@@ -100,7 +100,7 @@ def check_command(
         raise typer.Exit(1)
 
 
-def _show(report: "Report", *, usual: bool) -> None:
+def _show(report: "CheckReport", *, usual: bool) -> None:
     for file in report.files:
         if file.num_bytes:
             _show_file(file)
@@ -114,19 +114,19 @@ def _show(report: "Report", *, usual: bool) -> None:
 
 
 def _line(finding: "Finding") -> str:
-    told = visible(finding.told, lines=False)
+    message = visible(finding.message, lines=False)
     if finding.passed:
-        return f"✅ {finding.name} {_PASSED.get(finding.name, 'PASSED')}: {told}"
-    return f"❌ {finding.name} FAILED: {told}"
+        return f"✅ {finding.name} {_PASSED.get(finding.name, 'PASSED')}: {message}"
+    return f"❌ {finding.name} FAILED: {message}"
 
 
-def _show_file(file: "LookedAt") -> None:
+def _show_file(file: "FileSample") -> None:
     out = console()
     out.print(visible(file.name, lines=False), style="bold", soft_wrap=True)
     out.print(facts(_rows(file)))
 
 
-def _rows(file: "LookedAt") -> list[tuple[str, Any]]:
+def _rows(file: "FileSample") -> list[tuple[str, Any]]:
     from penstock.store.explain import rule_text
 
     packed = f", {file.compression}" if file.compression else ""
@@ -142,11 +142,11 @@ def _rows(file: "LookedAt") -> list[tuple[str, Any]]:
     return [*rows, *(("hint", visible(hint, lines=False)) for hint in file.hints)]
 
 
-def _spell(report: "Report") -> dict[str, Any]:
+def _spell(report: "CheckReport") -> dict[str, Any]:
     return {
         "passed": report.passed,
         "checks": [
-            {"name": each.name, "passed": each.passed, "told": each.told}
+            {"name": each.name, "passed": each.passed, "message": each.message}
             for each in report.findings
         ],
         "files": [

@@ -98,7 +98,7 @@ def _making(summary: "Summary") -> list[tuple[str, Any]]:
 
 def _added(tokenizer: dict[str, Any]) -> list[tuple[str, Any]]:
     """The tokens that the tokenizer was extended by, and the size that a model may want."""
-    from penstock.tokenize.extend import padded
+    from penstock.tokenize.definition import padded_vocab_size
 
     if not tokenizer.get("added_tokens"):
         return []
@@ -108,7 +108,7 @@ def _added(tokenizer: dict[str, Any]) -> list[tuple[str, Any]]:
         (
             "vocab_size",
             f"{tokenizer['vocab_size']:,}; next multiple of 64: "
-            f"{padded(tokenizer['vocab_size']):,}",
+            f"{padded_vocab_size(tokenizer['vocab_size']):,}",
         ),
     ]
 

@@ -131,7 +131,7 @@ class Outcome:
         """As plain JSON."""
         from penstock.store.explain import describe_rules
         from penstock.store.summary import bytes_per_token
-        from penstock.tokenize.extend import padded
+        from penstock.tokenize.definition import padded_vocab_size
 
         done = self.store.manifest.contents["builds"][-1]
         vocab_size = self.store.manifest.contents["tokenizer"]["vocab_size"]
@@ -142,7 +142,7 @@ class Outcome:
             "documents": describe_rules(self.store.manifest.contents["builds"]),
             "num_tokens": sum(store.num_tokens for store in self.stores.values()),
             "vocab_size": vocab_size,
-            "padded_vocab_size": padded(vocab_size),
+            "padded_vocab_size": padded_vocab_size(vocab_size),
             "bytes_per_token": bytes_per_token(self.store),
             "rejects": done["rejects"]["reasons"],
             "num_skipped": done["counts"].get("skipped", 0),

@@ -23,7 +23,7 @@ from penstock.cli.terminal import console, in_background, print_json, shell_word
 from penstock.cli.units import size_text
 
 if TYPE_CHECKING:
-    from penstock.tokenize.train import Trained
+    from penstock.tokenize.train import TrainedTokenizer
 
 __all__ = ["app"]
 
@@ -117,7 +117,7 @@ def _stage(done: int, total: int) -> str:
     return f"reading {size_text(done)}" if done < total else "learning merges"
 
 
-def _show(trained: "Trained") -> None:
+def _show(trained: "TrainedTokenizer") -> None:
     out = console()
     out.print(f"{visible(trained.path, lines=False)} written", style="bold", soft_wrap=True)
     rows = [

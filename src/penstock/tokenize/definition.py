@@ -17,7 +17,7 @@ from typing import Any
 from penstock.digest import digest_json
 from penstock.errors import TokenizerError
 
-__all__ = ["Definition", "find_definition", "from_object", "special_token"]
+__all__ = ["Definition", "find_definition", "from_object", "padded_vocab_size", "special_token"]
 
 # Tokens that end a document, by the names public tokenizers give them. Used only when
 # no tokenizer_config.json says, and only if exactly one of them is there.
@@ -161,6 +161,15 @@ def _told(value: Any) -> Any:
         and not (each is False and key not in _TRUE_UNSAID)
         and (key, each) not in (("use_regex", True), ("split", True), ("type", "BPE"))
     }
+
+
+def padded_vocab_size(vocab_size: int) -> int:
+    """The next multiple of 64, a fast size for a model's embedding.
+
+    >>> padded_vocab_size(50_259), padded_vocab_size(64)
+    (50304, 64)
+    """
+    return -(-vocab_size // 64) * 64
 
 
 def find_definition(name: str) -> Definition:

@@ -28,10 +28,10 @@ from penstock.errors import TokenizerError
 from penstock.sources.arrow import binary_array
 from penstock.tokenize.code_points import cut, find
 from penstock.tokenize.definition import Definition
-from penstock.tokenize.plain import PlainText, load_hub
+from penstock.tokenize.special_tokens import PlainText, load_reference
 from penstock.tokenize.supported import is_byte_level, knows_symbols, may_cut
 
-__all__ = ["ByteEngine", "Encoded", "Engine", "GigatokenEngine", "HubEngine", "ObjectEngine"]
+__all__ = ["ByteEngine", "Encoded", "Engine", "GigatokenEngine", "ObjectEngine", "TokenizersEngine"]
 
 Encoded = tuple[NDArray[np.uint32], NDArray[np.int64]]
 """Ids of all documents end to end, and where each begins and ends."""
@@ -69,7 +69,7 @@ class GigatokenEngine:
     name = "gigatoken"
 
     def __init__(self, definition: Definition, *, parse: bool) -> None:
-        self.reference = HubEngine(definition, parse=parse)
+        self.reference = TokenizersEngine(definition, parse=parse)
         """Encodes the documents that hold one of `code_points`."""
         plain = self.reference.plain
         self._text = definition.text if plain is None else json.dumps(plain.gigatoken_config())
@@ -215,7 +215,7 @@ def _load_gigatoken(text: str) -> Any:
     return gigatoken.Tokenizer.from_json(text)
 
 
-class HubEngine:
+class TokenizersEngine:
     """Hugging Face `tokenizers`: slower, and the reference."""
 
     name = "tokenizers"
@@ -235,7 +235,7 @@ class HubEngine:
         # Loaded on first use: decoding and short encodings never need the reference.
         if self.plain is not None and not self.plain.hidden:
             return self.plain.tokenizer(())  # the same vocabulary, loaded once
-        return load_hub(self._definition.text, self._definition.name)
+        return load_reference(self._definition.text, self._definition.name)
 
     def load(self) -> None:
         """Load the definition now, and not on first use.

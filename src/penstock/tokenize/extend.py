@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.errors import TokenizerError
-from penstock.tokenize.definition import Definition, special_token
+from penstock.tokenize.definition import Definition, padded_vocab_size, special_token
 from penstock.tokenize.objects import is_tiktoken, special_tokens_known
-from penstock.tokenize.plain import load_hub
+from penstock.tokenize.special_tokens import load_reference
 
 __all__ = [
     "checked_tokens",
@@ -25,7 +25,6 @@ __all__ = [
     "extended_encoding",
     "log_added",
     "numbered",
-    "padded",
 ]
 
 _log = logging.getLogger("penstock")
@@ -95,7 +94,7 @@ def _refuse_other_ids(definition: Definition, new: dict[str, int]) -> None:
     It counts pieces and does not look for the largest id, so that a vocabulary with gaps would
     give an id that is taken or that means another token elsewhere.
     """
-    hub = load_hub(definition.text, definition.name)
+    hub = load_reference(definition.text, definition.name)
     for token, number in new.items():
         if hub.token_to_id(token) != number:
             raise TokenizerError(
@@ -130,15 +129,6 @@ def extended_encoding(tokenizer: Any, tokens: Sequence[str]) -> tuple[Any, dict[
     return made, new
 
 
-def padded(vocab_size: int) -> int:
-    """The next multiple of 64, a fast size for a model's embedding.
-
-    >>> padded(50_259), padded(64)
-    (50304, 64)
-    """
-    return -(-vocab_size // 64) * 64
-
-
 def log_added(name: str, added: Mapping[str, int], vocab_size: int) -> None:
     """Log which tokens a tokenizer was extended by, once: the model must have as many ids."""
     key = (name, *added)
@@ -153,5 +143,5 @@ def log_added(name: str, added: Mapping[str, int], vocab_size: int) -> None:
         name,
         ", ".join(pairs[:10] + more),
         f"{vocab_size:,}",
-        f"{padded(vocab_size):,}",
+        f"{padded_vocab_size(vocab_size):,}",
     )

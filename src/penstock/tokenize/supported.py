@@ -22,9 +22,8 @@ from importlib.metadata import version
 from typing import Any
 
 from penstock.tokenize.definition import Definition
-from penstock.tokenize.patterns import PATTERNS
 
-__all__ = ["VERSIONS", "is_byte_level", "knows_symbols", "may_cut", "refusal"]
+__all__ = ["PATTERNS", "VERSIONS", "is_byte_level", "knows_symbols", "may_cut", "refusal"]
 
 VERSIONS = ("0.10.",)
 """The releases of gigatoken that were compared, as the beginnings of their version numbers."""
@@ -49,6 +48,50 @@ _GEMMA = {
     "behavior": "MergedWithPrevious",
     "invert": False,
 }
+
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_EDGE = r"[^\r\n\p{L}\p{N}]?"
+PATTERNS = frozenset(
+    (
+        # GPT-2, spelled out
+        (r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",),
+        # Llama 3, OLMo 2, GPT-4 as converters write it
+        (
+            _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+            rf"{_BLANKS}",
+        ),
+        # Qwen 2 and 3
+        (
+            _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+            rf"{_BLANKS}",
+        ),
+        # Qwen 3.5
+        (
+            _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+"
+            rf"[\r\n]*|{_BLANKS}",
+        ),
+        # o200k, gpt-oss
+        (
+            rf"{_EDGE}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_EDGE}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+            r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _BLANKS,
+        ),
+        # Mistral's tekken, Nemotron
+        (
+            rf"{_EDGE}{_UPPER}*{_LOWER}+|{_EDGE}{_UPPER}+{_LOWER}*"
+            r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _BLANKS,
+        ),
+        # DeepSeek V3: numbers, Chinese and Japanese, and the rest
+        (
+            r"\p{N}{1,3}",
+            "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+            "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?"
+            "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+        ),
+    )
+)
 
 
 def refusal(config: dict[str, Any], *, parse: bool) -> str | None:

@@ -20,14 +20,19 @@ from penstock.digest import digest_bytes, digest_json
 from penstock.errors import TokenizerError
 from penstock.sources.arrow import binary_array
 from penstock.sources.document import Batch
-from penstock.tokenize.definition import Definition, find_definition, from_object
+from penstock.tokenize.definition import (
+    Definition,
+    find_definition,
+    from_object,
+    padded_vocab_size,
+)
 from penstock.tokenize.engines import (
     ByteEngine,
     Encoded,
     Engine,
     GigatokenEngine,
-    HubEngine,
     ObjectEngine,
+    TokenizersEngine,
 )
 from penstock.tokenize.extend import (
     checked_tokens,
@@ -35,7 +40,6 @@ from penstock.tokenize.extend import (
     extended_encoding,
     log_added,
     numbered,
-    padded,
 )
 from penstock.tokenize.objects import (
     end_id,
@@ -45,7 +49,7 @@ from penstock.tokenize.objects import (
     tiktoken_encoding,
     vocab_size_of,
 )
-from penstock.tokenize.plain import PlainText
+from penstock.tokenize.special_tokens import PlainText
 from penstock.tokenize.supported import refusal
 
 __all__ = ["SpecialTokens", "Tokenizer", "load_tokenizer", "with_special"]
@@ -85,7 +89,7 @@ class Tokenizer:
     @property
     def padded_vocab_size(self) -> int:
         """The next multiple of 64 from `vocab_size` on, a fast size for a model's embedding."""
-        return padded(self.vocab_size)
+        return padded_vocab_size(self.vocab_size)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -276,7 +280,7 @@ def with_special(tokenizer: Tokenizer, tokens: Iterable[str]) -> Tokenizer:
 
 def _reloaded(tokenizer: Tokenizer, definition: Definition) -> Tokenizer:
     """The same tokenizer by another definition, with the engine that it had if that can load it."""
-    engine = "tokenizers" if isinstance(tokenizer.engine, HubEngine) else "auto"
+    engine = "tokenizers" if isinstance(tokenizer.engine, TokenizersEngine) else "auto"
     return _from_definition(definition, tokenizer.special_tokens, engine)
 
 
@@ -294,7 +298,7 @@ def _from_definition(
     fast, reason = (None, "") if engine == "tokenizers" else _fast_engine(definition, parse=parse)
     if fast is None and engine == "gigatoken":
         raise TokenizerError(f"gigatoken is not used for {definition.name}: {reason}.")
-    slow = HubEngine(definition, parse=parse)
+    slow = TokenizersEngine(definition, parse=parse)
     if fast is None:
         slow.load()
         if engine == "auto":

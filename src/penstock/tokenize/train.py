@@ -25,7 +25,7 @@ from penstock.sources.read import read_slice
 from penstock.sources.settings import Reading
 from penstock.sources.slices import cut
 
-__all__ = ["Trained", "train_tokenizer"]
+__all__ = ["TrainedTokenizer", "train_tokenizer"]
 
 _NUM_BYTES = 256
 # A pair that occurs once in the whole text says nothing about the language.
@@ -33,7 +33,7 @@ _MIN_FREQUENCY = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trained:
+class TrainedTokenizer:
     """What came out of training, and what went in."""
 
     path: str
@@ -55,7 +55,7 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
     max_bytes: int | None = None,
     max_bad: float = 0.001,
     progress: Callable[[int, int], None] | None = None,
-) -> Trained:
+) -> TrainedTokenizer:
     """Learn a tokenizer from `inputs` and write it to `path`, a `tokenizer.json`.
 
     The file appears in full or not at all. `load_tokenizer(path)` loads it.
@@ -101,7 +101,7 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
     text = tokenizer.to_str()
     _refuse_merged(json.loads(text), special_tokens)
     _write(Path(path), text.encode())
-    return Trained(
+    return TrainedTokenizer(
         path=os.fspath(path),
         vocab_size=vocab_size,
         num_documents=reader.num_documents,

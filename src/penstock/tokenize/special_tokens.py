@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from penstock.errors import TokenizerError
 from penstock.tokenize.definition import Definition
 
-__all__ = ["PlainText", "load_hub"]
+__all__ = ["PlainText", "load_reference"]
 
 _MARK = "\U0010fffd"
 _BYTE_MARK = " "
@@ -127,7 +127,7 @@ class PlainText:
             most = max((text.count(_MARK) for text in texts), default=0)
             num_marks = 1 << most.bit_length() if most else 0  # few copies, whatever the texts
         if num_marks not in self._loaded:
-            loaded = load_hub(json.dumps(self.config(num_marks)), self._definition.name)
+            loaded = load_reference(json.dumps(self.config(num_marks)), self._definition.name)
             loaded.encode_special_tokens = True
             loaded.add_tokens([_word(each) for each in self._words])
             self._loaded[num_marks] = loaded
@@ -164,7 +164,7 @@ class PlainText:
             )
 
 
-def load_hub(text: str, name: str) -> Any:
+def load_reference(text: str, name: str) -> Any:
     """A `tokenizers.Tokenizer` that neither cuts nor pads.
 
     Raises:
