@@ -21,7 +21,7 @@ import pyarrow as pa
 import tokenizers
 
 from penstock.tokenize.definition import Definition
-from penstock.tokenize.engines import GigatokenEngine
+from penstock.tokenize.gigatoken import GigatokenEngine
 from penstock.tokenize.supported import PATTERNS, _alphabet
 
 CODE_POINTS = [*range(0xD800), *range(0xE000, 0x110000)]

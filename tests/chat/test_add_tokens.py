@@ -272,7 +272,12 @@ def test_a_piece_of_the_vocabulary_becomes_special_and_keeps_its_id():
 
 @pytest.mark.parametrize(
     ("tokens", "message"),
-    [("<|a|>", "give a list"), ([""], "is no token"), ([7], "is no token"), ([" "], "is no token")],
+    [
+        ("<|a|>", "give a list"),
+        ([""], "is not a token"),
+        ([7], "is not a token"),
+        ([" "], "is not a token"),
+    ],
 )
 def test_what_is_no_token_is_refused(tokens, message):
     with pytest.raises(TokenizerError, match=message):

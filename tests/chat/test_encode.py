@@ -85,7 +85,7 @@ class Encoding:
 
 
 def test_an_object_that_gives_no_places_is_refused():
-    with pytest.raises(TokenizerError, match="gives no places"):
+    with pytest.raises(TokenizerError, match="gives no positions"):
         Chat("chatml", Encoding()).render(TURNS)
 
 

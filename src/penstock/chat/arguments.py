@@ -1,13 +1,13 @@
 r"""The filters by which templates write the arguments of a tool call.
 
-Arguments that came as a string with JSON in it are a string to the template, as they are to
-`apply_chat_template`. Two things are added to that. `tojson` writes such a string as it is,
-instead of quoting it a second time:
+Arguments that a record has as a string of JSON are a string to the template, as they are under
+`apply_chat_template`. There are two additions. `tojson` writes such a string as it is, instead of
+quoting it a second time:
 
     {"name": "f", "arguments": {"a":1e3}}        and not   "arguments": "{\"a\":1e3}"
 
-And a template that asks for its items gets them, where Hugging Face would raise. Numbers, objects
-and arrays among them remember the text that they were given as.
+And a template that asks for the items of the arguments gets them; Hugging Face raises there.
+Numbers, objects and arrays among the items keep the text that the record has for them.
 """
 
 import json
@@ -26,60 +26,60 @@ class Part(NamedTuple):
 
     key: str | None
     key_at: int
-    """Where the key begins in the text, behind its quote."""
+    """Where the key begins in the text, after its quote."""
     value: Any
     start: int
     """The text of the value is `[start, stop)`."""
     stop: int
 
 
-def _refuse(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def is_json(text: str) -> bool:
-    """Whether `text` is one JSON value, blanks aside."""
+    """Whether `text` is one JSON value, with blanks around it or not."""
     try:
-        json.loads(text, parse_constant=_refuse)
+        json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return False
     return True
 
 
 def parts_of(text: str) -> list[Part] | None:
-    """The members or elements at the top of a JSON text; None where it is no object or array.
+    """The members of a JSON object or the elements of an array; None for any other text.
 
-    Equal keys are all there, in order.
+    All members with equal keys are returned, in order.
 
     >>> text = '{"a": 1e3, "a":[2]}'
     >>> [(part.key, text[part.start : part.stop]) for part in parts_of(text)]
     [('a', '1e3'), ('a', '[2]')]
     """
-    place = _after_blanks(text, 0)
-    if text[place : place + 1] not in ("{", "[") or not is_json(text):
+    at = _after_blanks(text, 0)
+    if text[at : at + 1] not in ("{", "[") or not is_json(text):
         return None
-    is_object = text[place] == "{"
+    is_object = text[at] == "{"
     found = []
-    place = _after_blanks(text, place + 1)
-    while text[place] not in "}]":
-        key, key_at = None, place + 1
+    at = _after_blanks(text, at + 1)
+    while text[at] not in "}]":
+        key, key_at = None, at + 1
         if is_object:
-            key, place = _DECODER.raw_decode(text, place)
-            place = _after_blanks(text, _after_blanks(text, place) + 1)  # behind the colon
-        value, stop = _DECODER.raw_decode(text, place)
-        found.append(Part(key, key_at, value, place, stop))
-        place = _after_blanks(text, stop)
-        if text[place] == ",":
-            place = _after_blanks(text, place + 1)
+            key, at = _DECODER.raw_decode(text, at)
+            at = _after_blanks(text, _after_blanks(text, at) + 1)  # after the colon
+        value, stop = _DECODER.raw_decode(text, at)
+        found.append(Part(key, key_at, value, at, stop))
+        at = _after_blanks(text, stop)
+        if text[at] == ",":
+            at = _after_blanks(text, at + 1)
     return found
 
 
-def _after_blanks(text: str, place: int) -> int:
-    found = _BLANKS.match(text, place)
-    assert found is not None  # it may match nothing
+def _after_blanks(text: str, at: int) -> int:
+    found = _BLANKS.match(text, at)
+    assert found is not None  # the pattern matches an empty text
     return found.end()
 
 
@@ -87,7 +87,7 @@ _PATH = re.compile(r"tool_calls\[\d+\]\.function\.arguments")
 
 
 class _Written:
-    """A value that remembers the JSON text that it was given as."""
+    """A value that keeps the JSON text that the record has for it."""
 
     written: Traced
 
@@ -95,29 +95,15 @@ class _Written:
         return self.written
 
 
-class _WrittenInt(_Written, int):
-    pass
-
-
-class _WrittenFloat(_Written, float):
-    pass
-
-
-class _WrittenObject(_Written, dict[str, Any]):
-    pass
-
-
-class _WrittenArray(_Written, list[Any]):
-    pass
-
-
-def _kept(value: Any, written: Traced) -> Any:
-    value.written = written
-    return value
+# A template can calculate with these as with the plain types, and writes the original text.
+_WRITTEN_TYPES: dict[type, type] = {
+    kind: type(f"_Written{kind.__name__}", (_Written, kind), {})
+    for kind in (int, float, dict, list)
+}
 
 
 def is_arguments(value: Any) -> bool:
-    """Whether `value` is the arguments of a tool call, given as JSON in a string."""
+    """Whether `value` is the arguments of a tool call that the record has as a string of JSON."""
     if type(value) is not Traced or len(value._runs) != 1:
         return False
     start, stop, leaf, offset = value._runs[0]
@@ -126,14 +112,14 @@ def is_arguments(value: Any) -> bool:
 
 
 def items_of(arguments: Traced) -> list[tuple[str, Any]]:
-    """The members of the object that `arguments` holds; equal keys are all there.
+    """The members of the JSON object in `arguments`; all of those with equal keys.
 
     Raises:
-        TypeError: it holds no object.
+        TypeError: the arguments are not an object.
     """
     parts = parts_of(arguments.plain)
     if parts is None or any(part.key is None for part in parts):
-        raise TypeError(f"The arguments {arguments.plain[:60]!r} are no JSON object.")
+        raise TypeError(f"The arguments {arguments.plain[:60]!r} are not a JSON object.")
     return [
         (_inside(arguments, part.key or "", part.key_at), _value(arguments, part)) for part in parts
     ]
@@ -145,18 +131,14 @@ def _value(arguments: Traced, part: Part) -> Any:
         return _inside(arguments, value, start + 1)
     if isinstance(value, bool) or value is None:
         return value
-    written = _inside(arguments, arguments.plain[start : part.stop], start)
-    leaf = arguments._runs[0][2]
-    if isinstance(value, dict):
-        return _kept(_WrittenObject(trace(value, leaf)), written)
-    if isinstance(value, list):
-        return _kept(_WrittenArray(trace(value, leaf)), written)
-    return _kept((_WrittenInt if isinstance(value, int) else _WrittenFloat)(value), written)
+    made = _WRITTEN_TYPES[type(value)](trace(value, arguments._runs[0][2]))
+    made.written = _inside(arguments, arguments.plain[start : part.stop], start)
+    return made
 
 
-def _inside(arguments: Traced, text: str, place: int) -> Traced:
-    """`text`, which the arguments have from `place` on, but for escapes."""
-    return Traced(text, [(0, len(text), arguments._runs[0][2], place)] if text else [])
+def _inside(arguments: Traced, text: str, at: int) -> Traced:
+    """`text`, which the arguments have from character `at` on, apart from escapes."""
+    return Traced(text, [(0, len(text), arguments._runs[0][2], at)] if text else [])
 
 
 def to_json(
@@ -166,7 +148,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter `tojson` as chat templates know it: nothing is escaped for HTML."""
+    """The filter `tojson` of chat templates, which does not escape HTML."""
     if isinstance(value, _Written):
         return value.written
     if type(value) is Traced and is_arguments(value):
@@ -184,20 +166,21 @@ def to_json(
 
 
 def _with_arguments(value: Any, text: str, options: dict[str, Any]) -> str:
-    """`value` as JSON, in which the arguments of tool calls stand as they were written."""
+    """`value` as JSON, in which the arguments of tool calls are the text of the record."""
+    # A private-use character that the text does not contain, so that no placeholder does.
     mark = "\ue0a5"
     while mark in text or json.dumps(mark)[1:-1] in text:
         mark += "\ue0a5"
-    held: list[str] = []
-    text = json.dumps(_without_arguments(value, mark, held), **options)
-    for number, arguments in enumerate(held):
+    found: list[str] = []
+    text = json.dumps(_without_arguments(value, mark, found), **options)
+    for number, arguments in enumerate(found):
         name = json.dumps(f"{mark}{number}{mark}", ensure_ascii=options["ensure_ascii"])
         text = text.replace(name, arguments)
     return text
 
 
 def _without_arguments(value: Any, mark: str, held: list[str]) -> Any:
-    """A copy of `value` with a name in place of each such text, which goes to `held`."""
+    """A copy of `value` with a placeholder for each arguments text, which is appended to `held`."""
     if is_arguments(value):
         held.append(value.plain)
         return f"{mark}{len(held) - 1}{mark}"

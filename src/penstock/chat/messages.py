@@ -1,7 +1,7 @@
-"""Records of fine-tuning sets as conversations.
+"""Conversations: records of fine-tuning datasets as messages, and their rendered text.
 
-Five shapes are known by their keys; a record of none of them is refused with the keys it
-has, because a guess here would train on the wrong text:
+Five shapes of records are known by their keys. Any other record is refused with the keys that it
+has, because a guess could train on the wrong text:
 
     messages       {"messages": [{"role": "user", "content": "Hi"}, …], "tools": […]}
     ShareGPT       {"conversations": [{"from": "human", "value": "Hi"}, …], "system": "…"}
@@ -20,31 +20,48 @@ from typing import Any
 from penstock.chat.arguments import parts_of
 from penstock.errors import ChatError
 
-__all__ = ["ChatText", "Conversation", "Span", "merged", "to_conversation"]
+__all__ = [
+    "ANSWER",
+    "QUESTION",
+    "ChatText",
+    "Conversation",
+    "Message",
+    "Span",
+    "merged",
+    "to_conversation",
+]
 
 Span = tuple[int, int]
 """Characters `[start, stop)`."""
+Message = dict[str, Any]
+"""A message: "role", "content" and more, as JSON."""
+
+QUESTION, ANSWER = "Zqvi alpha?", "Zqwo beta."
+"""Texts that are rendered to find out what a template writes around a turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatText:
-    """What a template made of a conversation."""
+    """A rendered conversation, before it is encoded.
+
+    The spans of `content` and of `trained` are ascending and do not touch.
+    """
 
     text: str
     content: list[Span]
-    """Ascending, not touching."""
+    """The characters that come from messages; the template wrote the others."""
     trained: list[Span]
-    """Ascending, not touching."""
+    """The characters that are trained on."""
     rewritten: tuple[int, ...] = ()
-    """Messages of the assistant of which the template left something out."""
+    """The messages of the assistant of which the template left something out."""
     num_without_reasoning: int = 0
-    """How many turns are not trained on because the template leaves out their thought."""
+    """The number of turns not trained on because the template leaves out their reasoning."""
     without_end: tuple[int, ...] = ()
     """Where turns that are trained on stop without a token that ends them."""
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Spans in order, with those that touch or overlap made one.
+    """The spans in ascending order; spans that touch or overlap are joined.
 
     >>> merged([(4, 6), (0, 2), (2, 3), (5, 9)])
     [(0, 3), (4, 9)]
@@ -67,32 +84,32 @@ _SPEAKERS = {
     "function_call": "assistant",
     **dict.fromkeys(("observation", "tool", "function_response", "function", "ipython"), "tool"),
 }
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages as templates take them, and what goes with them."""
+    """Messages in the form that templates take, with the definitions of tools and settings."""
 
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     tools: list[Any] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    """More names for the template, such as `enable_thinking`."""
+    """More variables for the template, such as `enable_thinking`."""
 
     def is_trained(self, number: int) -> bool:
-        """Whether message `number` is the assistant's, and to be trained on."""
+        """Whether message `number` is from the assistant and is trained on."""
         message = self.messages[number]
         return message["role"] == "assistant" and message.get("train", True) is not False
 
 
 def to_conversation(record: Any) -> Conversation:
-    r"""The conversation that a record of any known shape holds.
+    r"""The conversation in a record of any known shape.
 
     >>> to_conversation({"instruction": "Add.", "input": "1 + 1", "output": "2"}).messages
     [{'role': 'user', 'content': 'Add.\n\n1 + 1'}, {'role': 'assistant', 'content': '2'}]
 
     Raises:
-        ChatError: it has no such shape, or something in it is not as the shape wants it.
+        ChatError: the record has another shape, or a value in it has the wrong type.
     """
     if isinstance(record, Conversation):
         return record
@@ -107,39 +124,40 @@ def to_conversation(record: Any) -> Conversation:
         raise ChatError("no_messages", "The conversation has no messages.")
     settings = record.get("chat_template_kwargs") or {}
     if not isinstance(settings, dict):
-        raise ChatError("bad_shape", f'"chat_template_kwargs" holds {_kind(settings)}.')
+        raise ChatError("bad_shape", f'"chat_template_kwargs" is {_kind(settings)}.')
     return Conversation(messages, _tools(record.get("tools")), settings)
 
 
-def _turns(record: dict[str, Any]) -> list[dict[str, Any]]:
+def _turns(record: dict[str, Any]) -> list[Message]:
     for key in ("messages", "conversations", "conversation"):
         if record.get(key) is not None:
             turns = record[key]
             if not isinstance(turns, list | tuple):
-                raise ChatError("bad_shape", f'"{key}" holds {_kind(turns)}, not a list.')
+                raise ChatError("bad_shape", f'"{key}" is {_kind(turns)}, not a list.')
             return [_message(turn, f"{key}[{number}]") for number, turn in enumerate(turns)]
     if "instruction" in record:
-        return _instructed(record)
+        return _from_instruction(record)
     if "prompt" in record and "completion" in record:
-        return [*_side(record, "prompt", "user"), *_side(record, "completion", "assistant")]
+        prompt = _text_or_messages(record, "prompt", "user")
+        return [*prompt, *_text_or_messages(record, "completion", "assistant")]
     shown = ", ".join(f'"{key}"' for key in list(record)[:8]) or "no keys"
     raise ChatError(
         "bad_shape",
-        f"The record has {shown}, which is no conversation that is known. Known are "
+        f"The record has {shown}, which is not a known form of conversation. Known are "
         '"messages", "conversations" (ShareGPT), "instruction" with "output" (Alpaca) or '
         '"response" (Dolly), and "prompt" with "completion".',
     )
 
 
-def _side(record: dict[str, Any], key: str, role: str) -> list[dict[str, Any]]:
+def _text_or_messages(record: dict[str, Any], key: str, role: str) -> list[Message]:
     value = record[key]
     if isinstance(value, list):
         return [_message(turn, f"{key}[{number}]") for number, turn in enumerate(value)]
     return [{"role": role, "content": _text(value, key)}]
 
 
-def _instructed(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Alpaca and Dolly; also Alpaca's seed tasks, which keep input and output in a list."""
+def _from_instruction(record: dict[str, Any]) -> list[Message]:
+    """The turns of Alpaca and Dolly, and of Alpaca's seed tasks with their list of instances."""
     if isinstance(record.get("instances"), list):
         if len(record["instances"]) != 1:
             raise ChatError(
@@ -154,19 +172,20 @@ def _instructed(record: dict[str, Any]) -> list[dict[str, Any]]:
     question = _text(record["instruction"], "instruction")
     if more := _text(record.get(context) or "", context):
         question = f"{question}\n\n{more}" if question else more
-    turns: list[dict[str, Any]] = []
-    for number, pair in enumerate(record.get("history") or []):
-        asked, told = (_text(each, f"history[{number}]") for each in pair)
-        turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": told}]
+    history = [
+        [_text(each, f"history[{number}]") for each in pair]
+        for number, pair in enumerate(record.get("history") or [])
+    ]
+    pairs = [*history, [question, _text(record[answer], answer)]]
     return [
-        *turns,
-        {"role": "user", "content": question},
-        {"role": "assistant", "content": _text(record[answer], answer)},
+        {"role": role, "content": text}
+        for pair in pairs
+        for role, text in zip(("user", "assistant"), pair, strict=True)
     ]
 
 
-def _message(turn: Any, place: str) -> dict[str, Any]:
-    """One message of either spelling, checked."""
+def _message(turn: Any, place: str) -> Message:
+    """One message, given with "role" and "content" or with "from" and "value", checked."""
     if not isinstance(turn, dict):
         raise ChatError("bad_shape", f"{place} is {_kind(turn)}, not a message.")
     if "role" in turn:
@@ -186,16 +205,16 @@ def _message(turn: Any, place: str) -> dict[str, Any]:
             "bad_shape", f'{place}: "train" is {turn["train"]!r:.20}, not true or false.'
         )
     _check_content(message, place)
-    thought = next((message[key] for key in _THOUGHTS if isinstance(message.get(key), str)), None)
-    if thought is not None:  # templates read it under either of two names
-        message = {"reasoning_content": thought, "thinking": thought, **message}
+    texts = [message[key] for key in _REASONING_KEYS if isinstance(message.get(key), str)]
+    if texts:  # some templates read one key, and some the other
+        message = {"reasoning_content": texts[0], "thinking": texts[0], **message}
     if message.get("tool_calls"):
         calls = message["tool_calls"]
         message["tool_calls"] = [_call(call, f"{place}.tool_calls") for call in calls]
     return message
 
 
-def _sharegpt(turn: dict[str, Any], place: str) -> dict[str, Any]:
+def _sharegpt(turn: dict[str, Any], place: str) -> Message:
     role = _SPEAKERS.get(turn["from"]) if isinstance(turn["from"], str) else None
     if role is None:
         known = ", ".join(sorted(_SPEAKERS))
@@ -209,12 +228,12 @@ def _sharegpt(turn: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _written_calls(text: str, place: str) -> list[Any]:
-    """The calls in a JSON text, their arguments as they are written there."""
+    """The tool calls in a JSON text; arguments stay the text that they are there."""
     try:
         calls = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ChatError(
-            "bad_tool_call", f"{place} is a function call that is no JSON: {error}."
+            "bad_tool_call", f"{place} is a function call that is not valid JSON: {error}."
         ) from None
     if isinstance(calls, list):
         texts = [text[part.start : part.stop] for part in parts_of(text) or ()]
@@ -226,10 +245,10 @@ def _written_calls(text: str, place: str) -> list[Any]:
 
 
 def _call(call: Any, place: str) -> dict[str, Any]:
-    """A tool call in the form that templates take; its arguments stay as they are."""
+    """A tool call in the form that templates take; its arguments are not changed."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ChatError("bad_tool_call", f"{place} holds {call!r:.60}, which names no function.")
+        raise ChatError("bad_tool_call", f"{place} has {call!r:.60}, which names no function.")
     outer = {
         key: item for key, item in call.items() if key not in ("function", "name", "arguments")
     }
@@ -240,7 +259,7 @@ def _call(call: Any, place: str) -> dict[str, Any]:
     }
 
 
-def _check_content(message: dict[str, Any], place: str) -> None:
+def _check_content(message: Message, place: str) -> None:
     content = message["content"]
     if content is None or isinstance(content, str):
         return
@@ -254,21 +273,21 @@ def _check_content(message: dict[str, Any], place: str) -> None:
             raise ChatError(
                 "not_text",
                 f"{place}.content[{number}] is of type {found!r:.40} and has no text; penstock "
-                "renders text alone.",
+                "renders only text.",
             )
 
 
 def _tools(tools: Any) -> list[Any] | None:
-    """Tool definitions; ShareGPT files keep them as JSON in a string."""
+    """The definitions of tools; ShareGPT files have them as JSON in a string."""
     if isinstance(tools, str):
         try:
             tools = json.loads(tools) if tools.strip() else None
         except ValueError as error:
-            raise ChatError("bad_tools", f'"tools" is no JSON: {error}.') from None
+            raise ChatError("bad_tools", f'"tools" is not valid JSON: {error}.') from None
     if tools is None or tools == []:
         return None
     if not isinstance(tools, list):
-        raise ChatError("bad_tools", f'"tools" holds {_kind(tools)}, not a list.')
+        raise ChatError("bad_tools", f'"tools" is {_kind(tools)}, not a list.')
     return [
         {"type": "function", "function": tool}
         if isinstance(tool, dict) and "function" not in tool
@@ -279,7 +298,7 @@ def _tools(tools: Any) -> list[Any] | None:
 
 def _text(value: Any, place: str) -> str:
     if not isinstance(value, str):
-        raise ChatError("bad_content", f'"{place}" holds {_kind(value)}, not text.')
+        raise ChatError("bad_content", f'"{place}" is {_kind(value)}, not text.')
     return value
 
 

@@ -1,8 +1,8 @@
-"""The user's own files, looked at before a training run.
+"""Checks the user's own files before a training run.
 
-Takes names of files and how they would be read, gives six findings with their figures.
-Promises: nothing is written but to a temporary directory, and the time is bounded by the
-size of the sample, not of the files.
+Takes the names of files and the settings for reading them, and returns six findings with their
+figures. Only a temporary directory is written to. The time depends on the size of the sample and
+not on the size of the files.
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,9 @@
-"""Documents to token ids.
+"""Text to token ids.
 
-Takes batches of documents, gives flat arrays of ids with an offset for each document.
-Promises that ids equal those of the reference implementation (the first documents of
-every build are compared), that text which spells a special token stays text unless
-asked otherwise, and that no id is ever cut to fit.
+Takes batches of documents and returns flat arrays of ids with an offset for each document. The ids
+equal those of the reference implementation, `tokenizers`; every build compares its first documents.
+A special token in a text is text unless the caller asks to parse it, and token ids are never
+truncated to a narrower dtype.
 """
 
 from typing import TYPE_CHECKING
