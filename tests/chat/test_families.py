@@ -232,7 +232,7 @@ def is_masked_right(family, turns):
         assert family.tokenizer.decode(rendered.tokens).decode() == rendered.text
     joined = family.chat()
     script = joined.render_text(messages)
-    assert joined.compare([script]) == (not joined._encoder.special.spelled_in(script))
+    assert joined.compare([script]) == (not joined._encoder.special.is_in_content(script))
 
 
 def test_records_of_the_shared_sets_are_masked_right(family, chat_records):

@@ -12,11 +12,14 @@ Numbers, objects and arrays among the items keep the text that the record has fo
 
 import json
 import re
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from penstock.chat.provenance import Traced, derived, leaves_in, trace
 
-__all__ = ["Part", "is_arguments", "is_json", "items_of", "parts_of", "to_json"]
+__all__ = ["JsonObject", "Part", "is_arguments", "is_json", "items_of", "parts_of", "to_json"]
+
+JsonObject = dict[str, Any]
+"""A parsed JSON object."""
 
 _BLANKS = re.compile(r"[ \t\n\r]*")
 
@@ -33,6 +36,7 @@ class Part(NamedTuple):
     stop: int
 
 
+# Python's parser accepts NaN and Infinity, which are not JSON.
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
@@ -102,16 +106,17 @@ _WRITTEN_TYPES: dict[type, type] = {
 }
 
 
-def is_arguments(value: Any) -> bool:
+def is_arguments(value: object) -> TypeGuard[Traced]:
     """Whether `value` is the arguments of a tool call that the record has as a string of JSON."""
     if type(value) is not Traced or len(value._runs) != 1:
         return False
     start, stop, leaf, offset = value._runs[0]
+    # The whole, unchanged text of one leaf: a part of it need not be JSON.
     whole = (start, stop, offset) == (0, len(leaf.text), 0) and len(value) == stop
     return whole and _PATH.fullmatch(leaf.path) is not None and is_json(value.plain)
 
 
-def items_of(arguments: Traced) -> list[tuple[str, Any]]:
+def items_of(arguments: Traced) -> list[tuple[str, object]]:
     """The members of the JSON object in `arguments`; all of those with equal keys.
 
     Raises:
@@ -125,11 +130,11 @@ def items_of(arguments: Traced) -> list[tuple[str, Any]]:
     ]
 
 
-def _value(arguments: Traced, part: Part) -> Any:
+def _value(arguments: Traced, part: Part) -> object:
     value, start = part.value, part.start
     if isinstance(value, str):
         return _inside(arguments, value, start + 1)
-    if isinstance(value, bool) or value is None:
+    if isinstance(value, bool) or value is None:  # Jinja writes these as Python does
         return value
     made = _WRITTEN_TYPES[type(value)](trace(value, arguments._runs[0][2]))
     made.written = _inside(arguments, arguments.plain[start : part.stop], start)
@@ -142,7 +147,7 @@ def _inside(arguments: Traced, text: str, at: int) -> Traced:
 
 
 def to_json(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
@@ -153,7 +158,7 @@ def to_json(
         return value.written
     if type(value) is Traced and is_arguments(value):
         return value
-    options: dict[str, Any] = {
+    options: JsonObject = {
         "ensure_ascii": ensure_ascii,
         "indent": indent,
         "separators": separators,
@@ -165,7 +170,7 @@ def to_json(
     return derived(text, [value])
 
 
-def _with_arguments(value: Any, text: str, options: dict[str, Any]) -> str:
+def _with_arguments(value: object, text: str, options: JsonObject) -> str:
     """`value` as JSON, in which the arguments of tool calls are the text of the record."""
     # A private-use character that the text does not contain, so that no placeholder does.
     mark = "\ue0a5"
@@ -179,7 +184,7 @@ def _with_arguments(value: Any, text: str, options: dict[str, Any]) -> str:
     return text
 
 
-def _without_arguments(value: Any, mark: str, held: list[str]) -> Any:
+def _without_arguments(value: object, mark: str, held: list[str]) -> object:
     """A copy of `value` with a placeholder for each arguments text, which is appended to `held`."""
     if is_arguments(value):
         held.append(value.plain)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.chat.encode import Borders, ChatEncoder, EncodedChats
-from penstock.chat.messages import ChatText, Span, to_conversation
+from penstock.chat.messages import ChatText, JsonObject, Span, to_conversation
 from penstock.chat.renderer import Renderer, Rewritten
 from penstock.chat.special_tokens import Markers, token_finder, tokenizer_with_markers
 from penstock.chat.template import Template, load_template
@@ -51,7 +51,7 @@ class Rendered:
     rewritten: tuple[int, ...]
     """The numbers of the messages of which the template left something out."""
 
-    def __iter__(self) -> Iterator[NDArray[Any]]:
+    def __iter__(self) -> Iterator[NDArray[np.uint32] | NDArray[np.uint8]]:
         return iter((self.tokens, self.loss))
 
     def __len__(self) -> int:
@@ -86,15 +86,15 @@ class Chat:
 
     def __init__(  # noqa: PLR0913  (what a user decides about a chat, as flat keywords)
         self,
-        template: Any,
-        tokenizer: Any,
+        template: object,
+        tokenizer: object,
         *,
         date: str | datetime.date | None = None,
         rewritten: Rewritten = "mask",
         borders: Borders = "join",
         special_in_content: bool = False,
         add_tokens: Literal["auto"] | Sequence[str] | None = None,
-        settings: dict[str, Any] | None = None,
+        settings: JsonObject | None = None,
     ) -> None:
         if rewritten not in ("mask", "train", "refuse"):
             raise TemplateError(f'rewritten={rewritten!r} is not "mask", "train" or "refuse".')
@@ -113,6 +113,8 @@ class Chat:
         if (known := loaded.definition) is not None:
             edges = {"bos_token": known.bos_token, "eos_token": known.eos_token}
             tokens = {name: each for name, each in edges.items() if each is not None} | tokens
+        # The renderer needs markers to find turns, and finding the markers that the tokenizer lacks
+        # needs a rendered sample. So the renderer gets its markers twice, here and below.
         markers = Markers({*token_finder(loaded).tokens, *tokens.values()})
         self._renderer = Renderer(
             self.template, markers, tokens, day, rewritten, dict(settings or {})
@@ -123,19 +125,18 @@ class Chat:
         self._encoder = ChatEncoder(
             self.tokenizer, borders=borders, special_in_content=special_in_content
         )
-        # The tokenizer may have more special tokens now than when its markers were searched.
         self._renderer.markers = Markers({*self._encoder.special.tokens, *tokens.values()})
         self._has_warned = False
 
     def __repr__(self) -> str:
         return f"Chat({self.template.name!r}, {self.tokenizer.name!r})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # Compiled templates and loaded tokenizers cannot be pickled; a worker makes its own.
         options = {**self._options, "add_tokens": self._add_tokens}
         return _rebuilt, (self.template, self._source, options)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """The entry in a store's manifest: all that decides tokens and masks but the tokenizer."""
         return {
             "template": self.template.name,
@@ -147,10 +148,11 @@ class Chat:
     @property
     def digest(self) -> str:
         """A digest of template, settings and tokenizer."""
+        # Without the name: the same template under another path is the same.
         entry = {key: value for key, value in self.describe().items() if key != "template"}
         return digest_json([entry, self.tokenizer.digest or self.tokenizer.canary])
 
-    def render(self, record: Any) -> Rendered:
+    def render(self, record: object) -> Rendered:
         """One conversation as tokens and loss mask.
 
         Args:
@@ -164,7 +166,7 @@ class Chat:
         self._warn([chat])
         return Rendered(encoded.ids, encoded.loss, chat.text, tuple(chat.trained), chat.rewritten)
 
-    def render_many(self, records: Sequence[Any]) -> list[Pair]:
+    def render_many(self, records: Sequence[object]) -> list[Pair]:
         """The tokens and the loss mask of each conversation; all are encoded in one call."""
         chats = [self.render_text(record) for record in records]
         encoded = self.encode(chats)
@@ -174,7 +176,7 @@ class Chat:
             (encoded.ids[start:stop], encoded.loss[start:stop]) for start, stop in pairwise(edges)
         ]
 
-    def render_text(self, record: Any) -> ChatText:
+    def render_text(self, record: object) -> ChatText:
         """The text of one conversation, before it is encoded."""
         chat = self._renderer.render_text(to_conversation(record))
         _refuse_bad_text(chat.text)
@@ -185,7 +187,7 @@ class Chat:
         """The tokens of many rendered conversations, concatenated."""
         return self._encoder.encode(chats)
 
-    def prompt(self, record: Any) -> NDArray[np.uint32]:
+    def prompt(self, record: object) -> NDArray[np.uint32]:
         """The tokens that ask the model for the next message of the assistant."""
         return self.encode([self._renderer.prompt(to_conversation(record))]).ids
 
@@ -214,7 +216,7 @@ class Chat:
         return self._encoder.compare(chats)
 
 
-def render(messages: Any, template: Any, tokenizer: Any, **options: Any) -> Rendered:
+def render(messages: object, template: object, tokenizer: object, **options: Any) -> Rendered:
     """One conversation as tokens and loss mask.
 
     To render more than one, make a `Chat` and keep it.
@@ -233,7 +235,7 @@ def render(messages: Any, template: Any, tokenizer: Any, **options: Any) -> Rend
     return Chat(template, tokenizer, **options).render(messages)
 
 
-def _rebuilt(template: Template, tokenizer: Any, options: dict[str, Any]) -> Chat:
+def _rebuilt(template: Template, tokenizer: object, options: JsonObject) -> Chat:
     return Chat(template, tokenizer, **options)
 
 
@@ -301,6 +303,7 @@ class TurnReport:
         with self._lock:
             for chat in chats:
                 without_end = len(chat.without_end)
+                # The added end token ends the last turn, if only blanks come between them.
                 if ended and chat.without_end and not chat.text[chat.without_end[-1] :].strip():
                     without_end -= 1
                 self.num_conversations += 1

@@ -17,6 +17,7 @@ from penstock.chat.messages import Conversation
 
 __all__ = ["shape_of", "texts_of", "with_unique_words"]
 
+# <|im_end|>, <think>, </think> and [INST]: what templates look for inside a text.
 _TAG = re.compile(r"(<\|[^|<>\s]{1,40}\|>|</?[A-Za-z_][\w:.-]{0,40}>|\[/?[A-Z][A-Z_]{1,30}\])")
 # Keys of texts that templates only write. Other strings may decide what is written, and stay.
 _WRITTEN = frozenset(("content", "text", "reasoning_content", "reasoning", "thinking"))
@@ -31,18 +32,20 @@ def shape_of(conversation: Conversation) -> tuple[Hashable, ...]:
     )
 
 
-def _shape(value: Any, key: str = "") -> Any:
+def _shape(value: object, key: str = "") -> Hashable:
     if isinstance(value, dict):
         return tuple((name, _shape(item, name)) for name, item in value.items())
     if isinstance(value, list | tuple):
         return tuple(_shape(item, key) for item in value)
     if isinstance(value, str) and key in _WRITTEN:
+        # Templates test for empty content, strip blanks, and split at tags; nothing else of the
+        # text decides what they write around it.
         tags = tuple(_TAG.findall(value)) if "<" in value or "[" in value else ()
         return bool(value.strip()), value[:1].isspace(), value[-1:].isspace(), tags
     return value if key in ("role", "type", "train") else type(value)
 
 
-def texts_of(value: Any, key: str = "") -> Iterator[str]:
+def texts_of(value: object, key: str = "") -> Iterator[str]:
     """The texts of a message that a template should write."""
     if isinstance(value, dict):
         for name, item in value.items():

@@ -96,6 +96,7 @@ class ChatEncoder:
         for number, (start, stop), taken in self.special.find(chat, anywhere=self._anywhere):
             if done < taken[0]:
                 self._add_text(chat, done, taken[0], pieces)
+            # Trained on if one of its own characters is; the blanks that it strips do not count.
             pieces.special.append(number)
             pieces.special_trained.append(any(a < stop and start < b for a, b in chat.trained))
             done = taken[1]
@@ -123,6 +124,7 @@ class ChatEncoder:
         Raises:
             TokenizerError: an id differs.
         """
+        # With borders="cut" ids differ on purpose, and an object has no reference.
         if self.tokenizer.definition is None or self._cuts:
             return 0
         reference = load_reference(self.tokenizer.definition.text, self.tokenizer.name)

@@ -11,7 +11,7 @@ Strings are `Traced`, so that the result records which message each character co
 """
 
 import datetime
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial, wraps
 from typing import Any, NoReturn
 
@@ -57,12 +57,14 @@ class _Generation(Extension):
 
     def _mark(self, caller: Callable[[], str]) -> str:
         marked = traced_join([caller()])
+        # One run more for all of it; the runs of messages inside the block stay.
         return Traced(marked.plain, [*marked._runs, (0, len(marked), GENERATION, -1)])
 
 
 class _Tracing(CodeGenerator):
     """Jinja's compiler with an operator `~` that keeps runs."""
 
+    # Jinja's own code for `~` calls `str_join`, which returns a plain string.
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802  (Jinja's name)
         self.write("environment.concat(map(str, (")
         for each in node.nodes:
@@ -75,7 +77,10 @@ class _Environment(ImmutableSandboxedEnvironment):
     """A sandbox whose operators and calls keep runs."""
 
     code_generator_class = _Tracing
+    # Jinja joins the pieces of a template, of macros and of blocks with `concat`.
     concat = staticmethod(traced_join)
+    # Only for `%`: the sandbox calls `call_binop` for these operators, and `+` and `*` of Traced
+    # keep runs by themselves.
     intercepted_binops = frozenset(("%",))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -101,6 +106,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         if type(owner) is str and __obj.__name__ in ("join", "replace"):
             __obj = getattr(Traced(owner, []), __obj.__name__)
         result = super().call(__context, __obj, *args, **kwargs)
+        # A plain result of another string method still comes from the string and the arguments.
         if isinstance(owner, str) and type(result) is str:
             given = (owner, *args, *kwargs.values())
             formats = __obj.__name__ in ("format", "format_map")
@@ -108,7 +114,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return result
 
 
-def _formatted(text: str, values: Iterable[Any]) -> str:
+def _formatted(text: str, values: Iterable[object]) -> str:
     """`text`, which was formatted with `values`: all of it belongs to every leaf in them.
 
     Raises:
@@ -138,23 +144,24 @@ def _tracing_filter(original: Callable[..., Any]) -> Callable[..., Any]:
     return traced
 
 
-def _join(pieces: Any, d: str = "", attribute: str | None = None) -> str:
+def _join(pieces: Iterable[Any], d: str = "", attribute: str | None = None) -> str:
     if attribute is not None:
         pieces = [each[attribute] for each in pieces]
     return Traced(d, []).join(map(str, pieces))
 
 
-def _items(value: Any) -> Any:
+def _items(value: object) -> Iterator[tuple[object, object]]:
     """The filter `items`, also for tool call arguments that are a string of JSON."""
     return iter(items_of(value)) if is_arguments(value) else FILTERS["items"](value)
 
 
-def _format(text: str, *args: Any, **kwargs: Any) -> str:
+def _format(text: str, *args: object, **kwargs: object) -> str:
     return _formatted(FILTERS["format"](text, *args, **kwargs), (text, *args, *kwargs.values()))
 
 
-@cache
+@cache  # one environment serves all templates; it has no state that a template could change
 def _environment() -> _Environment:
+    # The options of `apply_chat_template`; with others, templates write other blanks.
     made = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
@@ -188,9 +195,10 @@ class Program:
     @property
     def marks_generation(self) -> bool:
         """Whether the template has `{% generation %}` blocks for the text to train on."""
+        # Templates without the block may have the word, in `add_generation_prompt`.
         return "generation" in self.source and "endgeneration" in self.source
 
-    def run(self, variables: dict[str, Any], date: datetime.date | None) -> Traced:
+    def run(self, variables: dict[str, object], date: datetime.date | None) -> Traced:
         """Render the template with these variables.
 
         Raises:

@@ -15,9 +15,8 @@ A message with `"train": false` (or OpenAI's `"weight": 0`) is read and not trai
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from penstock.chat.arguments import parts_of
+from penstock.chat.arguments import JsonObject, parts_of
 from penstock.errors import ChatError
 
 __all__ = [
@@ -25,6 +24,7 @@ __all__ = [
     "QUESTION",
     "ChatText",
     "Conversation",
+    "JsonObject",
     "Message",
     "Span",
     "merged",
@@ -33,8 +33,8 @@ __all__ = [
 
 Span = tuple[int, int]
 """Characters `[start, stop)`."""
-Message = dict[str, Any]
-"""A message: "role", "content" and more, as JSON."""
+Message = JsonObject
+"""A message: "role", "content" and more."""
 
 QUESTION, ANSWER = "Zqvi alpha?", "Zqwo beta."
 """Texts that are rendered to find out what a template writes around a turn."""
@@ -76,6 +76,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
     return found
 
 
+# The speakers of ShareGPT files, which differ from dataset to dataset, and their roles.
 _SPEAKERS = {
     **dict.fromkeys(("human", "user", "prompter"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model", "bot"), "assistant"),
@@ -92,8 +93,8 @@ class Conversation:
     """Messages in the form that templates take, with the definitions of tools and settings."""
 
     messages: list[Message]
-    tools: list[Any] | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
+    tools: list[object] | None = None
+    settings: JsonObject = field(default_factory=dict)
     """More variables for the template, such as `enable_thinking`."""
 
     def is_trained(self, number: int) -> bool:
@@ -102,7 +103,7 @@ class Conversation:
         return message["role"] == "assistant" and message.get("train", True) is not False
 
 
-def to_conversation(record: Any) -> Conversation:
+def to_conversation(record: object) -> Conversation:
     r"""The conversation in a record of any known shape.
 
     >>> to_conversation({"instruction": "Add.", "input": "1 + 1", "output": "2"}).messages
@@ -118,6 +119,7 @@ def to_conversation(record: Any) -> Conversation:
     if not isinstance(record, dict):
         raise ChatError("bad_shape", f"A conversation is a list or a dict, not {_kind(record)}.")
     messages = _turns(record)
+    # ShareGPT and Alpaca have the system message beside the turns.
     if record.get("system") and messages and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": _text(record["system"], "system")})
     if not messages:
@@ -128,7 +130,7 @@ def to_conversation(record: Any) -> Conversation:
     return Conversation(messages, _tools(record.get("tools")), settings)
 
 
-def _turns(record: dict[str, Any]) -> list[Message]:
+def _turns(record: JsonObject) -> list[Message]:
     for key in ("messages", "conversations", "conversation"):
         if record.get(key) is not None:
             turns = record[key]
@@ -140,6 +142,7 @@ def _turns(record: dict[str, Any]) -> list[Message]:
     if "prompt" in record and "completion" in record:
         prompt = _text_or_messages(record, "prompt", "user")
         return [*prompt, *_text_or_messages(record, "completion", "assistant")]
+    # Only keys are shown: values may be long, or private.
     shown = ", ".join(f'"{key}"' for key in list(record)[:8]) or "no keys"
     raise ChatError(
         "bad_shape",
@@ -149,14 +152,14 @@ def _turns(record: dict[str, Any]) -> list[Message]:
     )
 
 
-def _text_or_messages(record: dict[str, Any], key: str, role: str) -> list[Message]:
+def _text_or_messages(record: JsonObject, key: str, role: str) -> list[Message]:
     value = record[key]
     if isinstance(value, list):
         return [_message(turn, f"{key}[{number}]") for number, turn in enumerate(value)]
     return [{"role": role, "content": _text(value, key)}]
 
 
-def _from_instruction(record: dict[str, Any]) -> list[Message]:
+def _from_instruction(record: JsonObject) -> list[Message]:
     """The turns of Alpaca and Dolly, and of Alpaca's seed tasks with their list of instances."""
     if isinstance(record.get("instances"), list):
         if len(record["instances"]) != 1:
@@ -184,11 +187,12 @@ def _from_instruction(record: dict[str, Any]) -> list[Message]:
     ]
 
 
-def _message(turn: Any, place: str) -> Message:
+def _message(turn: object, place: str) -> Message:
     """One message, given with "role" and "content" or with "from" and "value", checked."""
     if not isinstance(turn, dict):
         raise ChatError("bad_shape", f"{place} is {_kind(turn)}, not a message.")
     if "role" in turn:
+        # Parquet files have every key in every message, with null for those that are missing.
         message = {key: item for key, item in turn.items() if key != "weight" and item is not None}
         message["role"] = {"function": "tool", "model": "assistant"}.get(turn["role"], turn["role"])
         message.setdefault("content", None)
@@ -214,7 +218,7 @@ def _message(turn: Any, place: str) -> Message:
     return message
 
 
-def _sharegpt(turn: dict[str, Any], place: str) -> Message:
+def _sharegpt(turn: JsonObject, place: str) -> Message:
     role = _SPEAKERS.get(turn["from"]) if isinstance(turn["from"], str) else None
     if role is None:
         known = ", ".join(sorted(_SPEAKERS))
@@ -227,7 +231,7 @@ def _sharegpt(turn: dict[str, Any], place: str) -> Message:
     return {**kept, "role": role, "content": None, "tool_calls": calls}
 
 
-def _written_calls(text: str, place: str) -> list[Any]:
+def _written_calls(text: str, place: str) -> list[JsonObject]:
     """The tool calls in a JSON text; arguments stay the text that they are there."""
     try:
         calls = json.loads(text)
@@ -235,6 +239,7 @@ def _written_calls(text: str, place: str) -> list[Any]:
         raise ChatError(
             "bad_tool_call", f"{place} is a function call that is not valid JSON: {error}."
         ) from None
+    # Arguments stay text: parsed and written again, 1e3 would become 1000.0.
     if isinstance(calls, list):
         texts = [text[part.start : part.stop] for part in parts_of(text) or ()]
         return [call for each in texts for call in _written_calls(each, place)]
@@ -244,17 +249,16 @@ def _written_calls(text: str, place: str) -> list[Any]:
     return [calls]
 
 
-def _call(call: Any, place: str) -> dict[str, Any]:
+def _call(call: object, place: str) -> JsonObject:
     """A tool call in the form that templates take; its arguments are not changed."""
-    function = call.get("function", call) if isinstance(call, dict) else None
+    outer = call if isinstance(call, dict) else {}
+    function = outer.get("function", outer)
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ChatError("bad_tool_call", f"{place} has {call!r:.60}, which names no function.")
-    outer = {
-        key: item for key, item in call.items() if key not in ("function", "name", "arguments")
-    }
+    inner = ("function", "name", "arguments")
     return {
         "type": "function",
-        **outer,
+        **{key: item for key, item in outer.items() if key not in inner},
         "function": {**function, "arguments": function.get("arguments", {})},
     }
 
@@ -277,14 +281,14 @@ def _check_content(message: Message, place: str) -> None:
             )
 
 
-def _tools(tools: Any) -> list[Any] | None:
+def _tools(tools: object) -> list[object] | None:
     """The definitions of tools; ShareGPT files have them as JSON in a string."""
     if isinstance(tools, str):
         try:
             tools = json.loads(tools) if tools.strip() else None
         except ValueError as error:
             raise ChatError("bad_tools", f'"tools" is not valid JSON: {error}.') from None
-    if tools is None or tools == []:
+    if tools is None or tools == []:  # templates test whether there are tools at all
         return None
     if not isinstance(tools, list):
         raise ChatError("bad_tools", f'"tools" is {_kind(tools)}, not a list.')
@@ -296,11 +300,11 @@ def _tools(tools: Any) -> list[Any] | None:
     ]
 
 
-def _text(value: Any, place: str) -> str:
+def _text(value: object, place: str) -> str:
     if not isinstance(value, str):
         raise ChatError("bad_content", f'"{place}" is {_kind(value)}, not text.')
     return value
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return "null" if value is None else f"a {type(value).__name__}"

@@ -19,6 +19,7 @@ from penstock.errors import ChatError
 __all__ = ["Leaf", "Run", "Traced", "derived", "leaves_in", "trace", "traced_join"]
 
 
+# Roles that templates write themselves; see `trace`.
 _ROLES = frozenset(
     ("system", "developer", "user", "assistant", "model", "tool", "function", "ipython")
 )
@@ -60,8 +61,10 @@ class Traced(str):
         return str.__str__(self)
 
     def __str__(self) -> str:
+        # Jinja calls `str` on every value that it writes; a plain string would lose the runs.
         return self
 
+    # Copies and pickles must keep the runs, too.
     def __getnewargs__(self) -> tuple[str, list[Run]]:  # type: ignore[override]
         return self.plain, self._runs
 
@@ -81,6 +84,7 @@ class Traced(str):
         start, stop, step = key.indices(len(self))
         if step == 1:
             return self._cut(start, max(start, stop))
+        # Reversed or skipped characters are not a range of the original, so their offset is -1.
         return derived(self.plain[key], [self])
 
     def _cut(self, start: int, stop: int) -> "Traced":
@@ -89,6 +93,7 @@ class Traced(str):
         for first, last, leaf, offset in self._runs:
             low, high = max(first, start), min(last, stop)
             if low < high:
+                # The run starts `low - first` characters later, and so does its place in the leaf.
                 moved = offset if offset < 0 else offset + low - first
                 runs.append((low - start, high - start, leaf, moved))
         return Traced(self.plain[start:stop], runs)
@@ -157,7 +162,7 @@ class Traced(str):
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
         """With `old` replaced by `new`."""
-        if not old:
+        if not old:  # Python then puts `new` between all characters
             return derived(self.plain.replace(old, new, count), [self, new])
         pieces: list[str] = []
         done, left = 0, int(count)
@@ -206,6 +211,7 @@ def trace(value: Any, leaf: Leaf) -> Any:
         train = leaf.train and value.get("train", True) is not False
         traced = {}
         for key, item in value.items():
+            # "train" is a note for penstock, and no template should write it.
             if key == "train" and leaf.message >= 0:
                 continue
             path = f"{leaf.path}.{key}" if leaf.path else str(key)
@@ -247,23 +253,24 @@ def traced_join(pieces: Iterable[str]) -> Traced:
     return Traced("".join(parts), runs)
 
 
-def derived(text: str, values: Iterable[Any]) -> str:
+def derived(text: str, values: Iterable[object]) -> str:
     """`text`, which was computed from `values`: all of it belongs to every leaf in them."""
     leaves = leaves_in(list(values))
-    if not leaves or not text:
+    if not leaves or not text:  # all of it is the template's
         return text
     return Traced(str.__str__(text), [(0, len(text), leaf, -1) for leaf in leaves])
 
 
-def leaves_in(value: Any) -> list[Leaf]:
+def leaves_in(value: object) -> list[Leaf]:
     """The leaves of all strings in `value`, each once."""
     found: dict[int, Leaf] = {}
     _collect(value, found)
     return list(found.values())
 
 
-def _collect(value: Any, found: dict[int, Leaf]) -> None:
+def _collect(value: object, found: dict[int, Leaf]) -> None:
     if type(value) is Traced:
+        # By identity: two messages may have equal leaves, and both count.
         for _, _, leaf, _ in value._runs:
             found[id(leaf)] = leaf
     elif isinstance(value, dict):

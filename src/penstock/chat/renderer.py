@@ -15,7 +15,16 @@ from typing import Any, Literal
 
 from penstock.chat.cross_check import shape_of, texts_of, with_unique_words
 from penstock.chat.jinja import GENERATION, Program
-from penstock.chat.messages import ANSWER, QUESTION, ChatText, Conversation, Message, Span, merged
+from penstock.chat.messages import (
+    ANSWER,
+    QUESTION,
+    ChatText,
+    Conversation,
+    JsonObject,
+    Message,
+    Span,
+    merged,
+)
 from penstock.chat.provenance import Leaf, Traced, trace, traced_join
 from penstock.chat.special_tokens import Markers
 from penstock.chat.template import WRITERS, Template
@@ -76,7 +85,7 @@ class Renderer:
     """The special tokens, by the names that templates use."""
     date: datetime.date | None = None
     rewritten: Rewritten = "mask"
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: JsonObject = field(default_factory=dict)
     _turn_formats: dict[str, TurnFormat] = field(default_factory=dict, init=False)
     _checked: dict[Hashable, tuple[str, ...]] = field(default_factory=dict, init=False)
 
@@ -84,6 +93,7 @@ class Renderer:
         self._program = Program(self.template.source, self.template.name)
         is_plain = self.template.is_builtin and not self.settings
         self._writer = WRITERS[self.template.name] if is_plain else None
+        # "either" changes nothing in a message, so that `_find_forms` can try each form.
         self._forms: dict[str, str] = {"user": "either", "assistant": "either"}
         self._forms = self._find_forms()
 
@@ -93,6 +103,7 @@ class Renderer:
         Raises:
             ChatError: the template refuses the conversation, or its turns cannot be found.
         """
+        # Plain conversations of a built-in template need neither Jinja nor the search for turns.
         if self._writer and conversation.tools is None and not conversation.settings:
             written = self._writer(conversation.messages)
             if written is not None:
@@ -107,6 +118,7 @@ class Renderer:
             )
         num_without_reasoning = 0
         if self.rewritten == "mask":
+            # Of a rewritten turn, the model never wrote what is left in this context.
             for number in {turn.message for turn in rendering.turns if turn.message in rewritten}:
                 reasoning = conversation.messages[number].get("reasoning_content")
                 if isinstance(reasoning, str) and not _is_in(reasoning, rendering.text.plain):
@@ -158,6 +170,8 @@ class Renderer:
             self._in_form(trace(message, Leaf(number, "", "")))
             for number, message in enumerate(messages)
         ]
+        # In this order: a record's settings override those of the chat, and neither overrides the
+        # messages. Settings are traced, so that they cannot write special tokens.
         variables = {
             **self.tokens,
             **self.settings,
@@ -231,6 +245,8 @@ class Renderer:
     def _cross_check(self, conversation: Conversation, rendering: _Rendering) -> None:
         """Compare runs with a search for unique words, once for each shape of conversation."""
         shape = shape_of(conversation)
+        # The template's own text must be the same as in the checked conversation: a template may
+        # look at a text in a way that its shape does not show.
         if self._checked.get(shape) == rendering.template_texts:
             return
         other, words = with_unique_words(conversation)
@@ -240,6 +256,7 @@ class Renderer:
             while start >= 0:
                 self._check_word(other, found, number, (start, start + len(word)))
                 start = found.text.plain.find(word, start + 1)
+        # Threads may do this at the same time; both write the same entry, or check once more.
         if len(self._checked) >= _MAX_SHAPES:
             self._checked.clear()
         self._checked[shape] = found.template_texts
@@ -313,4 +330,5 @@ def _without(span: Span, holes: Iterable[Span]) -> Iterator[Span]:
 
 def _is_in(text: str, written: str) -> bool:
     """Whether `written` contains `text`, ignoring blanks."""
+    # Templates strip lines and join paragraphs, which loses no words.
     return text.strip() in written or "".join(text.split()) in "".join(written.split())

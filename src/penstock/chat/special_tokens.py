@@ -114,6 +114,8 @@ class TokenFinder:
                 start, stop = span = found.span()
                 if token.single_word and _in_a_word(text, start, stop):
                     continue
+                # Blanks that the token strips are no text of their own; `done` keeps two tokens
+                # from taking the same blanks.
                 if token.lstrip:
                     start = max(done, len(text[:start].rstrip(_BLANKS)))
                 if token.rstrip:
@@ -188,6 +190,7 @@ def tokenizer_with_markers(
     known = _searched_tokens(tokenizer)
     written = [sample[slice(*span)] for span in markers.find(sample)]
     tail = sample.partition(ANSWER)[2]
+    # The markers that end a turn: <|im_end|>, or several such as </s><s>.
     low, high = markers.first_group(tail) or (0, 0)
     end = [tail[a:b] for a, b in markers.find(tail) if low <= a and b <= high]
     ends_with_token = not end or not known.isdisjoint(end)
@@ -196,6 +199,8 @@ def tokenizer_with_markers(
         for each in dict.fromkeys([*written, *_CONTROL.findall(template.source)])
         if each not in known and (_CONTROL.fullmatch(each) or (each in end and not ends_with_token))
     ]
+    # `missing` has the markers that look like tokens, and those that end a turn if none of them is
+    # a token. A tag such as <tools> may stay text.
     if add:
         tokenizer = load_tokenizer(tokenizer, add_tokens=missing)
     elif missing and (template.is_builtin or not ends_with_token):

@@ -21,9 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from penstock.chat.messages import ChatText, Message, Span
+from penstock.chat.messages import ChatText, JsonObject, Message, Span
 from penstock.digest import digest_json
 from penstock.errors import TemplateError
 
@@ -59,7 +58,7 @@ def _builtin_source(name: str) -> str:
     return (Path(__file__).parent / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
 
 
-def load_template(template: Any) -> Template:
+def load_template(template: object) -> Template:
     """Load a chat template.
 
     Args:
@@ -77,6 +76,7 @@ def load_template(template: Any) -> Template:
     text = os.fspath(template)
     if text in _BUILTIN:
         return Template(text, _builtin_source(text))
+    # Before paths: `Path.is_dir` raises for a name as long as a template's source.
     if "{{" in text or "{%" in text:
         return Template(f"jinja-{digest_json(text)[:8]}", text)
     path = Path(text)
@@ -101,6 +101,7 @@ def _from_object(tokenizer: object) -> Template:
 def _from_directory(path: Path) -> Template:
     file = path / "tokenizer_config.json"
     config = _read_json(file) if file.is_file() else {}
+    # `transformers` writes a separate file and prefers it to the configuration.
     for other in (path / "chat_template.jinja", path / "chat_template.json"):
         if other.is_file():
             return _configured(_from_file(other).source, str(path), config)
@@ -122,7 +123,7 @@ def _from_file(path: Path) -> Template:
     return _configured(config["chat_template"], str(path), config)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> JsonObject:
     try:
         config = json.loads(path.read_bytes())
     except ValueError as error:
@@ -132,7 +133,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return config
 
 
-def _configured(source: object, name: str, config: dict[str, Any]) -> Template:
+def _configured(source: object, name: str, config: JsonObject) -> Template:
     """The template of a configuration; of several templates, the one named "default"."""
     if isinstance(source, list):
         source = {str(each.get("name")): each.get("template") for each in source}

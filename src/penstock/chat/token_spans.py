@@ -59,10 +59,12 @@ class SpanEncoder:
             ]
             return _joined(pieces)
         ids, offsets = self._encode(data)
+        # The sum of widths must reach each text's end exactly, and the bytes must be the same.
         stops = np.cumsum(self._widths[ids])
         ends = np.concatenate((_ZERO, stops))[offsets - offsets[0]]
         if np.array_equal(ends, edges) and self._tokenizer.decode(ids) == b"".join(data):
             return TokenSpans(ids, offsets - offsets[0], stops - self._widths[ids], stops)
+        # Some text changed. Only the texts that do not decode to themselves need the reference.
         pieces = []
         for number, text in enumerate(texts):
             own = ids[offsets[number] : offsets[number + 1]]

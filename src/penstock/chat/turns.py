@@ -69,6 +69,7 @@ def find_format(render: Render, markers: Markers) -> TurnFormat:
             f"{text.count(QUESTION)} and {text.count(ANSWER)} times, not once each, so penstock "
             "cannot find the assistant's turns."
         )
+    # The first group of markers after the answer ends a turn: <|im_end|>, or </s><s>.
     tail = text[text.index(ANSWER) + len(ANSWER) :]
     end = markers.first_group(tail)
     return TurnFormat(_prompt(render, pair[:1]), tail[slice(*end)] if end else None)
@@ -80,6 +81,7 @@ def _prompt(render: Render, messages: list[Message]) -> str:
         plain, asked = render(messages, False).plain, render(messages, True).plain
     except ChatError:
         return ""
+    # A template that changes earlier text when it is asked has no prompt that could be found.
     prompt = asked[len(plain) :] if asked.startswith(plain) else ""
     return prompt if prompt.strip() else ""
 
@@ -116,6 +118,7 @@ def first_runs(runs: Sequence[Run]) -> Iterator[Run]:
     for run in sorted(runs, key=itemgetter(0)):
         start, stop, leaf, offset = run
         known = seen.get(id(leaf), 0)
+        # Changed text (-1) counts as all of the leaf: its characters cannot be compared.
         upto = len(leaf.text) if offset < 0 else offset + stop - start
         if upto > known or not known:
             seen[id(leaf)] = upto
@@ -158,7 +161,7 @@ class _TurnFinder:
         else:
             runs = (run for run in self.text._runs if run[0] == first)
             leaf = next(leaf for _, _, leaf, _ in runs if leaf.message == number)
-            if leaf.path.startswith("content"):
+            if leaf.path.startswith("content"):  # nothing of the turn can come before its text
                 return first
             header = self._header(written, number)
             if header is None:
@@ -169,6 +172,7 @@ class _TurnFinder:
                     "{% generation %} blocks.",
                 )
             start = before + len(header)
+        # Blanks between the prompt and the first word are the template's.
         rest = self.text.plain[start:first]
         return start + len(rest) - len(rest.lstrip())
 
@@ -199,6 +203,7 @@ class _TurnFinder:
         written = self.text.plain[last:after]
         usual = written.find(end) if end else -1
         stop = usual + len(end or "")
+        # The usual end follows directly: no need to render again.
         if usual >= 0 and not written[:usual].strip():
             return last + stop
         # The template's text follows: the brackets of a tool call, or already the next turn. The

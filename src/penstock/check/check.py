@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
 
 from penstock.check.sample import FileSample, add_hints, read_sample, text_bytes
 from penstock.errors import PenstockError
@@ -45,7 +44,7 @@ class CheckSettings:
     """How the files would be read and trained on."""
 
     reading: Reading = field(default_factory=Reading)
-    tokenizer: Any = "gpt2"
+    tokenizer: object = "gpt2"
     length: int = 1024
     """Tokens in a row; fewer if the sample has fewer."""
     batch_size: int = 32
@@ -96,6 +95,7 @@ def check(
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         run.folder = Path(folder)
+        # In the order of the lines that `penstock check` prints.
         for name, step in zip(CHECKS, run.steps, strict=True):
             findings.append(_finding(name, step, findings))
     return CheckReport(run.files, findings, time.monotonic() - begun)
@@ -163,6 +163,7 @@ class _Run:
         return f"{file.name} is empty" if listed.size == 0 else None
 
     def _check_documents(self) -> str:
+        # Imported here: a missing file should not cost the import of torch and the tokenizers.
         from penstock.store.prepare import separators_of
         from penstock.tokenize.tokenizer import load_tokenizer
 
@@ -206,6 +207,7 @@ class _Run:
         length = min(self._settings.length, self.store.num_tokens - 1)
         batch = next(iter(Loader(Windows(self.store, length), self._settings.batch_size)))
         inputs, targets = batch["inputs"], batch["targets"]
+        # Every target but the last of a row is the next input.
         if not bool((inputs[:, 1:] == targets[:, :-1]).all()):
             raise _CheckFailedError("targets are not the inputs shifted by one")
         shape = f"({', '.join(str(size) for size in inputs.shape)})"
@@ -215,6 +217,7 @@ class _Run:
 
     def _check_quality(self) -> str:
         tokenizer, texts = self._tokenizer, self._texts
+        # At most 1,000 documents, spread over the sample.
         step = max(1, len(texts) // _MAX_ROUND_TRIPS)
         tried = texts[::step][:_MAX_ROUND_TRIPS]
         for number, text in enumerate(tried):
@@ -224,6 +227,7 @@ class _Run:
                     f"decoding with {tokenizer.name}: {text[:60]!r}"
                 )
         per_token = sum(map(len, texts)) / self.store.num_tokens
+        # A small vocabulary, such as bytes, has short tokens on any text.
         if per_token < _FEW_BYTES and tokenizer.vocab_size > 1_000:
             self.files[0].hints.append(
                 f"{per_token:.2f} bytes a token are few: {tokenizer.name} was made for other text. "
@@ -256,6 +260,7 @@ class _Run:
         from penstock.store.build import build
 
         length, batch_size, store = self._settings.length, self._settings.batch_size, self.store
+        # Enough copies for one full batch and the last target.
         copies = -(-(length * batch_size + 1) // store.num_tokens)
         if copies > 1:
             texts = Texts([text.decode() for text in self._texts] * copies)
@@ -275,8 +280,10 @@ class _Run:
         verify(self.store.path)
         stored = sum(path.stat().st_size for path in self.store.path.iterdir())
         sampled = sum(map(len, self._texts))
+        # The store of the sample, scaled to all text.
         needed = sum(text_bytes(file) for file in self.files) / sampled * stored
         directory = self._settings.directory.absolute()
+        # The directory need not exist yet; its nearest existing parent is on the same disk.
         while not directory.exists():
             directory = directory.parent
         free = shutil.disk_usage(directory).free

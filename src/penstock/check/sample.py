@@ -71,6 +71,7 @@ def read_sample(file: FileSample, listed: InputFile, reading: Reading, budget: i
                 file.whole = False
                 break
         file.sample_bytes += taken
+        # The budget is used up. Only of a file that can be cut is it known that nothing follows.
         if not is_spread and file.sample_bytes >= budget:
             file.whole = file.whole and can_seek
             return
@@ -101,6 +102,7 @@ def _document_parts(listed: InputFile, reading: Reading, budget: int) -> tuple[l
 
 def _read_at(stream: BinaryIO, start: int, size: int) -> bytes:
     stream.seek(start)
+    # Remote files may return less than was asked for.
     data = b""
     while len(data) < size and (more := stream.read(size - len(data))):
         data += more
@@ -118,6 +120,7 @@ def _decoded(listed: InputFile, start: int, data: bytes, reading: Reading) -> by
     try:
         data.decode()
     except UnicodeDecodeError as error:
+        # The part ends inside a character, and not the file.
         if is_cut and error.reason == "unexpected end of data":
             return data[: error.start]
         if reading.errors == "strict":
@@ -129,6 +132,7 @@ def _decoded(listed: InputFile, start: int, data: bytes, reading: Reading) -> by
 
 def add_hints(file: FileSample) -> None:
     """Add a hint if the documents look as if they should be read by another rule."""
+    # The first documents are enough for a hint, and keep this fast.
     sample = file.texts[:100]
     if not sample or file.format != "text":
         return

@@ -63,13 +63,15 @@ SYMBOLS = (
 """The code points that differ only as symbols or punctuation; one listed pattern uses these."""
 # fmt: on
 
+# Wide characters in UTF-8: 0xE4 to 0xE9 begin the ideographs, E3 80 82 is the full stop, and EF BC
+# begins wide punctuation.
 _CUT = re.compile(
     rb"[0-9A-Za-z](?= [A-Za-z])"
     rb"|(?:[\xe4-\xe9][\x80-\xbf]{2}|\xe3\x80\x82|\xef\xbc[\x80-\xbf])\n(?=[\xe4-\xe9])"
 )
 _BLOCK = 1 << 12
 _ROWS = 64  # blocks handled together; temporary arrays of 256 kB stay in the cache
-_DENSE = 50
+_DENSE = 50  # more than one candidate in so many bytes: compare all bytes instead
 _NOWHERE = np.zeros(0, np.int64)
 
 
@@ -172,6 +174,7 @@ def _candidates(blocks: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64
 
 def _decoded(data: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np.int64]:
     """The code points that begin at `places`."""
+    # Four bytes from each place on, or the last byte again at the end of the data.
     ends = np.minimum(places[:, None] + np.arange(4), len(data) - 1)
     lead, *tail = data[ends].astype(np.int64).T
     tail = [byte & 0x3F for byte in tail]

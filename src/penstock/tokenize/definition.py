@@ -73,6 +73,7 @@ class Definition:
             model["merges"] = [
                 pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]
             ]
+        # Apart from the rest: they are large, have no defaults, and must not be walked through.
         vocab, merges = model.pop("vocab", None), model.pop("merges", None)
         flags = ["id", "content", "special", "lstrip", "rstrip", "single_word"]
         if self.config.get("normalizer"):  # without one, `normalized` changes nothing
@@ -91,6 +92,7 @@ class Definition:
 
     def token_id(self, token: str | None) -> int | None:
         """The id of `token`, or None if the vocabulary has no such token."""
+        # Added tokens first: `tokenizers` finds them before the model sees the text.
         for added in self.added_tokens:
             if added["content"] == token:
                 return int(added["id"])
@@ -146,7 +148,7 @@ class Definition:
         (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
-def _first_token(step: Any) -> str | None:
+def _first_token(step: object) -> str | None:
     """The token that a post-processor of tokenizer.json puts first."""
     if not isinstance(step, dict):
         return None
@@ -159,7 +161,7 @@ def _first_token(step: Any) -> str | None:
     return str(found["id"]) if found else None
 
 
-def _without_defaults(value: Any) -> Any:
+def _without_defaults(value: object) -> Any:
     """`value` without settings equal to their defaults, which older files leave out."""
     if isinstance(value, list):
         return [_without_defaults(each) for each in value]
@@ -198,6 +200,7 @@ def find_definition(name: str) -> Definition:
     """
     if name == "gpt2":
         return _gpt2()
+    # Local paths before the Hub: "models/mine" also has the form of a name on the Hub.
     path = Path(name)
     if path.is_dir():
         return _from_directory(path, name)

@@ -9,7 +9,7 @@ below, and one for Python objects, in the module `objects`.
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -64,7 +64,7 @@ class TokenizersEngine:
         self._definition = definition
         self.plain = None if parse else PlainText(definition)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # A pickled `tokenizers.Tokenizer` loses the setting that special tokens are text.
         plain = None if self.plain is None else PlainText(self._definition)
         return {"_definition": self._definition, "plain": plain}

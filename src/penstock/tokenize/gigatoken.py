@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +44,7 @@ _log = logging.getLogger("penstock")
 _logged: set[str] = set()
 """Digests of the tokenizers that were logged as slow in this process."""
 _MAX_LOADED = 4
+# Around a listed character, the reference encodes about so many bytes.
 _PIECE_BYTES = 1 << 13
 _NO_PLACES = np.zeros(0, np.int64)
 
@@ -116,16 +117,17 @@ class GigatokenEngine:
         self._has_symbols = knows_symbols(definition)
         self._start()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # Loaded tokenizers and the lock cannot be copied; the copy loads its own.
         kept = ("_text", "_definition", "reference", "_may_cut", "_has_listed", "_has_symbols")
         return {key: self.__dict__[key] for key in kept}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._start()
 
     def _start(self) -> None:
+        # One is loaded now, so that a definition that gigatoken cannot load raises here.
         first = _load_gigatoken(self._text)
         self.vocab_size = int(first.vocab_size)
         self._hold([first], is_forked=False)
@@ -156,6 +158,7 @@ class GigatokenEngine:
         """Ids of the non-empty pieces of `data` between separators, without a copy of the text."""
         import gigatoken
 
+        # `encode` knows which documents contain a listed character; a block has no offsets.
         if len(self._listed_in(np.frombuffer(data, np.uint8))):
             return self.encode(binary_array([piece for piece in data.split(separator) if piece]))
         return self._encode(gigatoken.BytesSource(data, separator))
@@ -165,6 +168,7 @@ class GigatokenEngine:
         if not len(texts):
             return NO_DOCUMENTS
         data, edges = text_buffers(texts)
+        # Everything is encoded first, because most batches contain no listed character.
         encoded = self.encode_raw(texts)
         places = self._listed_in(data)
         if not len(places):
@@ -190,10 +194,13 @@ class GigatokenEngine:
         letter does not send 64 MB to the slow reference. gigatoken encodes the other pieces.
         """
         pieces = cut(text, _PIECE_BYTES) if self._may_cut else [text]
+        # Several pieces go through `encode` again, which gives the listed ones to the reference.
+        # A single piece cannot be cut further, so this ends.
         engine = self if len(pieces) > 1 else self.reference
         return engine.encode(binary_array(pieces))[0]
 
     def _encode(self, source: object) -> Encoded:
+        # `parallel` spreads the call over gigatoken's thread pool.
         with self._borrowed() as (tokenizer, is_crowded):
             layout = tokenizer.encode_batch(source, parallel=is_crowded).layout
         return np.asarray(layout.content.data), np.asarray(layout.offsets.data)
@@ -222,6 +229,7 @@ class GigatokenEngine:
                 # Counted before it is loaded, so that two threads do not both load the last one.
                 is_room = self._num_loaded < self._max_loaded
                 self._num_loaded += is_room
+        # Loading and waiting happen outside the lock, so that other calls can return theirs.
         return _load_gigatoken(self._text) if is_room else self._idle.get()
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:

@@ -50,6 +50,7 @@ class ObjectDescription:
         """A digest of a tiktoken encoding; None for other objects, whose settings are unknown."""
         if self.ranks is None:
             return None
+        # Sorted, so that the digest does not depend on the order of a dict.
         special = sorted(self.special_tokens.items())
         lines = [tokenizer._pat_str.encode(), repr(special).encode()]
         lines += [
@@ -107,6 +108,7 @@ def _special_tokens(tokenizer: object) -> dict[str, int]:
         return dict(known)
     tokens, ids = _read(tokenizer, "all_special_tokens"), _read(tokenizer, "all_special_ids")
     if tokens is not None and ids is not None:  # transformers
+        # Text may produce the unknown token, so it is not forbidden.
         unknown = _read(tokenizer, "unk_token_id")
         pairs = zip(tokens, ids, strict=True)
         return {str(token): int(number) for token, number in pairs if number != unknown}
@@ -154,6 +156,7 @@ class ObjectEngine:
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
         """The result of the object's own `decode_bytes` or `decode`."""
+        # tiktoken's `decode` replaces incomplete characters; `decode_bytes` is exact.
         decode_bytes = _read(self.tokenizer, "decode_bytes")
         if decode_bytes is not None:
             return bytes(decode_bytes(ids.tolist()))
@@ -205,6 +208,7 @@ def extended_encoding(tokenizer: Any, tokens: Sequence[str]) -> tuple[Any, dict[
             f"{', '.join(new[:5])}. Add the tokens to the object yourself, or use a tokenizer.json."
         )
     ids = {token: tokenizer.n_vocab + number for number, token in enumerate(new)}
+    # An encoding cannot be changed, but a new one with the same ranks gives the same ids.
     made = type(tokenizer)(
         tokenizer.name,
         pat_str=tokenizer._pat_str,

@@ -50,6 +50,7 @@ def compare(tokenizer: Tokenizer, texts: pa.LargeBinaryArray) -> int:
         return 0
     offsets = text_offsets(texts)
     fitting = int(np.searchsorted(offsets, ORACLE_BYTES, side="right")) - 1
+    # At least one document, however long.
     num_documents = max(1, min(len(texts), ORACLE_DOCUMENTS, fitting))
     # A document longer than 1 MB is cut at a character: all of it could take minutes.
     sample = [text.as_py() for text in texts[:num_documents]]
@@ -90,8 +91,10 @@ class SliceSample:
         # 2,654,435,769 is 2**32 divided by the golden ratio. Its multiples modulo 2**32 spread the
         # first document chosen in each slice evenly over 0 to 9,999.
         first = ((self.index + 1) * 2_654_435_769 % (1 << 32)) * _ONE_IN >> 32
+        # Every 10,000th document of the slice, counted across batches.
         for row in range((first - self._num_documents) % _ONE_IN, len(batch), _ONE_IN):
             start, stop = int(starts[row]), int(stops[row])
+            # A window that begins at the same fraction of every long document of the slice.
             if stop - start > _MAX_BYTES:
                 start += first * (stop - start - _MAX_BYTES) // _ONE_IN
             self._keep(batch, row, data[start : min(stop, start + _MAX_BYTES)])
@@ -125,6 +128,7 @@ class SliceSample:
     ) -> None:
         """Choose text around added tokens, up to the slice's share of bytes."""
         separator = batch.separated.separator if batch.separated else None
+        # A separator never is inside a document.
         tokens = tuple(token for token in self._tokens if token != separator)
         begins = {token[:2] for token in tokens}
         room = _AROUND * 2 + self._num_bytes // _COMPARED_SHARE - self._token_bytes
@@ -137,6 +141,7 @@ class SliceSample:
         for found in _places(data[low : low + size], begins)[:_MAX_CANDIDATES]:
             place = low + found
             row = int(np.searchsorted(starts, place, side="right")) - 1
+            # `place` has the first two bytes of a token; does all of it follow, in one document?
             rest = data[place : min(int(stops[row]), place + len(tokens[0]))].tobytes()
             if row < 0 or room <= 0 or not rest.startswith(tokens):
                 continue
@@ -191,6 +196,7 @@ def _compare(tokenizer: Tokenizer, texts: list[bytes], names: list[str]) -> None
     array = binary_array(texts)
     ids, places = tokenizer.engine.encode(array)
     expected, expected_places = tokenizer.reference.encode(array)
+    # The usual case in one comparison; the loop below only finds out where they differ.
     if np.array_equal(ids, expected) and np.array_equal(places, expected_places):
         return
     for number, text in enumerate(texts):

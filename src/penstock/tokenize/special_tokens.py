@@ -5,8 +5,8 @@ contain one as an ordinary token. A Unigram model lists `</s>` like any other to
 model whose words end at spaces finds `[SEP]`, and merges of BPE may build `<|endoftext|>`. A text
 with these characters would then produce the id that ends a document.
 
-So `PlainText` encodes text with a copy of the model in which each such token is renamed to
-something that no text contains. No id changes, except where a text contains a special token:
+So `PlainText` encodes with a copy of the model in which each such token has a name that no text
+contains. No id changes, except of a text that contains a special token:
 
     Unigram, WordPiece, WordLevel    the renamed token never matches
     BPE                              the merges that build the token are removed; it is also
@@ -21,12 +21,8 @@ The unknown token (`<unk>`) is renamed too, but its id stays allowed: it is the 
 that the model does not know.
 
 `extended_definition` adds tokens, such as the markers of a chat template. New ids follow the
-vocabulary, so all other ids keep their meaning and a model only needs new rows at the end of its
-embedding:
-
-    gpt2                 50,257 ids, 0 to 50,256
-    + <|im_start|>       50,257
-    + <|im_end|>         50,258
+vocabulary, so all other ids keep their meaning, and a model needs new rows only at the end of its
+embedding: GPT-2 has the ids 0 to 50,256, and <|im_start|> becomes 50,257.
 """
 
 import json
@@ -35,7 +31,7 @@ import multiprocessing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +58,7 @@ _BYTE_PREFIX = " "
 
 
 class PlainText:
-    """Copies of one tokenizer that treat special tokens as text; may be used from threads.
+    """Copies of one tokenizer that treat special tokens as text; safe to use from threads.
 
     Args:
         definition: The tokenizer.
@@ -134,6 +130,8 @@ class PlainText:
         Raises:
             TokenizerError: a text could contain the name of a renamed token.
         """
+        # gigatoken gets one copy for all texts, so a text could contain the name. Without
+        # `ignore_merges` that does not matter, because no merge builds the renamed token.
         ignores = self._definition.config["model"].get("ignore_merges")
         if self.hidden and ignores and not self.is_byte_level:
             raise TokenizerError("its special tokens are also words of the vocabulary")
@@ -206,7 +204,7 @@ def load_reference(text: str, name: str) -> "tokenizers.Tokenizer":
     return tokenizer
 
 
-def _has_byte_level(step: Any) -> bool:
+def _has_byte_level(step: object) -> bool:
     """Whether a pre-tokenizer, or one step of a sequence, converts text to the byte alphabet."""
     if not isinstance(step, dict):
         return False
@@ -296,6 +294,7 @@ def extended_definition(definition: Definition, tokens: Sequence[str]) -> Defini
     missing = [token for token in wanted if token not in known]
     new = {token: definition.vocab_size + each for each, token in enumerate(missing)}
     ids = {**known, **new}
+    # Sorted by id, because `tokenizers` numbers added tokens in the order of the file.
     kept = [token for token in definition.added_tokens if token["content"] not in ids]
     listed = [*kept, *(special_token(token, number) for token, number in ids.items())]
     listed.sort(key=lambda token: token["id"])
@@ -335,6 +334,7 @@ def _refuse_other_ids(definition: Definition, ids: dict[str, int]) -> None:
 def log_added(name: str, added: Mapping[str, int], vocab_size: int) -> None:
     """Log once which tokens were added, because the model needs as many rows in its embedding."""
     key = (name, *added)
+    # Worker processes load the same tokenizer again; only the parent logs it.
     if key in _logged or multiprocessing.parent_process() is not None:
         return
     _logged.add(key)

@@ -21,6 +21,7 @@ from penstock.errors import TokenizerError
 from penstock.sources.arrow import binary_array
 from penstock.sources.document import Batch
 from penstock.tokenize.definition import (
+    Config,
     Definition,
     find_definition,
     from_object,
@@ -135,7 +136,7 @@ class Tokenizer:
         """A digest of the ids of a fixed text."""
         return digest_bytes(self.encode(_CANARY).astype("<u4").tobytes())
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Config:
         """The entry of this tokenizer in a store's manifest."""
         entry = {
             "name": self.name,
@@ -182,7 +183,7 @@ class Tokenizer:
 
 
 def load_tokenizer(
-    tokenizer: Any,
+    tokenizer: object,
     *,
     special_tokens: SpecialTokens = "text",
     engine: EngineChoice = "auto",
@@ -215,6 +216,7 @@ def load_tokenizer(
     if special_tokens not in ("text", "parse"):
         raise TokenizerError(f'special_tokens={special_tokens!r} is not "text" or "parse".')
     more = checked_tokens(add_tokens or ())
+    # "bytes" is treated like a loaded tokenizer: it has no definition and no other engine.
     if isinstance(tokenizer, str) and tokenizer == "bytes":
         tokenizer = _bytes({})
     if isinstance(tokenizer, Tokenizer):
@@ -238,7 +240,7 @@ def load_tokenizer(
     return loaded
 
 
-def _definition_of(tokenizer: Any) -> Definition | None:
+def _definition_of(tokenizer: object) -> Definition | None:
     if isinstance(tokenizer, str | os.PathLike):
         return find_definition(os.fspath(tokenizer))
     # An integration's wrapper has a `Tokenizer` of ours as its attribute `tokenizer`.
@@ -261,6 +263,7 @@ def _extended(tokenizer: Tokenizer, tokens: Sequence[str]) -> Tokenizer:
         is_same = definition is tokenizer.definition
         return tokenizer if is_same else _reloaded(tokenizer, definition)
     if isinstance(tokenizer.engine, ObjectEngine):
+        # The object has the tokens that were added before; `made` only knows the new ones.
         made = _from_object(tokenizer.engine.tokenizer, tokenizer.special_tokens, tokens)
         return replace(made, added_tokens={**tokenizer.added_tokens, **made.added_tokens})
     added = dict(tokenizer.added_tokens)
@@ -311,7 +314,7 @@ def _from_definition(
 
 
 def _from_object(
-    tokenizer: Any, special_tokens: SpecialTokens, add_tokens: Sequence[str]
+    tokenizer: object, special_tokens: SpecialTokens, add_tokens: Sequence[str]
 ) -> Tokenizer:
     """A tokenizer around an object that has a method `encode`."""
     known = describe_object(tokenizer)

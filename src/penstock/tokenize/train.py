@@ -99,6 +99,7 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
     reading = replace(reading or Reading(), separators=_separators(special_tokens))
     files = list_files(inputs, reading)
     reader = _Reader(files, reading, max_bytes, max_bad, progress)
+    # The text is never held in memory: `tokenizers` pulls it, and the reader counts on the way.
     tokenizer = _learn(reader.texts(), vocab_size, special_tokens)
     _refuse_unfilled(tokenizer, vocab_size, reader.num_bytes)
     text = tokenizer.to_str()
@@ -161,11 +162,13 @@ class _Reader:
                 self.num_bytes += len(texts[kept].encode())
                 kept += 1
             texts = texts[:kept]
+        # With edges, a document may go on in the next batch; the tally counts each once.
         self.num_documents += len(texts) if batch.edges is None else batch.tally.documents
         return texts
 
     def _refuse_bad(self) -> None:
         records = self.num_documents + self.num_rejects
+        # A share below 1 of few records would allow none, so ten are always allowed.
         limit = max(10.0, self.max_bad * records) if self.max_bad < 1 else self.max_bad
         if self.num_rejects > limit:
             raise SourceError(
@@ -184,6 +187,7 @@ class _Reader:
 def _separators(special_tokens: Sequence[str]) -> tuple[str, ...]:
     """The separators of documents="auto" for a tokenizer with these tokens."""
     tokens = dict.fromkeys(("<|endoftext|>", *special_tokens))
+    # "</s>" also is an HTML tag, so text may contain it.
     return tuple(token for token in tokens if token != "</s>")
 
 
@@ -265,7 +269,7 @@ def _write(path: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if os.name != "nt":
+    if os.name != "nt":  # Windows cannot open directories
         handle = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(handle)
