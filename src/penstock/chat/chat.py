@@ -209,6 +209,7 @@ class Chat:
         if not self._has_warned and any(c.num_without_reasoning or c.without_end for c in chats):
             report = self.report()
             report.add(chats)
+            # Not locked: two threads may both log it, which does no harm.
             self._has_warned = report.log()
 
     def compare(self, chats: list[ChatText]) -> int:
@@ -251,7 +252,7 @@ def _parse_date(date: str | datetime.date | None) -> datetime.date | None:
 
 def _refuse_bad_text(text: str) -> None:
     """Raise if the text has half of a surrogate pair, which UTF-8 cannot encode, or the anchor."""
-    if text.isascii():
+    if text.isascii():  # the usual case; a flag of the string, so nothing is read
         return
     try:
         text.encode()
@@ -269,6 +270,7 @@ def _refuse_bad_text(text: str) -> None:
 
 def _refuse_double_bos(chat: ChatText, token: str | None) -> None:
     """Raise if the template wrote its begin token twice."""
+    # The second token must be the template's: a user's message may contain the same text.
     begins = 2 * token if token else ""
     first = chat.content[0][0] if chat.content else len(chat.text)
     if begins and chat.text.startswith(begins) and len(begins) <= first:

@@ -42,6 +42,7 @@ def _shape(value: object, key: str = "") -> Hashable:
         # text decides what they write around it.
         tags = tuple(_TAG.findall(value)) if "<" in value or "[" in value else ()
         return bool(value.strip()), value[:1].isspace(), value[-1:].isspace(), tags
+    # Of other values only the type counts; these three decide what a template writes.
     return value if key in ("role", "type", "train") else type(value)
 
 
@@ -77,10 +78,12 @@ def _replaced(value: Any, key: str, words: list[tuple[str, int]], number: int) -
         return [_replaced(item, key, words, number) for item in value]
     if not isinstance(value, str) or key not in _WRITTEN:
         return value
+    # Text between tags gets separate words, because a template may drop one part of it.
     pieces = _TAG.split(value)
     for index, piece in enumerate(pieces):
         inner = piece.strip()
         if inner and index % 2 == 0:  # odd pieces are the tags
+            # The last x keeps Zqx1x from being found inside Zqx11x.
             word = f"Zqx{len(words)}x"
             words.append((word, number))
             pieces[index] = piece.replace(inner, word, 1)

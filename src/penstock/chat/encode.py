@@ -75,6 +75,8 @@ class ChatEncoder:
         for chat in chats:
             self._divide(chat, pieces)
         texts = self._spans.encode(pieces.texts, pieces.first)
+        # The pieces are in order. Tokens of special pieces and of texts are written into the same
+        # arrays, each to its own positions, so that no Python loop runs over tokens.
         special = np.array(pieces.special, np.int64)
         is_text = special < 0
         # A special token is one token; a text has as many as it was encoded to.
@@ -88,6 +90,7 @@ class ChatEncoder:
         ids[at], ids[from_text] = special[~is_text], texts.ids
         loss[at] = np.array(pieces.special_trained, np.uint8)
         loss[from_text] = _overlapping(texts.starts, texts.stops, pieces.trained)
+        # `stops` has the number of tokens up to each piece, and `ends` the last piece of each chat.
         return EncodedChats(ids, stops[[0, *pieces.ends]], loss)
 
     def _divide(self, chat: ChatText, pieces: "_Pieces") -> None:
@@ -129,6 +132,7 @@ class ChatEncoder:
             return 0
         reference = load_reference(self.tokenizer.definition.text, self.tokenizer.name)
         compared = 0
+        # One at a time, so that the message is about one conversation.
         for chat in chats[:_MAX_COMPARED]:
             if not self._anywhere and self.special.is_in_content(chat):
                 continue

@@ -112,7 +112,7 @@ def to_conversation(record: object) -> Conversation:
     Raises:
         ChatError: the record has another shape, or a value in it has the wrong type.
     """
-    if isinstance(record, Conversation):
+    if isinstance(record, Conversation):  # a build converts first, to report bad records
         return record
     if isinstance(record, list | tuple):
         record = {"messages": record}
@@ -168,6 +168,7 @@ def _from_instruction(record: JsonObject) -> list[Message]:
                 f'"instances" holds {len(record["instances"])} examples; make each a record.',
             )
         record = {**record, **record["instances"][0]}
+    # Alpaca has "output" and "input", Dolly "response" and "context".
     answer = "output" if "output" in record else "response"
     context = "input" if answer == "output" else "context"
     if answer not in record:
@@ -187,74 +188,76 @@ def _from_instruction(record: JsonObject) -> list[Message]:
     ]
 
 
-def _message(turn: object, place: str) -> Message:
+def _message(turn: object, path: str) -> Message:
     """One message, given with "role" and "content" or with "from" and "value", checked."""
     if not isinstance(turn, dict):
-        raise ChatError("bad_shape", f"{place} is {_kind(turn)}, not a message.")
+        raise ChatError("bad_shape", f"{path} is {_kind(turn)}, not a message.")
     if "role" in turn:
         # Parquet files have every key in every message, with null for those that are missing.
         message = {key: item for key, item in turn.items() if key != "weight" and item is not None}
         message["role"] = {"function": "tool", "model": "assistant"}.get(turn["role"], turn["role"])
         message.setdefault("content", None)
     elif "from" in turn:
-        message = _sharegpt(turn, place)
+        message = _sharegpt(turn, path)
     else:
-        raise ChatError("bad_shape", f'{place} has neither "role" nor "from": {turn!r:.60}')
+        raise ChatError("bad_shape", f'{path} has neither "role" nor "from": {turn!r:.60}')
     if not isinstance(message["role"], str) or not message["role"]:
-        raise ChatError("bad_shape", f"{place} has the role {message['role']!r:.40}.")
+        raise ChatError("bad_shape", f"{path} has the role {message['role']!r:.40}.")
+    # OpenAI's "weight" is 0 or 1; an explicit "train" has priority.
     if turn.get("weight") is not None and "train" not in turn:
         message["train"] = bool(turn["weight"])
     if not isinstance(message.get("train", True), bool):
         raise ChatError(
-            "bad_shape", f'{place}: "train" is {turn["train"]!r:.20}, not true or false.'
+            "bad_shape", f'{path}: "train" is {turn["train"]!r:.20}, not true or false.'
         )
-    _check_content(message, place)
+    _check_content(message, path)
     texts = [message[key] for key in _REASONING_KEYS if isinstance(message.get(key), str)]
     if texts:  # some templates read one key, and some the other
         message = {"reasoning_content": texts[0], "thinking": texts[0], **message}
     if message.get("tool_calls"):
         calls = message["tool_calls"]
-        message["tool_calls"] = [_call(call, f"{place}.tool_calls") for call in calls]
+        message["tool_calls"] = [_call(call, f"{path}.tool_calls") for call in calls]
     return message
 
 
-def _sharegpt(turn: JsonObject, place: str) -> Message:
+def _sharegpt(turn: JsonObject, path: str) -> Message:
     role = _SPEAKERS.get(turn["from"]) if isinstance(turn["from"], str) else None
     if role is None:
         known = ", ".join(sorted(_SPEAKERS))
-        raise ChatError("unknown_role", f"{place} is from {turn['from']!r:.40}; known are {known}.")
+        raise ChatError("unknown_role", f"{path} is from {turn['from']!r:.40}; known are {known}.")
     kept = {key: item for key, item in turn.items() if key not in ("from", "value", "weight")}
     value = turn.get("value")
+    # A "function_call" is a turn whose whole value is the JSON of the calls.
     if turn["from"] != "function_call":
         return {**kept, "role": role, "content": value}
-    calls = _written_calls(_text(value, f"{place}.value"), place)
+    calls = _written_calls(_text(value, f"{path}.value"), path)
     return {**kept, "role": role, "content": None, "tool_calls": calls}
 
 
-def _written_calls(text: str, place: str) -> list[JsonObject]:
+def _written_calls(text: str, path: str) -> list[JsonObject]:
     """The tool calls in a JSON text; arguments stay the text that they are there."""
     try:
         calls = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ChatError(
-            "bad_tool_call", f"{place} is a function call that is not valid JSON: {error}."
+            "bad_tool_call", f"{path} is a function call that is not valid JSON: {error}."
         ) from None
     # Arguments stay text: parsed and written again, 1e3 would become 1000.0.
     if isinstance(calls, list):
         texts = [text[part.start : part.stop] for part in parts_of(text) or ()]
-        return [call for each in texts for call in _written_calls(each, place)]
+        return [call for each in texts for call in _written_calls(each, path)]
     for part in parts_of(text) or ():
         if part.key == "arguments" and not isinstance(part.value, str):
             calls["arguments"] = text[part.start : part.stop]
     return [calls]
 
 
-def _call(call: object, place: str) -> JsonObject:
+def _call(call: object, path: str) -> JsonObject:
     """A tool call in the form that templates take; its arguments are not changed."""
     outer = call if isinstance(call, dict) else {}
     function = outer.get("function", outer)
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ChatError("bad_tool_call", f"{place} has {call!r:.60}, which names no function.")
+        raise ChatError("bad_tool_call", f"{path} has {call!r:.60}, which names no function.")
     inner = ("function", "name", "arguments")
     return {
         "type": "function",
@@ -263,12 +266,12 @@ def _call(call: object, place: str) -> JsonObject:
     }
 
 
-def _check_content(message: Message, place: str) -> None:
+def _check_content(message: Message, path: str) -> None:
     content = message["content"]
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, list):
-        raise ChatError("bad_content", f"{place}.content is {_kind(content)}, not text or parts.")
+        raise ChatError("bad_content", f"{path}.content is {_kind(content)}, not text or parts.")
     for number, part in enumerate(content):
         if isinstance(part, str):
             continue
@@ -276,7 +279,7 @@ def _check_content(message: Message, place: str) -> None:
             found = part.get("type") if isinstance(part, dict) else _kind(part)
             raise ChatError(
                 "not_text",
-                f"{place}.content[{number}] is of type {found!r:.40} and has no text; penstock "
+                f"{path}.content[{number}] is of type {found!r:.40} and has no text; penstock "
                 "renders only text.",
             )
 
@@ -293,6 +296,7 @@ def _tools(tools: object) -> list[object] | None:
     if not isinstance(tools, list):
         raise ChatError("bad_tools", f'"tools" is {_kind(tools)}, not a list.')
     return [
+        # Some datasets have the function alone, without OpenAI's outer object.
         {"type": "function", "function": tool}
         if isinstance(tool, dict) and "function" not in tool
         else tool
@@ -300,9 +304,9 @@ def _tools(tools: object) -> list[object] | None:
     ]
 
 
-def _text(value: object, place: str) -> str:
+def _text(value: object, path: str) -> str:
     if not isinstance(value, str):
-        raise ChatError("bad_content", f'"{place}" is {_kind(value)}, not text.')
+        raise ChatError("bad_content", f'"{path}" is {_kind(value)}, not text.')
     return value
 
 

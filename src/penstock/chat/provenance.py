@@ -93,7 +93,7 @@ class Traced(str):
         for first, last, leaf, offset in self._runs:
             low, high = max(first, start), min(last, stop)
             if low < high:
-                # The run starts `low - first` characters later, and so does its place in the leaf.
+                # The run starts `low - first` characters later, also in the leaf.
                 moved = offset if offset < 0 else offset + low - first
                 runs.append((low - start, high - start, leaf, moved))
         return Traced(self.plain[start:stop], runs)

@@ -67,6 +67,7 @@ class _Rendering:
         """Where the turns stop that do not end with a marker."""
         last = {turn.message: turn.span[1] for turn in self.turns}
         text = self.text.plain
+        # A message may have several turns, one for each block; the last one ends it.
         # A marker has a few characters, so the last 200 of a turn are enough.
         return tuple(at for at in last.values() if not is_end(text[max(0, at - 200) : at].rstrip()))
 
@@ -187,6 +188,7 @@ class Renderer:
         """`message` with its content as the template takes it: a string, or a list of parts."""
         content = message.get("content")
         form = self._forms.get("assistant" if message["role"] == "assistant" else "user", "string")
+        # Multimodal templates loop over parts; over a string they would loop over characters.
         if isinstance(content, str) and form == "parts":
             return {**message, "content": [{"type": "text", "text": content}]}
         if not isinstance(content, list):
@@ -246,7 +248,7 @@ class Renderer:
         """Compare runs with a search for unique words, once for each shape of conversation."""
         shape = shape_of(conversation)
         # The template's own text must be the same as in the checked conversation: a template may
-        # look at a text in a way that its shape does not show.
+        # test a text in a way that its shape does not show.
         if self._checked.get(shape) == rendering.template_texts:
             return
         other, words = with_unique_words(conversation)
@@ -287,6 +289,7 @@ class Renderer:
     def _left_out(self, conversation: Conversation, rendering: _Rendering) -> Iterator[int]:
         """The messages of the assistant of which the template does not write some text."""
         hulls: dict[int, Span] = {}
+        # Each message from its first to its last character, with the template's text between them.
         spans = [(*turn.span, turn.message) for turn in rendering.turns]
         spans += [(run[0], run[1], run[2].message) for run in rendering.text._runs]
         for start, stop, number in spans:

@@ -63,6 +63,7 @@ class Markers:
 
     def is_end(self, text: str) -> bool:
         """Whether `text` ends with a special token, or with text that looks like one."""
+        # "|>" and its wide form end markers that are not tokens of this tokenizer.
         return text.endswith((*self._known, "|>", "\uff5c>"))
 
     def find(self, text: str) -> Iterator[Span]:
@@ -125,6 +126,7 @@ class TokenFinder:
 
     def is_in_content(self, chat: ChatText) -> bool:
         """Whether the content of the messages contains the text of a special token."""
+        # A token that begins in the template's text and ends in the content counts, too.
         everywhere = self._spans(chat.text, 0, len(chat.text))
         ours = (self._spans(chat.text, *span) for span in _template_spans(chat))
         return everywhere != set().union(*ours)
@@ -193,6 +195,7 @@ def tokenizer_with_markers(
     # The markers that end a turn: <|im_end|>, or several such as </s><s>.
     low, high = markers.first_group(tail) or (0, 0)
     end = [tail[a:b] for a, b in markers.find(tail) if low <= a and b <= high]
+    # Without any end marker there is nothing to protect; one token among several is enough.
     ends_with_token = not end or not known.isdisjoint(end)
     missing = [
         each

@@ -162,6 +162,7 @@ def _write_chatml(messages: list[Message]) -> ChatText | None:
     at = 0
     for message in messages:
         text, role = message["content"], message["role"]
+        # More keys, other roles or parts may make the template write something else.
         if type(text) is not str or len(message) != 2 or role not in _CHATML_ROLES:
             return None
         at += 13 + len(role)  # <|im_start|>, the role, a line end
@@ -171,7 +172,7 @@ def _write_chatml(messages: list[Message]) -> ChatText | None:
             content.append((at, stop))
             if role == "assistant":
                 trained.append((at, stop + 10))  # with <|im_end|>
-        elif role == "assistant":
+        elif role == "assistant":  # an empty turn has no run, so Jinja's path decides about it
             return None
         at = stop + 11  # <|im_end|> and a line end
     return ChatText("".join(pieces), content, trained)
@@ -186,6 +187,7 @@ def _write_nanochat(messages: list[Message]) -> ChatText | None:
         text, role = message["content"], message["role"]
         if type(text) is not str or not text or len(message) != 2:
             return None
+        # nanochat's template refuses turns that do not alternate, with its own message.
         if role != ("assistant" if number % 2 else "user"):
             return None
         pieces += ("<|", role, "_start|>", text, "<|", role, "_end|>")

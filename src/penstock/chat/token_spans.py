@@ -83,7 +83,7 @@ class SpanEncoder:
             # UTF-8 has no byte 0xFF, so it separates texts. Making an Arrow array of 32 texts
             # would take 3 times as long.
             ids, offsets = engine.encode_separated(b"\xff".join(data), b"\xff")
-            if len(offsets) == len(data) + 1:
+            if len(offsets) == len(data) + 1:  # else a text is empty, and gigatoken skipped it
                 return ids, offsets
         return self._tokenizer.encode_documents(binary_array(data))
 
@@ -104,16 +104,17 @@ class SpanEncoder:
         plain, is_anchored = self._plain
         anchor = ANCHOR if is_anchored and not is_first else ""
         found = plain.tokenizer([text]).encode(anchor + text, add_special_tokens=False)
+        # The anchor is one token, and its characters come before those of the text.
         skipped = 1 if anchor else 0
         ids = np.array(found.ids[skipped:], np.uint32)
         plain.check(ids)
-        places = np.array(found.offsets[skipped:], np.int64).reshape(-1, 2) - len(anchor)
+        positions = np.array(found.offsets[skipped:], np.int64).reshape(-1, 2) - len(anchor)
         # `tokenizers` counts characters; this is the number of bytes up to each of them.
         if text.isascii():
             upto = np.arange(len(text) + 1)
         else:
             upto = np.concatenate((_ZERO, np.cumsum([len(each.encode()) for each in text])))
-        starts, stops = begin + upto[places[:, 0]], begin + upto[places[:, 1]]
+        starts, stops = begin + upto[positions[:, 0]], begin + upto[positions[:, 1]]
         return TokenSpans(ids, np.array([0, len(ids)], np.int64), starts, stops)
 
 
@@ -134,6 +135,7 @@ def _widths(tokenizer: Tokenizer) -> NDArray[np.int64] | None:
     definition, engine = tokenizer.definition, tokenizer.engine
     if isinstance(engine, ByteEngine):
         return np.ones(tokenizer.vocab_size, np.int64)
+    # Ids without an entry have width 0; a text with one would not decode to itself.
     widths = np.zeros(tokenizer.vocab_size, np.int64)
     if definition is None:
         ranks = engine.description.ranks if isinstance(engine, ObjectEngine) else None

@@ -100,7 +100,7 @@ def find_turns(
 
 
 def _hulls(runs: Sequence[Run]) -> dict[int, Span]:
-    """The first to the last character of each message, at the first place where it is written.
+    """The first to the last character of each message, where it is first written.
 
     A template may write some text again, such as the name of a tool above its result.
     """
@@ -114,6 +114,7 @@ def _hulls(runs: Sequence[Run]) -> dict[int, Span]:
 
 def first_runs(runs: Sequence[Run]) -> Iterator[Run]:
     """The runs with characters of a leaf that were not written before."""
+    # For each leaf, by identity, the number of its characters written so far.
     seen: dict[int, int] = {}
     for run in sorted(runs, key=itemgetter(0)):
         start, stop, leaf, offset = run
@@ -224,6 +225,7 @@ def _shared_start(one: str, two: str, markers: Markers) -> str:
     """The common beginning of both texts, cut before a marker that they share only in part."""
     shorter = min(len(one), len(two))
     size = next((at for at in range(shorter) if one[at] != two[at]), shorter)
+    # <|im_end|> and <|im_start|> share "<|im_", which is no part of the turn.
     cut = [start for start, stop in markers.find(one) if start < size < stop]
     return one[: min(cut, default=size)]
 
@@ -241,6 +243,7 @@ def generation_turns(text: Traced, conversation: Conversation) -> list[Turn]:
     for start, stop in sorted(blocks):
         inside = {leaf.message for low, high, leaf, _ in runs if low < stop and high > start}
         speakers = {conversation.messages[each]["role"] for each in inside if each >= 0}
+        # -1 is the text of tool definitions and settings.
         if speakers - {"assistant"} or -1 in inside:
             raise ChatError(
                 "bad_generation",

@@ -10,16 +10,22 @@ and not on the size of the files.
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.check.sample import FileSample, add_hints, read_sample, text_bytes
 from penstock.errors import PenstockError
 from penstock.sources.listing import InputFile, list_files
 from penstock.sources.settings import Reading
 from penstock.sources.texts import Texts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.store.reader import TokenStore
 
 __all__ = ["CHECKS", "CheckReport", "CheckSettings", "Finding", "check"]
 
@@ -195,17 +201,25 @@ class _Run:
         if file.error:
             raise _CheckFailedError(file.error)
 
-    def _check_batches(self) -> str:
-        from penstock.loader.loader import Loader
-        from penstock.rows.windows import Windows
+    def _build(self, name: str, copies: int = 1) -> "TokenStore":
         from penstock.store.build import build
 
-        texts = Texts([text.decode() for text in self._texts])
+        texts = Texts([text.decode() for text in self._texts] * copies)
+        return build(texts, self.folder / name, tokenizer=self._tokenizer)
+
+    def _batches(self, store: "TokenStore", length: int) -> "Iterator[Mapping[str, Tensor]]":
+        from penstock.loader.loader import Loader
+        from penstock.rows.windows import Windows
+
+        return iter(Loader(Windows(store, length), self._settings.batch_size))
+
+    def _check_batches(self) -> str:
         begun = time.monotonic()
-        self.store = build(texts, self.folder / "store", tokenizer=self._tokenizer)
+        self.store = self._build("store")
         self._build_seconds = time.monotonic() - begun
+        # A row needs one token more than its length, for the last target.
         length = min(self._settings.length, self.store.num_tokens - 1)
-        batch = next(iter(Loader(Windows(self.store, length), self._settings.batch_size)))
+        batch = next(self._batches(self.store, length))
         inputs, targets = batch["inputs"], batch["targets"]
         # Every target but the last of a row is the next input.
         if not bool((inputs[:, 1:] == targets[:, :-1]).all()):
@@ -242,6 +256,7 @@ class _Run:
         from penstock.sources.arrow import binary_array
 
         texts = binary_array(self._texts)
+        # The tokenizer was loaded and warmed up by the build, so only encoding is measured.
         begun = time.monotonic()
         num_tokens = len(self._tokenizer.encode_documents(texts)[0])
         tokenized = num_tokens / (time.monotonic() - begun)
@@ -255,17 +270,12 @@ class _Run:
 
     def _loaded_per_second(self) -> float:
         """Tokens a second of a loader with full rows; a small sample is repeated."""
-        from penstock.loader.loader import Loader
-        from penstock.rows.windows import Windows
-        from penstock.store.build import build
-
-        length, batch_size, store = self._settings.length, self._settings.batch_size, self.store
+        length, store = self._settings.length, self.store
         # Enough copies for one full batch and the last target.
-        copies = -(-(length * batch_size + 1) // store.num_tokens)
+        copies = -(-(length * self._settings.batch_size + 1) // store.num_tokens)
         if copies > 1:
-            texts = Texts([text.decode() for text in self._texts] * copies)
-            store = build(texts, self.folder / "repeated", tokenizer=self._tokenizer)
-        batches = iter(Loader(Windows(store, length), batch_size))
+            store = self._build("repeated", copies)
+        batches = self._batches(store, length)
         next(batches)  # starting the loader is not measured
         done, begun = 0, time.monotonic()
         for batch in batches:

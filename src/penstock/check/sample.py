@@ -16,7 +16,7 @@ from penstock.sources.whole import file_rule
 __all__ = ["FileSample", "add_hints", "read_sample", "text_bytes"]
 
 _SHOWN_DOCUMENTS = 3
-_NUM_PLACES = 3
+_NUM_PARTS = 3
 
 
 @dataclass(slots=True)
@@ -56,18 +56,19 @@ def read_sample(file: FileSample, listed: InputFile, reading: Reading, budget: i
         return
     can_cut = is_text and splitter_for(reading.documents).cuts_anywhere
     can_seek = listed.compression is None and (can_cut or listed.format == "jsonl")
-    # A file that can be read from any position is sampled at three places. Other files can only
+    # A file that can be read from any position is sampled in three parts. Other files can only
     # be read from the beginning.
     is_spread = can_seek and listed.size > budget
-    slice_bytes = -(-listed.size // _NUM_PLACES) if is_spread else budget
+    slice_bytes = -(-listed.size // _NUM_PARTS) if is_spread else budget
     file.whole = True
     for piece in cut([listed], reading, slice_bytes=slice_bytes):
         taken = 0
         for batch in read_slice([listed], piece, reading):
             file.texts += batch.texts.to_pylist()
             file.rejects += batch.rejects
+            # Read, with rejected records: a file full of them must not be read to its end.
             taken += batch.tally.total_bytes
-            if taken > (budget // _NUM_PLACES if is_spread else budget - file.sample_bytes):
+            if taken > (budget // _NUM_PARTS if is_spread else budget - file.sample_bytes):
                 file.whole = False
                 break
         file.sample_bytes += taken
@@ -91,9 +92,10 @@ def _document_parts(listed: InputFile, reading: Reading, budget: int) -> tuple[l
         finally:
             expanded.close()
     else:
-        size = budget // _NUM_PLACES
+        # Three parts of equal size: the first at 0, the last at the end of the file.
+        size = budget // _NUM_PARTS
         last = listed.size - size
-        starts = [number * last // (_NUM_PLACES - 1) for number in range(_NUM_PLACES)]
+        starts = [number * last // (_NUM_PARTS - 1) for number in range(_NUM_PARTS)]
         with open_file(listed) as stream:
             found = [(start, _read_at(stream, start, size)) for start in starts]
     text = b"".join(_decoded(listed, start, data, reading) for start, data in found)
@@ -136,6 +138,7 @@ def add_hints(file: FileSample) -> None:
     sample = file.texts[:100]
     if not sample or file.format != "text":
         return
+    # GPT-2's end token separates documents in many public files, such as TinyStories.
     separator = b"<|endoftext|>"
     if file.documents != separator.decode() and any(separator in text for text in sample):
         file.hints.append(

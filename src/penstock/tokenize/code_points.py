@@ -102,16 +102,16 @@ def find(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64]:
     for low in range(0, len(rows), _ROWS):
         some = rows[low : low + _ROWS]
         some = some[some < num_whole]
-        place = _candidates(blocks[some], symbols=symbols)
-        found.append(some[place // _BLOCK] * _BLOCK + place % _BLOCK)
+        position = _candidates(blocks[some], symbols=symbols)
+        found.append(some[position // _BLOCK] * _BLOCK + position % _BLOCK)
     if rows[-1] == num_whole:
         last = num_whole * _BLOCK
         found.append(last + _candidates(data[None, last:], symbols=symbols))
-    places: NDArray[np.int64] = np.sort(np.concatenate(found))
+    positions: NDArray[np.int64] = np.sort(np.concatenate(found))
     # `bounds` alternates the first code point of a range and the one after its last. So a code
     # point is inside a range if an odd number of bounds are at or below it.
-    inside = np.searchsorted(_tables(symbols).bounds, _decoded(data, places), side="right") % 2
-    listed: NDArray[np.int64] = places[inside == 1]
+    inside = np.searchsorted(_tables(symbols).bounds, _decoded(data, positions), side="right") % 2
+    listed: NDArray[np.int64] = positions[inside == 1]
     return listed
 
 
@@ -121,7 +121,7 @@ def cut(text: bytes, size: int) -> list[bytes]:
     A cut is before a space between an ASCII letter or digit and an ASCII letter, or after a
     newline between an ideograph (or a full stop, or other wide punctuation) and an ideograph. This
     holds for the tokenizers for which `penstock.tokenize.supported.may_cut` is true. A text without
-    such places is one piece.
+    such positions is one piece.
 
     >>> cut(b"It is 5 o'clock now, no more.", 3)
     [b'It is 5', b" o'clock", b' now, no', b' more.']
@@ -172,10 +172,10 @@ def _candidates(blocks: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64
     return np.concatenate(found)
 
 
-def _decoded(data: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The code points that begin at `places`."""
-    # Four bytes from each place on, or the last byte again at the end of the data.
-    ends = np.minimum(places[:, None] + np.arange(4), len(data) - 1)
+def _decoded(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The code points that begin at `positions`."""
+    # Four bytes from each position on, or the last byte again at the end of the data.
+    ends = np.minimum(positions[:, None] + np.arange(4), len(data) - 1)
     lead, *tail = data[ends].astype(np.int64).T
     tail = [byte & 0x3F for byte in tail]
     two = (lead & 0x1F) << 6 | tail[0]

@@ -118,6 +118,7 @@ class Definition:
     def special_tokens(self) -> tuple[str, ...]:
         """All special tokens: flagged as special, named by their role, or the unknown token."""
         flagged = [token["content"] for token in self.added_tokens if token["special"]]
+        # `[UNK]` in a text must not become the unknown token, like any other special token.
         # A single character is an ordinary letter of the model, also if it is the unknown token.
         unknown = self.unk_token if len(self.unk_token or "") > 1 else None
         named = [self.eos_token, self.bos_token, *self.other_special, unknown]
@@ -217,6 +218,7 @@ def find_definition(name: str) -> Definition:
 
 def from_object(tokenizer: object) -> Definition | None:
     """The definition inside a `tokenizers` or fast `transformers` tokenizer; None for others."""
+    # A fast tokenizer of `transformers` wraps one of `tokenizers`.
     backend: Any = getattr(tokenizer, "backend_tokenizer", None) or tokenizer
     if type(backend).__module__.partition(".")[0] != "tokenizers":
         return None
@@ -239,24 +241,14 @@ def _gpt2() -> Definition:
     vocab = json.loads((data / "encoder.json").read_text(encoding="utf-8"))
     lines = (data / "vocab.bpe").read_text(encoding="utf-8").split("\n")
     byte_level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
+    # The first line of the file is a version comment.
+    merges = [line for line in lines[1:] if line]
     config = {
         "version": "1.0",
         "added_tokens": [special_token("<|endoftext|>", vocab["<|endoftext|>"])],
-        "normalizer": None,
         "pre_tokenizer": {**byte_level, "add_prefix_space": False},
-        "post_processor": None,
         "decoder": {**byte_level, "add_prefix_space": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": "",
-            "end_of_word_suffix": "",
-            "fuse_unk": False,
-            "vocab": vocab,
-            # The first line of the file is a version comment.
-            "merges": [line for line in lines[1:] if line],
-        },
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
     }
     return Definition("gpt2", config, eos_token="<|endoftext|>", bos_token="<|endoftext|>")
 

@@ -90,6 +90,7 @@ class TokenizersEngine:
         """Ids of `texts`, without the tokens that a post-processor would add around them."""
         strings = [text.decode() for text in texts.to_pylist()]
         tokenizer = self.plain.tokenizer(strings) if self.plain else self._tokenizer
+        # The fast variant does not compute positions in the text.
         encodings = tokenizer.encode_batch_fast(strings, add_special_tokens=False)
         ids, offsets = concatenated([encoding.ids for encoding in encodings])
         if self.plain:
@@ -105,6 +106,7 @@ class TokenizersEngine:
         one, two, both = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         if one.ids + two.ids != both.ids:
             return False
+        # The last token of `left` and the first of `right` must be of different pre-tokens.
         words = both.word_ids[max(0, len(one.ids) - 1) : len(one.ids) + 1]
         return len(set(words)) == len(words)
 
@@ -124,13 +126,14 @@ class ByteEngine:
 
     def encode(self, texts: pa.LargeBinaryArray) -> Encoded:
         """The bytes themselves."""
-        if not len(texts):
+        if not len(texts):  # Arrow may then have no buffer of offsets
             return NO_DOCUMENTS
         data, offsets = text_buffers(texts)
         return data.astype(np.uint32), offsets
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
         """The bytes and the added tokens, without the end token."""
+        # Without added tokens, one array operation; with them, a loop over ids.
         if not self._added or not (ids > 256).any():
             return bytes(ids[ids < 256].astype(np.uint8))
         words = [bytes((each,)) if each < 256 else self._added.get(each, b"") for each in ids]

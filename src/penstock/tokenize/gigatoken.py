@@ -46,7 +46,7 @@ _logged: set[str] = set()
 _MAX_LOADED = 4
 # Around a listed character, the reference encodes about so many bytes.
 _PIECE_BYTES = 1 << 13
-_NO_PLACES = np.zeros(0, np.int64)
+_NO_POSITIONS = np.zeros(0, np.int64)
 
 
 def choose_engine(
@@ -135,6 +135,7 @@ class GigatokenEngine:
 
     def _hold(self, tokenizers: "list[gigatoken.Tokenizer]", *, is_forked: bool) -> None:
         """Start with these tokenizers, none of them borrowed."""
+        # `_lock` protects the two counts; the queue has its own lock.
         self._is_forked = is_forked
         self._lock = threading.Lock()
         self._num_calls = 0
@@ -170,10 +171,10 @@ class GigatokenEngine:
         data, edges = text_buffers(texts)
         # Everything is encoded first, because most batches contain no listed character.
         encoded = self.encode_raw(texts)
-        places = self._listed_in(data)
-        if not len(places):
+        positions = self._listed_in(data)
+        if not len(positions):
             return encoded
-        documents = np.unique(np.searchsorted(edges, places, side="right") - 1).tolist()
+        documents = np.unique(np.searchsorted(edges, positions, side="right") - 1).tolist()
         exact = [self._exact(data[edges[row] : edges[row + 1]].tobytes()) for row in documents]
         return _replaced(encoded, documents, exact)
 
@@ -185,7 +186,7 @@ class GigatokenEngine:
 
     def _listed_in(self, data: NDArray[np.uint8]) -> NDArray[np.int64]:
         """Where code points begin that gigatoken treats differently from the reference."""
-        return find(data, symbols=self._has_symbols) if self._has_listed else _NO_PLACES
+        return find(data, symbols=self._has_symbols) if self._has_listed else _NO_POSITIONS
 
     def _exact(self, text: bytes) -> NDArray[np.uint32]:
         """The reference's ids of one text.
@@ -203,6 +204,7 @@ class GigatokenEngine:
         # `parallel` spreads the call over gigatoken's thread pool.
         with self._borrowed() as (tokenizer, is_crowded):
             layout = tokenizer.encode_batch(source, parallel=is_crowded).layout
+        # Views of gigatoken's result, not copies.
         return np.asarray(layout.content.data), np.asarray(layout.offsets.data)
 
     @contextmanager
@@ -237,6 +239,7 @@ class GigatokenEngine:
         return bytes(self._decoder.decode(ids))
 
 
+# Weak, so that an engine nobody uses is freed with its tokenizers.
 _engines: "weakref.WeakSet[GigatokenEngine]" = weakref.WeakSet()
 
 

@@ -71,6 +71,7 @@ def describe_object(tokenizer: object) -> ObjectDescription:
             "method encode."
         )
     is_tiktoken = type(tokenizer).__module__.partition(".")[0] == "tiktoken"
+    # `transformers` has `eos_token_id`, tiktoken has `eot_token`.
     eos_id, eos_token = _read(tokenizer, "eos_token_id", "eot_token"), _read(tokenizer, "eos_token")
     return ObjectDescription(
         name=str(_read(tokenizer, "name") or type(tokenizer).__name__),
@@ -98,6 +99,7 @@ def _read(tokenizer: object, *names: str) -> Any:
 
 
 def _vocab_size(tokenizer: object) -> int | None:
+    # tiktoken, transformers, tokenizers; some are properties and some are methods.
     size = _read(tokenizer, "n_vocab", "vocab_size", "get_vocab_size", "__len__")
     return None if size is None else int(size() if callable(size) else size)
 
@@ -127,6 +129,7 @@ class ObjectEngine:
     def __init__(self, tokenizer: Any, description: ObjectDescription) -> None:
         self.tokenizer = tokenizer
         self.description = description
+        # An object is not trusted to treat special tokens as text; see `encode`.
         self._special = np.array(sorted(description.special_tokens.values()), np.int64)
         # tiktoken's `encode` raises if a text holds a special token; `encode_ordinary` does not.
         self._encode: Callable[..., Any] = _read(tokenizer, "encode_ordinary", "encode")

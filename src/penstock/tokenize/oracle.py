@@ -35,7 +35,7 @@ _COMPARED_SHARE = 40_000
 _SEARCHED_SHARE = 16
 """One byte in so many is searched for added tokens; searching all takes 3 % of the time."""
 _MAX_CANDIDATES = 32
-"""The most places of a batch that are checked because an added token may begin there."""
+"""The most positions of a batch that are checked because an added token may begin there."""
 
 
 def compare(tokenizer: Tokenizer, texts: pa.LargeBinaryArray) -> int:
@@ -134,19 +134,19 @@ class SliceSample:
         room = _AROUND * 2 + self._num_bytes // _COMPARED_SHARE - self._token_bytes
         if not tokens or room <= 0:
             return
-        # Each batch is searched at another place (7,919 is prime), so that no part of the blocks
+        # Each batch is searched at another position (7,919 is prime), so that no part of the blocks
         # is always left out.
         size = max(1 << 12, len(data) // (_SEARCHED_SHARE * len(begins)))
         low = self._num_documents * 7_919 % max(1, len(data) - size)
-        for found in _places(data[low : low + size], begins)[:_MAX_CANDIDATES]:
-            place = low + found
-            row = int(np.searchsorted(starts, place, side="right")) - 1
-            # `place` has the first two bytes of a token; does all of it follow, in one document?
-            rest = data[place : min(int(stops[row]), place + len(tokens[0]))].tobytes()
+        for found in _positions(data[low : low + size], begins)[:_MAX_CANDIDATES]:
+            at = low + found
+            row = int(np.searchsorted(starts, at, side="right")) - 1
+            # `at` has the first two bytes of a token; does all of it follow, in one document?
+            rest = data[at : min(int(stops[row]), at + len(tokens[0]))].tobytes()
             if row < 0 or room <= 0 or not rest.startswith(tokens):
                 continue
-            start = max(int(starts[row]), place - _AROUND)
-            stop = min(int(stops[row]), place + len(rest) + _AROUND)
+            start = max(int(starts[row]), at - _AROUND)
+            stop = min(int(stops[row]), at + len(rest) + _AROUND)
             self._keep(batch, row, data[start:stop])
             self._token_bytes += stop - start
             room -= stop - start
@@ -162,7 +162,7 @@ def _contents(tokenizer: Tokenizer) -> tuple[bytes, ...]:
     return tuple(sorted(contents, key=len, reverse=True))
 
 
-def _places(data: NDArray[np.uint8], begins: set[bytes]) -> list[int]:
+def _positions(data: NDArray[np.uint8], begins: set[bytes]) -> list[int]:
     """Where one of `begins`, of one or two bytes each, is found; ascending."""
     found = [np.zeros(0, np.int64)]
     for begin in begins:
@@ -170,8 +170,8 @@ def _places(data: NDArray[np.uint8], begins: set[bytes]) -> list[int]:
         if len(begin) > 1:
             matches = matches[:-1] & (data[1:] == begin[1])
         found.append(np.flatnonzero(matches))
-    places: list[int] = np.sort(np.concatenate(found)).tolist()
-    return places
+    positions: list[int] = np.sort(np.concatenate(found)).tolist()
+    return positions
 
 
 def _spans(
@@ -194,14 +194,14 @@ def _compare(tokenizer: Tokenizer, texts: list[bytes], names: list[str]) -> None
     if tokenizer.reference is None or not texts:
         return
     array = binary_array(texts)
-    ids, places = tokenizer.engine.encode(array)
-    expected, expected_places = tokenizer.reference.encode(array)
+    ids, offsets = tokenizer.engine.encode(array)
+    expected, expected_offsets = tokenizer.reference.encode(array)
     # The usual case in one comparison; the loop below only finds out where they differ.
-    if np.array_equal(ids, expected) and np.array_equal(places, expected_places):
+    if np.array_equal(ids, expected) and np.array_equal(offsets, expected_offsets):
         return
     for number, text in enumerate(texts):
-        found = ids[places[number] : places[number + 1]].tolist()
-        right = expected[expected_places[number] : expected_places[number + 1]].tolist()
+        found = ids[offsets[number] : offsets[number + 1]].tolist()
+        right = expected[expected_offsets[number] : expected_offsets[number + 1]].tolist()
         if found != right:
             at = next(
                 (i for i, pair in enumerate(zip(found, right, strict=False)) if pair[0] != pair[1]),

@@ -1,6 +1,6 @@
 r"""Special tokens of a tokenizer.json: kept out of text, and added to.
 
-`tokenizers` has an option not to parse special tokens in a text, but the model behind it may still
+`tokenizers` has an option not to parse special tokens in a text, but the model itself may still
 contain one as an ordinary token. A Unigram model lists `</s>` like any other token, a WordPiece
 model whose words end at spaces finds `[SEP]`, and merges of BPE may build `<|endoftext|>`. A text
 with these characters would then produce the id that ends a document.

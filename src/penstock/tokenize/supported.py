@@ -62,7 +62,7 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 _EDGE = r"[^\r\n\p{L}\p{N}]?"
 PATTERNS = frozenset(
     (
-        # GPT-2, spelled out
+        # GPT-2, written out
         (r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",),
         # Llama 3, OLMo 2, GPT-4 as converters write it
         (

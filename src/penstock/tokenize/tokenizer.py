@@ -134,6 +134,7 @@ class Tokenizer:
     @property
     def canary(self) -> str:
         """A digest of the ids of a fixed text."""
+        # Little-endian uint32 on every machine and for every vocabulary.
         return digest_bytes(self.encode(_CANARY).astype("<u4").tobytes())
 
     def describe(self) -> Config:
