@@ -3,7 +3,6 @@
 import gzip
 import json
 import shutil
-import time
 from importlib import import_module
 
 import pyarrow as pa
@@ -197,7 +196,6 @@ def test_of_a_big_file_the_beginning_the_middle_and_the_end_are_read(tmp_path, m
     with (tmp_path / "big.txt").open("w") as stream:
         for number in range(400_000):
             stream.write(f"line {number:09d} of a long file that is not read in full\n")
-    begun = time.monotonic()
     reading = Reading(documents="lines")
     report = check(
         ["big.txt"], CheckSettings(reading=reading, tokenizer="bytes", sample_bytes=300_000)
@@ -206,12 +204,11 @@ def test_of_a_big_file_the_beginning_the_middle_and_the_end_are_read(tmp_path, m
 
     assert report.passed
     assert not file.whole
-    assert file.sample_bytes < file.num_bytes
+    assert file.sample_bytes <= 3 * (4 << 20) < file.num_bytes  # a block of each of three parts
     numbers = sorted(int(text.split()[1]) for text in file.texts)
     assert numbers[0] == 0
     assert any(abs(number - 133_333) < 1_000 for number in numbers)
     assert any(abs(number - 266_666) < 1_000 for number in numbers)
-    assert time.monotonic() - begun < 60
 
 
 def test_bad_bytes_in_the_middle_of_a_big_file_are_found(tmp_path, monkeypatch):

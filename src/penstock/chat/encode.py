@@ -22,6 +22,7 @@ from penstock.chat.messages import ChatText, Span
 from penstock.chat.special_tokens import token_finder
 from penstock.chat.token_spans import SpanEncoder
 from penstock.errors import TokenizerError
+from penstock.tokenize.oracle import first_difference
 from penstock.tokenize.special_tokens import load_reference
 from penstock.tokenize.tokenizer import Tokenizer
 
@@ -139,8 +140,7 @@ class ChatEncoder:
             ours = self.encode([chat]).ids.tolist()
             theirs = reference.encode(chat.text, add_special_tokens=False).ids
             if ours != theirs:
-                pairs = enumerate(zip(ours, theirs, strict=False))
-                at = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+                at = first_difference(ours, theirs)
                 raise TokenizerError(
                     f"The ids of a conversation differ from those of tokenizers at token {at}: "
                     f"{ours[at : at + 5]} and {theirs[at : at + 5]}. {self.tokenizer.name} treats "
@@ -154,16 +154,16 @@ class ChatEncoder:
 class _Pieces:
     """The pieces of some conversations: special tokens and texts, in order."""
 
+    # The id of each special token, -1 for each text.
     special: list[int] = field(default_factory=list)
-    """The id of each special token, -1 for each text."""
     special_trained: list[bool] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    # Whether each text begins a conversation.
     first: list[bool] = field(default_factory=list)
-    """Whether each text begins a conversation."""
+    # In bytes of all texts, concatenated.
     trained: list[Span] = field(default_factory=list)
-    """In bytes of all texts, concatenated."""
+    # The number of pieces up to the end of each conversation.
     ends: list[int] = field(default_factory=list)
-    """The number of pieces up to the end of each conversation."""
     _num_bytes: int = 0
 
     def add(self, text: str, trained: list[Span], first: bool) -> None:

@@ -104,7 +104,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         # Methods of plain strings (" ".join(parts)) would lose the runs of their arguments.
         owner = getattr(__obj, "__self__", None)
         if type(owner) is str and __obj.__name__ in ("join", "replace"):
-            __obj = getattr(Traced(owner, []), __obj.__name__)
+            traced = Traced(owner, [])
+            __obj = traced.join if __obj.__name__ == "join" else traced.replace
         result = super().call(__context, __obj, *args, **kwargs)
         # A plain result of another string method still comes from the string and the arguments.
         if isinstance(owner, str) and type(result) is str:

@@ -82,8 +82,8 @@ class Markers:
 
 class _SpecialToken(NamedTuple):
     id: int
+    # Whether the token includes the blanks before it.
     lstrip: bool = False
-    """Whether the token includes the blanks before it."""
     rstrip: bool = False
     single_word: bool = False
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from penstock.chat.messages import ChatText, JsonObject, Message, Span
 from penstock.digest import digest_json
 from penstock.errors import TemplateError
+from penstock.tokenize.objects import read_attribute
 
 __all__ = ["WRITERS", "Template", "load_template"]
 
@@ -91,11 +92,11 @@ def load_template(template: object) -> Template:
 
 
 def _from_object(tokenizer: object) -> Template:
-    source = getattr(tokenizer, "chat_template", None)
-    name = str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
+    source = read_attribute(tokenizer, "chat_template")
+    name = str(read_attribute(tokenizer, "name_or_path") or type(tokenizer).__name__)
     if source is None:
         raise TemplateError(f"{name} has no chat_template; give the template itself.")
-    return _configured(source, name, getattr(tokenizer, "special_tokens_map", None) or {})
+    return _configured(source, name, read_attribute(tokenizer, "special_tokens_map") or {})
 
 
 def _from_directory(path: Path) -> Template:

@@ -76,9 +76,9 @@ _NOWHERE = np.zeros(0, np.int64)
 
 
 class _Tables(NamedTuple):
+    # For the first byte of a code point in UTF-8, the ranges of its second byte that contain listed
+    # code points.
     seconds: dict[int, list[tuple[int, int]]]
-    """For the first byte of a code point in UTF-8, the ranges of its second byte that contain
-    listed code points."""
     bounds: NDArray[np.int64]
 
 

@@ -41,8 +41,8 @@ EngineChoice = Literal["auto", "gigatoken", "tokenizers"]
 
 
 _log = logging.getLogger("penstock")
+# Digests of the tokenizers that were logged as slow in this process.
 _logged: set[str] = set()
-"""Digests of the tokenizers that were logged as slow in this process."""
 _MAX_LOADED = 4
 # Around a listed character, the reference encodes about so many bytes.
 _PIECE_BYTES = 1 << 13
@@ -257,7 +257,7 @@ def _after_fork() -> None:
         engine._hold(idle, is_forked=True)
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows
+if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
 
 

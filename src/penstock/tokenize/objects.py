@@ -7,6 +7,7 @@ only this module knows them.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ __all__ = [
     "describe_object",
     "extended_encoding",
     "ids_of",
+    "read_attribute",
     "tiktoken_encoding",
 ]
 
@@ -65,29 +67,32 @@ def describe_object(tokenizer: object) -> ObjectDescription:
     Raises:
         TokenizerError: the object has no method `encode`.
     """
-    if not callable(_read(tokenizer, "encode")):
+    if not callable(read_attribute(tokenizer, "encode")):
         raise TokenizerError(
             f"{tokenizer!r:.80} is not a tokenizer: it is neither a name nor a path, and it has no "
             "method encode."
         )
+    read = partial(read_attribute, tokenizer)
     is_tiktoken = type(tokenizer).__module__.partition(".")[0] == "tiktoken"
+    # tiktoken, transformers, tokenizers; some are properties and some are methods.
+    size = read("n_vocab", "vocab_size", "get_vocab_size", "__len__")
     # `transformers` has `eos_token_id`, tiktoken has `eot_token`.
-    eos_id, eos_token = _read(tokenizer, "eos_token_id", "eot_token"), _read(tokenizer, "eos_token")
+    eos_id, eos_token = read("eos_token_id", "eot_token"), read("eos_token")
     return ObjectDescription(
-        name=str(_read(tokenizer, "name") or type(tokenizer).__name__),
+        name=str(read("name") or type(tokenizer).__name__),
         is_tiktoken=is_tiktoken,
-        vocab_size=_vocab_size(tokenizer),
+        vocab_size=None if size is None else int(size() if callable(size) else size),
         eos_id=None if eos_id is None else int(eos_id),
-        bos_id=_read(tokenizer, "bos_token_id"),
-        pad_id=_read(tokenizer, "pad_token_id"),
+        bos_id=read("bos_token_id"),
+        pad_id=read("pad_token_id"),
         eos_token=None if eos_token is None else str(eos_token),
         special_tokens=_special_tokens(tokenizer),
-        ranks=_read(tokenizer, "_mergeable_ranks") if is_tiktoken else None,
+        ranks=read("_mergeable_ranks") if is_tiktoken else None,
     )
 
 
-def _read(tokenizer: object, *names: str) -> Any:
-    """The first of these attributes that the object has and that is not None."""
+def read_attribute(tokenizer: object, *names: str) -> Any:
+    """The first of these attributes that an object of another library has and that is not None."""
     for name in names:
         try:
             found = getattr(tokenizer, name, None)
@@ -98,23 +103,18 @@ def _read(tokenizer: object, *names: str) -> Any:
     return None
 
 
-def _vocab_size(tokenizer: object) -> int | None:
-    # tiktoken, transformers, tokenizers; some are properties and some are methods.
-    size = _read(tokenizer, "n_vocab", "vocab_size", "get_vocab_size", "__len__")
-    return None if size is None else int(size() if callable(size) else size)
-
-
 def _special_tokens(tokenizer: object) -> dict[str, int]:
-    known = _read(tokenizer, "_special_tokens")
+    read = partial(read_attribute, tokenizer)
+    known = read("_special_tokens")
     if isinstance(known, dict):  # tiktoken
         return dict(known)
-    tokens, ids = _read(tokenizer, "all_special_tokens"), _read(tokenizer, "all_special_ids")
+    tokens, ids = read("all_special_tokens"), read("all_special_ids")
     if tokens is not None and ids is not None:  # transformers
         # Text may produce the unknown token, so it is not forbidden.
-        unknown = _read(tokenizer, "unk_token_id")
+        unknown = read("unk_token_id")
         pairs = zip(tokens, ids, strict=True)
         return {str(token): int(number) for token, number in pairs if number != unknown}
-    names, encode = _read(tokenizer, "get_special_tokens"), _read(tokenizer, "encode_special")
+    names, encode = read("get_special_tokens"), read("encode_special")
     if callable(names) and callable(encode):  # nanochat
         return {str(name): int(encode(name)) for name in names()}
     return {}
@@ -132,7 +132,7 @@ class ObjectEngine:
         # An object is not trusted to treat special tokens as text; see `encode`.
         self._special = np.array(sorted(description.special_tokens.values()), np.int64)
         # tiktoken's `encode` raises if a text holds a special token; `encode_ordinary` does not.
-        self._encode: Callable[..., Any] = _read(tokenizer, "encode_ordinary", "encode")
+        self._encode: Callable[..., Any] = read_attribute(tokenizer, "encode_ordinary", "encode")
         self._options: dict[str, bool] = {}
         if any(each.__module__.startswith("transformers.") for each in type(tokenizer).__mro__):
             # By default it parses special tokens in a text and adds others around it.
@@ -160,7 +160,7 @@ class ObjectEngine:
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
         """The result of the object's own `decode_bytes` or `decode`."""
         # tiktoken's `decode` replaces incomplete characters; `decode_bytes` is exact.
-        decode_bytes = _read(self.tokenizer, "decode_bytes")
+        decode_bytes = read_attribute(self.tokenizer, "decode_bytes")
         if decode_bytes is not None:
             return bytes(decode_bytes(ids.tolist()))
         return str(self.tokenizer.decode(ids.tolist())).encode()
@@ -168,8 +168,10 @@ class ObjectEngine:
 
 def ids_of(encoded: Any) -> Sequence[int]:
     """The ids in the result of an `encode` method: a list, an array, a tensor or an Encoding."""
-    encoded = getattr(encoded, "ids", encoded)
-    return encoded.tolist() if hasattr(encoded, "tolist") else list(encoded)
+    ids = read_attribute(encoded, "ids")
+    ids = encoded if ids is None else ids
+    to_list = read_attribute(ids, "tolist")
+    return list(ids) if to_list is None else to_list()
 
 
 def tiktoken_encoding(name: str) -> "tiktoken.Encoding":

@@ -9,6 +9,7 @@ the time. Which texts are compared depends on the inputs alone: it is limited by
 not by the clock. So a build that found a difference finds it again.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,21 +22,21 @@ from penstock.sources.document import Batch, text_offsets
 from penstock.tokenize.engines import text_buffers
 from penstock.tokenize.tokenizer import Tokenizer
 
-__all__ = ["ORACLE_BYTES", "ORACLE_DOCUMENTS", "SliceSample", "compare"]
+__all__ = ["ORACLE_BYTES", "ORACLE_DOCUMENTS", "SliceSample", "compare", "first_difference"]
 
 ORACLE_DOCUMENTS = 1_000
 ORACLE_BYTES = 1_000_000
 _ONE_IN = 10_000
+# The most bytes of one sampled document; of a longer one, a window is compared.
 _MAX_BYTES = 1 << 14
-"""The most bytes of one sampled document; of a longer one, a window is compared."""
+# Bytes compared on each side of an added token in a text.
 _AROUND = 256
-"""Bytes compared on each side of an added token in a text."""
+# Text around added tokens is at most one byte in so many, and at least one window a slice.
 _COMPARED_SHARE = 40_000
-"""Text around added tokens is at most one byte in so many, and at least one window a slice."""
+# One byte in so many is searched for added tokens; searching all takes 3 % of the time.
 _SEARCHED_SHARE = 16
-"""One byte in so many is searched for added tokens; searching all takes 3 % of the time."""
+# The most positions of a batch that are checked because an added token may begin there.
 _MAX_CANDIDATES = 32
-"""The most positions of a batch that are checked because an added token may begin there."""
 
 
 def compare(tokenizer: Tokenizer, texts: pa.LargeBinaryArray) -> int:
@@ -190,6 +191,12 @@ def _whole_characters(text: bytes) -> bytes:
     return text.decode(errors="ignore").encode()
 
 
+def first_difference(one: Sequence[int], two: Sequence[int]) -> int:
+    """The first index at which two sequences differ, or the length of the shorter one."""
+    pairs = enumerate(zip(one, two, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(two)))
+
+
 def _compare(tokenizer: Tokenizer, texts: list[bytes], names: list[str]) -> None:
     if tokenizer.reference is None or not texts:
         return
@@ -203,10 +210,7 @@ def _compare(tokenizer: Tokenizer, texts: list[bytes], names: list[str]) -> None
         found = ids[offsets[number] : offsets[number + 1]].tolist()
         right = expected[expected_offsets[number] : expected_offsets[number + 1]].tolist()
         if found != right:
-            at = next(
-                (i for i, pair in enumerate(zip(found, right, strict=False)) if pair[0] != pair[1]),
-                min(len(found), len(right)),
-            )
+            at = first_difference(found, right)
             raise TokenMismatchError(
                 f"{tokenizer.engine.name} and {tokenizer.reference.name} disagree on "
                 f"{names[number]} from token {at:,} on: {found[at : at + 5]} and "
