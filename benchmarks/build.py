@@ -31,7 +31,7 @@ PREFIX = 16_000_000
 
 def fresh(definition):
     """A gigatoken tokenizer with an empty cache, as in a new process. Its loading is not timed."""
-    from penstock.tokenize.plain import PlainText
+    from penstock.tokenize.special_tokens import PlainText
 
     config = PlainText(definition).gigatoken_config()
     return gigatoken.Tokenizer.from_json(json.dumps(config))

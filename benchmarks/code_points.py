@@ -21,9 +21,8 @@ import pyarrow as pa
 import tokenizers
 
 from penstock.tokenize.definition import Definition
-from penstock.tokenize.engines import GigatokenEngine
-from penstock.tokenize.patterns import PATTERNS
-from penstock.tokenize.supported import _alphabet
+from penstock.tokenize.gigatoken import GigatokenEngine
+from penstock.tokenize.supported import PATTERNS, _alphabet
 
 CODE_POINTS = [*range(0xD800), *range(0xE000, 0x110000)]
 # Letters, digits, punctuation and blanks beside a character show whether a pattern ends there.

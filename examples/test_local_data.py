@@ -11,7 +11,7 @@ import argparse
 import sys
 import time
 
-from penstock.check.check import Trial, check
+from penstock.check import CheckSettings, check
 from penstock.sources.settings import Reading
 
 
@@ -25,14 +25,14 @@ def main() -> int:
     options = parser.parse_args()
 
     reading = Reading(documents="lines")  # one per line, as the data module below reads them
-    trial = Trial(reading=reading, length=options.max_length, batch_size=options.batch_size)
+    trial = CheckSettings(reading=reading, length=options.max_length, batch_size=options.batch_size)
     report = check([options.train_file, options.val_file], trial)
     for finding in report.findings:
         mark = "✅" if finding.passed else "❌"
         verdict = "PASSED" if finding.passed else "FAILED"
         if finding.passed and finding.name == "Performance":
             verdict += " (>100K tokens/sec)"
-        print(f"{mark} {finding.name} {verdict}: {finding.told}")
+        print(f"{mark} {finding.name} {verdict}: {finding.message}")
     if not report.passed:
         return 1
     measure_batches(options)

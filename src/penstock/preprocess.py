@@ -1,4 +1,4 @@
-"""Text files to flat arrays of tokens, for training that starts without tokenizing.
+"""Converts text files to flat arrays of tokens, so that training starts without tokenizing.
 
     python -m penstock.preprocess
     python -m penstock.preprocess --train_file my.txt --val_file held_out.txt --output_dir tokens
@@ -6,9 +6,9 @@
     training_data/owt_train.txt ──► training_data/owt_train_preprocessed.npy
     training_data/owt_valid.txt ──► training_data/owt_val_preprocessed.npy
 
-One document a line, blank lines skipped, an end token after each. The arrays are 1-D, uint16
-or uint32, and `np.load(path, mmap_mode="r")` reads them without penstock. A store knows more
-(where documents end, checksums, what was rejected): `penstock build` makes one.
+Each line is one document, blank lines are skipped, and an end token follows each document. The
+arrays are 1-D, uint16 or uint32; `np.load(path, mmap_mode="r")` reads them without penstock. A
+store also has the ends of documents, checksums and rejected records; `penstock build` makes one.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,30 +45,30 @@ def preprocess(
     eos: bool | str = True,
     threads: int | None = None,
 ) -> int:
-    """Tokenize a text file into one array file; returns how many tokens there are.
+    """Tokenize a text file into one array file; returns the number of tokens.
 
-    The file appears under its name when it is complete. Until then it needs twice its room.
+    The file appears under its name when it is complete. Until then it needs twice its size on disk.
 
     Args:
-        text: A file of text, as `penstock.build` takes it.
-        output: The `.npy` file to write; one that is there is replaced.
+        text: A text file, or anything else that `penstock.build` reads.
+        output: The `.npy` file to write; an existing file is replaced.
         tokenizer: A name, a path or an object; see `penstock.load_tokenizer`.
         documents: What a document is: "lines", "paragraphs", "file", or a separator.
-        eos: Whether a document ends with the tokenizer's end token, or which token it is.
-        threads: How many slices are tokenized at once.
+        eos: Whether a document ends with the tokenizer's end token, or another token to use.
+        threads: The number of slices tokenized at the same time.
 
     Raises:
-        SourceError: the file is not there, cannot be read as asked, or holds no text.
+        SourceError: the file does not exist, cannot be read, or contains no text.
     """
     path, target = Path(text), Path(output)
     if "://" not in os.fspath(text) and not path.is_file():
         raise SourceError(
             f"{path} does not exist (working directory: {Path.cwd()}). Name another file with "
-            "--train_file and --val_file, or fetch the usual ones: penstock fetch openwebtext "
+            "--train_file and --val_file, or fetch the default ones: penstock fetch openwebtext "
             f"--output {path.parent}"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target: so that a disk that is full is the one the user named.
+    # Beside the target, so that only the disk that the user named can become full.
     making = Path(tempfile.mkdtemp(prefix=".preprocess-", dir=target.parent))
     try:
         store = build(
@@ -88,7 +89,7 @@ def preprocess(
 
 
 def _pieces(store: TokenStore) -> Iterator[Any]:
-    """The bytes of an array file of all tokens."""
+    """The bytes of an array file with all tokens."""
     yield header(store.dtype, (store.num_tokens,))
     for start in range(0, store.num_tokens, _COPY_TOKENS):
         yield store.tokens(start, min(start + _COPY_TOKENS, store.num_tokens))
@@ -99,13 +100,15 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m penstock.preprocess",
         description="Tokenize a training and a validation file into flat .npy arrays.",
     )
-    parser.add_argument("--preprocess", action="store_true", help="what is done in any case")
+    parser.add_argument(
+        "--preprocess", action="store_true", help="ignored: preprocessing always runs"
+    )
     parser.add_argument("--train_file", type=Path, default=Path("training_data/owt_train.txt"))
     parser.add_argument("--val_file", type=Path, default=Path("training_data/owt_valid.txt"))
     parser.add_argument("--output_dir", type=Path, default=Path("training_data"))
     parser.add_argument("--tokenizer", default="gpt2", help="as in penstock build")
     parser.add_argument("--documents", default="lines", help="lines, paragraphs, file, a separator")
-    parser.add_argument("--threads", type=int, default=None, help="one a core if not given")
+    parser.add_argument("--threads", type=int, default=None, help="default: one for each core")
     return parser
 
 
@@ -124,8 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 threads=options.threads,
             )
         except (PenstockError, OSError) as error:
-            told = "\n".join([str(error), *getattr(error, "__notes__", [])])
-            sys.stderr.write(f"{type(error).__name__}: {told}\n")
+            lines = "".join(traceback.format_exception_only(error))  # with the notes
+            sys.stderr.write(lines.removeprefix("penstock.errors."))
             return 1
         except KeyboardInterrupt:
             sys.stderr.write("Interrupted: stopped by Ctrl-C.\n")
@@ -139,18 +142,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run() -> NoReturn:
-    """Run the command as a process, and end it."""
+    """Run the command and exit the process."""
     if sys.stdout is None:  # closed by the caller (`>&-`)
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     try:
         code = main()
         sys.stdout.flush()
     except OSError as error:
-        if error.errno != errno.EPIPE:  # else the reader (`| head`) has left
+        if error.errno != errno.EPIPE:  # EPIPE: the reader (`| head`) has closed the pipe
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
         os._exit(1)
     if code:
-        os._exit(code)  # a worker may be deep in native code
+        os._exit(code)  # without waiting for a worker thread in native code
     sys.exit(0)
 
 

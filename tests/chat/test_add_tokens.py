@@ -69,7 +69,7 @@ def test_a_question_of_gsm8k_is_as_long_as_its_words(data, gpt2, gpt2_chat):
         {"role": "assistant", "content": record["answer"]},
     ]
     chat = Chat("chatml", gpt2_chat)
-    plain = gpt2.encode(chat.script(messages).text)
+    plain = gpt2.encode(chat.render_text(messages).text)
 
     assert (len(chat.render(messages)), len(plain)) == (90, 114)  # 4 markers, 7 tokens each
 
@@ -78,7 +78,7 @@ def test_a_marker_beside_a_token_that_ends_the_turn_may_be_text(make_tokenizer, 
     """As Zephyr and TinyLlama were published: `<|user|>` is text to them, `</s>` a token."""
     chat = Chat(ZEPHYR, load_tokenizer(make_tokenizer(["</s>"])))
 
-    assert chat.compare([chat.script(TURNS)]) == 1
+    assert chat.compare([chat.render_text(TURNS)]) == 1
     assert "<|user|>, <|assistant|>, which" in caplog.text
 
 
@@ -93,7 +93,7 @@ def test_a_token_that_is_not_called_special_ends_turns_all_the_same(make_tokeniz
 
     assert (tokens == end).sum() == (chat.render(TURNS).tokens == end).sum() == 2
     assert (tokens == made.token_to_id("<tool>")).sum() == 2  # an ordinary word, as before
-    assert chat.compare([chat.script(TURNS)]) == 1
+    assert chat.compare([chat.render_text(TURNS)]) == 1
     assert chat.tokenizer.digest == load_tokenizer(made).digest
 
 
@@ -224,7 +224,7 @@ def test_an_extended_tokenizer_survives_save_and_load(kind, tmp_path, make_token
     assert again.digest == chat.tokenizer.digest
     assert (again.vocab_size, again.eos_id) == (chat.tokenizer.vocab_size, chat.tokenizer.eos_id)
     assert Chat("chatml", again).render(TURNS).tokens.tolist() == tokens.tolist()
-    assert theirs(chat.script(TURNS).text)["input_ids"] == tokens.tolist()
+    assert theirs(chat.render_text(TURNS).text)["input_ids"] == tokens.tolist()
 
 
 def test_it_survives_pickling_too(make_tokenizer):
@@ -245,7 +245,7 @@ def test_tiktoken_encodings_are_extended():
     chat = Chat("chatml", small, add_tokens="auto")
 
     assert chat.tokenizer.added_tokens == {"<|im_start|>": 257, "<|im_end|>": 258}
-    assert chat.tokenizer.decode(chat.render(TURNS).tokens).decode() == chat.script(TURNS).text
+    assert chat.tokenizer.decode(chat.render(TURNS).tokens).decode() == chat.render_text(TURNS).text
 
 
 def test_tokens_that_are_there_are_not_added_again(gpt2):
@@ -272,7 +272,12 @@ def test_a_piece_of_the_vocabulary_becomes_special_and_keeps_its_id():
 
 @pytest.mark.parametrize(
     ("tokens", "message"),
-    [("<|a|>", "give a list"), ([""], "is no token"), ([7], "is no token"), ([" "], "is no token")],
+    [
+        ("<|a|>", "give a list"),
+        ([""], "is not a token"),
+        ([7], "is not a token"),
+        ([" "], "is not a token"),
+    ],
 )
 def test_what_is_no_token_is_refused(tokens, message):
     with pytest.raises(TokenizerError, match=message):

@@ -31,7 +31,7 @@ def test_supervised_tokens_are_exactly_what_was_said(family, chat_records, figur
         if calls and not family.tools:
             continue
         turns = expected(family, conversation)
-        script = chat.script(conversation)
+        script = chat.render_text(conversation)
         found = [script.text[a:b] for a, b in script.trained]
         assert len(found) == len(turns)
         for span, said, message in zip(
@@ -55,7 +55,7 @@ def test_supervised_tokens_are_exactly_what_was_said(family, chat_records, figur
             assert decoded == "".join(found)
         rendered += 1
         if rendered % 10 == 0:
-            compared += joined.compare([joined.script(conversation)])
+            compared += joined.compare([joined.render_text(conversation)])
 
     figure(
         f"{family.name}: {rendered:,} conversations, {called} turns that call tools, "

@@ -85,7 +85,7 @@ class Encoding:
 
 
 def test_an_object_that_gives_no_places_is_refused():
-    with pytest.raises(TokenizerError, match="gives no places"):
+    with pytest.raises(TokenizerError, match="gives no positions"):
         Chat("chatml", Encoding()).render(TURNS)
 
 
@@ -115,7 +115,7 @@ def sentencepiece(scheme):
 def test_vocabularies_that_are_not_of_bytes_go_by_the_places_of_tokenizers(scheme, template):
     made = sentencepiece(scheme)
     chat = Chat(template, load_tokenizer(made))
-    scripts = [chat.script(TURNS), chat.script([*TURNS, *TURNS])]
+    scripts = [chat.render_text(TURNS), chat.render_text([*TURNS, *TURNS])]
     encoded = chat.encode(scripts)
 
     assert chat.compare(scripts) == 2
@@ -134,7 +134,7 @@ def test_a_normalizer_that_changes_characters_costs_time_and_no_token(make_token
     angstrom, joined = "A\u030a \u212b cafe\u0301", "\u00c5 \u00c5 caf\u00e9"
     messages = [{"role": "user", "content": angstrom}, {"role": "assistant", "content": angstrom}]
     plain = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
-    scripts = [chat.script(plain), chat.script(messages), chat.script(plain)]
+    scripts = [chat.render_text(plain), chat.render_text(messages), chat.render_text(plain)]
     encoded = chat.encode(scripts)
 
     assert chat.compare(scripts) == 3
@@ -181,7 +181,7 @@ def test_the_writers_of_built_in_templates_write_what_jinja_does(template, syste
     written, rendered = Chat(template, gpt2_chat), Chat(template, gpt2_chat)
     rendered._renderer._writer = None
     for messages in ([*system, *TURNS], [*system, *TURNS, *TURNS], [*TURNS, TURNS[0]]):
-        assert written.script(messages) == rendered.script(messages)
+        assert written.render_text(messages) == rendered.render_text(messages)
 
 
 def test_nanochat_reads_the_output_of_python_and_is_not_trained_on_it(gpt2_chat):

@@ -73,7 +73,7 @@ def test_tokens_as_of_apply_chat_template_differ_in_blanks_of_the_template_alone
 @pytest.mark.parametrize("messages", [PLAIN, LONG, BLANK], ids=["one turn", "three", "blanks"])
 def test_ids_are_those_of_the_whole_text(family, messages):
     chat = family.chat()
-    script = chat.script(messages)
+    script = chat.render_text(messages)
 
     assert chat.compare([script]) == 1
 
@@ -183,7 +183,9 @@ def test_calls_of_tools_are_trained_on_and_their_results_are_not(family):
         called,
         family.said("It is clear."),
     ]
-    assert family.chat().compare([family.chat().script({"messages": CALLS, "tools": TOOLS})]) == 1
+    assert (
+        family.chat().compare([family.chat().render_text({"messages": CALLS, "tools": TOOLS})]) == 1
+    )
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).map(
@@ -229,8 +231,8 @@ def is_masked_right(family, turns):
         assert decoded(family, rendered) == "".join(expected)
         assert family.tokenizer.decode(rendered.tokens).decode() == rendered.text
     joined = family.chat()
-    script = joined.script(messages)
-    assert joined.compare([script]) == (not joined._encoder.special.spelled_in(script))
+    script = joined.render_text(messages)
+    assert joined.compare([script]) == (not joined._encoder.special.is_in_content(script))
 
 
 def test_records_of_the_shared_sets_are_masked_right(family, chat_records):

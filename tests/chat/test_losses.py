@@ -114,7 +114,7 @@ def test_generation_blocks_that_leave_out_the_end_are_counted(tmp_path, gpt2_cha
     (line,) = [each.message for each in caplog.records if "to the end" in each.message]
 
     assert line.startswith("In 2 of 2 conversations 3 turns are not trained on to the end")
-    assert "{% generation %} blocks of the template" in line
+    assert "{% generation %} blocks leave out the token" in line
 
 
 def test_turns_that_nothing_ends_are_counted(tmp_path, gpt2_chat, caplog):

@@ -106,10 +106,10 @@ def test_a_thought_is_found_under_the_names_that_templates_use():
 
 
 @pytest.mark.parametrize(
-    ("record", "reason", "told"),
+    ("record", "reason", "message"),
     [
         ("text", "bad_shape", "not a str"),
-        ({"text": "Hi"}, "bad_shape", 'has "text", which is no conversation'),
+        ({"text": "Hi"}, "bad_shape", 'has "text", which is not a known form of conversation'),
         ({}, "bad_shape", "no keys"),
         ({"messages": "Hi"}, "bad_shape", "not a list"),
         ({"messages": []}, "no_messages", "no messages"),
@@ -127,10 +127,10 @@ def test_a_thought_is_found_under_the_names_that_templates_use():
         (
             {"conversations": [{"from": "function_call", "value": "f(x)"}]},
             "bad_tool_call",
-            "no JSON",
+            "not valid JSON",
         ),
         ({"messages": [{**TOLD, "tool_calls": ["f"]}]}, "bad_tool_call", "names no function"),
-        ({"messages": [ASKED], "tools": "{"}, "bad_tools", "no JSON"),
+        ({"messages": [ASKED], "tools": "{"}, "bad_tools", "not valid JSON"),
         ({"messages": [ASKED], "tools": 3}, "bad_tools", "not a list"),
         ({"instruction": "x"}, "bad_shape", 'without "output"'),
         ({"instruction": "x", "output": None}, "bad_content", "null, not text"),
@@ -138,8 +138,8 @@ def test_a_thought_is_found_under_the_names_that_templates_use():
         ({"messages": [ASKED], "chat_template_kwargs": 3}, "bad_shape", "chat_template_kwargs"),
     ],
 )
-def test_what_is_no_conversation_is_refused_with_a_reason(record, reason, told):
-    with pytest.raises(ChatError, match=told) as error:
+def test_what_is_no_conversation_is_refused_with_a_reason(record, reason, message):
+    with pytest.raises(ChatError, match=message) as error:
         to_conversation(record)
 
     assert error.value.reason == reason

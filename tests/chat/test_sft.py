@@ -182,7 +182,7 @@ def test_arguments_that_cannot_work_are_refused(chat, options, told):
 
 
 def test_a_row_that_is_no_conversation_is_named(chat):
-    with pytest.raises(ChatError, match="no conversation that is known") as error:
+    with pytest.raises(ChatError, match="not a known form of conversation") as error:
         next(sft_data_generator([{"text": "no"}], 1, chat))
 
     assert "This is row 0 of the dataset" in error.value.__notes__[0]

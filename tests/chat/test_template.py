@@ -62,18 +62,18 @@ def test_a_tokenizer_object_gives_its_template():
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda path: "no-such-thing", "neither a built-in name"),
-        (lambda path: path, "holds no chat template"),
+        (lambda path: path, "has no chat template"),
         (lambda path: _written(path / "x.json", "{}"), 'no "chat_template"'),
         (lambda path: _written(path / "x.json", "["), "is not JSON"),
-        (lambda path: _written(path / "x.json", "[]"), "no JSON object"),
-        (lambda path: _written(path / "x.json", '{"chat_template": 3}'), "is no text"),
+        (lambda path: _written(path / "x.json", "[]"), "is not a JSON object"),
+        (lambda path: _written(path / "x.json", '{"chat_template": 3}'), "is not a string"),
     ],
 )
-def test_what_is_no_template_is_refused(make, told, tmp_path):
-    with pytest.raises(TemplateError, match=told):
+def test_what_is_no_template_is_refused(make, message, tmp_path):
+    with pytest.raises(TemplateError, match=message):
         load_template(make(tmp_path))
 
 

@@ -147,7 +147,7 @@ def test_a_template_that_cannot_be_followed_is_refused(source, reason, gpt2_chat
 def test_a_generation_block_around_the_user_is_refused(gpt2_chat):
     source = CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
 
-    with pytest.raises(ChatError, match="holds what the user said"):
+    with pytest.raises(ChatError, match="contains text of the user"):
         Chat(source, gpt2_chat).render([ASKED, {"role": "assistant", "content": "Yes."}])
 
 

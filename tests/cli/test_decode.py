@@ -82,7 +82,9 @@ def test_a_tokenizer_that_moved_can_be_given(invoke, corpus, tmp_path, data):
     ps.build(str(corpus), "other", tokenizer="old.json", documents="lines")
     (tmp_path / "old.json").rename(tmp_path / "new.json")
 
-    assert "'old.json' is no tokenizer" in invoke("decode", "other", "-d", 0, code=1).stderr
+    assert (
+        "'old.json' is not a known tokenizer" in invoke("decode", "other", "-d", 0, code=1).stderr
+    )
     shown = invoke("decode", "other", "-d", 0, "--tokenizer", "new.json").stdout
     assert shown.endswith("To be, or not to be:\n")
 

@@ -70,7 +70,7 @@ def test_ids_may_be_as_large_as_32_bits(write, letters):
 def test_what_is_no_tokenizer_is_refused():
     for given, message in [
         (3, "3 is no tokenizer: neither a name nor a path"),
-        ("no-such", "no tokenizer that is known"),
+        ("no-such", "is not a known tokenizer"),
     ]:
         with pytest.raises(TokenizerError, match=message):
             encoder_of(given)

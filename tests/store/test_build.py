@@ -205,7 +205,7 @@ def test_a_directory_of_something_else_is_not_written_into(inputs, tmp_path):
         ({"bos": True}, TokenizerError, 'which of its tokens begins a document.*bos="TOKEN"'),
         ({"eos": "<eos>"}, TokenizerError, "has no token '<eos>'"),
         ({"documents": ""}, SourceError, "separates nothing"),
-        ({"tokenizer": "nope"}, TokenizerError, "is no tokenizer that is known"),
+        ({"tokenizer": "nope"}, TokenizerError, "is not a known tokenizer"),
     ],
 )
 def test_a_request_that_cannot_be_meant_leaves_nothing_behind(

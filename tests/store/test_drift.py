@@ -177,13 +177,13 @@ def test_a_library_that_splits_otherwise_changes_the_canary(original):
     from dataclasses import replace
 
     from penstock.tokenize.definition import Definition
-    from penstock.tokenize.engines import HubEngine
+    from penstock.tokenize.engines import TokenizersEngine
 
     path = tokenizers.Tokenizer.from_str(json.dumps(original))
     loaded = load_tokenizer(path)
     changed = copy.deepcopy(original)
     changed["normalizer"]["lowercase"] = True
-    drifted = replace(loaded, engine=HubEngine(Definition("x", changed), parse=False))
+    drifted = replace(loaded, engine=TokenizersEngine(Definition("x", changed), parse=False))
 
     assert drifted.digest == loaded.digest
     assert drifted.canary != loaded.canary

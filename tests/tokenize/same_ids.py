@@ -13,7 +13,7 @@ import tokenizers
 
 from penstock.errors import TokenizerError
 from penstock.sources.arrow import binary_array
-from penstock.tokenize.patterns import PATTERNS
+from penstock.tokenize.supported import PATTERNS
 from penstock.tokenize.tokenizer import load_tokenizer
 
 BOTH = (False, True)

@@ -12,8 +12,8 @@ import pytest
 
 from penstock.sources.document import Batch, Separated
 from penstock.tokenize.code_points import RANGES, SYMBOLS, cut, find
-from penstock.tokenize.engines import HubEngine
-from penstock.tokenize.patterns import PATTERNS
+from penstock.tokenize.engines import TokenizersEngine
+from penstock.tokenize.supported import PATTERNS
 from penstock.tokenize.tokenizer import load_tokenizer
 
 HERE = Path(__file__)
@@ -85,7 +85,7 @@ def test_documents_with_such_letters_are_replaced_in_their_batch(gpt2):
     assert [each.tolist() for each in np.split(found, offsets[1:-1])] == right
 
 
-class Counting(HubEngine):
+class Counting(TokenizersEngine):
     """The reference, which counts what it is given."""
 
     num_bytes = 0

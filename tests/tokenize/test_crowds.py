@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.tokenize import engines
-from penstock.tokenize.engines import ByteEngine, GigatokenEngine, HubEngine
+from penstock.tokenize import gigatoken as engines
+from penstock.tokenize.engines import ByteEngine, TokenizersEngine
+from penstock.tokenize.gigatoken import GigatokenEngine
 from penstock.tokenize.oracle import compare
 from penstock.tokenize.tokenizer import load_tokenizer
 
@@ -39,23 +40,23 @@ def test_many_calls_at_once_give_what_each_gives_alone(engine, monkeypatch):
 
     for one, other in zip(alone, together, strict=True):
         assert all(np.array_equal(*pair) for pair in zip(one, other, strict=True))
-    assert len(loads) < engines._MOST_LOADED
+    assert len(loads) < engines._MAX_LOADED
 
 
 def test_calls_beyond_those_that_may_be_loaded_are_spread(engine):
     with ExitStack() as lent:
-        crowded = [lent.enter_context(engine._borrowed())[1] for _ in range(engines._MOST_LOADED)]
+        crowded = [lent.enter_context(engine._borrowed())[1] for _ in range(engines._MAX_LOADED)]
         engine._idle.put(None)  # for a fifth, which would wait
         fifth = lent.enter_context(engine._borrowed())[1]
 
-    assert crowded == [False] * engines._MOST_LOADED
+    assert crowded == [False] * engines._MAX_LOADED
     assert fifth
 
 
 @pytest.mark.parametrize("name", ["gigatoken", "tokenizers", "bytes"])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda engine: loads(dumps(engine))])
 def test_a_copy_of_an_engine_encodes_and_decodes_the_same(gpt2, name, copied):
-    made = {"gigatoken": GigatokenEngine, "tokenizers": HubEngine}.get(name)
+    made = {"gigatoken": GigatokenEngine, "tokenizers": TokenizersEngine}.get(name)
     engine = made(gpt2.definition, parse=False) if made else ByteEngine()
     right = engine.encode(texts(3))
     assert engine.decode(right[0][:20])  # what was loaded for it stays behind
@@ -75,7 +76,7 @@ def test_a_copy_of_an_engine_does_not_wait_after_a_fork_either(engine):
 
 def encode_and_tell(engine, found):
     with ExitStack() as lent:  # more than there may be where gigatoken's pool can be used
-        for _ in range(engines._MOST_LOADED + 1):
+        for _ in range(engines._MAX_LOADED + 1):
             assert not lent.enter_context(engine._borrowed())[1]
         found.send([each.tolist() for each in engine.encode(texts(3))])
 
@@ -87,7 +88,7 @@ def test_a_forked_child_does_not_wait_for_what_was_lent_before(engine):
     with ThreadPoolExecutor(16) as pool:  # so that the pool of gigatoken has threads
         list(pool.map(engine.encode, map(texts, range(40))))
     with ExitStack() as lent:
-        for _ in range(engines._MOST_LOADED):
+        for _ in range(engines._MAX_LOADED):
             lent.enter_context(engine._borrowed())
         child = multiprocessing.get_context("fork").Process(
             target=encode_and_tell, args=(engine, theirs), daemon=True

@@ -85,4 +85,4 @@ def test_a_name_that_the_hub_does_not_know_says_what_to_do(hub, python, tmp_path
     failed = python(LOAD, "no/such", check=False, **environment(address, tmp_path))
 
     assert failed.returncode == 1
-    assert "'no/such' is neither here nor in the local Hub cache" in failed.stderr
+    assert "'no/such' is neither a local path nor in the local Hub cache" in failed.stderr

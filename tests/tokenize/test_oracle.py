@@ -12,7 +12,7 @@ from penstock.errors import TokenizerError, TokenMismatchError
 from penstock.sources.document import Batch
 from penstock.sources.texts import Texts
 from penstock.tokenize.definition import Definition
-from penstock.tokenize.engines import HubEngine
+from penstock.tokenize.engines import TokenizersEngine
 from penstock.tokenize.oracle import SliceSample, compare
 from penstock.tokenize.tokenizer import load_tokenizer
 
@@ -24,7 +24,7 @@ def wrong(small, small_file):
     last = small["model"]["merges"][-1]
     other = json.loads(json.dumps(small))
     other["model"]["merges"].pop()
-    reference = HubEngine(Definition("other", other), parse=False)
+    reference = TokenizersEngine(Definition("other", other), parse=False)
     return replace(loaded, reference=reference), "".join(last).replace("Ġ", " ")
 
 
@@ -136,7 +136,7 @@ def test_text_beside_an_added_token_is_compared(wrong, tmp_path):
         penstock.build(file, tmp_path / "store", tokenizer=tokenizer, documents="lines")
 
 
-class Counting(HubEngine):
+class Counting(TokenizersEngine):
     """The reference, which counts what it is given."""
 
     num_bytes = 0

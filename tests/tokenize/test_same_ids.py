@@ -115,7 +115,7 @@ def test_an_added_token_with_the_id_of_another(tmp_path):
 def test_a_panic_inside_the_reference_is_an_error_like_others(tmp_path):
     (config,) = [made for name, made in variants() if name == "bytes 4"]
     config["model"]["merges"] = [["a", "b"]]  # without the prefix, which tokenizers cuts off
-    with pytest.raises(TokenizerError, match=r"is no usable tokenizer\.json"):
+    with pytest.raises(TokenizerError, match=r"is not a usable tokenizer\.json"):
         ids.load(config, tmp_path)
 
 

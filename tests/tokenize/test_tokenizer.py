@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import TokenizerError
 from penstock.tokenize.definition import Definition
-from penstock.tokenize.engines import GigatokenEngine, HubEngine
+from penstock.tokenize.engines import TokenizersEngine
+from penstock.tokenize.gigatoken import GigatokenEngine
 from penstock.tokenize.tokenizer import load_tokenizer
 
 BLOCKED = """
@@ -185,7 +186,7 @@ def test_special_tokens_in_text_are_what_the_reference_makes_of_them(small, how,
 def engines(request, gpt2):
     parse = request.param == "parse"
     fast = GigatokenEngine(gpt2.definition, parse=True) if parse else gpt2.engine
-    return fast, HubEngine(gpt2.definition, parse=parse)
+    return fast, TokenizersEngine(gpt2.definition, parse=parse)
 
 
 @given(text=st.text(max_size=60) | st.lists(st.sampled_from([*SPELLED, " ", "é"])).map("".join))
@@ -202,11 +203,11 @@ def test_both_engines_agree_on_any_text(engines, text, gpt2):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gpt3", r"'gpt3' is no tokenizer that is known.*\"hf:NAME\""),
-        ("missing.json", "is no tokenizer that is known"),
-        ("./missing", "is no tokenizer that is known"),
-        ("/missing", "is no tokenizer that is known"),
-        ("folder/tokenizer.json", "is no tokenizer that is known"),
+        ("gpt3", r"'gpt3' is not a known tokenizer.*\"hf:NAME\""),
+        ("missing.json", "is not a known tokenizer"),
+        ("./missing", "is not a known tokenizer"),
+        ("/missing", "is not a known tokenizer"),
+        ("folder/tokenizer.json", "is not a known tokenizer"),
     ],
 )
 def test_a_name_that_means_nothing_is_refused_without_asking_the_network(
@@ -225,9 +226,9 @@ def test_a_name_that_means_nothing_is_refused_without_asking_the_network(
         (b"\xff\xfe", "is not a tokenizer.json"),
         (b"[]", 'it has no "model"'),
         (b'{"model": 7}', 'it has no "model"'),
-        (b'{"model": {}}', "is no usable tokenizer.json"),
-        (b'{"model": {"type": "Evil"}}', "is no usable tokenizer.json"),
-        (b'{"model": {"type": "BPE", "vocab": [], "merges": 1}}', "is no usable tokenizer.json"),
+        (b'{"model": {}}', "is not a usable tokenizer.json"),
+        (b'{"model": {"type": "Evil"}}', "is not a usable tokenizer.json"),
+        (b'{"model": {"type": "BPE", "vocab": [], "merges": 1}}', "is not a usable tokenizer.json"),
     ],
 )
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, data, message):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.errors import SourceError, TokenizerError
 from penstock.sources.settings import Reading
-from penstock.tokenize.engines import GigatokenEngine
+from penstock.tokenize.gigatoken import GigatokenEngine
 from penstock.tokenize.train import train_tokenizer
 
 
@@ -117,7 +117,7 @@ def test_a_vocabulary_without_merges_is_the_bytes(tmp_path):
     [
         ({"vocab_size": 256}, "the 256 bytes and 1 special tokens, which are 257"),
         ({"vocab_size": 9_000}, r"fill a vocabulary of 2\d\d tokens, not 9,000"),
-        ({"special_tokens": ["the"]}, "special token 'the' is also what the text 'the' turns into"),
+        ({"special_tokens": ["the"]}, "special token 'the' is also the token of the text 'the'"),
         ({"special_tokens": ["<|a|>", "<|a|>"]}, "'<|a|>' is given twice"),
         ({"special_tokens": ["a"]}, "shorter than two characters"),
         ({"special_tokens": "<|a|>"}, "is one string; give a list"),

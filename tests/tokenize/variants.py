@@ -5,7 +5,7 @@ import itertools
 import random
 from pathlib import Path
 
-from penstock.tokenize.patterns import PATTERNS
+from penstock.tokenize.supported import PATTERNS
 
 SPEC = importlib.util.spec_from_file_location("same_ids", Path(__file__).with_name("same_ids.py"))
 ids = importlib.util.module_from_spec(SPEC)

@@ -1,22 +1,25 @@
 r"""The filters by which templates write the arguments of a tool call.
 
-Arguments that came as a string with JSON in it are a string to the template, as they are to
-`apply_chat_template`. Two things are added to that. `tojson` writes such a string as it is,
-instead of quoting it a second time:
+Arguments that a record has as a string of JSON are a string to the template, as they are under
+`apply_chat_template`. There are two additions. `tojson` writes such a string as it is, instead of
+quoting it a second time:
 
     {"name": "f", "arguments": {"a":1e3}}        and not   "arguments": "{\"a\":1e3}"
 
-And a template that asks for its items gets them, where Hugging Face would raise. Numbers, objects
-and arrays among them remember the text that they were given as.
+And a template that asks for the items of the arguments gets them; Hugging Face raises there.
+Numbers, objects and arrays among the items keep the text that the record has for them.
 """
 
 import json
 import re
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from penstock.chat.provenance import Traced, derived, leaves_in, trace
 
-__all__ = ["Part", "is_arguments", "is_json", "items_of", "parts_of", "to_json"]
+__all__ = ["JsonObject", "Part", "is_arguments", "is_json", "items_of", "parts_of", "to_json"]
+
+JsonObject = dict[str, Any]
+"""A parsed JSON object."""
 
 _BLANKS = re.compile(r"[ \t\n\r]*")
 
@@ -26,60 +29,61 @@ class Part(NamedTuple):
 
     key: str | None
     key_at: int
-    """Where the key begins in the text, behind its quote."""
+    """Where the key begins in the text, after its quote."""
     value: Any
     start: int
     """The text of the value is `[start, stop)`."""
     stop: int
 
 
-def _refuse(name: str) -> NoReturn:
+# Python's parser accepts NaN and Infinity, which are not JSON.
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def is_json(text: str) -> bool:
-    """Whether `text` is one JSON value, blanks aside."""
+    """Whether `text` is one JSON value, with blanks around it or not."""
     try:
-        json.loads(text, parse_constant=_refuse)
+        json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return False
     return True
 
 
 def parts_of(text: str) -> list[Part] | None:
-    """The members or elements at the top of a JSON text; None where it is no object or array.
+    """The members of a JSON object or the elements of an array; None for any other text.
 
-    Equal keys are all there, in order.
+    All members with equal keys are returned, in order.
 
     >>> text = '{"a": 1e3, "a":[2]}'
     >>> [(part.key, text[part.start : part.stop]) for part in parts_of(text)]
     [('a', '1e3'), ('a', '[2]')]
     """
-    place = _after_blanks(text, 0)
-    if text[place : place + 1] not in ("{", "[") or not is_json(text):
+    at = _after_blanks(text, 0)
+    if text[at : at + 1] not in ("{", "[") or not is_json(text):
         return None
-    is_object = text[place] == "{"
+    is_object = text[at] == "{"
     found = []
-    place = _after_blanks(text, place + 1)
-    while text[place] not in "}]":
-        key, key_at = None, place + 1
+    at = _after_blanks(text, at + 1)
+    while text[at] not in "}]":
+        key, key_at = None, at + 1
         if is_object:
-            key, place = _DECODER.raw_decode(text, place)
-            place = _after_blanks(text, _after_blanks(text, place) + 1)  # behind the colon
-        value, stop = _DECODER.raw_decode(text, place)
-        found.append(Part(key, key_at, value, place, stop))
-        place = _after_blanks(text, stop)
-        if text[place] == ",":
-            place = _after_blanks(text, place + 1)
+            key, at = _DECODER.raw_decode(text, at)
+            at = _after_blanks(text, _after_blanks(text, at) + 1)  # after the colon
+        value, stop = _DECODER.raw_decode(text, at)
+        found.append(Part(key, key_at, value, at, stop))
+        at = _after_blanks(text, stop)
+        if text[at] == ",":
+            at = _after_blanks(text, at + 1)
     return found
 
 
-def _after_blanks(text: str, place: int) -> int:
-    found = _BLANKS.match(text, place)
-    assert found is not None  # it may match nothing
+def _after_blanks(text: str, at: int) -> int:
+    found = _BLANKS.match(text, at)
+    assert found is not None  # the pattern matches an empty text
     return found.end()
 
 
@@ -87,7 +91,7 @@ _PATH = re.compile(r"tool_calls\[\d+\]\.function\.arguments")
 
 
 class _Written:
-    """A value that remembers the JSON text that it was given as."""
+    """A value that keeps the JSON text that the record has for it."""
 
     written: Traced
 
@@ -95,83 +99,66 @@ class _Written:
         return self.written
 
 
-class _WrittenInt(_Written, int):
-    pass
+# A template can calculate with these as with the plain types, and writes the original text.
+_WRITTEN_TYPES: dict[type, type] = {
+    kind: type(f"_Written{kind.__name__}", (_Written, kind), {})
+    for kind in (int, float, dict, list)
+}
 
 
-class _WrittenFloat(_Written, float):
-    pass
-
-
-class _WrittenObject(_Written, dict[str, Any]):
-    pass
-
-
-class _WrittenArray(_Written, list[Any]):
-    pass
-
-
-def _kept(value: Any, written: Traced) -> Any:
-    value.written = written
-    return value
-
-
-def is_arguments(value: Any) -> bool:
-    """Whether `value` is the arguments of a tool call, given as JSON in a string."""
+def is_arguments(value: object) -> TypeGuard[Traced]:
+    """Whether `value` is the arguments of a tool call that the record has as a string of JSON."""
     if type(value) is not Traced or len(value._runs) != 1:
         return False
     start, stop, leaf, offset = value._runs[0]
+    # The whole, unchanged text of one leaf: a part of it need not be JSON.
     whole = (start, stop, offset) == (0, len(leaf.text), 0) and len(value) == stop
     return whole and _PATH.fullmatch(leaf.path) is not None and is_json(value.plain)
 
 
-def items_of(arguments: Traced) -> list[tuple[str, Any]]:
-    """The members of the object that `arguments` holds; equal keys are all there.
+def items_of(arguments: Traced) -> list[tuple[str, object]]:
+    """The members of the JSON object in `arguments`; all of those with equal keys.
 
     Raises:
-        TypeError: it holds no object.
+        TypeError: the arguments are not an object.
     """
     parts = parts_of(arguments.plain)
     if parts is None or any(part.key is None for part in parts):
-        raise TypeError(f"The arguments {arguments.plain[:60]!r} are no JSON object.")
+        raise TypeError(f"The arguments {arguments.plain[:60]!r} are not a JSON object.")
     return [
         (_inside(arguments, part.key or "", part.key_at), _value(arguments, part)) for part in parts
     ]
 
 
-def _value(arguments: Traced, part: Part) -> Any:
+def _value(arguments: Traced, part: Part) -> object:
     value, start = part.value, part.start
     if isinstance(value, str):
         return _inside(arguments, value, start + 1)
-    if isinstance(value, bool) or value is None:
+    if isinstance(value, bool) or value is None:  # Jinja writes these as Python does
         return value
-    written = _inside(arguments, arguments.plain[start : part.stop], start)
-    leaf = arguments._runs[0][2]
-    if isinstance(value, dict):
-        return _kept(_WrittenObject(trace(value, leaf)), written)
-    if isinstance(value, list):
-        return _kept(_WrittenArray(trace(value, leaf)), written)
-    return _kept((_WrittenInt if isinstance(value, int) else _WrittenFloat)(value), written)
+    made = _WRITTEN_TYPES[type(value)](trace(value, arguments._runs[0][2]))
+    made.written = _inside(arguments, arguments.plain[start : part.stop], start)
+    return made
 
 
-def _inside(arguments: Traced, text: str, place: int) -> Traced:
-    """`text`, which the arguments have from `place` on, but for escapes."""
-    return Traced(text, [(0, len(text), arguments._runs[0][2], place)] if text else [])
+def _inside(arguments: Traced, text: str, at: int) -> Traced:
+    """`text`, which the arguments have from character `at` on, apart from escapes."""
+    return Traced(text, [(0, len(text), arguments._runs[0][2], at)] if text else [])
 
 
 def to_json(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter `tojson` as chat templates know it: nothing is escaped for HTML."""
+    """The filter `tojson` of chat templates, which does not escape HTML."""
     if isinstance(value, _Written):
         return value.written
     if type(value) is Traced and is_arguments(value):
         return value
-    options: dict[str, Any] = {
+    options: JsonObject = {
         "ensure_ascii": ensure_ascii,
         "indent": indent,
         "separators": separators,
@@ -183,21 +170,22 @@ def to_json(
     return derived(text, [value])
 
 
-def _with_arguments(value: Any, text: str, options: dict[str, Any]) -> str:
-    """`value` as JSON, in which the arguments of tool calls stand as they were written."""
+def _with_arguments(value: object, text: str, options: JsonObject) -> str:
+    """`value` as JSON, in which the arguments of tool calls are the text of the record."""
+    # A private-use character that the text does not contain, so that no placeholder does.
     mark = "\ue0a5"
     while mark in text or json.dumps(mark)[1:-1] in text:
         mark += "\ue0a5"
-    held: list[str] = []
-    text = json.dumps(_without_arguments(value, mark, held), **options)
-    for number, arguments in enumerate(held):
+    found: list[str] = []
+    text = json.dumps(_without_arguments(value, mark, found), **options)
+    for number, arguments in enumerate(found):
         name = json.dumps(f"{mark}{number}{mark}", ensure_ascii=options["ensure_ascii"])
         text = text.replace(name, arguments)
     return text
 
 
-def _without_arguments(value: Any, mark: str, held: list[str]) -> Any:
-    """A copy of `value` with a name in place of each such text, which goes to `held`."""
+def _without_arguments(value: object, mark: str, held: list[str]) -> object:
+    """A copy of `value` with a placeholder for each arguments text, which is appended to `held`."""
     if is_arguments(value):
         held.append(value.plain)
         return f"{mark}{len(held) - 1}{mark}"

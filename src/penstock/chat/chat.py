@@ -1,36 +1,40 @@
-"""A template and a tokenizer, ready to render conversations.
+"""A template and a tokenizer that render conversations as tokens and loss masks.
 
     chat = Chat("chatml", "gpt2", add_tokens="auto")
     tokens, loss = chat.render([{"role": "user", "content": "Hi"},
                                 {"role": "assistant", "content": "Hello."}])
 
-`loss` is 1 for tokens to train on: what the assistant said, and the token that ends its
-turn. Templates are compiled and their habits found once; many conversations are tokenized
-in one call.
+`loss` is 1 for the tokens to train on: what the assistant wrote, and the token that ends its turn.
+A `Chat` compiles its template once, and encodes many conversations in one call.
 """
 
 import datetime
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.chat.encode import Borders, EncodedScripts, ScriptEncoder
-from penstock.chat.messages import Script, Span, to_conversation
+from penstock.chat.encode import Borders, ChatEncoder, EncodedChats
+from penstock.chat.messages import ChatText, JsonObject, Span, to_conversation
 from penstock.chat.renderer import Renderer, Rewritten
-from penstock.chat.report import TurnReport
-from penstock.chat.required_tokens import tokenizer_with_markers
-from penstock.chat.special_tokens import Markers, special_tokens_of
+from penstock.chat.special_tokens import Markers, token_finder, tokenizer_with_markers
 from penstock.chat.template import Template, load_template
 from penstock.chat.token_spans import ANCHOR
 from penstock.digest import digest_json
 from penstock.errors import ChatError, TemplateError
-from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
+from penstock.tokenize.tokenizer import load_tokenizer
 
-__all__ = ["Chat", "Rendered", "render"]
+__all__ = ["Chat", "Rendered", "TurnReport", "render"]
+
+_log = logging.getLogger("penstock")
+
+Pair = tuple[NDArray[np.uint32], NDArray[np.uint8]]
+"""The tokens of a conversation and its loss mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +43,15 @@ class Rendered:
 
     tokens: NDArray[np.uint32]
     loss: NDArray[np.uint8]
-    """1 where the token is trained on."""
+    """1 if the token is trained on."""
     text: str
     """The rendered text."""
     trained: tuple[Span, ...]
     """The characters of the text that are trained on."""
     rewritten: tuple[int, ...]
-    """Numbers of messages of which the template left something out."""
+    """The numbers of the messages of which the template left something out."""
 
-    def __iter__(self) -> Iterator[NDArray[Any]]:
+    def __iter__(self) -> Iterator[NDArray[np.uint32] | NDArray[np.uint8]]:
         return iter((self.tokens, self.loss))
 
     def __len__(self) -> int:
@@ -58,64 +62,67 @@ class Chat:
     """Renders conversations with one template and one tokenizer; safe to use from threads.
 
     Args:
-        template: A built-in name ("chatml", "nanochat"), Jinja source, a path to a template,
-            a tokenizer_config.json or a directory with one, or a tokenizer object that has one.
-        tokenizer: What `load_tokenizer` takes.
-        date: What `strftime_now` in a template gives, "2026-01-31". Without it the name is not
-            defined, and templates that look use the date they were published with.
-        rewritten: Turns of which the template leaves something out (Qwen3 drops the thoughts
-            of all turns but the last): "mask" does not train on them, "train" trains on what
-            is left, "refuse" raises.
-        borders: "join" gives the ids of `apply_chat_template`, "cut" lets no token straddle
-            the border of what is trained on.
-        special_in_content: Whether a special token that the text of a message holds is that token.
+        template: A built-in name ("chatml", "nanochat"), Jinja source, the path of a template, of
+            a tokenizer_config.json or of a directory with one, or a tokenizer object that has one.
+        tokenizer: Anything that `load_tokenizer` accepts.
+        date: The date that `strftime_now` in a template returns, such as "2026-01-31". Without it
+            that name is undefined, and templates that test for it use the date of their
+            publication.
+        rewritten: What to do with turns of which the template leaves something out (Qwen3 drops
+            the reasoning of all turns but the last): "mask" does not train on them, "train" trains
+            on the rest of them, "refuse" raises.
+        borders: "join" gives the ids of `apply_chat_template`; with "cut", no token crosses the
+            border of the text that is trained on.
+        special_in_content: Whether a special token in the text of a message is parsed as that
+            token.
         add_tokens: Special tokens to add to the tokenizer, after its vocabulary. "auto" adds the
             markers of the template that it does not have.
-        settings: More names for the template, such as `enable_thinking`.
+        settings: More variables for the template, such as `enable_thinking`.
 
     Raises:
-        TemplateError: the template cannot be loaded, or its markers are no tokens.
+        TemplateError: the template cannot be loaded, or its markers are not tokens.
         TokenizerError: the tokenizer cannot be loaded.
     """
 
     def __init__(  # noqa: PLR0913  (what a user decides about a chat, as flat keywords)
         self,
-        template: Any,
-        tokenizer: Any,
+        template: object,
+        tokenizer: object,
         *,
         date: str | datetime.date | None = None,
         rewritten: Rewritten = "mask",
         borders: Borders = "join",
         special_in_content: bool = False,
         add_tokens: Literal["auto"] | Sequence[str] | None = None,
-        settings: dict[str, Any] | None = None,
+        settings: JsonObject | None = None,
     ) -> None:
         if rewritten not in ("mask", "train", "refuse"):
             raise TemplateError(f'rewritten={rewritten!r} is not "mask", "train" or "refuse".')
         self.template = load_template(template)
         loaded = load_tokenizer(tokenizer, add_tokens=None if add_tokens == "auto" else add_tokens)
+        day = _parse_date(date)
         self._source, self._add_tokens = tokenizer, add_tokens
         self._options = {
             "rewritten": rewritten,
             "borders": borders,
             "special_in_content": special_in_content,
             "settings": dict(settings or {}),
-            "date": None if date is None else _date(date).isoformat(),
+            "date": None if day is None else day.isoformat(),
         }
-        tokens = {**_tokens_of(loaded), **self.template.tokens}
-        markers = Markers({*special_tokens_of(loaded).tokens, *tokens.values()})
+        tokens = dict(self.template.tokens)
+        if (known := loaded.definition) is not None:
+            edges = {"bos_token": known.bos_token, "eos_token": known.eos_token}
+            tokens = {name: each for name, each in edges.items() if each is not None} | tokens
+        # The renderer needs markers to find turns, and finding the markers that the tokenizer lacks
+        # needs a rendered sample. So the renderer gets its markers twice, here and below.
+        markers = Markers({*token_finder(loaded).tokens, *tokens.values()})
         self._renderer = Renderer(
-            self.template,
-            markers,
-            tokens,
-            date=None if date is None else _date(date),
-            rewritten=rewritten,
-            settings=dict(settings or {}),
+            self.template, markers, tokens, day, rewritten, dict(settings or {})
         )
         self.tokenizer = tokenizer_with_markers(
             loaded, self.template, self._renderer.sample(), markers, add=add_tokens == "auto"
         )
-        self._encoder = ScriptEncoder(
+        self._encoder = ChatEncoder(
             self.tokenizer, borders=borders, special_in_content=special_in_content
         )
         self._renderer.markers = Markers({*self._encoder.special.tokens, *tokens.values()})
@@ -124,13 +131,13 @@ class Chat:
     def __repr__(self) -> str:
         return f"Chat({self.template.name!r}, {self.tokenizer.name!r})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Compiled templates and tokenizers stay behind; a worker process makes its own.
+    def __reduce__(self) -> tuple[object, ...]:
+        # Compiled templates and loaded tokenizers cannot be pickled; a worker makes its own.
         options = {**self._options, "add_tokens": self._add_tokens}
         return _rebuilt, (self.template, self._source, options)
 
-    def describe(self) -> dict[str, Any]:
-        """What decides tokens and masks beside the tokenizer, as plain JSON, for a manifest."""
+    def describe(self) -> JsonObject:
+        """The entry in a store's manifest: all that decides tokens and masks but the tokenizer."""
         return {
             "template": self.template.name,
             "digest": self.template.digest,
@@ -141,48 +148,46 @@ class Chat:
     @property
     def digest(self) -> str:
         """A digest of template, settings and tokenizer."""
-        told = {key: value for key, value in self.describe().items() if key != "template"}
-        return digest_json([told, self.tokenizer.digest or self.tokenizer.canary])
+        # Without the name: the same template under another path is the same.
+        entry = {key: value for key, value in self.describe().items() if key != "template"}
+        return digest_json([entry, self.tokenizer.digest or self.tokenizer.canary])
 
-    def render(self, record: Any) -> Rendered:
+    def render(self, record: object) -> Rendered:
         """One conversation as tokens and loss mask.
 
         Args:
             record: A list of messages, or a record of any shape that `to_conversation` knows.
 
         Raises:
-            ChatError: it is no conversation, or the template cannot render it.
+            ChatError: the record is not a conversation, or the template cannot render it.
         """
-        script = self.script(record)
-        encoded = self.encode([script])
-        self._warn([script])
-        return Rendered(
-            encoded.ids, encoded.loss, script.text, tuple(script.trained), script.rewritten
-        )
+        chat = self.render_text(record)
+        encoded = self.encode([chat])
+        self._warn([chat])
+        return Rendered(encoded.ids, encoded.loss, chat.text, tuple(chat.trained), chat.rewritten)
 
-    def render_many(self, records: Sequence[Any]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-        """Tokens and loss mask of each conversation; tokenized in one call."""
-        scripts = [self.script(record) for record in records]
-        encoded = self.encode(scripts)
-        self._warn(scripts)
+    def render_many(self, records: Sequence[object]) -> list[Pair]:
+        """The tokens and the loss mask of each conversation; all are encoded in one call."""
+        chats = [self.render_text(record) for record in records]
+        encoded = self.encode(chats)
+        self._warn(chats)
         edges = encoded.offsets.tolist()
         return [
             (encoded.ids[start:stop], encoded.loss[start:stop]) for start, stop in pairwise(edges)
         ]
 
-    def script(self, record: Any) -> Script:
-        """One conversation as text, before it is tokens."""
-        script = self._renderer.script(to_conversation(record))
-        _refuse_surrogates(script.text)
-        _refuse_anchor(script.text)
-        _refuse_double(script, self._renderer.tokens.get("bos_token"))
-        return script
+    def render_text(self, record: object) -> ChatText:
+        """The text of one conversation, before it is encoded."""
+        chat = self._renderer.render_text(to_conversation(record))
+        _refuse_bad_text(chat.text)
+        _refuse_double_bos(chat, self._renderer.tokens.get("bos_token"))
+        return chat
 
-    def encode(self, scripts: list[Script]) -> EncodedScripts:
-        """The tokens of many scripts, end to end."""
-        return self._encoder.encode(scripts)
+    def encode(self, chats: list[ChatText]) -> EncodedChats:
+        """The tokens of many rendered conversations, concatenated."""
+        return self._encoder.encode(chats)
 
-    def prompt(self, record: Any) -> NDArray[np.uint32]:
+    def prompt(self, record: object) -> NDArray[np.uint32]:
         """The tokens that ask the model for the next message of the assistant."""
         return self.encode([self._renderer.prompt(to_conversation(record))]).ids
 
@@ -192,29 +197,30 @@ class Chat:
 
     @property
     def ends_turns(self) -> bool:
-        """Whether the template writes a token behind what the assistant says."""
+        """Whether the template writes a token after a turn of the assistant."""
         return self._renderer.ends_turns
 
-    def report(self) -> TurnReport:
-        """An empty count of what is lost of conversations under this template."""
+    def report(self) -> "TurnReport":
+        """A `TurnReport` for this template, with all counts at zero."""
         return TurnReport(self.template.name, self._renderer.marks_generation)
 
-    def _warn(self, scripts: list[Script]) -> None:
-        """Log once what these conversations lose, where they are the first that do."""
-        if not self._has_warned and any(each.unthought or each.unended for each in scripts):
+    def _warn(self, chats: list[ChatText]) -> None:
+        """Log once that turns are not trained on, for the first conversations that have some."""
+        if not self._has_warned and any(c.num_without_reasoning or c.without_end for c in chats):
             report = self.report()
-            report.add(scripts)
+            report.add(chats)
+            # Not locked: two threads may both log it, which does no harm.
             self._has_warned = report.log()
 
-    def compare(self, scripts: list[Script]) -> int:
-        """Compare ids with the reference; see `ScriptEncoder.compare`."""
-        return self._encoder.compare(scripts)
+    def compare(self, chats: list[ChatText]) -> int:
+        """Compare ids with the reference; see `ChatEncoder.compare`."""
+        return self._encoder.compare(chats)
 
 
-def render(messages: Any, template: Any, tokenizer: Any, **options: Any) -> Rendered:
+def render(messages: object, template: object, tokenizer: object, **options: Any) -> Rendered:
     """One conversation as tokens and loss mask.
 
-    For more than one, make a `Chat` and keep it.
+    To render more than one, make a `Chat` and keep it.
 
     Args:
         messages: A list of messages, or a record such as Alpaca's or ShareGPT's.
@@ -230,32 +236,23 @@ def render(messages: Any, template: Any, tokenizer: Any, **options: Any) -> Rend
     return Chat(template, tokenizer, **options).render(messages)
 
 
-def _rebuilt(template: Template, tokenizer: Any, options: dict[str, Any]) -> Chat:
+def _rebuilt(template: Template, tokenizer: object, options: JsonObject) -> Chat:
     return Chat(template, tokenizer, **options)
 
 
-def _date(date: str | datetime.date) -> datetime.date:
-    if isinstance(date, datetime.date):
+def _parse_date(date: str | datetime.date | None) -> datetime.date | None:
+    if date is None or isinstance(date, datetime.date):
         return date
     try:
-        whole = len(date) <= len("2026-01-31")
-        return (datetime.date if whole else datetime.datetime).fromisoformat(date)
+        has_time = len(date) > len("2026-01-31")
+        return (datetime.datetime if has_time else datetime.date).fromisoformat(date)
     except ValueError:
         raise TemplateError(f"date={date!r} is not a date such as 2026-01-31.") from None
 
 
-def _tokens_of(tokenizer: Tokenizer) -> dict[str, str]:
-    """The special tokens that a template may name."""
-    definition = tokenizer.definition
-    if definition is None:
-        return {}
-    named = {"bos_token": definition.bos_token, "eos_token": definition.eos_token}
-    return {name: token for name, token in named.items() if token is not None}
-
-
-def _refuse_surrogates(text: str) -> None:
-    """Raise where half of a character is in a JSON escape alone, which no encoding can write."""
-    if text.isascii():
+def _refuse_bad_text(text: str) -> None:
+    """Raise if the text has half of a surrogate pair, which UTF-8 cannot encode, or the anchor."""
+    if text.isascii():  # the usual case; a flag of the string, so nothing is read
         return
     try:
         text.encode()
@@ -263,25 +260,86 @@ def _refuse_surrogates(text: str) -> None:
         raise ChatError(
             "lone_surrogate", f"A lone surrogate is at character {error.start:,} of the text."
         ) from None
-
-
-def _refuse_anchor(text: str) -> None:
-    """Raise where the text holds the token that penstock puts before some texts."""
     if ANCHOR in text:
         raise ChatError(
             "reserved_text",
-            f"The text holds {ANCHOR!r} at character {text.index(ANCHOR):,}, which penstock uses "
-            "inside tokenizers.",
+            f"The text has {ANCHOR!r} at character {text.index(ANCHOR):,}, which penstock reserves "
+            "for its own use inside tokenizers.",
         )
 
 
-def _refuse_double(script: Script, token: str | None) -> None:
-    """Raise where the text begins with two begin tokens that the template wrote."""
+def _refuse_double_bos(chat: ChatText, token: str | None) -> None:
+    """Raise if the template wrote its begin token twice."""
+    # The second token must be the template's: a user's message may contain the same text.
     begins = 2 * token if token else ""
-    if begins and script.text.startswith(begins):
-        first = script.content[0][0] if script.content else len(script.text)
-        if len(begins) <= first:
-            raise ChatError(
-                "double_bos",
-                f"The template begins the text with {token!r} twice. Mend the template.",
+    first = chat.content[0][0] if chat.content else len(chat.text)
+    if begins and chat.text.startswith(begins) and len(begins) <= first:
+        raise ChatError(
+            "double_bos",
+            f"The template begins the text with {token!r} twice. Remove one from the template.",
+        )
+
+
+@dataclass
+class TurnReport:
+    """Counts turns that are not trained on, or whose end is not; may be filled from threads."""
+
+    template: str
+    marks_generation: bool
+    """Whether the template has `{% generation %}` blocks."""
+    num_conversations: int = 0
+    num_without_reasoning: int = 0
+    """Turns that are not trained on because the template leaves out their reasoning."""
+    num_without_end: int = 0
+    """Turns without a token at their end that is trained on."""
+    _affected: list[int] = field(default_factory=lambda: [0, 0])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, chats: Iterable[ChatText], *, ended: bool = False) -> None:
+        """Count some conversations.
+
+        Args:
+            chats: The conversations.
+            ended: Whether an end token is put after each, and trained on if it ends a turn.
+        """
+        with self._lock:
+            for chat in chats:
+                without_end = len(chat.without_end)
+                # The added end token ends the last turn, if only blanks come between them.
+                if ended and chat.without_end and not chat.text[chat.without_end[-1] :].strip():
+                    without_end -= 1
+                self.num_conversations += 1
+                self.num_without_reasoning += chat.num_without_reasoning
+                self.num_without_end += without_end
+                self._affected[0] += chat.num_without_reasoning > 0
+                self._affected[1] += without_end > 0
+
+    def log(self) -> bool:
+        """Log a warning for each kind of turn; returns whether there were any."""
+        if self.num_without_reasoning:
+            _log.warning(
+                "%s not trained on: the template %s leaves out their reasoning_content, so the "
+                'model never wrote the rest in this form. rewritten="train" (--rewritten train) '
+                "trains on the rest.",
+                self._counted(self.num_without_reasoning, self._affected[0]),
+                self.template,
             )
+        if self.num_without_end:
+            advice = (
+                "Its {% generation %} blocks leave out the token that ends a turn: write the token "
+                "inside the block."
+                if self.marks_generation
+                else "Use a template that ends each turn with the same token as the last turn."
+            )
+            _log.warning(
+                "%s not trained on to the end under the template %s, so a model does not learn to "
+                "stop there. %s",
+                self._counted(self.num_without_end, self._affected[1]),
+                self.template,
+                advice,
+            )
+        return bool(self.num_without_reasoning or self.num_without_end)
+
+    def _counted(self, turns: int, affected: int) -> str:
+        verb = "turn is" if turns == 1 else "turns are"
+        return f"In {affected:,} of {self.num_conversations:,} conversations {turns:,} {verb}"

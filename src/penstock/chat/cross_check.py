@@ -1,35 +1,30 @@
-r"""A conversation of the same shape whose every text can be found by search.
+r"""A conversation of the same shape in which every text can be found by search.
 
-Each text becomes a word that occurs nowhere else. What templates look at stays as it was:
-roles, keys, blanks at the ends, and tags inside the text, such as `</think>`.
+Each text is replaced by a word that occurs nowhere else. Everything that a template may look at
+stays the same: roles, keys, blanks at the ends, and tags inside the text, such as `</think>`.
 
     "<think>\nIt is odd.\n</think>\n\nNo."   →   "<think>\nZqx0x\n</think>\n\nZqx1x"
+
+The renderer searches these words in the rendered text and compares the result with the runs.
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from penstock.chat.messages import Conversation
 
-__all__ = ["Twin", "shape_of", "texts_of", "twin_of"]
+__all__ = ["shape_of", "texts_of", "with_unique_words"]
 
+# <|im_end|>, <think>, </think> and [INST]: what templates look for inside a text.
 _TAG = re.compile(r"(<\|[^|<>\s]{1,40}\|>|</?[A-Za-z_][\w:.-]{0,40}>|\[/?[A-Z][A-Z_]{1,30}\])")
-# Texts that are only ever written out; what stands elsewhere may decide what is written.
+# Keys of texts that templates only write. Other strings may decide what is written, and stay.
 _WRITTEN = frozenset(("content", "text", "reasoning_content", "reasoning", "thinking"))
 
 
-@dataclass(frozen=True, slots=True)
-class Twin:
-    """A disguised conversation, and its words with the message that each is in."""
-
-    conversation: Conversation
-    words: list[tuple[str, int]]
-
-
-def shape_of(conversation: Conversation) -> Any:
-    """What two conversations have in common that a template treats alike."""
+def shape_of(conversation: Conversation) -> tuple[Hashable, ...]:
+    """The shape of a conversation: a template writes the same text around equal shapes."""
     return (
         tuple(_shape(message) for message in conversation.messages),
         bool(conversation.tools),
@@ -37,19 +32,22 @@ def shape_of(conversation: Conversation) -> Any:
     )
 
 
-def _shape(value: Any, key: str = "") -> Any:
+def _shape(value: object, key: str = "") -> Hashable:
     if isinstance(value, dict):
         return tuple((name, _shape(item, name)) for name, item in value.items())
     if isinstance(value, list | tuple):
         return tuple(_shape(item, key) for item in value)
     if isinstance(value, str) and key in _WRITTEN:
+        # Templates test for empty content, strip blanks, and split at tags; nothing else of the
+        # text decides what they write around it.
         tags = tuple(_TAG.findall(value)) if "<" in value or "[" in value else ()
         return bool(value.strip()), value[:1].isspace(), value[-1:].isspace(), tags
+    # Of other values only the type counts; these three decide what a template writes.
     return value if key in ("role", "type", "train") else type(value)
 
 
-def texts_of(value: Any, key: str = "") -> Iterator[str]:
-    """The texts of a message that a template is to write out."""
+def texts_of(value: object, key: str = "") -> Iterator[str]:
+    """The texts of a message that a template should write."""
     if isinstance(value, dict):
         for name, item in value.items():
             if name != "tool_calls":  # written as JSON, with escapes
@@ -61,29 +59,32 @@ def texts_of(value: Any, key: str = "") -> Iterator[str]:
         yield value
 
 
-def twin_of(conversation: Conversation) -> Twin:
-    """`conversation` with a word of its own in place of each text."""
+def with_unique_words(
+    conversation: Conversation,
+) -> tuple[Conversation, list[tuple[str, int]]]:
+    """`conversation` with a unique word for each text; the words and the messages they are in."""
     words: list[tuple[str, int]] = []
     messages = [
-        _disguised(message, "", words, number)
+        _replaced(message, "", words, number)
         for number, message in enumerate(conversation.messages)
     ]
-    return Twin(Conversation(messages, conversation.tools, conversation.settings), words)
+    return replace(conversation, messages=messages), words
 
 
-def _disguised(value: Any, key: str, words: list[tuple[str, int]], number: int) -> Any:
+def _replaced(value: Any, key: str, words: list[tuple[str, int]], number: int) -> Any:
     if isinstance(value, dict):
-        return {name: _disguised(item, name, words, number) for name, item in value.items()}
+        return {name: _replaced(item, name, words, number) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_disguised(item, key, words, number) for item in value]
+        return [_replaced(item, key, words, number) for item in value]
     if not isinstance(value, str) or key not in _WRITTEN:
         return value
+    # Text between tags gets separate words, because a template may drop one part of it.
     pieces = _TAG.split(value)
-    for place, piece in enumerate(pieces):
+    for index, piece in enumerate(pieces):
         inner = piece.strip()
-        if inner and place % 2 == 0:
+        if inner and index % 2 == 0:  # odd pieces are the tags
+            # The last x keeps Zqx1x from being found inside Zqx11x.
             word = f"Zqx{len(words)}x"
             words.append((word, number))
-            begin = piece.index(inner)
-            pieces[place] = piece[:begin] + word + piece[begin + len(inner) :]
+            pieces[index] = piece.replace(inner, word, 1)
     return "".join(pieces)

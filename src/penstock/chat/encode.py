@@ -1,55 +1,59 @@
-r"""Scripts to tokens and masks, many at a time.
+r"""Rendered conversations to tokens and loss masks, many at a time.
 
     text       <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello.<|im_end|>\n
     pieces     special      text   special  text special   text             special  text
     loss       0            0  0 0 0        0    0         0        0 1  1  1        0
 
-The template's special tokens become their ids; the text between them is encoded piece by
-piece, as tokenizers do it, so the ids equal those of `apply_chat_template`. A token is
-trained on if at least one of its characters is: `[/INST] Hello` has a token `▁Hello`, whose
-blank is the template's and whose word is the assistant's. With borders="cut", text is
-encoded apart on both sides of a border, and no token straddles one.
+The template's special tokens become their ids. The text between them is encoded piece by piece, as
+tokenizers do it, so the ids equal those of `apply_chat_template`. A token is trained on if at least
+one of its characters is: in `[/INST] Hello`, the blank of the token `▁Hello` is the template's and
+the word is the assistant's. With borders="cut", the text on both sides of a border is encoded
+separately, and no token crosses a border.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.chat.messages import Script
-from penstock.chat.special_tokens import special_tokens_of
-from penstock.chat.token_spans import Placer
+from penstock.chat.messages import ChatText, Span
+from penstock.chat.special_tokens import token_finder
+from penstock.chat.token_spans import SpanEncoder
 from penstock.errors import TokenizerError
+from penstock.tokenize.oracle import first_difference
+from penstock.tokenize.special_tokens import load_reference
 from penstock.tokenize.tokenizer import Tokenizer
 
-__all__ = ["Borders", "EncodedScripts", "ScriptEncoder"]
+__all__ = ["Borders", "ChatEncoder", "EncodedChats"]
 
 Borders = Literal["join", "cut"]
+_MAX_COMPARED = 200
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedScripts:
-    """Tokens of many conversations, end to end, and a bit for each."""
+class EncodedChats:
+    """The tokens of many conversations, concatenated, and a loss mask."""
 
     ids: NDArray[np.uint32]
     offsets: NDArray[np.int64]
-    """Those of conversation i are `[offsets[i], offsets[i + 1])`."""
+    """The tokens of conversation i are `[offsets[i], offsets[i + 1])`."""
     loss: NDArray[np.uint8]
+    """1 for tokens that are trained on, else 0."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @property
     def num_trained(self) -> NDArray[np.int64]:
-        """How many tokens of each conversation are trained on."""
+        """The number of tokens of each conversation that are trained on."""
         upto = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.loss, dtype=np.int64)))
         return np.diff(upto[self.offsets])
 
 
-class ScriptEncoder:
-    """A tokenizer for scripts; safe to use from many threads."""
+class ChatEncoder:
+    """A tokenizer for rendered conversations; safe to use from many threads."""
 
     def __init__(
         self,
@@ -61,87 +65,82 @@ class ScriptEncoder:
         if borders not in ("join", "cut"):
             raise TokenizerError(f'borders={borders!r} is not "join" or "cut".')
         self.tokenizer = tokenizer
-        self.special = special_tokens_of(tokenizer)
-        self._placer = Placer(tokenizer)
+        self.special = token_finder(tokenizer)
+        self._spans = SpanEncoder(tokenizer)
         self._cuts = borders == "cut"
         self._anywhere = special_in_content
 
-    def encode(self, scripts: list[Script]) -> EncodedScripts:
-        """The tokens of `scripts`, and which of them are trained on."""
+    def encode(self, chats: list[ChatText]) -> EncodedChats:
+        """The tokens of `chats`, and which of them are trained on."""
         pieces = _Pieces()
-        for script in scripts:
-            self._divide(script, pieces)
-        placed = self._placer.place(pieces.texts, pieces.first)
-        trained = _overlapping(placed.starts, placed.stops, pieces.trained)
-        lengths = np.ones(len(pieces.special), np.int64)
+        for chat in chats:
+            self._divide(chat, pieces)
+        texts = self._spans.encode(pieces.texts, pieces.first)
+        # The pieces are in order. Tokens of special pieces and of texts are written into the same
+        # arrays, each to its own positions, so that no Python loop runs over tokens.
         special = np.array(pieces.special, np.int64)
         is_text = special < 0
-        lengths[is_text] = np.diff(placed.offsets)
-        stops = np.cumsum(lengths)
-        total = int(stops[-1]) if len(stops) else 0
-        ids, loss = np.empty(total, np.uint32), np.empty(total, np.uint8)
-        places = stops[~is_text] - 1
-        from_text = np.ones(total, bool)
-        from_text[places] = False
-        ids[places], ids[from_text] = special[~is_text], placed.ids
-        loss[places] = np.array(pieces.special_trained, np.uint8)
-        loss[from_text] = trained
-        ends = np.concatenate((np.zeros(1, np.int64), stops))[pieces.ends]
-        return EncodedScripts(ids, np.concatenate((np.zeros(1, np.int64), ends)), loss)
+        # A special token is one token; a text has as many as it was encoded to.
+        lengths = np.ones(len(special), np.int64)
+        lengths[is_text] = np.diff(texts.offsets)
+        stops = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+        at = stops[1:][~is_text] - 1
+        from_text = np.ones(int(stops[-1]), bool)
+        from_text[at] = False
+        ids, loss = np.empty(len(from_text), np.uint32), np.empty(len(from_text), np.uint8)
+        ids[at], ids[from_text] = special[~is_text], texts.ids
+        loss[at] = np.array(pieces.special_trained, np.uint8)
+        loss[from_text] = _overlapping(texts.starts, texts.stops, pieces.trained)
+        # `stops` has the number of tokens up to each piece, and `ends` the last piece of each chat.
+        return EncodedChats(ids, stops[[0, *pieces.ends]], loss)
 
-    def _divide(self, script: Script, pieces: "_Pieces") -> None:
-        """Cut one script into special tokens and texts."""
-        place = 0
-        for number, (start, stop), taken in self.special.find(script, anywhere=self._anywhere):
-            if place < taken[0]:
-                self._add_text(script, place, taken[0], pieces)
+    def _divide(self, chat: ChatText, pieces: "_Pieces") -> None:
+        """Split one conversation into special tokens and texts."""
+        done = 0
+        for number, (start, stop), taken in self.special.find(chat, anywhere=self._anywhere):
+            if done < taken[0]:
+                self._add_text(chat, done, taken[0], pieces)
+            # Trained on if one of its own characters is; the blanks that it strips do not count.
             pieces.special.append(number)
-            pieces.special_trained.append(any(a < stop and start < b for a, b in script.trained))
-            place = taken[1]
-        if place < len(script.text):
-            self._add_text(script, place, len(script.text), pieces)
+            pieces.special_trained.append(any(a < stop and start < b for a, b in chat.trained))
+            done = taken[1]
+        if done < len(chat.text):
+            self._add_text(chat, done, len(chat.text), pieces)
         pieces.ends.append(len(pieces.special))
 
-    def _add_text(self, script: Script, start: int, stop: int, pieces: "_Pieces") -> None:
-        text = script.text
-        inside = [
-            (max(a, start), min(b, stop)) for a, b in script.trained if a < stop and start < b
-        ]
-        if self._cuts and inside:
-            edges = sorted({start, stop, *(edge for span in inside for edge in span)})
-            for low, high in pairwise(edges):
-                said = [span for span in inside if span[0] <= low and high <= span[1]]
-                pieces.add(text[low:high], [(0, high - low)] if said else [], low == 0)
-        else:
-            spans = [(low - start, high - start) for low, high in inside]
-            pieces.add(text[start:stop], spans, start == 0)
+    def _add_text(self, chat: ChatText, start: int, stop: int, pieces: "_Pieces") -> None:
+        trained = [(max(a, start), min(b, stop)) for a, b in chat.trained if a < stop and start < b]
+        edges = [start, stop]
+        if self._cuts:
+            edges = sorted({start, stop, *(edge for span in trained for edge in span)})
+        for low, high in pairwise(edges):
+            inside = [(a - low, b - low) for a, b in trained if low <= a and b <= high]
+            if self._cuts:  # a piece between two edges is trained on as a whole or not at all
+                inside = [(0, high - low)] if any(a <= low < b for a, b in trained) else []
+            pieces.add(chat.text[low:high], inside, low == 0)
 
-    def compare(self, scripts: list[Script], limit: int = 200) -> int:
+    def compare(self, chats: list[ChatText]) -> int:
         """Compare ids with those of Hugging Face's `tokenizers` for the whole text.
 
-        Scripts whose content spells a special token are left out: there the ids differ on
-        purpose. Returns how many were compared.
+        Conversations whose content contains a special token are skipped: their ids differ on
+        purpose. Returns the number of conversations compared.
 
         Raises:
             TokenizerError: an id differs.
         """
+        # With borders="cut" ids differ on purpose, and an object has no reference.
         if self.tokenizer.definition is None or self._cuts:
             return 0
-        from tokenizers import Tokenizer as HubTokenizer
-
-        reference = HubTokenizer.from_str(self.tokenizer.definition.text)
-        reference.no_truncation()
-        reference.no_padding()
+        reference = load_reference(self.tokenizer.definition.text, self.tokenizer.name)
         compared = 0
-        for script in scripts[:limit]:
-            if not self._anywhere and self.special.spelled_in(script):
+        # One at a time, so that the message is about one conversation.
+        for chat in chats[:_MAX_COMPARED]:
+            if not self._anywhere and self.special.is_in_content(chat):
                 continue
-            ours = self.encode([script]).ids.tolist()
-            theirs = reference.encode(script.text, add_special_tokens=False).ids
+            ours = self.encode([chat]).ids.tolist()
+            theirs = reference.encode(chat.text, add_special_tokens=False).ids
             if ours != theirs:
-                at = next(
-                    (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), 0
-                )
+                at = first_difference(ours, theirs)
                 raise TokenizerError(
                     f"The ids of a conversation differ from those of tokenizers at token {at}: "
                     f"{ours[at : at + 5]} and {theirs[at : at + 5]}. {self.tokenizer.name} treats "
@@ -151,43 +150,46 @@ class ScriptEncoder:
         return compared
 
 
+@dataclass(slots=True)
 class _Pieces:
-    """What scripts were cut into: special tokens and texts, in order."""
+    """The pieces of some conversations: special tokens and texts, in order."""
 
-    def __init__(self) -> None:
-        self.special: list[int] = []
-        """An id for each special token, -1 for each text."""
-        self.special_trained: list[bool] = []
-        self.texts: list[str] = []
-        self.first: list[bool] = []
-        self.trained: list[tuple[int, int]] = []
-        """In bytes of all texts laid end to end."""
-        self.ends: list[int] = []
-        """The number of pieces up to the end of each script."""
-        self._num_bytes = 0
+    # The id of each special token, -1 for each text.
+    special: list[int] = field(default_factory=list)
+    special_trained: list[bool] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    # Whether each text begins a conversation.
+    first: list[bool] = field(default_factory=list)
+    # In bytes of all texts, concatenated.
+    trained: list[Span] = field(default_factory=list)
+    # The number of pieces up to the end of each conversation.
+    ends: list[int] = field(default_factory=list)
+    _num_bytes: int = 0
 
-    def add(self, text: str, trained: list[tuple[int, int]], first: bool) -> None:
+    def add(self, text: str, trained: list[Span], first: bool) -> None:
         """Add a text of which the characters in `trained` are trained on."""
         self.special.append(-1)
         self.texts.append(text)
         self.first.append(first)
-        plain = text.isascii()
+        # In ASCII, characters are bytes; encoding every prefix would be slow.
+        is_ascii = text.isascii()
         begin = self._num_bytes
         for start, stop in trained:
-            low = start if plain else len(text[:start].encode())
-            high = stop if plain else low + len(text[start:stop].encode())
+            low = start if is_ascii else len(text[:start].encode())
+            high = stop if is_ascii else low + len(text[start:stop].encode())
             self.trained.append((begin + low, begin + high))
-        self._num_bytes = begin + (len(text) if plain else len(text.encode()))
+        self._num_bytes = begin + (len(text) if is_ascii else len(text.encode()))
 
 
 def _overlapping(
-    starts: NDArray[np.int64], stops: NDArray[np.int64], spans: list[tuple[int, int]]
+    starts: NDArray[np.int64], stops: NDArray[np.int64], spans: list[Span]
 ) -> NDArray[np.uint8]:
-    """Which tokens hold at least one byte of the ascending, disjoint `spans`."""
+    """Which tokens contain at least one byte of `spans`, which are ascending and disjoint."""
     if not spans:
         return np.zeros(len(starts), np.uint8)
     lows, highs = np.array(spans, np.int64).T
-    # The first span that ends behind the token's start is the only one that can matter.
+    # Only the first span that ends after the token's start can overlap the token: if that span
+    # begins after the token's end, so do all later ones.
     nearest = np.searchsorted(highs, starts, side="right")
     inside = nearest < len(lows)
     found = np.zeros(len(starts), np.uint8)

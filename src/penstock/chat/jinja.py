@@ -1,22 +1,22 @@
-"""Chat templates in a sandbox, as Hugging Face defines them.
+"""Chat templates in a sandbox, with the extensions that Hugging Face defines.
 
-A template is a program that came with a model, so it runs in Jinja's immutable sandbox:
-no attribute that begins with an underscore, no change to what it is given. It has what
-templates expect: `raise_exception`, `tojson` without HTML escapes, `break` and `continue`,
-`{% generation %}` blocks, and `strftime_now` where a date was given. Without one the name
-is not defined, and templates that ask (`strftime_now is defined`) use the date they were
-published with: a store must not depend on the day it was built.
+A template is a program that came with a model, so it runs in Jinja's immutable sandbox: it cannot
+use attributes that begin with an underscore, and cannot change its variables. It has what templates
+expect: `raise_exception`, `tojson` without HTML escapes, `break` and `continue`,
+`{% generation %}` blocks, and `strftime_now` if the user gave a date. Without a date that name is
+undefined, and templates that test for it (`strftime_now is defined`) use the date of their
+publication: a store must not depend on the day it was built.
 
-Strings go through as `Traced`, so that the result knows whose characters are whose.
+Strings are `Traced`, so that the result records which message each character comes from.
 """
 
 import datetime
-from collections.abc import Callable, Iterable
-from functools import cache, partial
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial, wraps
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError as JinjaError
-from jinja2 import nodes
+from jinja2 import TemplateSyntaxError, nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
 from jinja2.filters import FILTERS
@@ -33,17 +33,20 @@ __all__ = ["GENERATION", "Program"]
 GENERATION = Leaf(-2, "generation", "")
 """The leaf of runs that a `{% generation %}` block wrote."""
 
-
-# Of code that was handed something else than it expects.
+# What a template's code raises when a conversation is not as the template expects.
+_CHANGING_FILTERS = """
+    indent wordwrap truncate center striptags urlencode reverse lower upper capitalize title escape
+    e string forceescape pprint urlize xmlattr
+"""
 _FAILURES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
-class _Refused(Exception):  # noqa: N818  (a verdict of the template, not an error of ours)
-    """What `raise_exception` in a template raises."""
+class _TemplateRefusedError(Exception):
+    """Raised by `raise_exception` in a template."""
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`: what is between is the assistant's."""
+    """`{% generation %}…{% endgeneration %}`: the text between them is the assistant's."""
 
     tags = {"generation"}  # noqa: RUF012  (as Jinja declares it)
 
@@ -54,12 +57,14 @@ class _Generation(Extension):
 
     def _mark(self, caller: Callable[[], str]) -> str:
         marked = traced_join([caller()])
+        # One run more for all of it; the runs of messages inside the block stay.
         return Traced(marked.plain, [*marked._runs, (0, len(marked), GENERATION, -1)])
 
 
 class _Tracing(CodeGenerator):
-    """Jinja's compiler, with an operator `~` that keeps runs."""
+    """Jinja's compiler with an operator `~` that keeps runs."""
 
+    # Jinja's own code for `~` calls `str_join`, which returns a plain string.
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802  (Jinja's name)
         self.write("environment.concat(map(str, (")
         for each in node.nodes:
@@ -69,14 +74,17 @@ class _Tracing(CodeGenerator):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox that keeps track of characters."""
+    """A sandbox whose operators and calls keep runs."""
 
     code_generator_class = _Tracing
+    # Jinja joins the pieces of a template, of macros and of blocks with `concat`.
     concat = staticmethod(traced_join)
+    # Only for `%`: the sandbox calls `call_binop` for these operators, and `+` and `*` of Traced
+    # keep runs by themselves.
     intercepted_binops = frozenset(("%",))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """An attribute; arguments that came as JSON in a string have items."""
+        """An attribute of `obj`; tool call arguments that are a string of JSON have `items`."""
         if attribute == "items" and is_arguments(obj):
             return partial(items_of, obj)
         return super().getattr(obj, attribute)
@@ -93,11 +101,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        # Methods of plain strings (" ".join(parts)) would forget where their arguments are from.
+        # Methods of plain strings (" ".join(parts)) would lose the runs of their arguments.
         owner = getattr(__obj, "__self__", None)
         if type(owner) is str and __obj.__name__ in ("join", "replace"):
-            __obj = getattr(Traced(owner, []), __obj.__name__)
+            traced = Traced(owner, [])
+            __obj = traced.join if __obj.__name__ == "join" else traced.replace
         result = super().call(__context, __obj, *args, **kwargs)
+        # A plain result of another string method still comes from the string and the arguments.
         if isinstance(owner, str) and type(result) is str:
             given = (owner, *args, *kwargs.values())
             formats = __obj.__name__ in ("format", "format_map")
@@ -105,86 +115,72 @@ class _Environment(ImmutableSandboxedEnvironment):
         return result
 
 
-def _formatted(text: str, values: Iterable[Any]) -> str:
-    """`text`, which was formatted with `values`, as belonging to all of them.
+def _formatted(text: str, values: Iterable[object]) -> str:
+    """`text`, which was formatted with `values`: all of it belongs to every leaf in them.
 
     Raises:
-        ChatError: what a message says is among them; where in `text` it is cannot be told.
+        ChatError: the content of a message is among the values, so its position is unknown.
     """
-    held = list(values)
-    if any(leaf.path.startswith("content") for leaf in leaves_in(held)):
+    given = list(values)
+    if any(leaf.path.startswith("content") for leaf in leaves_in(given)):
         raise ChatError(
             "untraceable",
-            f"The template formats what a message says into {text[:60]!r}, so what is the "
-            "assistant's cannot be told. Use a template that writes the content as it is.",
+            f"The template formats the content of a message into {text[:60]!r}, so penstock cannot "
+            "know which characters are the assistant's. Use a template that writes the content "
+            "as it is.",
         )
-    return derived(text, held)
+    return derived(text, given)
 
 
-def _keeping(name: str) -> Callable[..., Any]:
-    """A filter of Jinja whose result still belongs to what went in."""
-    original = FILTERS[name]
+def _tracing_filter(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter of Jinja whose result belongs to the leaves of its arguments."""
 
-    def kept(*args: Any, **kwargs: Any) -> Any:
+    @wraps(original)  # with Jinja's mark that a filter takes the context or the environment
+    def traced(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         if isinstance(result, str) and type(result) is not Traced:
             return derived(str.__str__(result), args)
         return result
 
-    for mark in ("jinja_pass_arg",):
-        if hasattr(original, mark):
-            setattr(kept, mark, getattr(original, mark))
-    return kept
+    return traced
 
 
-def _join(pieces: Any, d: str = "", attribute: str | None = None) -> str:
+def _join(pieces: Iterable[Any], d: str = "", attribute: str | None = None) -> str:
     if attribute is not None:
         pieces = [each[attribute] for each in pieces]
     return Traced(d, []).join(map(str, pieces))
 
 
-def _items(value: Any) -> Any:
-    """The filter `items`, also of arguments that came as JSON in a string."""
+def _items(value: object) -> Iterator[tuple[object, object]]:
+    """The filter `items`, also for tool call arguments that are a string of JSON."""
     return iter(items_of(value)) if is_arguments(value) else FILTERS["items"](value)
 
 
-def _format(text: str, *args: Any, **kwargs: Any) -> str:
+def _format(text: str, *args: object, **kwargs: object) -> str:
     return _formatted(FILTERS["format"](text, *args, **kwargs), (text, *args, *kwargs.values()))
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-@cache
+@cache  # one environment serves all templates; it has no state that a template could change
 def _environment() -> _Environment:
+    # The options of `apply_chat_template`; with others, templates write other blanks.
     made = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
-    changing: tuple[str, ...] = (
-        "indent",
-        "wordwrap",
-        "truncate",
-        "center",
-        "striptags",
-        "urlencode",
-        "reverse",
-    )
-    changing += ("lower", "upper", "capitalize", "title", "escape", "e", "string", "forceescape")
-    for name in (*changing, "pprint", "urlize", "xmlattr"):
-        made.filters[name] = _keeping(name)
-    made.filters |= {"tojson": to_json, "join": _join, "safe": _same}
+    for name in _CHANGING_FILTERS.split():
+        made.filters[name] = _tracing_filter(FILTERS[name])
+    # Nothing is escaped, so every string is safe.
+    made.filters |= {"tojson": to_json, "join": _join, "safe": lambda value: value}
     made.filters |= {"items": _items, "format": _format}
     made.globals["raise_exception"] = _raise
     return made
 
 
 def _raise(message: str) -> NoReturn:
-    raise _Refused(message)
+    raise _TemplateRefusedError(message)
 
 
 class Program:
-    """A template that is compiled once and rendered many times; safe to use from many threads."""
+    """A compiled template; safe to use from many threads."""
 
     def __init__(self, source: str, name: str) -> None:
         self.source = source
@@ -192,43 +188,40 @@ class Program:
         try:
             self._template = _environment().from_string(source)
         except JinjaError as error:
-            number = getattr(error, "lineno", None)
-            line = f", line {number}" if number else ""
+            line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
             raise TemplateError(
                 f"The chat template {name}{line} is not valid Jinja: {error}."
             ) from error
 
     @property
     def marks_generation(self) -> bool:
-        """Whether the template says itself, by `{% generation %}`, what is trained on."""
+        """Whether the template has `{% generation %}` blocks for the text to train on."""
+        # Templates without the block may have the word, in `add_generation_prompt`.
         return "generation" in self.source and "endgeneration" in self.source
 
-    def run(self, variables: dict[str, Any], date: datetime.date | None) -> Traced:
-        """The text for these variables.
+    def run(self, variables: dict[str, object], date: datetime.date | None) -> Traced:
+        """Render the template with these variables.
 
         Raises:
-            ChatError: the template refused the conversation, or failed on it.
+            ChatError: the template refused the conversation, or its code failed.
         """
         if date is not None:
             variables = {**variables, "strftime_now": date.strftime}
         try:
             text = self._template.render(variables)
-        except _Refused as refusal:
+        except _TemplateRefusedError as refusal:
             raise ChatError(
                 "template_refused", f"The template {self.name} refused the conversation: {refusal}"
             ) from None
-        except ChatError:  # of ours, from inside the template
+        except ChatError:  # raised by the functions above, inside the template
             raise
         except (JinjaError, *_FAILURES) as error:
-            raise ChatError("template_failed", self._failure(error)) from error
-        assert isinstance(text, Traced)  # by the environment's `concat`
+            needs_date = "strftime_now" in str(error)
+            hint = " It asks for today's date: give one with date=." if needs_date else ""
+            raise ChatError(
+                "template_failed",
+                f"The template {self.name} failed on the conversation: "
+                f"{type(error).__name__}: {error}.{hint}",
+            ) from error
+        assert isinstance(text, Traced)  # made by the environment's `concat`
         return text
-
-    def _failure(self, error: Exception) -> str:
-        hint = ""
-        if "strftime_now" in str(error):
-            hint = " It asks for today's date: give one with date=."
-        return (
-            f"The template {self.name} failed on the conversation: "
-            f"{type(error).__name__}: {error}.{hint}"
-        )

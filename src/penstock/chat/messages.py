@@ -1,7 +1,7 @@
-"""Records of fine-tuning sets as conversations.
+"""Conversations: records of fine-tuning datasets as messages, and their rendered text.
 
-Five shapes are known by their keys; a record of none of them is refused with the keys it
-has, because a guess here would train on the wrong text:
+Five shapes of records are known by their keys. Any other record is refused with the keys that it
+has, because a guess could train on the wrong text:
 
     messages       {"messages": [{"role": "user", "content": "Hi"}, …], "tools": […]}
     ShareGPT       {"conversations": [{"from": "human", "value": "Hi"}, …], "system": "…"}
@@ -15,36 +15,53 @@ A message with `"train": false` (or OpenAI's `"weight": 0`) is read and not trai
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from penstock.chat.arguments import parts_of
+from penstock.chat.arguments import JsonObject, parts_of
 from penstock.errors import ChatError
 
-__all__ = ["Conversation", "Script", "Span", "merged", "to_conversation"]
+__all__ = [
+    "ANSWER",
+    "QUESTION",
+    "ChatText",
+    "Conversation",
+    "JsonObject",
+    "Message",
+    "Span",
+    "merged",
+    "to_conversation",
+]
 
 Span = tuple[int, int]
 """Characters `[start, stop)`."""
+Message = JsonObject
+"""A message: "role", "content" and more."""
+
+QUESTION, ANSWER = "Zqvi alpha?", "Zqwo beta."
+"""Texts that are rendered to find out what a template writes around a turn."""
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
-    """What a template made of a conversation."""
+class ChatText:
+    """A rendered conversation, before it is encoded.
+
+    The spans of `content` and of `trained` are ascending and do not touch.
+    """
 
     text: str
     content: list[Span]
-    """Ascending, not touching."""
+    """The characters that come from messages; the template wrote the others."""
     trained: list[Span]
-    """Ascending, not touching."""
+    """The characters that are trained on."""
     rewritten: tuple[int, ...] = ()
-    """Messages of the assistant of which the template left something out."""
-    unthought: int = 0
-    """How many turns are not trained on because the template leaves out their thought."""
-    unended: tuple[int, ...] = ()
+    """The messages of the assistant of which the template left something out."""
+    num_without_reasoning: int = 0
+    """The number of turns not trained on because the template leaves out their reasoning."""
+    without_end: tuple[int, ...] = ()
     """Where turns that are trained on stop without a token that ends them."""
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Spans in order, with those that touch or overlap made one.
+    """The spans in ascending order; spans that touch or overlap are joined.
 
     >>> merged([(4, 6), (0, 2), (2, 3), (5, 9)])
     [(0, 3), (4, 9)]
@@ -59,6 +76,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
     return found
 
 
+# The speakers of ShareGPT files, which differ from dataset to dataset, and their roles.
 _SPEAKERS = {
     **dict.fromkeys(("human", "user", "prompter"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model", "bot"), "assistant"),
@@ -67,79 +85,82 @@ _SPEAKERS = {
     "function_call": "assistant",
     **dict.fromkeys(("observation", "tool", "function_response", "function", "ipython"), "tool"),
 }
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages as templates take them, and what goes with them."""
+    """Messages in the form that templates take, with the definitions of tools and settings."""
 
-    messages: list[dict[str, Any]]
-    tools: list[Any] | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    """More names for the template, such as `enable_thinking`."""
+    messages: list[Message]
+    tools: list[object] | None = None
+    settings: JsonObject = field(default_factory=dict)
+    """More variables for the template, such as `enable_thinking`."""
 
     def is_trained(self, number: int) -> bool:
-        """Whether message `number` is the assistant's, and to be trained on."""
+        """Whether message `number` is from the assistant and is trained on."""
         message = self.messages[number]
         return message["role"] == "assistant" and message.get("train", True) is not False
 
 
-def to_conversation(record: Any) -> Conversation:
-    r"""The conversation that a record of any known shape holds.
+def to_conversation(record: object) -> Conversation:
+    r"""The conversation in a record of any known shape.
 
     >>> to_conversation({"instruction": "Add.", "input": "1 + 1", "output": "2"}).messages
     [{'role': 'user', 'content': 'Add.\n\n1 + 1'}, {'role': 'assistant', 'content': '2'}]
 
     Raises:
-        ChatError: it has no such shape, or something in it is not as the shape wants it.
+        ChatError: the record has another shape, or a value in it has the wrong type.
     """
-    if isinstance(record, Conversation):
+    if isinstance(record, Conversation):  # a build converts first, to report bad records
         return record
     if isinstance(record, list | tuple):
         record = {"messages": record}
     if not isinstance(record, dict):
         raise ChatError("bad_shape", f"A conversation is a list or a dict, not {_kind(record)}.")
     messages = _turns(record)
+    # ShareGPT and Alpaca have the system message beside the turns.
     if record.get("system") and messages and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": _text(record["system"], "system")})
     if not messages:
         raise ChatError("no_messages", "The conversation has no messages.")
     settings = record.get("chat_template_kwargs") or {}
     if not isinstance(settings, dict):
-        raise ChatError("bad_shape", f'"chat_template_kwargs" holds {_kind(settings)}.')
+        raise ChatError("bad_shape", f'"chat_template_kwargs" is {_kind(settings)}.')
     return Conversation(messages, _tools(record.get("tools")), settings)
 
 
-def _turns(record: dict[str, Any]) -> list[dict[str, Any]]:
+def _turns(record: JsonObject) -> list[Message]:
     for key in ("messages", "conversations", "conversation"):
         if record.get(key) is not None:
             turns = record[key]
             if not isinstance(turns, list | tuple):
-                raise ChatError("bad_shape", f'"{key}" holds {_kind(turns)}, not a list.')
+                raise ChatError("bad_shape", f'"{key}" is {_kind(turns)}, not a list.')
             return [_message(turn, f"{key}[{number}]") for number, turn in enumerate(turns)]
     if "instruction" in record:
-        return _instructed(record)
+        return _from_instruction(record)
     if "prompt" in record and "completion" in record:
-        return [*_side(record, "prompt", "user"), *_side(record, "completion", "assistant")]
+        prompt = _text_or_messages(record, "prompt", "user")
+        return [*prompt, *_text_or_messages(record, "completion", "assistant")]
+    # Only keys are shown: values may be long, or private.
     shown = ", ".join(f'"{key}"' for key in list(record)[:8]) or "no keys"
     raise ChatError(
         "bad_shape",
-        f"The record has {shown}, which is no conversation that is known. Known are "
+        f"The record has {shown}, which is not a known form of conversation. Known are "
         '"messages", "conversations" (ShareGPT), "instruction" with "output" (Alpaca) or '
         '"response" (Dolly), and "prompt" with "completion".',
     )
 
 
-def _side(record: dict[str, Any], key: str, role: str) -> list[dict[str, Any]]:
+def _text_or_messages(record: JsonObject, key: str, role: str) -> list[Message]:
     value = record[key]
     if isinstance(value, list):
         return [_message(turn, f"{key}[{number}]") for number, turn in enumerate(value)]
     return [{"role": role, "content": _text(value, key)}]
 
 
-def _instructed(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Alpaca and Dolly; also Alpaca's seed tasks, which keep input and output in a list."""
+def _from_instruction(record: JsonObject) -> list[Message]:
+    """The turns of Alpaca and Dolly, and of Alpaca's seed tasks with their list of instances."""
     if isinstance(record.get("instances"), list):
         if len(record["instances"]) != 1:
             raise ChatError(
@@ -147,6 +168,7 @@ def _instructed(record: dict[str, Any]) -> list[dict[str, Any]]:
                 f'"instances" holds {len(record["instances"])} examples; make each a record.',
             )
         record = {**record, **record["instances"][0]}
+    # Alpaca has "output" and "input", Dolly "response" and "context".
     answer = "output" if "output" in record else "response"
     context = "input" if answer == "output" else "context"
     if answer not in record:
@@ -154,98 +176,102 @@ def _instructed(record: dict[str, Any]) -> list[dict[str, Any]]:
     question = _text(record["instruction"], "instruction")
     if more := _text(record.get(context) or "", context):
         question = f"{question}\n\n{more}" if question else more
-    turns: list[dict[str, Any]] = []
-    for number, pair in enumerate(record.get("history") or []):
-        asked, told = (_text(each, f"history[{number}]") for each in pair)
-        turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": told}]
+    history = [
+        [_text(each, f"history[{number}]") for each in pair]
+        for number, pair in enumerate(record.get("history") or [])
+    ]
+    pairs = [*history, [question, _text(record[answer], answer)]]
     return [
-        *turns,
-        {"role": "user", "content": question},
-        {"role": "assistant", "content": _text(record[answer], answer)},
+        {"role": role, "content": text}
+        for pair in pairs
+        for role, text in zip(("user", "assistant"), pair, strict=True)
     ]
 
 
-def _message(turn: Any, place: str) -> dict[str, Any]:
-    """One message of either spelling, checked."""
+def _message(turn: object, path: str) -> Message:
+    """One message, given with "role" and "content" or with "from" and "value", checked."""
     if not isinstance(turn, dict):
-        raise ChatError("bad_shape", f"{place} is {_kind(turn)}, not a message.")
+        raise ChatError("bad_shape", f"{path} is {_kind(turn)}, not a message.")
     if "role" in turn:
+        # Parquet files have every key in every message, with null for those that are missing.
         message = {key: item for key, item in turn.items() if key != "weight" and item is not None}
         message["role"] = {"function": "tool", "model": "assistant"}.get(turn["role"], turn["role"])
         message.setdefault("content", None)
     elif "from" in turn:
-        message = _sharegpt(turn, place)
+        message = _sharegpt(turn, path)
     else:
-        raise ChatError("bad_shape", f'{place} has neither "role" nor "from": {turn!r:.60}')
+        raise ChatError("bad_shape", f'{path} has neither "role" nor "from": {turn!r:.60}')
     if not isinstance(message["role"], str) or not message["role"]:
-        raise ChatError("bad_shape", f"{place} has the role {message['role']!r:.40}.")
+        raise ChatError("bad_shape", f"{path} has the role {message['role']!r:.40}.")
+    # OpenAI's "weight" is 0 or 1; an explicit "train" has priority.
     if turn.get("weight") is not None and "train" not in turn:
         message["train"] = bool(turn["weight"])
     if not isinstance(message.get("train", True), bool):
         raise ChatError(
-            "bad_shape", f'{place}: "train" is {turn["train"]!r:.20}, not true or false.'
+            "bad_shape", f'{path}: "train" is {turn["train"]!r:.20}, not true or false.'
         )
-    _check_content(message, place)
-    thought = next((message[key] for key in _THOUGHTS if isinstance(message.get(key), str)), None)
-    if thought is not None:  # templates read it under either of two names
-        message = {"reasoning_content": thought, "thinking": thought, **message}
+    _check_content(message, path)
+    texts = [message[key] for key in _REASONING_KEYS if isinstance(message.get(key), str)]
+    if texts:  # some templates read one key, and some the other
+        message = {"reasoning_content": texts[0], "thinking": texts[0], **message}
     if message.get("tool_calls"):
         calls = message["tool_calls"]
-        message["tool_calls"] = [_call(call, f"{place}.tool_calls") for call in calls]
+        message["tool_calls"] = [_call(call, f"{path}.tool_calls") for call in calls]
     return message
 
 
-def _sharegpt(turn: dict[str, Any], place: str) -> dict[str, Any]:
+def _sharegpt(turn: JsonObject, path: str) -> Message:
     role = _SPEAKERS.get(turn["from"]) if isinstance(turn["from"], str) else None
     if role is None:
         known = ", ".join(sorted(_SPEAKERS))
-        raise ChatError("unknown_role", f"{place} is from {turn['from']!r:.40}; known are {known}.")
+        raise ChatError("unknown_role", f"{path} is from {turn['from']!r:.40}; known are {known}.")
     kept = {key: item for key, item in turn.items() if key not in ("from", "value", "weight")}
     value = turn.get("value")
+    # A "function_call" is a turn whose whole value is the JSON of the calls.
     if turn["from"] != "function_call":
         return {**kept, "role": role, "content": value}
-    calls = _written_calls(_text(value, f"{place}.value"), place)
+    calls = _written_calls(_text(value, f"{path}.value"), path)
     return {**kept, "role": role, "content": None, "tool_calls": calls}
 
 
-def _written_calls(text: str, place: str) -> list[Any]:
-    """The calls in a JSON text, their arguments as they are written there."""
+def _written_calls(text: str, path: str) -> list[JsonObject]:
+    """The tool calls in a JSON text; arguments stay the text that they are there."""
     try:
         calls = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ChatError(
-            "bad_tool_call", f"{place} is a function call that is no JSON: {error}."
+            "bad_tool_call", f"{path} is a function call that is not valid JSON: {error}."
         ) from None
+    # Arguments stay text: parsed and written again, 1e3 would become 1000.0.
     if isinstance(calls, list):
         texts = [text[part.start : part.stop] for part in parts_of(text) or ()]
-        return [call for each in texts for call in _written_calls(each, place)]
+        return [call for each in texts for call in _written_calls(each, path)]
     for part in parts_of(text) or ():
         if part.key == "arguments" and not isinstance(part.value, str):
             calls["arguments"] = text[part.start : part.stop]
     return [calls]
 
 
-def _call(call: Any, place: str) -> dict[str, Any]:
-    """A tool call in the form that templates take; its arguments stay as they are."""
-    function = call.get("function", call) if isinstance(call, dict) else None
+def _call(call: object, path: str) -> JsonObject:
+    """A tool call in the form that templates take; its arguments are not changed."""
+    outer = call if isinstance(call, dict) else {}
+    function = outer.get("function", outer)
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ChatError("bad_tool_call", f"{place} holds {call!r:.60}, which names no function.")
-    outer = {
-        key: item for key, item in call.items() if key not in ("function", "name", "arguments")
-    }
+        raise ChatError("bad_tool_call", f"{path} has {call!r:.60}, which names no function.")
+    inner = ("function", "name", "arguments")
     return {
         "type": "function",
-        **outer,
+        **{key: item for key, item in outer.items() if key not in inner},
         "function": {**function, "arguments": function.get("arguments", {})},
     }
 
 
-def _check_content(message: dict[str, Any], place: str) -> None:
+def _check_content(message: Message, path: str) -> None:
     content = message["content"]
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, list):
-        raise ChatError("bad_content", f"{place}.content is {_kind(content)}, not text or parts.")
+        raise ChatError("bad_content", f"{path}.content is {_kind(content)}, not text or parts.")
     for number, part in enumerate(content):
         if isinstance(part, str):
             continue
@@ -253,23 +279,24 @@ def _check_content(message: dict[str, Any], place: str) -> None:
             found = part.get("type") if isinstance(part, dict) else _kind(part)
             raise ChatError(
                 "not_text",
-                f"{place}.content[{number}] is of type {found!r:.40} and has no text; penstock "
-                "renders text alone.",
+                f"{path}.content[{number}] is of type {found!r:.40} and has no text; penstock "
+                "renders only text.",
             )
 
 
-def _tools(tools: Any) -> list[Any] | None:
-    """Tool definitions; ShareGPT files keep them as JSON in a string."""
+def _tools(tools: object) -> list[object] | None:
+    """The definitions of tools; ShareGPT files have them as JSON in a string."""
     if isinstance(tools, str):
         try:
             tools = json.loads(tools) if tools.strip() else None
         except ValueError as error:
-            raise ChatError("bad_tools", f'"tools" is no JSON: {error}.') from None
-    if tools is None or tools == []:
+            raise ChatError("bad_tools", f'"tools" is not valid JSON: {error}.') from None
+    if tools is None or tools == []:  # templates test whether there are tools at all
         return None
     if not isinstance(tools, list):
-        raise ChatError("bad_tools", f'"tools" holds {_kind(tools)}, not a list.')
+        raise ChatError("bad_tools", f'"tools" is {_kind(tools)}, not a list.')
     return [
+        # Some datasets have the function alone, without OpenAI's outer object.
         {"type": "function", "function": tool}
         if isinstance(tool, dict) and "function" not in tool
         else tool
@@ -277,11 +304,11 @@ def _tools(tools: Any) -> list[Any] | None:
     ]
 
 
-def _text(value: Any, place: str) -> str:
+def _text(value: object, path: str) -> str:
     if not isinstance(value, str):
-        raise ChatError("bad_content", f'"{place}" holds {_kind(value)}, not text.')
+        raise ChatError("bad_content", f'"{path}" is {_kind(value)}, not text.')
     return value
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return "null" if value is None else f"a {type(value).__name__}"

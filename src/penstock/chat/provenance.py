@@ -1,14 +1,13 @@
-r"""Strings that remember where their characters came from.
+r"""Strings that record which message each of their characters comes from.
 
-A template glues messages together with text of its own, and may strip, split, slice and
-repeat them on the way. `Traced` strings go through all of that and still know, for every
-character of the result, which message it belongs to:
+A template joins messages with its own text, and may strip, split, slice and repeat them. `Traced`
+strings keep track through all of these operations:
 
     text   <|im_start|>assistant\nHello there<|im_end|>\n
     runs                          └─ message 1, from its character 0 on
 
-No guess is made by searching the result for the content, which fails as soon as the
-content occurs twice. A character without a run is the template's own.
+Searching the result for the content of a message would be a guess: it fails as soon as the content
+occurs twice. The template wrote all characters that are in no run.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,6 +19,7 @@ from penstock.errors import ChatError
 __all__ = ["Leaf", "Run", "Traced", "derived", "leaves_in", "trace", "traced_join"]
 
 
+# Roles that templates write themselves; see `trace`.
 _ROLES = frozenset(
     ("system", "developer", "user", "assistant", "model", "tool", "function", "ipython")
 )
@@ -27,24 +27,24 @@ _ROLES = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaf:
-    """One string of a conversation: the content of a message, an argument of a tool call."""
+    """One string of a conversation: the content of a message, or an argument of a tool call."""
 
     message: int
-    """The number of the message; -1 for what belongs to none, such as tool definitions."""
+    """The number of the message; -1 for strings outside messages, such as tool definitions."""
     path: str
-    """Where it stands in the message: "content", "tool_calls[0].function.name"."""
+    """Its path in the message: "content", "tool_calls[0].function.name"."""
     text: str
     train: bool = True
-    """Whether it may be trained on, where its message is."""
+    """Whether it is trained on if its message is."""
 
 
 Run = tuple[int, int, Leaf, int]
-"""Characters `[start, stop)` come from a leaf, from this character of it on; -1 where they
-were changed on the way (escaped in JSON, put in lower case)."""
+"""Characters `[start, stop)` are the characters of a leaf from this one on; -1 if they were changed
+(escaped as JSON, put in lower case)."""
 
 
 class Traced(str):
-    """A string with runs. Methods that keep characters keep their runs."""
+    """A string with runs. Methods that keep characters also keep their runs."""
 
     __slots__ = ("_runs",)
     _runs: list[Run]
@@ -61,8 +61,10 @@ class Traced(str):
         return str.__str__(self)
 
     def __str__(self) -> str:
+        # Jinja calls `str` on every value that it writes; a plain string would lose the runs.
         return self
 
+    # Copies and pickles must keep the runs, too.
     def __getnewargs__(self) -> tuple[str, list[Run]]:  # type: ignore[override]
         return self.plain, self._runs
 
@@ -73,15 +75,16 @@ class Traced(str):
         return traced_join((other, self)) if isinstance(other, str) else NotImplemented
 
     def __iter__(self) -> Iterator[str]:
-        return (self._cut(place, place + 1) for place in range(len(self)))
+        return (self._cut(at, at + 1) for at in range(len(self)))
 
     def __getitem__(self, key: SupportsIndex | slice) -> str:
         if not isinstance(key, slice):
-            place = range(len(self))[key]
-            return self._cut(place, place + 1)
+            at = range(len(self))[key]
+            return self._cut(at, at + 1)
         start, stop, step = key.indices(len(self))
         if step == 1:
             return self._cut(start, max(start, stop))
+        # Reversed or skipped characters are not a range of the original, so their offset is -1.
         return derived(self.plain[key], [self])
 
     def _cut(self, start: int, stop: int) -> "Traced":
@@ -90,6 +93,7 @@ class Traced(str):
         for first, last, leaf, offset in self._runs:
             low, high = max(first, start), min(last, stop)
             if low < high:
+                # The run starts `low - first` characters later, also in the leaf.
                 moved = offset if offset < 0 else offset + low - first
                 runs.append((low - start, high - start, leaf, moved))
         return Traced(self.plain[start:stop], runs)
@@ -107,11 +111,11 @@ class Traced(str):
         return self._cut(0, len(self.plain.rstrip(chars)))
 
     def removeprefix(self, prefix: str, /) -> str:
-        """Without `prefix`, where it begins so."""
+        """Without `prefix`, if the string begins with it."""
         return self._cut(len(self) - len(self.plain.removeprefix(prefix)), len(self))
 
     def removesuffix(self, suffix: str, /) -> str:
-        """Without `suffix`, where it ends so."""
+        """Without `suffix`, if the string ends with it."""
         return self._cut(0, len(self.plain.removesuffix(suffix)))
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
@@ -124,13 +128,13 @@ class Traced(str):
 
     def splitlines(self, keepends: bool = False) -> list[str]:
         """The lines."""
-        pieces, place = [], 0
-        for kept, whole in zip(
-            self.plain.splitlines(keepends), self.plain.splitlines(True), strict=True
-        ):
-            pieces.append(self._cut(place, place + len(kept)))
-            place += len(whole)
-        return list(pieces)
+        pieces: list[str] = []
+        start = 0
+        for line in self.plain.splitlines(keepends=True):
+            kept = line if keepends else line.splitlines()[0]
+            pieces.append(self._cut(start, start + len(kept)))
+            start += len(line)
+        return pieces
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:
         """Before, at and after the first separator."""
@@ -147,32 +151,32 @@ class Traced(str):
         return self._cut(0, before), self._cut(before, middle), self._cut(middle, len(self))
 
     def _pieces(self, pieces: list[str]) -> list[str]:
-        """`pieces`, which lie in this order in the string, cut from it."""
+        """`pieces`, which occur in this order in the string, with their runs."""
         found: list[str] = []
-        place = 0
+        done = 0
         for piece in pieces:
-            place = self.plain.index(piece, place)
-            found.append(self._cut(place, place + len(piece)))
-            place += len(piece)
+            done = self.plain.index(piece, done)
+            found.append(self._cut(done, done + len(piece)))
+            done += len(piece)
         return found
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
-        """With `new` in place of `old`."""
-        if not old:
+        """With `old` replaced by `new`."""
+        if not old:  # Python then puts `new` between all characters
             return derived(self.plain.replace(old, new, count), [self, new])
         pieces: list[str] = []
-        place, left = 0, int(count)
-        while left and (found := self.plain.find(old, place)) >= 0:
-            pieces += [self._cut(place, found), new]
-            place, left = found + len(old), left - 1
-        return traced_join([*pieces, self._cut(place, len(self))])
+        done, left = 0, int(count)
+        while left and (found := self.plain.find(old, done)) >= 0:
+            pieces += [self._cut(done, found), new]
+            done, left = found + len(old), left - 1
+        return traced_join([*pieces, self._cut(done, len(self))])
 
     def join(self, pieces: Iterable[str], /) -> str:
         """The pieces with this string between them."""
-        glued: list[str] = []
+        joined: list[str] = []
         for piece in pieces:
-            glued += [self, piece] if glued else [piece]
-        return traced_join(glued)
+            joined += [self, piece] if joined else [piece]
+        return traced_join(joined)
 
     def __mul__(self, number: SupportsIndex) -> "Traced":
         return traced_join([self] * int(number))
@@ -186,19 +190,19 @@ class Traced(str):
         return derived(self.plain.upper(), [self])
 
     def title(self) -> str:
-        """With a capital at each word."""
+        """With each word capitalized."""
         return derived(self.plain.title(), [self])
 
     def capitalize(self) -> str:
-        """With a capital at the start."""
+        """With the first character capitalized."""
         return derived(self.plain.capitalize(), [self])
 
 
 def trace(value: Any, leaf: Leaf) -> Any:
-    """A copy of `value` in which every string is traced, those inside lists and dicts too.
+    """A copy of `value` in which every string is traced, also inside lists and dicts.
 
-    The usual roles stay plain: a template writes them as its own, and may make a special token of
-    one ("<|" + role + "|>"). Other words under the key "role" came with the conversation.
+    The usual roles stay plain strings: a template may build a special token of one
+    ("<|" + role + "|>"). Any other role is text of the user's record.
     """
     if isinstance(value, str):
         kept = Leaf(leaf.message, leaf.path, value, leaf.train)
@@ -207,14 +211,15 @@ def trace(value: Any, leaf: Leaf) -> Any:
         train = leaf.train and value.get("train", True) is not False
         traced = {}
         for key, item in value.items():
+            # "train" is a note for penstock, and no template should write it.
             if key == "train" and leaf.message >= 0:
                 continue
             path = f"{leaf.path}.{key}" if leaf.path else str(key)
             inside = Leaf(leaf.message, path, "", train)
-            # Names of arguments are the model's words too.
-            spelled = trace(key, inside) if "arguments" in leaf.path else key
+            # The model also writes the names of arguments.
+            name = trace(key, inside) if "arguments" in leaf.path else key
             is_role = key == "role" and item in _ROLES
-            traced[spelled] = item if is_role else trace(item, inside)
+            traced[name] = item if is_role else trace(item, inside)
         return traced
     if isinstance(value, list | tuple):
         return [
@@ -223,48 +228,49 @@ def trace(value: Any, leaf: Leaf) -> Any:
         ]
     if value is None or isinstance(value, bool | int | float):
         return value
-    # A template could call any method of it.
+    # Refused for safety: a template could call any method of such an object.
     raise ChatError(
         "bad_content", f"{leaf.path or 'A message'} is a {type(value).__name__}, not JSON."
     )
 
 
 def traced_join(pieces: Iterable[str]) -> Traced:
-    """All pieces end to end.
+    """The concatenation of all pieces, with their runs.
 
     >>> leaf = Leaf(0, "content", "Hi")
     >>> joined = traced_join(["<user>", Traced("Hi", [(0, 2, leaf, 0)])])
     >>> joined.plain, [(start, stop) for start, stop, *_ in joined._runs]
     ('<user>Hi', [(6, 8)])
     """
-    held = list(pieces)
+    parts = list(pieces)
     runs: list[Run] = []
-    place = 0
-    for piece in held:
+    done = 0
+    for piece in parts:
         if type(piece) is Traced:
             for start, stop, leaf, offset in piece._runs:
-                runs.append((start + place, stop + place, leaf, offset))
-        place += len(piece)
-    return Traced("".join(held), runs)
+                runs.append((start + done, stop + done, leaf, offset))
+        done += len(piece)
+    return Traced("".join(parts), runs)
 
 
-def derived(text: str, values: Iterable[Any]) -> str:
-    """`text`, which was made of `values`, as belonging to every leaf in them."""
+def derived(text: str, values: Iterable[object]) -> str:
+    """`text`, which was computed from `values`: all of it belongs to every leaf in them."""
     leaves = leaves_in(list(values))
-    if not leaves or not text:
+    if not leaves or not text:  # all of it is the template's
         return text
     return Traced(str.__str__(text), [(0, len(text), leaf, -1) for leaf in leaves])
 
 
-def leaves_in(value: Any) -> list[Leaf]:
-    """The leaves that the strings in `value` come from, each once."""
+def leaves_in(value: object) -> list[Leaf]:
+    """The leaves of all strings in `value`, each once."""
     found: dict[int, Leaf] = {}
     _collect(value, found)
     return list(found.values())
 
 
-def _collect(value: Any, found: dict[int, Leaf]) -> None:
+def _collect(value: object, found: dict[int, Leaf]) -> None:
     if type(value) is Traced:
+        # By identity: two messages may have equal leaves, and both count.
         for _, _, leaf, _ in value._runs:
             found[id(leaf)] = leaf
     elif isinstance(value, dict):

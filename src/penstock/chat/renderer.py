@@ -1,66 +1,79 @@
-"""Conversations to scripts: the template run, its turns found and checked.
+"""Renders conversations with a template, finds the assistant's turns and checks them.
 
-The mask is never taken on trust. Runs say which characters came from which message; then,
-for each new shape of conversation, every text in it is replaced by words that occur
-nowhere else, and the words are searched for in what the template makes of that. Both ways
-must find the same characters in the same turns, or the conversation is refused.
+Which characters are trained on is found in two ways. Runs record which characters come from which
+message. Then, for each new shape of conversation, every text in it is replaced by a word that
+occurs nowhere else, and these words are searched in the rendered text. Both ways must find the same
+characters in the same turns, or the conversation is refused.
 """
 
 import datetime
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
-from penstock.chat.builtin import WRITERS
-from penstock.chat.cross_check import shape_of, texts_of, twin_of
+from penstock.chat.cross_check import shape_of, texts_of, with_unique_words
 from penstock.chat.jinja import GENERATION, Program
-from penstock.chat.messages import Conversation, Script, Span, merged
-from penstock.chat.provenance import Leaf, Run, Traced, trace, traced_join
-from penstock.chat.special_tokens import Markers
-from penstock.chat.template import Template, is_builtin
-from penstock.chat.turns import (
+from penstock.chat.messages import (
     ANSWER,
     QUESTION,
-    Habits,
-    Turn,
-    find_habits,
-    find_turns,
-    generation_turns,
+    ChatText,
+    Conversation,
+    JsonObject,
+    Message,
+    Span,
+    merged,
 )
+from penstock.chat.provenance import Leaf, Traced, trace, traced_join
+from penstock.chat.special_tokens import Markers
+from penstock.chat.template import WRITERS, Template
+from penstock.chat.turns import Turn, TurnFormat, find_format, find_turns, generation_turns
 from penstock.errors import ChatError
 
 __all__ = ["Renderer", "Rewritten"]
 
 Rewritten = Literal["mask", "train", "refuse"]
 
-# Of a user's content and the assistant's, the likely first.
+# Forms of the content of a user and of the assistant, the most common first.
 _FORMS = (("string", "string"), ("parts", "parts"), ("parts", "string"), ("string", "parts"))
 
-# Shapes that are known to be right; a set of conversations has some hundreds.
+# The most shapes to remember as checked; a dataset has some hundreds.
 _MAX_SHAPES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """A rendered conversation, before it is judged."""
+class _Rendering:
+    """A rendered conversation and the turns found in it."""
 
     text: Traced
     turns: list[Turn]
 
-    def script(self, rewritten: tuple[int, ...] = ()) -> Script:
-        runs = [run for run in self.text._runs if run[2] is not GENERATION]
-        content = merged((start, stop) for start, stop, _, _ in runs)
-        trained: list[Span] = []
-        for turn in self.turns:
-            trained += _without(turn.span, turn.untrained)
-        return Script(self.text.plain, content, merged(trained), rewritten)
+    @property
+    def content(self) -> list[Span]:
+        """The characters that come from messages."""
+        return merged(run[:2] for run in self.text._runs if run[2] is not GENERATION)
 
-    def unended(self, ends: Callable[[str], bool]) -> tuple[int, ...]:
-        """Where turns stop whose last trained text is no end of a turn."""
+    @property
+    def template_texts(self) -> tuple[str, ...]:
+        """The texts that the template wrote, in order."""
+        found, done = [], 0
+        for start, stop in self.content:
+            found.append(self.text.plain[done:start])
+            done = stop
+        return (*found, self.text.plain[done:])
+
+    def without_end(self, is_end: Callable[[str], bool]) -> tuple[int, ...]:
+        """Where the turns stop that do not end with a marker."""
         last = {turn.message: turn.span[1] for turn in self.turns}
-        text = self.text.plain  # of which tokens are a few characters
-        return tuple(at for at in last.values() if not ends(text[max(0, at - 200) : at].rstrip()))
+        text = self.text.plain
+        # A message may have several turns, one for each block; the last one ends it.
+        # A marker has a few characters, so the last 200 of a turn are enough.
+        return tuple(at for at in last.values() if not is_end(text[max(0, at - 200) : at].rstrip()))
+
+    def chat_text(self, **fields: Any) -> ChatText:
+        spans = [span for turn in self.turns for span in _without(turn.span, turn.untrained)]
+        return ChatText(self.text.plain, self.content, merged(spans), **fields)
 
 
 @dataclass
@@ -70,46 +83,54 @@ class Renderer:
     template: Template
     markers: Markers
     tokens: dict[str, str]
-    """The special tokens by the names that templates use."""
+    """The special tokens, by the names that templates use."""
     date: datetime.date | None = None
     rewritten: Rewritten = "mask"
-    settings: dict[str, Any] = field(default_factory=dict)
-    _habits: dict[str, Habits] = field(default_factory=dict, init=False)
-    _shapes: dict[Any, tuple[str, ...]] = field(default_factory=dict, init=False)
+    settings: JsonObject = field(default_factory=dict)
+    _turn_formats: dict[str, TurnFormat] = field(default_factory=dict, init=False)
+    _checked: dict[Hashable, tuple[str, ...]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._program = Program(self.template.source, self.template.name)
-        known = is_builtin(self.template) and not self.settings
-        self._writer = WRITERS[self.template.name] if known else None
+        is_plain = self.template.is_builtin and not self.settings
+        self._writer = WRITERS[self.template.name] if is_plain else None
+        # "either" changes nothing in a message, so that `_find_forms` can try each form.
         self._forms: dict[str, str] = {"user": "either", "assistant": "either"}
-        self._forms = self._probe_forms()
+        self._forms = self._find_forms()
 
-    def script(self, conversation: Conversation) -> Script:
-        """The text of `conversation`, and which of it is trained on.
+    def render_text(self, conversation: Conversation) -> ChatText:
+        """The text of `conversation`, and which of its characters are trained on.
 
         Raises:
-            ChatError: the template refuses it, or its turns cannot be told apart.
+            ChatError: the template refuses the conversation, or its turns cannot be found.
         """
+        # Plain conversations of a built-in template need neither Jinja nor the search for turns.
         if self._writer and conversation.tools is None and not conversation.settings:
-            script = self._writer(conversation.messages)
-            if script is not None:
-                return script
-        read = self._read(conversation)
-        self._cross_check(conversation, read)
-        rewritten = tuple(self._left_out(conversation, read))
+            written = self._writer(conversation.messages)
+            if written is not None:
+                return written
+        rendering = self._render(conversation)
+        self._cross_check(conversation, rendering)
+        rewritten = tuple(self._left_out(conversation, rendering))
         if rewritten and self.rewritten == "refuse":
             raise ChatError(
                 "rewritten",
                 f"The template leaves out text of the assistant in messages {list(rewritten)}.",
             )
-        unthought = 0
+        num_without_reasoning = 0
         if self.rewritten == "mask":
-            dropped = {turn.message for turn in read.turns if turn.message in rewritten}
-            unthought = sum(self._lacks_thought(conversation, read, each) for each in dropped)
-            kept = [turn for turn in read.turns if turn.message not in rewritten]
-            read = _Read(read.text, kept)
-        script = read.script(rewritten)
-        return replace(script, unthought=unthought, unended=read.unended(self.markers.ends))
+            # Of a rewritten turn, the model never wrote what is left in this context.
+            for number in {turn.message for turn in rendering.turns if turn.message in rewritten}:
+                reasoning = conversation.messages[number].get("reasoning_content")
+                if isinstance(reasoning, str) and not _is_in(reasoning, rendering.text.plain):
+                    num_without_reasoning += 1
+            kept = [turn for turn in rendering.turns if turn.message not in rewritten]
+            rendering = _Rendering(rendering.text, kept)
+        return rendering.chat_text(
+            rewritten=rewritten,
+            num_without_reasoning=num_without_reasoning,
+            without_end=rendering.without_end(self.markers.is_end),
+        )
 
     @property
     def marks_generation(self) -> bool:
@@ -119,38 +140,39 @@ class Renderer:
     @property
     def ends_turns(self) -> bool:
         """Whether the template ends a turn of the assistant with a marker."""
-        if self.marks_generation:
-            return True
-        return self._habits_for(Conversation([])).end is not None
+        return self.marks_generation or self._turn_format(Conversation([])).end is not None
 
     def sample(self) -> str:
-        """What the template makes of a question and an answer; "" where it does not write both."""
-        return self._probe(tuple({"either": "string"}.get(f, f) for f in self._forms.values()))
+        """The rendered text of a question and an answer; "" if the template omits one of them."""
+        return self._try_forms(
+            tuple({"either": "string"}.get(form, form) for form in self._forms.values())
+        )
 
-    def prompt(self, conversation: Conversation) -> Script:
-        """The text that asks for the next answer; nothing of it is trained on."""
-        text = self._run(conversation, conversation.messages, ask=True)
-        return _Read(text, []).script()
+    def prompt(self, conversation: Conversation) -> ChatText:
+        """The text that asks for the next answer, of which nothing is trained on."""
+        return _Rendering(self._run(conversation, conversation.messages, True), []).chat_text()
 
-    def _read(self, conversation: Conversation) -> _Read:
+    def _render(self, conversation: Conversation) -> _Rendering:
         text = self._run(conversation, conversation.messages)
         if self.marks_generation:
             turns = generation_turns(text, conversation)
         else:
-            habits = self._habits_for(conversation)
-            turns = find_turns(
-                text, conversation, habits, self.markers, _Renders(self, conversation)
-            )
-        _refuse_foreign(text._runs, turns)
-        return _Read(text, turns)
+            form = self._turn_format(conversation)
+            run = partial(self._run, conversation)
+            turns = find_turns(text, conversation, form, self.markers, run)
+        _refuse_other_messages(text, turns)
+        return _Rendering(text, turns)
 
     def _run(
-        self, conversation: Conversation, messages: list[dict[str, Any]], *, ask: bool = False
+        self, conversation: Conversation, messages: list[Message], ask: bool = False
     ) -> Traced:
+        """Run the template on `messages`, with the tools and settings of `conversation`."""
         traced = [
             self._in_form(trace(message, Leaf(number, "", "")))
             for number, message in enumerate(messages)
         ]
+        # In this order: a record's settings override those of the chat, and neither overrides the
+        # messages. Settings are traced, so that they cannot write special tokens.
         variables = {
             **self.tokens,
             **self.settings,
@@ -162,147 +184,134 @@ class Renderer:
         }
         return self._program.run(variables, self.date)
 
-    def _in_form(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Content in the form that the template takes: a string, or a list of parts."""
+    def _in_form(self, message: Message) -> Message:
+        """`message` with its content as the template takes it: a string, or a list of parts."""
         content = message.get("content")
         form = self._forms.get("assistant" if message["role"] == "assistant" else "user", "string")
+        # Multimodal templates loop over parts; over a string they would loop over characters.
         if isinstance(content, str) and form == "parts":
             return {**message, "content": [{"type": "text", "text": content}]}
         if not isinstance(content, list):
             return message
+        parts = [
+            {"type": "text", "text": part} if isinstance(part, str) else part for part in content
+        ]
         if form != "string":
-            parts = [
-                {"type": "text", "text": part} if isinstance(part, str) else part
-                for part in content
-            ]
             return {**message, "content": parts}
-        for part in content:
-            if isinstance(part, dict) and part.get("type", "text") != "text":
+        for part in parts:
+            if part.get("type", "text") != "text":
                 raise ChatError(
                     "not_text",
                     f"The template {self.template.name} takes no parts of a message, and one is "
                     f"of type {part['type']!r:.40}.",
                 )
-        texts = [part if isinstance(part, str) else part["text"] for part in content]
-        return {**message, "content": traced_join(texts)}
+        return {**message, "content": traced_join(part["text"] for part in parts)}
 
-    def _probe_forms(self) -> dict[str, str]:
-        """Which form of content the template reads: "string", "parts", or "either"."""
+    def _find_forms(self) -> dict[str, str]:
+        """The form of content that the template reads: "string", "parts" or "either"."""
         for forms in _FORMS:
-            if text := self._probe(forms):
+            if text := self._try_forms(forms):
                 break
         else:
             return dict.fromkeys(("user", "assistant"), "string")
         found = dict(zip(("user", "assistant"), forms, strict=True))
         for role in found:
             other = {**found, role: "parts" if found[role] == "string" else "string"}
-            if self._probe(tuple(other.values())) == text:
+            if self._try_forms(tuple(other.values())) == text:
                 found[role] = "either"
         return found
 
-    def _probe(self, forms: tuple[str, ...]) -> str:
-        """A question and an answer in these forms; "" where one of them is not written."""
-        texts = (QUESTION, ANSWER)
-        contents = [
-            [{"type": "text", "text": text}] if form == "parts" else text
-            for text, form in zip(texts, forms, strict=True)
-        ]
-        roles = ("user", "assistant")
+    def _try_forms(self, forms: tuple[str, ...]) -> str:
+        """The rendered question and answer in these forms; "" if one of them is not written."""
         messages = [
-            {"role": role, "content": each} for role, each in zip(roles, contents, strict=True)
+            {"role": role, "content": [{"type": "text", "text": text}] if form == "parts" else text}
+            for role, text, form in zip(
+                ("user", "assistant"), (QUESTION, ANSWER), forms, strict=True
+            )
         ]
         try:
             written = self._run(Conversation([]), messages).plain
         except ChatError:
             return ""
-        return written if all(text in written for text in texts) else ""
+        return written if QUESTION in written and ANSWER in written else ""
 
-    def _habits_for(self, conversation: Conversation) -> Habits:
+    def _turn_format(self, conversation: Conversation) -> TurnFormat:
+        # A template may write another prompt with other settings or with tools.
         key = json.dumps([conversation.settings, bool(conversation.tools)], sort_keys=True)
-        habits = self._habits.get(key)
-        if habits is None:
-            renders = _Renders(self, conversation)
-            habits = self._habits[key] = find_habits(renders, self.markers)
-        return habits
+        found = self._turn_formats.get(key)
+        if found is None:
+            found = find_format(partial(self._run, conversation), self.markers)
+            self._turn_formats[key] = found
+        return found
 
-    def _cross_check(self, conversation: Conversation, read: _Read) -> None:
+    def _cross_check(self, conversation: Conversation, rendering: _Rendering) -> None:
         """Compare runs with a search for unique words, once for each shape of conversation."""
         shape = shape_of(conversation)
-        if self._shapes.get(shape) == _literals(read.text):
+        # The template's own text must be the same as in the checked conversation: a template may
+        # test a text in a way that its shape does not show.
+        if self._checked.get(shape) == rendering.template_texts:
             return
-        twin = twin_of(conversation)
-        found = self._read(twin.conversation)
-        for word, number in twin.words:
-            for place in _places(found.text.plain, word):
-                self._check_word(twin.conversation, found, number, (place, place + len(word)))
-        if len(self._shapes) >= _MAX_SHAPES:
-            self._shapes.clear()
-        self._shapes[shape] = _literals(found.text)
+        other, words = with_unique_words(conversation)
+        found = self._render(other)
+        for word, number in words:
+            start = found.text.plain.find(word)
+            while start >= 0:
+                self._check_word(other, found, number, (start, start + len(word)))
+                start = found.text.plain.find(word, start + 1)
+        # Threads may do this at the same time; both write the same entry, or check once more.
+        if len(self._checked) >= _MAX_SHAPES:
+            self._checked.clear()
+        self._checked[shape] = found.template_texts
 
     def _check_word(
-        self, conversation: Conversation, found: _Read, number: int, span: Span
+        self, conversation: Conversation, found: _Rendering, number: int, span: Span
     ) -> None:
-        """Raise where runs or turns do not say of a word what the search says."""
+        """Raise if runs or turns do not agree with the search about a word of message `number`."""
         runs = [run for run in found.text._runs if run[2].message == number]
-        inside = [run for run in runs if run[0] <= span[0] and span[1] <= run[1]]
-        if not inside:
+        if not any(run[0] <= span[0] and span[1] <= run[1] for run in runs):
             raise ChatError(
                 "untraceable",
-                f"The template {self.template.name} writes message {number} in a way that cannot "
-                "be followed, so what is the assistant's cannot be told. Use one that writes the "
-                "content as it is, or strips it.",
+                f"The template {self.template.name} writes message {number} in a way that penstock "
+                "cannot trace, so it cannot know which characters are the assistant's. Use a "
+                "template that writes the content as it is, or strips it.",
             )
-        speakers = {turn.message for turn in found.turns if _overlap(turn.span, span)}
-        told = self.marks_generation  # then a block may leave out what it wants
-        said = conversation.is_trained(number)
-        if speakers - {number} or (said and not told and not speakers) or (speakers and not said):
+        turns_at = {turn.message for turn in found.turns if _overlap(turn.span, span)}
+        is_trained = conversation.is_trained(number)
+        # A `{% generation %}` block may leave out any text of its turn.
+        is_missing = is_trained and not self.marks_generation and not turns_at
+        if turns_at - {number} or is_missing or (turns_at and not is_trained):
             raise ChatError(
                 "disagreement",
-                f"The two ways to find what the assistant said do not agree on message {number} "
-                f"of the conversation under the template {self.template.name}.",
+                "The two ways to find what the assistant said do not agree on message "
+                f"{number} of the conversation under the template {self.template.name}.",
             )
 
-    def _left_out(self, conversation: Conversation, read: _Read) -> Iterator[int]:
-        """Messages of the assistant of which some text does not appear where they are written."""
+    def _left_out(self, conversation: Conversation, rendering: _Rendering) -> Iterator[int]:
+        """The messages of the assistant of which the template does not write some text."""
         hulls: dict[int, Span] = {}
-        spans = [(*turn.span, turn.message) for turn in read.turns]
-        spans += [(run[0], run[1], run[2].message) for run in read.text._runs]
+        # Each message from its first to its last character, with the template's text between them.
+        spans = [(*turn.span, turn.message) for turn in rendering.turns]
+        spans += [(run[0], run[1], run[2].message) for run in rendering.text._runs]
         for start, stop, number in spans:
             low, high = hulls.get(number, (start, stop))
             hulls[number] = min(low, start), max(high, stop)
         for number, message in enumerate(conversation.messages):
             if conversation.is_trained(number):
-                written = read.text.plain[slice(*hulls.get(number, (0, 0)))]
+                written = rendering.text.plain[slice(*hulls.get(number, (0, 0)))]
                 if not all(_is_in(text, written) for text in texts_of(message)):
                     yield number
 
-    def _lacks_thought(self, conversation: Conversation, read: _Read, number: int) -> bool:
-        """Whether the thought of a message is nowhere in the text."""
-        thought = conversation.messages[number].get("reasoning_content")
-        return isinstance(thought, str) and not _is_in(thought, read.text.plain)
 
-
-class _Renders:
-    """What `turns` asks a template with: messages of its own, in the same setting."""
-
-    def __init__(self, renderer: Renderer, conversation: Conversation) -> None:
-        self._renderer = renderer
-        self._conversation = conversation
-
-    def __call__(self, messages: list[dict[str, Any]], ask: bool) -> Traced:
-        return self._renderer._run(self._conversation, messages, ask=ask)
-
-
-def _refuse_foreign(runs: Iterable[Run], turns: list[Turn]) -> None:
-    """Raise where a turn holds characters of another message, whatever the template meant."""
-    for start, stop, leaf, _ in runs:
+def _refuse_other_messages(text: Traced, turns: list[Turn]) -> None:
+    """Raise if a turn contains characters of another message."""
+    for start, stop, leaf, _ in text._runs:
         for turn in turns:
-            foreign = leaf.message not in (turn.message, GENERATION.message)
-            if foreign and _overlap(turn.span, (start, stop)):
+            is_other = leaf.message not in (turn.message, GENERATION.message)
+            if is_other and _overlap(turn.span, (start, stop)):
                 raise ChatError(
                     "tangled",
-                    f"The turn of message {turn.message} holds text of message {leaf.message}, so "
-                    "what the assistant said cannot be told apart.",
+                    f"The turn of message {turn.message} contains text of message {leaf.message}, "
+                    "so penstock cannot know which characters are the assistant's.",
                 )
 
 
@@ -311,7 +320,7 @@ def _overlap(one: Span, two: Span) -> bool:
 
 
 def _without(span: Span, holes: Iterable[Span]) -> Iterator[Span]:
-    """What is left of `span`."""
+    """The parts of `span` outside `holes`, which are ascending."""
     start, stop = span
     for low, high in holes:
         if low < stop and high > start:
@@ -322,23 +331,7 @@ def _without(span: Span, holes: Iterable[Span]) -> Iterator[Span]:
         yield start, stop
 
 
-def _places(text: str, word: str) -> Iterator[int]:
-    place = text.find(word)
-    while place >= 0:
-        yield place
-        place = text.find(word, place + 1)
-
-
-def _literals(text: Traced) -> tuple[str, ...]:
-    """The template's own words, in order."""
-    found, place = [], 0
-    spans = (run[:2] for run in text._runs if run[2] is not GENERATION)
-    for start, stop in merged(spans):
-        found.append(text.plain[place:start])
-        place = stop
-    return (*found, text.plain[place:])
-
-
 def _is_in(text: str, written: str) -> bool:
-    """Whether `written` holds `text`, blanks aside."""
+    """Whether `written` contains `text`, ignoring blanks."""
+    # Templates strip lines and join paragraphs, which loses no words.
     return text.strip() in written or "".join(text.split()) in "".join(written.split())

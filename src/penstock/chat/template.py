@@ -1,20 +1,36 @@
-"""Where chat templates come from: a name, a text, a file, a directory or a tokenizer.
+"""Chat templates, and where they are found: a name, Jinja source, a file, a directory, a tokenizer.
 
-What decides the rendered text is the source, the tokens it may name (`bos_token`,
-`eos_token`) and the settings given with it; the digest is of all of these.
+The rendered text depends on the source of the template, on the tokens it may use (`bos_token`,
+`eos_token`) and on the settings; a manifest records all of them.
+
+Two templates are built in. "chatml" is the format from which most open models derive theirs; tools
+are described and called as in Hermes and Qwen. "nanochat" has a token for every border, and lets
+the assistant call Python in the middle of a turn. The output of Python is read and not trained on:
+
+    <|bos|><|user_start|>7 * 191?<|user_end|>
+    <|assistant_start|><|python_start|>7*191<|python_end|><|output_start|>1337<|output_end|>
+    It is 1337.<|assistant_end|>
+
+(without the line breaks). `WRITERS` renders plain conversations of both in a few lines of Python,
+ten times as fast as Jinja; a test compares text and spans with those of Jinja.
 """
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
 
-from penstock.chat.builtin import BUILTIN, builtin_source
+from penstock.chat.messages import ChatText, JsonObject, Message, Span
 from penstock.digest import digest_json
 from penstock.errors import TemplateError
+from penstock.tokenize.objects import read_attribute
 
-__all__ = ["Template", "is_builtin", "load_template"]
+__all__ = ["WRITERS", "Template", "load_template"]
 
+_BUILTIN = ("chatml", "nanochat")
+_CHATML_ROLES = frozenset(("system", "user", "assistant"))
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 
 
@@ -32,14 +48,19 @@ class Template:
         """A digest of the source."""
         return digest_json(self.source)
 
+    @property
+    def is_builtin(self) -> bool:
+        """Whether it is one of the built-in templates, unchanged."""
+        return self.name in _BUILTIN and self.source == _builtin_source(self.name)
 
-def is_builtin(template: Template) -> bool:
-    """Whether it is one of the built-in templates, unchanged."""
-    return template.name in BUILTIN and template.source == builtin_source(template.name)
+
+@cache
+def _builtin_source(name: str) -> str:
+    return (Path(__file__).parent / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
 
 
-def load_template(template: Any) -> Template:
-    """The template that `template` means.
+def load_template(template: object) -> Template:
+    """Load a chat template.
 
     Args:
         template: A built-in name ("chatml", "nanochat"), the Jinja source itself, the path of
@@ -51,11 +72,12 @@ def load_template(template: Any) -> Template:
     """
     if isinstance(template, Template):
         return template
-    if not isinstance(template, str) and not hasattr(template, "__fspath__"):
+    if not isinstance(template, str | os.PathLike):
         return _from_object(template)
-    text = str(template)
-    if text in BUILTIN:
-        return Template(text, builtin_source(text))
+    text = os.fspath(template)
+    if text in _BUILTIN:
+        return Template(text, _builtin_source(text))
+    # Before paths: `Path.is_dir` raises for a name as long as a template's source.
     if "{{" in text or "{%" in text:
         return Template(f"jinja-{digest_json(text)[:8]}", text)
     path = Path(text)
@@ -64,56 +86,56 @@ def load_template(template: Any) -> Template:
     if path.is_file():
         return _from_file(path)
     raise TemplateError(
-        f"{text!r} is no chat template: neither a built-in name ({', '.join(BUILTIN)}), nor Jinja "
-        "source, nor a file or directory here."
+        f"{text!r} is not a chat template: it is neither a built-in name ({', '.join(_BUILTIN)}), "
+        "nor Jinja source, nor the path of a file or directory."
     )
 
 
-def _from_object(tokenizer: Any) -> Template:
-    source = getattr(tokenizer, "chat_template", None)
-    name = str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
+def _from_object(tokenizer: object) -> Template:
+    source = read_attribute(tokenizer, "chat_template")
+    name = str(read_attribute(tokenizer, "name_or_path") or type(tokenizer).__name__)
     if source is None:
         raise TemplateError(f"{name} has no chat_template; give the template itself.")
-    named = getattr(tokenizer, "special_tokens_map", None) or {}
-    return Template(name, _default(source, name), _tokens(named))
+    return _configured(source, name, read_attribute(tokenizer, "special_tokens_map") or {})
 
 
 def _from_directory(path: Path) -> Template:
-    config = path / "tokenizer_config.json"
-    told = _read_json(config) if config.is_file() else {}
-    for file in (path / "chat_template.jinja", path / "chat_template.json"):
-        if file.is_file():
-            return Template(str(path), _from_file(file).source, _tokens(told))
-    if told.get("chat_template"):
-        return Template(str(path), _default(told["chat_template"], str(path)), _tokens(told))
+    file = path / "tokenizer_config.json"
+    config = _read_json(file) if file.is_file() else {}
+    # `transformers` writes a separate file and prefers it to the configuration.
+    for other in (path / "chat_template.jinja", path / "chat_template.json"):
+        if other.is_file():
+            return _configured(_from_file(other).source, str(path), config)
+    if config.get("chat_template"):
+        return _configured(config["chat_template"], str(path), config)
     found = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
     raise TemplateError(
-        f"{path} holds no chat template: no chat_template.jinja, and no tokenizer_config.json "
-        f"that has one; it holds {found}."
+        f"{path} has no chat template: no chat_template.jinja, and no tokenizer_config.json "
+        f"with one; it holds {found}."
     )
 
 
 def _from_file(path: Path) -> Template:
     if path.suffix != ".json":
         return Template(str(path), path.read_text(encoding="utf-8"))
-    told = _read_json(path)
-    if not told.get("chat_template"):
+    config = _read_json(path)
+    if not config.get("chat_template"):
         raise TemplateError(f'{path} has no "chat_template" in it.')
-    return Template(str(path), _default(told["chat_template"], str(path)), _tokens(told))
+    return _configured(config["chat_template"], str(path), config)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> JsonObject:
     try:
-        told = json.loads(path.read_bytes())
+        config = json.loads(path.read_bytes())
     except ValueError as error:
         raise TemplateError(f"{path} is not JSON: {error}.") from None
-    if not isinstance(told, dict):
-        raise TemplateError(f"{path} holds no JSON object.")
-    return told
+    if not isinstance(config, dict):
+        raise TemplateError(f"{path} is not a JSON object.")
+    return config
 
 
-def _default(source: Any, name: str) -> str:
-    """The one template, or of several the one that is called "default"."""
+def _configured(source: object, name: str, config: JsonObject) -> Template:
+    """The template of a configuration; of several templates, the one named "default"."""
     if isinstance(source, list):
         source = {str(each.get("name")): each.get("template") for each in source}
     if isinstance(source, dict):
@@ -124,16 +146,63 @@ def _default(source: Any, name: str) -> str:
             )
         source = source["default"]
     if not isinstance(source, str):
-        raise TemplateError(f"The chat template of {name} is no text: {source!r:.60}")
-    return source
-
-
-def _tokens(told: dict[str, Any]) -> dict[str, str]:
-    """The special tokens that a configuration names, as plain strings."""
-    found = {}
+        raise TemplateError(f"The chat template of {name} is not a string: {source!r:.60}")
+    tokens = {}
     for key in _TOKENS:
-        token = told.get(key)
+        token = config.get(key)
         token = token.get("content") if isinstance(token, dict) else token
-        if token is not None and isinstance(str(token), str):
-            found[key] = str(token)
-    return found
+        if token is not None:
+            tokens[key] = str(token)  # `transformers` has objects here, too
+    return Template(name, source, tokens)
+
+
+def _write_chatml(messages: list[Message]) -> ChatText | None:
+    pieces: list[str] = []
+    content: list[Span] = []
+    trained: list[Span] = []
+    at = 0
+    for message in messages:
+        text, role = message["content"], message["role"]
+        # More keys, other roles or parts may make the template write something else.
+        if type(text) is not str or len(message) != 2 or role not in _CHATML_ROLES:
+            return None
+        at += 13 + len(role)  # <|im_start|>, the role, a line end
+        pieces += ("<|im_start|>", role, "\n", text, "<|im_end|>\n")
+        stop = at + len(text)
+        if text:
+            content.append((at, stop))
+            if role == "assistant":
+                trained.append((at, stop + 10))  # with <|im_end|>
+        elif role == "assistant":  # an empty turn has no run, so Jinja's path decides about it
+            return None
+        at = stop + 11  # <|im_end|> and a line end
+    return ChatText("".join(pieces), content, trained)
+
+
+def _write_nanochat(messages: list[Message]) -> ChatText | None:
+    pieces = ["<|bos|>"]
+    content: list[Span] = []
+    trained: list[Span] = []
+    at = 7
+    for number, message in enumerate(messages):
+        text, role = message["content"], message["role"]
+        if type(text) is not str or not text or len(message) != 2:
+            return None
+        # nanochat's template refuses turns that do not alternate, with its own message.
+        if role != ("assistant" if number % 2 else "user"):
+            return None
+        pieces += ("<|", role, "_start|>", text, "<|", role, "_end|>")
+        at += len(role) + 10  # <|…_start|>
+        stop = at + len(text)
+        content.append((at, stop))
+        at = stop + len(role) + 8  # <|…_end|>
+        if number % 2:
+            trained.append((stop - len(text), at))
+    return ChatText("".join(pieces), content, trained)
+
+
+WRITERS: dict[str, Callable[[list[Message]], ChatText | None]] = {
+    "chatml": _write_chatml,
+    "nanochat": _write_nanochat,
+}
+"""Renders plain conversations of a built-in template; None for those that need Jinja."""

@@ -1,178 +1,154 @@
-"""Where in the text each token stands.
+"""The bytes of the text that each token stands for.
 
-The fast engine gives ids and no places. With a byte-level vocabulary none are needed: the
-bytes of a token are known, tokens lie end to end, and a running sum of their lengths is
-where each begins. That it is, is checked on every batch: the ids must decode to the very
-bytes that went in. Texts where they do not (a normalizer changed a character), and
-tokenizers that are not byte-level, go to Hugging Face's `tokenizers`, which keeps places.
+The fast engine returns ids without positions. A byte-level vocabulary does not need them: the
+bytes of each token are known, and tokens follow each other without gaps, so a running sum of their
+lengths is where each token begins. Every batch is checked: its ids must decode to exactly the bytes
+that were encoded. Hugging Face's `tokenizers`, which returns positions, encodes the texts for which
+that fails (a normalizer changed a character), and all texts of other vocabularies.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.chat.special_tokens import wrapped
+from penstock.errors import TokenizerError
 from penstock.sources.arrow import binary_array
-from penstock.tokenize.engines import ByteEngine, Encoded, GigatokenEngine
-from penstock.tokenize.plain import PlainText
+from penstock.tokenize.engines import ByteEngine, Encoded
+from penstock.tokenize.gigatoken import GigatokenEngine
+from penstock.tokenize.objects import ObjectEngine
+from penstock.tokenize.special_tokens import PlainText
 from penstock.tokenize.tokenizer import Tokenizer
 
-__all__ = ["ANCHOR", "Placed", "Placer"]
+__all__ = ["ANCHOR", "SpanEncoder", "TokenSpans"]
 
-# Some tokenizers put a blank before the first word of a text, and of the first piece alone. A
-# piece that is not the first is given after this token, which is cut off again.
+# Some tokenizers put a blank before the first word of a text, but not before later pieces of it. A
+# piece that is not the first is encoded after this token, which is then removed.
 ANCHOR = "\ue0a5penstock\ue0a5"
+_ZERO = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """Tokens of many texts, with the bytes of the text that each stands for."""
+class TokenSpans:
+    """The tokens of many texts, with the bytes of the text that each stands for."""
 
     ids: NDArray[np.uint32]
     offsets: NDArray[np.int64]
-    """Tokens of text i are `ids[offsets[i]:offsets[i + 1]]`."""
+    """The tokens of text i are `ids[offsets[i]:offsets[i + 1]]`."""
     starts: NDArray[np.int64]
-    """Where each token begins, in bytes of all texts laid end to end."""
+    """Where each token begins, in bytes of all texts, concatenated."""
     stops: NDArray[np.int64]
 
 
-class Placer:
-    """Encodes texts and says where their tokens stand."""
+class SpanEncoder:
+    """Encodes texts and finds the bytes of each token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._widths = _widths(tokenizer)
-        self._reference: Any = None
 
-    def place(self, texts: list[str], first: list[bool]) -> Placed:
-        """The tokens of `texts`; `first` says which begin a conversation."""
+    def encode(self, texts: list[str], first: list[bool]) -> TokenSpans:
+        """The tokens of `texts`; `first` says which of them begin a conversation."""
         data = [text.encode() for text in texts]
-        edges = np.zeros(len(data) + 1, np.int64)
-        np.cumsum([len(each) for each in data], out=edges[1:])
+        edges = np.concatenate((_ZERO, np.cumsum([len(each) for each in data], dtype=np.int64)))
         if self._widths is None:
-            return self._slowly(texts, edges, first)
+            pieces = [
+                self._by_reference(text, int(begin), is_first)
+                for text, begin, is_first in zip(texts, edges[:-1], first, strict=True)
+            ]
+            return _joined(pieces)
         ids, offsets = self._encode(data)
+        # The sum of widths must reach each text's end exactly, and the bytes must be the same.
         stops = np.cumsum(self._widths[ids])
-        joined = b"".join(data)
-        ends = np.concatenate((np.zeros(1, np.int64), stops))[offsets - offsets[0]]
-        if np.array_equal(ends, edges) and self._tokenizer.decode(ids) == joined:
-            return Placed(ids, offsets - offsets[0], stops - self._widths[ids], stops)
-        return self._mended(texts, edges, first, (ids, offsets))
+        ends = np.concatenate((_ZERO, stops))[offsets - offsets[0]]
+        if np.array_equal(ends, edges) and self._tokenizer.decode(ids) == b"".join(data):
+            return TokenSpans(ids, offsets - offsets[0], stops - self._widths[ids], stops)
+        # Some text changed. Only the texts that do not decode to themselves need the reference.
+        pieces = []
+        for number, text in enumerate(texts):
+            own = ids[offsets[number] : offsets[number + 1]]
+            begin = int(edges[number])
+            if len(own) and self._tokenizer.decode(own) == data[number]:
+                stops = begin + np.cumsum(self._widths[own])
+                one = np.array([0, len(own)], np.int64)
+                pieces.append(TokenSpans(own, one, stops - self._widths[own], stops))
+            else:
+                pieces.append(self._by_reference(text, begin, first[number]))
+        return _joined(pieces)
 
     def _encode(self, data: list[bytes]) -> Encoded:
         engine = self._tokenizer.engine
         if isinstance(engine, GigatokenEngine) and data:
-            # No text has this byte. To set out 32 texts as an Arrow array takes 3 times as long.
+            # UTF-8 has no byte 0xFF, so it separates texts. Making an Arrow array of 32 texts
+            # would take 3 times as long.
             ids, offsets = engine.encode_separated(b"\xff".join(data), b"\xff")
-            if len(offsets) == len(data) + 1:
+            if len(offsets) == len(data) + 1:  # else a text is empty, and gigatoken skipped it
                 return ids, offsets
         return self._tokenizer.encode_documents(binary_array(data))
 
-    def _mended(
-        self,
-        texts: list[str],
-        edges: NDArray[np.int64],
-        first: list[bool],
-        encoded: tuple[NDArray[np.uint32], NDArray[np.int64]],
-    ) -> Placed:
-        """As the engine has it where it gives the text back, else as `tokenizers` has it."""
-        assert self._widths is not None
-        ids, offsets = encoded
-        pieces = []
-        for number, text in enumerate(texts):
-            own = ids[offsets[number] : offsets[number + 1]]
-            begin = edges[number : number + 1]
-            if len(own) and self._tokenizer.decode(own) == text.encode():
-                stops = begin + np.cumsum(self._widths[own])
-                zero = np.zeros(2, np.int64)
-                zero[1] = len(own)
-                pieces.append(Placed(own, zero, stops - self._widths[own], stops))
-            else:
-                edge = edges[number : number + 2]
-                pieces.append(self._slowly([text], edge, first[number : number + 1]))
-        return _joined(pieces)
-
-    def _slowly(self, texts: list[str], edges: NDArray[np.int64], first: list[bool]) -> Placed:
-        """Ids and places by `tokenizers`."""
-        if self._reference is None:
-            self._reference = _Reference(self._tokenizer)
-        pieces = [
-            self._reference.place(text, int(begin), at_start)
-            for text, begin, at_start in zip(texts, edges[:-1], first, strict=True)
-        ]
-        return _joined(pieces)
-
-
-class _Reference:
-    """Hugging Face's `tokenizers`, special tokens taken as text."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        from penstock.errors import TokenizerError
-
-        if tokenizer.definition is None:
+    @cached_property
+    def _plain(self) -> tuple[PlainText, bool]:
+        """The reference, which treats special tokens as text, and whether it needs the anchor."""
+        definition = self._tokenizer.definition
+        if definition is None:
             raise TokenizerError(
-                f"{tokenizer.name} gives no places of its tokens in the text, so they cannot be "
-                "masked. Use a tokenizer.json, tiktoken, or bytes."
+                f"{self._tokenizer.name} gives no positions of its tokens in the text, so penstock "
+                "cannot mask them. Use a tokenizer.json, tiktoken, or bytes."
             )
-        self._anchored = '"prepend_scheme": "first"' in tokenizer.definition.text
-        self._plain = PlainText(tokenizer.definition, (ANCHOR,) if self._anchored else ())
+        is_anchored = '"prepend_scheme": "first"' in definition.text
+        return PlainText(definition, (ANCHOR,) if is_anchored else ()), is_anchored
 
-    def place(self, text: str, begin: int, first: bool) -> Placed:
-        anchor = ANCHOR if self._anchored and not first else ""
-        tokenizer = self._plain.tokenizer([text])
-        found = tokenizer.encode(anchor + text, add_special_tokens=False)
+    def _by_reference(self, text: str, begin: int, is_first: bool) -> TokenSpans:
+        """The tokens of one text, which begins at byte `begin`, by `tokenizers`."""
+        plain, is_anchored = self._plain
+        anchor = ANCHOR if is_anchored and not is_first else ""
+        found = plain.tokenizer([text]).encode(anchor + text, add_special_tokens=False)
+        # The anchor is one token, and its characters come before those of the text.
         skipped = 1 if anchor else 0
         ids = np.array(found.ids[skipped:], np.uint32)
-        self._plain.check(ids)
-        places = np.array(found.offsets[skipped:], np.int64).reshape(-1, 2) - len(anchor)
-        # From characters to bytes.
-        upto = np.zeros(len(text) + 1, np.int64)
+        plain.check(ids)
+        positions = np.array(found.offsets[skipped:], np.int64).reshape(-1, 2) - len(anchor)
+        # `tokenizers` counts characters; this is the number of bytes up to each of them.
         if text.isascii():
-            upto[:] = np.arange(len(text) + 1)
+            upto = np.arange(len(text) + 1)
         else:
-            np.cumsum([len(each.encode()) for each in text], out=upto[1:])
-        return Placed(
-            ids,
-            np.array([0, len(ids)], np.int64),
-            begin + upto[places[:, 0]],
-            begin + upto[places[:, 1]],
-        )
+            upto = np.concatenate((_ZERO, np.cumsum([len(each.encode()) for each in text])))
+        starts, stops = begin + upto[positions[:, 0]], begin + upto[positions[:, 1]]
+        return TokenSpans(ids, np.array([0, len(ids)], np.int64), starts, stops)
 
 
-def _joined(pieces: list[Placed]) -> Placed:
-    if not pieces:
-        none = np.zeros(0, np.int64)
-        return Placed(none.astype(np.uint32), np.zeros(1, np.int64), none, none)
-    counts = [np.diff(piece.offsets) for piece in pieces]
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.concatenate(counts))))
-    return Placed(
-        np.concatenate([piece.ids for piece in pieces]),
-        offsets,
-        np.concatenate([piece.starts for piece in pieces]),
-        np.concatenate([piece.stops for piece in pieces]),
+def _joined(pieces: list[TokenSpans]) -> TokenSpans:
+    """The tokens of some texts, of which each piece has one."""
+    none = TokenSpans(np.zeros(0, np.uint32), _ZERO, _ZERO[:0], _ZERO[:0])
+    every = [none, *pieces]
+    return TokenSpans(
+        np.concatenate([piece.ids for piece in every]),
+        np.concatenate((_ZERO, np.cumsum([len(piece.ids) for piece in pieces], dtype=np.int64))),
+        np.concatenate([piece.starts for piece in every]),
+        np.concatenate([piece.stops for piece in every]),
     )
 
 
 def _widths(tokenizer: Tokenizer) -> NDArray[np.int64] | None:
-    """How many bytes each id stands for; None where the vocabulary is not of bytes."""
-    if isinstance(tokenizer.engine, ByteEngine):
+    """How many bytes each id stands for; None if the vocabulary is not made of bytes."""
+    definition, engine = tokenizer.definition, tokenizer.engine
+    if isinstance(engine, ByteEngine):
         return np.ones(tokenizer.vocab_size, np.int64)
+    # Ids without an entry have width 0; a text with one would not decode to itself.
     widths = np.zeros(tokenizer.vocab_size, np.int64)
-    if tokenizer.definition is None:
-        ranks = getattr(wrapped(tokenizer), "_mergeable_ranks", None)  # tiktoken
+    if definition is None:
+        ranks = engine.description.ranks if isinstance(engine, ObjectEngine) else None
         if ranks is None:
             return None
-        for token, number in ranks.items():
-            widths[number] = len(token)
+        for piece, number in ranks.items():
+            widths[number] = len(piece)
         return widths
-    config = tokenizer.definition.config
-    vocab = config["model"].get("vocab")
-    if '"ByteLevel"' not in tokenizer.definition.text or not isinstance(vocab, dict):
+    vocab = definition.config["model"].get("vocab")
+    if '"ByteLevel"' not in definition.text or not isinstance(vocab, dict):
         return None
     for token, number in vocab.items():
-        widths[number] = len(token)  # a character of a byte-level vocabulary is a byte
-    for added in config.get("added_tokens") or []:
+        widths[number] = len(token)  # each character of a byte-level token is one byte
+    for added in definition.added_tokens:
         widths[added["id"]] = len(added["content"].encode())
     return widths

@@ -1,28 +1,33 @@
-"""The user's own files, looked at before a training run.
+"""Checks the user's own files before a training run.
 
-A run that fails after an hour because line 40 million is Latin-1 could have failed at once.
-`check` reads a sample of each file (from its beginning, middle and end where the file can be
-read anywhere), builds a small store of it in a temporary directory, and reads batches back:
-the same code that a real run goes through. Six findings come out, each with its figures.
-The time is bounded by the size of the sample, not of the files.
+A run that fails after an hour because line 40 million is Latin-1 could have failed at once. `check`
+reads a sample of each file (from its beginning, middle and end if the format allows it), builds a
+small store from it in a temporary directory, and reads batches back, with the same code as a real
+run. The result is six findings, each with its figures. The time depends on the size of the sample
+and not on the size of the files.
 """
 
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from penstock.check.sample import LookedAt, hint, sample, text_bytes
+from penstock.check.sample import FileSample, add_hints, read_sample, text_bytes
 from penstock.errors import PenstockError
 from penstock.sources.listing import InputFile, list_files
 from penstock.sources.settings import Reading
 from penstock.sources.texts import Texts
 
-__all__ = ["CHECKS", "Finding", "Report", "Trial", "check"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.store.reader import TokenStore
+
+__all__ = ["CHECKS", "CheckReport", "CheckSettings", "Finding", "check"]
 
 CHECKS = (
     "File Existence",
@@ -33,233 +38,245 @@ CHECKS = (
     "Preprocessing",
 )
 MIN_TOKENS_PER_SECOND = 100_000
-_ROUND_TRIPS = 1_000
-_LONGEST_BYTES = 1 << 28
+_MAX_ROUND_TRIPS = 1_000
+_MAX_DOCUMENT_BYTES = 1 << 28
 _MEASURED_SECONDS = 1.0
-# GPT-2's tokenizer reaches 4.3 on English; on scripts that it was not made for, 1 to 2.5.
+# GPT-2's tokenizer has 4.3 bytes a token on English, and 1 to 2.5 on scripts it was not made for.
 _FEW_BYTES = 2.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
-    """How the files would be trained on."""
+class CheckSettings:
+    """How the files would be read and trained on."""
 
     reading: Reading = field(default_factory=Reading)
-    tokenizer: Any = "gpt2"
+    tokenizer: object = "gpt2"
     length: int = 1024
-    """Tokens a row; shorter where the sample is."""
+    """Tokens in a row; fewer if the sample has fewer."""
     batch_size: int = 32
     sample_bytes: int = 16_000_000
-    """Text that is looked at, of all files together."""
+    """Bytes of text to read, of all files together."""
     directory: Path = Path()
-    """Where stores would be built: whose free space counts."""
+    """Where stores would be built; its disk must have enough free space."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One verdict."""
+    """The result of one check."""
 
     name: str
     passed: bool
-    told: str
-    """Figures, or the reason why not."""
+    message: str
+    """The figures, or the reason for the failure."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """All verdicts."""
+class CheckReport:
+    """The results of all checks."""
 
-    files: list[LookedAt]
+    files: list[FileSample]
     findings: list[Finding]
     seconds: float
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether all checks passed."""
         return all(finding.passed for finding in self.findings)
 
 
-class _Wrong(Exception):  # noqa: N818  (a verdict, not an error)
-    """Why a check fails."""
+class _CheckFailedError(Exception):
+    """Raised by a check; its message becomes the finding."""
 
 
-def check(files: Sequence[str | PathLike[str]], trial: Trial | None = None) -> Report:
-    """Look at `files` as a training run would, and say what is wrong.
+def check(
+    files: Sequence[str | PathLike[str]], settings: CheckSettings | None = None
+) -> CheckReport:
+    """Read a sample of `files` as a training run would, and report what is wrong.
 
-    Nothing is written but to a temporary directory. Errors of ours become findings.
+    Only a temporary directory is written to. Errors of penstock and of the operating system become
+    findings.
     """
     begun = time.monotonic()
-    run = _Run([fspath(each) for each in files], trial or Trial())
+    run = _Run([FileSample(fspath(each)) for each in files], settings or CheckSettings())
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         run.folder = Path(folder)
+        # In the order of the lines that `penstock check` prints.
         for name, step in zip(CHECKS, run.steps, strict=True):
             findings.append(_finding(name, step, findings))
-    return Report(run.files, findings, time.monotonic() - begun)
+    return CheckReport(run.files, findings, time.monotonic() - begun)
 
 
-def _finding(name: str, step: Callable[[], str], before: list[Finding]) -> Finding:
-    """What a step says; the later ones need the store that the third builds."""
-    broken = [each.name for each in before[:3] if not each.passed]
-    if broken:
-        return Finding(name, False, f"not tried, because {broken[0]} failed")
+def _finding(name: str, step: Callable[[], str], earlier: list[Finding]) -> Finding:
+    """Run one check. All later checks need the store that the third one builds."""
+    failed = [each.name for each in earlier[:3] if not each.passed]
+    if failed:
+        return Finding(name, False, f"not tried, because {failed[0]} failed")
     try:
         return Finding(name, True, step())
-    except (_Wrong, PenstockError, OSError) as error:
+    except (_CheckFailedError, PenstockError, OSError) as error:
         return Finding(name, False, " ".join(str(error).split()))
 
 
 class _Run:
-    """The steps, and what they hand on to each other."""
+    """The checks, and the results that later checks need."""
 
     folder: Path
 
-    def __init__(self, names: list[str], trial: Trial) -> None:
-        self._names = names
-        self._trial = trial
+    def __init__(self, files: list[FileSample], settings: CheckSettings) -> None:
+        self.files = files
+        self._settings = settings
         self._inputs: dict[str, InputFile] = {}
-        self.files = [LookedAt(name) for name in names]
         self.steps = (
-            self._existence,
-            self._documents,
-            self._batches,
-            self._quality,
-            self._speed,
-            self._building,
+            self._check_existence,
+            self._check_documents,
+            self._check_batches,
+            self._check_quality,
+            self._check_speed,
+            self._check_building,
         )
 
-    def _existence(self) -> str:
-        if not self._names:
-            raise _Wrong("no file was named")
+    @property
+    def _texts(self) -> list[bytes]:
+        return [text for file in self.files for text in file.texts]
+
+    def _check_existence(self) -> str:
+        if not self.files:
+            raise _CheckFailedError("no file was named")
         for file in self.files:
             try:
-                file.error = self._look(file)
+                file.error = self._list(file)
             except (PenstockError, OSError) as error:
                 file.error = str(error)
-        wrong = [file.error for file in self.files if file.error]
-        if wrong:
-            raise _Wrong("; ".join(wrong))
+        errors = [file.error for file in self.files if file.error]
+        if errors:
+            raise _CheckFailedError("; ".join(errors))
         total = sum(file.num_bytes for file in self.files)
         files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
         return f"{files}, {total:,} bytes"
 
-    def _look(self, file: LookedAt) -> str | None:
-        """Fill in what the directory and the first bytes say; returns what is wrong."""
+    def _list(self, file: FileSample) -> str | None:
+        """Fill in the size and the format of a file; returns what is wrong with it."""
         path = Path(file.name)
         if "://" not in file.name and not path.exists():
-            return f"{file.name} does not exist (looked from {Path.cwd()})"
+            return f"{file.name} does not exist (working directory: {Path.cwd()})"
         if path.is_dir():
             return f"{file.name} is a directory; name the files in it"
-        (listed,) = list_files(file.name, self._trial.reading)
+        (listed,) = list_files(file.name, self._settings.reading)
         self._inputs[file.name] = listed
         file.num_bytes, file.format = listed.size, listed.format
         file.compression = listed.compression
         return f"{file.name} is empty" if listed.size == 0 else None
 
-    def _documents(self) -> str:
+    def _check_documents(self) -> str:
+        # Imported here: a missing file should not cost the import of torch and the tokenizers.
         from penstock.store.prepare import separators_of
         from penstock.tokenize.tokenizer import load_tokenizer
 
-        self._tokenizer = load_tokenizer(self._trial.tokenizer)
-        budget = self._trial.sample_bytes // len(self.files)
-        reading = self._trial.reading
-        # A longer document is a wrong separator, and would make the sample as long as the file.
-        longest = min(reading.max_document_bytes, _LONGEST_BYTES)
+        self._tokenizer = load_tokenizer(self._settings.tokenizer)
+        reading = self._settings.reading
+        # A longer document means a wrong separator, and would make the sample as long as the file.
+        longest = min(reading.max_document_bytes, _MAX_DOCUMENT_BYTES)
         reading = replace(
             reading, max_document_bytes=longest, separators=separators_of(self._tokenizer)
         )
         for file in self.files:
-            sample(file, self._inputs[file.name], reading, max(1, budget))
-            hint(file)
-            self._judge(file)
-        documents = sum(len(file.texts) for file in self.files)
+            budget = max(1, self._settings.sample_bytes // len(self.files))
+            read_sample(file, self._inputs[file.name], reading, budget)
+            add_hints(file)
+            self._refuse_bad(file)
         sampled = sum(file.sample_bytes for file in self.files)
         part = "all of it" if all(file.whole for file in self.files) else "a sample"
-        return f"{documents:,} documents in {sampled:,} bytes of text, {part}"
+        return f"{len(self._texts):,} documents in {sampled:,} bytes of text, {part}"
 
-    def _judge(self, file: LookedAt) -> None:
+    def _refuse_bad(self, file: FileSample) -> None:
         if file.rejects:
-            first = file.rejects[0]
-            number = len(file.rejects)
+            first, number = file.rejects[0], len(file.rejects)
             file.error = (
                 f"{file.name}: {number:,} of {number + len(file.texts):,} records are bad; the "
                 f"first, {first.reason} ({first.detail}), is at offset {first.offset:,}"
             )
-            raise _Wrong(file.error)
-        if not file.texts:
+        elif not file.texts:
             file.error = f"{file.name} holds no document: nothing but blank records"
-            raise _Wrong(file.error)
+        if file.error:
+            raise _CheckFailedError(file.error)
 
-    def _batches(self) -> str:
-        from penstock.loader.loader import Loader
-        from penstock.rows.windows import Windows
+    def _build(self, name: str, copies: int = 1) -> "TokenStore":
         from penstock.store.build import build
 
-        texts = [text.decode() for file in self.files for text in file.texts]
+        texts = Texts([text.decode() for text in self._texts] * copies)
+        return build(texts, self.folder / name, tokenizer=self._tokenizer)
+
+    def _batches(self, store: "TokenStore", length: int) -> "Iterator[Mapping[str, Tensor]]":
+        from penstock.loader.loader import Loader
+        from penstock.rows.windows import Windows
+
+        return iter(Loader(Windows(store, length), self._settings.batch_size))
+
+    def _check_batches(self) -> str:
         begun = time.monotonic()
-        self.store = build(Texts(texts), self.folder / "store", tokenizer=self._tokenizer)
+        self.store = self._build("store")
         self._build_seconds = time.monotonic() - begun
-        length = min(self._trial.length, self.store.num_tokens - 1)
-        self._rows = Windows(self.store, length)
-        batch = next(iter(Loader(self._rows, self._trial.batch_size)))
+        # A row needs one token more than its length, for the last target.
+        length = min(self._settings.length, self.store.num_tokens - 1)
+        batch = next(self._batches(self.store, length))
         inputs, targets = batch["inputs"], batch["targets"]
+        # Every target but the last of a row is the next input.
         if not bool((inputs[:, 1:] == targets[:, :-1]).all()):
-            raise _Wrong("targets are not the inputs shifted by one")
+            raise _CheckFailedError("targets are not the inputs shifted by one")
         shape = f"({', '.join(str(size) for size in inputs.shape)})"
         kind = str(inputs.dtype).removeprefix("torch.")
-        short = "" if length == self._trial.length else f", rows cut to {length:,} tokens"
+        short = "" if length == self._settings.length else f", rows cut to {length:,} tokens"
         return f"inputs and targets {shape} {kind}, labels shifted by the loader{short}"
 
-    def _quality(self) -> str:
-        tokenizer = self._tokenizer
-        texts = [text for file in self.files for text in file.texts]
-        step = max(1, len(texts) // _ROUND_TRIPS)
-        tried = texts[::step][:_ROUND_TRIPS]
+    def _check_quality(self) -> str:
+        tokenizer, texts = self._tokenizer, self._texts
+        # At most 1,000 documents, spread over the sample.
+        step = max(1, len(texts) // _MAX_ROUND_TRIPS)
+        tried = texts[::step][:_MAX_ROUND_TRIPS]
         for number, text in enumerate(tried):
             if tokenizer.decode(tokenizer.encode(text)) != text:
-                raise _Wrong(
+                raise _CheckFailedError(
                     f"document {number * step:,} of the sample is not the same after encoding and "
                     f"decoding with {tokenizer.name}: {text[:60]!r}"
                 )
-        num_bytes = sum(map(len, texts))
-        per_token = num_bytes / self.store.num_tokens
+        per_token = sum(map(len, texts)) / self.store.num_tokens
+        # A small vocabulary, such as bytes, has short tokens on any text.
         if per_token < _FEW_BYTES and tokenizer.vocab_size > 1_000:
             self.files[0].hints.append(
                 f"{per_token:.2f} bytes a token are few: {tokenizer.name} was made for other text. "
-                "A tokenizer of its own may halve the tokens: penstock tokenizer train"
+                "A tokenizer trained on this text may halve the tokens: penstock tokenizer train"
             )
         return (
             f"{len(tried):,} documents the same after a round trip; {per_token:.2f} bytes a token "
             f"({1 / per_token:.2f} tokens/byte) with {tokenizer.name}"
         )
 
-    def _speed(self) -> str:
+    def _check_speed(self) -> str:
         from penstock.sources.arrow import binary_array
 
-        texts = binary_array([text for file in self.files for text in file.texts])
+        texts = binary_array(self._texts)
+        # The tokenizer was loaded and warmed up by the build, so only encoding is measured.
         begun = time.monotonic()
-        encoded = len(self._tokenizer.encode_documents(texts)[0])
-        tokenized = encoded / (time.monotonic() - begun)
-        rate = self._loaded_rate()
-        told = f"{rate:,.0f} tokens/s loaded, {tokenized:,.0f} tokens/s tokenized"
-        if rate < MIN_TOKENS_PER_SECOND:
-            raise _Wrong(f"{told}; {MIN_TOKENS_PER_SECOND:,} are the least")
-        return told
+        num_tokens = len(self._tokenizer.encode_documents(texts)[0])
+        tokenized = num_tokens / (time.monotonic() - begun)
+        loaded = self._loaded_per_second()
+        figures = f"{loaded:,.0f} tokens/s loaded, {tokenized:,.0f} tokens/s tokenized"
+        if loaded < MIN_TOKENS_PER_SECOND:
+            raise _CheckFailedError(
+                f"{figures}; training needs at least {MIN_TOKENS_PER_SECOND:,} tokens/s loaded"
+            )
+        return figures
 
-    def _loaded_rate(self) -> float:
-        """Tokens a second of a loader of full rows, over the sample as often as it takes."""
-        from penstock.loader.loader import Loader
-        from penstock.rows.windows import Windows
-        from penstock.store.build import build
-
-        trial, store = self._trial, self.store
-        copies = -(-(trial.length * trial.batch_size + 1) // store.num_tokens)
+    def _loaded_per_second(self) -> float:
+        """Tokens a second of a loader with full rows; a small sample is repeated."""
+        length, store = self._settings.length, self.store
+        # Enough copies for one full batch and the last target.
+        copies = -(-(length * self._settings.batch_size + 1) // store.num_tokens)
         if copies > 1:
-            texts = [text.decode() for file in self.files for text in file.texts]
-            again = Texts(texts * copies)
-            store = build(again, self.folder / "again", tokenizer=self._tokenizer)
-        batches = iter(Loader(Windows(store, trial.length), trial.batch_size))
-        next(batches)
+            store = self._build("repeated", copies)
+        batches = self._batches(store, length)
+        next(batches)  # starting the loader is not measured
         done, begun = 0, time.monotonic()
         for batch in batches:
             done += batch["inputs"].numel()
@@ -267,25 +284,23 @@ class _Run:
                 break
         return done / (time.monotonic() - begun)
 
-    def _building(self) -> str:
+    def _check_building(self) -> str:
         from penstock.store.verify import verify
 
         verify(self.store.path)
-        held = sum(path.stat().st_size for path in self.store.path.iterdir())
-        sampled = sum(len(text) for file in self.files for text in file.texts)
-        # Text per byte on disk: more than one where files are compressed.
-        needed = sum(text_bytes(file) for file in self.files) / sampled * held
-        free = shutil.disk_usage(_existing(self._trial.directory)).free
-        told = f"the sample built and verified in {self._build_seconds:.1f} s; all of it needs "
-        told += f"about {needed:,.0f} bytes of disk, {free:,} are free"
+        stored = sum(path.stat().st_size for path in self.store.path.iterdir())
+        sampled = sum(map(len, self._texts))
+        # The store of the sample, scaled to all text.
+        needed = sum(text_bytes(file) for file in self.files) / sampled * stored
+        directory = self._settings.directory.absolute()
+        # The directory need not exist yet; its nearest existing parent is on the same disk.
+        while not directory.exists():
+            directory = directory.parent
+        free = shutil.disk_usage(directory).free
+        figures = (
+            f"the sample built and verified in {self._build_seconds:.1f} s; all of it needs "
+            f"about {needed:,.0f} bytes of disk, {free:,} are free"
+        )
         if needed > free:
-            raise _Wrong(told)
-        return told
-
-
-def _existing(directory: Path) -> Path:
-    """The nearest directory above that is there."""
-    path = directory.absolute()
-    while not path.exists():
-        path = path.parent
-    return path
+            raise _CheckFailedError(figures)
+        return figures

@@ -1,4 +1,4 @@
-"""A sample of one file, and what it looks like."""
+"""A sample of one file, and what is found in it."""
 
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
@@ -13,15 +13,15 @@ from penstock.sources.slices import cut
 from penstock.sources.splitters import splitter_for
 from penstock.sources.whole import file_rule
 
-__all__ = ["LookedAt", "hint", "sample", "text_bytes"]
+__all__ = ["FileSample", "add_hints", "read_sample", "text_bytes"]
 
 _SHOWN_DOCUMENTS = 3
-_PLACES = 3
+_NUM_PARTS = 3
 
 
 @dataclass(slots=True)
-class LookedAt:
-    """What was found in one file."""
+class FileSample:
+    """The sample of one file and what was found in it."""
 
     name: str
     num_bytes: int = 0
@@ -30,11 +30,11 @@ class LookedAt:
     texts: list[bytes] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
     sample_bytes: int = 0
-    """Of the sample, as text."""
+    """Bytes of text in the sample."""
     documents: str | None = None
-    """What a document is in a text file, as `documents=` has it; never "auto"."""
+    """The document rule of a text file, as in `documents=`; never "auto"."""
     whole: bool = False
-    """Whether the sample is all of the file."""
+    """Whether the sample is the whole file."""
     error: str | None = None
     hints: list[str] = field(default_factory=list)
 
@@ -44,102 +44,116 @@ class LookedAt:
         return [text.decode(errors="replace") for text in self.texts[:_SHOWN_DOCUMENTS]]
 
 
-def sample(file: LookedAt, listed: InputFile, reading: Reading, budget: int) -> None:
-    """Read documents of one file, about `budget` bytes of it."""
-    if reading.documents == "auto" and listed.format == "text":
+def read_sample(file: FileSample, listed: InputFile, reading: Reading, budget: int) -> None:
+    """Read documents of one file, about `budget` bytes of it, into `file`."""
+    is_text = listed.format == "text"
+    if is_text and reading.documents == "auto":
         reading = replace(reading, documents=file_rule(listed, reading))
-    file.documents = reading.documents if listed.format == "text" else None
-    if reading.documents == "file" and listed.format == "text":
-        file.texts, file.whole = _parts(listed, reading, budget)
+    file.documents = reading.documents if is_text else None
+    if is_text and reading.documents == "file":
+        file.texts, file.whole = _document_parts(listed, reading, budget)
         file.sample_bytes = sum(map(len, file.texts))
         return
-    is_text = listed.format == "text" and splitter_for(reading.documents).cuts_anywhere
-    ranged = listed.compression is None and (is_text or listed.format == "jsonl")
-    spread = ranged and listed.size > budget
-    slice_bytes = -(-listed.size // _PLACES) if spread else budget
+    can_cut = is_text and splitter_for(reading.documents).cuts_anywhere
+    can_seek = listed.compression is None and (can_cut or listed.format == "jsonl")
+    # A file that can be read from any position is sampled in three parts. Other files can only
+    # be read from the beginning.
+    is_spread = can_seek and listed.size > budget
+    slice_bytes = -(-listed.size // _NUM_PARTS) if is_spread else budget
     file.whole = True
     for piece in cut([listed], reading, slice_bytes=slice_bytes):
         taken = 0
         for batch in read_slice([listed], piece, reading):
             file.texts += batch.texts.to_pylist()
             file.rejects += batch.rejects
+            # Read, with rejected records: a file full of them must not be read to its end.
             taken += batch.tally.total_bytes
-            if taken > (budget // _PLACES if spread else budget - file.sample_bytes):
+            if taken > (budget // _NUM_PARTS if is_spread else budget - file.sample_bytes):
                 file.whole = False
                 break
         file.sample_bytes += taken
-        if not spread and file.sample_bytes >= budget:
-            file.whole = file.whole and ranged
+        # The budget is used up. Only of a file that can be cut is it known that nothing follows.
+        if not is_spread and file.sample_bytes >= budget:
+            file.whole = file.whole and can_seek
             return
 
 
-def _parts(listed: InputFile, reading: Reading, budget: int) -> tuple[list[bytes], bool]:
-    """Of a file that is one document, its beginning, middle and end in one text.
+def _document_parts(listed: InputFile, reading: Reading, budget: int) -> tuple[list[bytes], bool]:
+    """The beginning, middle and end of a file that is one document; whether that is all of it.
 
-    Of a compressed file only the beginning, since the rest cannot be read without it.
+    Of a compressed file only the beginning is read, since the rest cannot be read without it.
     """
     whole = listed.compression is None and listed.size <= budget
     if listed.compression or whole:
         expanded = Expanded(listed, reading.max_expansion)
         try:
-            data = expanded.read(budget)
+            found = [(0, expanded.read(budget))]
             whole = not expanded.read(1)
         finally:
             expanded.close()
-        found = [(0, data)]
     else:
-        size = budget // _PLACES
-        places = [number * (listed.size - size) // (_PLACES - 1) for number in range(_PLACES)]
+        # Three parts of equal size: the first at 0, the last at the end of the file.
+        size = budget // _NUM_PARTS
+        last = listed.size - size
+        starts = [number * last // (_NUM_PARTS - 1) for number in range(_NUM_PARTS)]
         with open_file(listed) as stream:
-            found = [(place, _read_at(stream, place, size)) for place in places]
-    text = b"".join(_decoded(listed, place, data, reading) for place, data in found)
+            found = [(start, _read_at(stream, start, size)) for start in starts]
+    text = b"".join(_decoded(listed, start, data, reading) for start, data in found)
     return [text] if text.strip() else [], whole
 
 
-def _read_at(stream: BinaryIO, place: int, size: int) -> bytes:
-    stream.seek(place)
+def _read_at(stream: BinaryIO, start: int, size: int) -> bytes:
+    stream.seek(start)
+    # Remote files may return less than was asked for.
     data = b""
     while len(data) < size and (more := stream.read(size - len(data))):
         data += more
     return data
 
 
-def _decoded(listed: InputFile, place: int, data: bytes, reading: Reading) -> bytes:
-    """A part of a text, without the halves of characters at its ends and a byte order mark."""
-    lead = byte_order_mark(data, listed) if place == 0 else 0
-    while place and lead < min(3, len(data)) and data[lead] & 0xC0 == 0x80:
+def _decoded(listed: InputFile, start: int, data: bytes, reading: Reading) -> bytes:
+    """A part of a text, without a byte order mark and without incomplete characters at its ends."""
+    lead = byte_order_mark(data, listed) if start == 0 else 0
+    # 0b10xxxxxx continues a character that began before this part.
+    while start and lead < min(3, len(data)) and data[lead] & 0xC0 == 0x80:
         lead += 1
     data = data[lead:]
-    is_cut = listed.compression is not None or place + lead + len(data) < listed.size
+    is_cut = listed.compression is not None or start + lead + len(data) < listed.size
     try:
         data.decode()
     except UnicodeDecodeError as error:
+        # The part ends inside a character, and not the file.
         if is_cut and error.reason == "unexpected end of data":
             return data[: error.start]
         if reading.errors == "strict":
-            where = place + lead + error.start
-            raise SourceError(f"{listed.name} is not UTF-8 at byte {where:,}") from None
+            at = start + lead + error.start
+            raise SourceError(f"{listed.name} is not UTF-8 at byte {at:,}") from None
         data = data.decode(errors="replace").encode()
     return data
 
 
-def hint(file: LookedAt) -> None:
-    """What the documents look like that they are not read as."""
+def add_hints(file: FileSample) -> None:
+    """Add a hint if the documents look as if they should be read by another rule."""
+    # The first documents are enough for a hint, and keep this fast.
     sample = file.texts[:100]
     if not sample or file.format != "text":
         return
+    # GPT-2's end token separates documents in many public files, such as TinyStories.
     separator = b"<|endoftext|>"
     if file.documents != separator.decode() and any(separator in text for text in sample):
         file.hints.append(
-            "<|endoftext|> stands in the text; if it separates documents, say "
+            "the text contains <|endoftext|>; if it separates documents, use "
             "--documents '<|endoftext|>'"
         )
     if all(text.startswith(b"{") and text.rstrip().endswith(b"}") for text in sample):
-        file.hints.append("the lines look like JSON; if they are, say --format jsonl")
+        file.hints.append("the lines look like JSON; if they are, use --format jsonl")
 
 
-def text_bytes(file: LookedAt) -> float:
-    """About how much text a file holds."""
+def text_bytes(file: FileSample) -> float:
+    """About how many bytes of text a file contains.
+
+    Compressed files and tables are assumed to expand four times.
+    """
     if file.whole:
         return sum(map(len, file.texts))
     return file.num_bytes * (4 if file.compression or file.format in ("parquet", "arrow") else 1)

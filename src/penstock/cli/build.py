@@ -198,7 +198,7 @@ class BuildResult:
         """The result as an object for `--json`."""
         from penstock.store.explain import describe_rules
         from penstock.store.summary import bytes_per_token
-        from penstock.tokenize.extend import padded
+        from penstock.tokenize.definition import padded_vocab_size
 
         contents = self.store.manifest.contents
         last_build = contents["builds"][-1]
@@ -212,7 +212,7 @@ class BuildResult:
             "documents": describe_rules(contents["builds"]),
             "num_tokens": sum(store.num_tokens for store in self.stores.values()),
             "vocab_size": vocab_size,
-            "padded_vocab_size": padded(vocab_size),
+            "padded_vocab_size": padded_vocab_size(vocab_size),
             "bytes_per_token": bytes_per_token(self.store),
             "rejects": last_build["rejects"]["reasons"],
             "num_skipped": last_build["counts"].get("skipped", 0),

@@ -12,8 +12,8 @@ from penstock.cli.terminal import print_json, visible, write
 from penstock.cli.units import duration_text, number_of, size_text
 
 if TYPE_CHECKING:
-    from penstock.check.check import Report
-    from penstock.check.sample import LookedAt
+    from penstock.check.check import CheckReport
+    from penstock.check.sample import FileSample
 
 _DEFAULT_FILES = ("training_data/owt_train.txt", "training_data/owt_valid.txt")
 _SHOWN_CHARACTERS = 72
@@ -63,13 +63,13 @@ def check_command(
 
     penstock check train.txt val.txt
     """
-    from penstock.check.check import Trial, check
+    from penstock.check.check import CheckSettings, check
     from penstock.sources.settings import Reading
 
     # LocalOpenWebTextDataModule reads a training and a validation file line by line.
     default_rule = "lines" if not files or len(files) == 2 else "auto"
     rule = documents or default_rule  # --documents has no default, so that it can be recognised
-    trial = Trial(
+    trial = CheckSettings(
         reading=Reading(format=format, documents=rule, field=field, errors=errors),
         tokenizer=tokenizer,
         length=length,
@@ -88,12 +88,12 @@ def check_command(
         raise typer.Exit(1)
 
 
-def _show(report: "Report") -> None:
+def _show(report: "CheckReport") -> None:
     for file in report.files:
         if file.num_bytes:  # a missing or empty file has only a finding
             print_facts(file.name, _rows(file))
     for finding in report.findings:
-        message = visible(finding.told, lines=False)
+        message = visible(finding.message, lines=False)
         if finding.passed:
             write(f"✅ {finding.name} {_PASSED.get(finding.name, 'PASSED')}: {message}")
         else:
@@ -102,7 +102,7 @@ def _show(report: "Report") -> None:
     write(f"{passed} of {len(report.findings)} passed ({duration_text(report.seconds)})")
 
 
-def _rows(file: "LookedAt") -> list[tuple[str, str]]:
+def _rows(file: "FileSample") -> list[tuple[str, str]]:
     from penstock.store.explain import rule_text
 
     compression = f", {file.compression}" if file.compression else ""
@@ -118,11 +118,11 @@ def _rows(file: "LookedAt") -> list[tuple[str, str]]:
     return [*rows, *(("hint", hint) for hint in file.hints)]
 
 
-def _to_json(report: "Report") -> dict[str, object]:
+def _to_json(report: "CheckReport") -> dict[str, object]:
     return {
         "passed": report.passed,
         "checks": [
-            {"name": each.name, "passed": each.passed, "told": each.told}
+            {"name": each.name, "passed": each.passed, "message": each.message}
             for each in report.findings
         ],
         "files": [

@@ -78,12 +78,14 @@ def _origin(summary: "Summary") -> list[tuple[str, str | list[str]]]:
         ("document is", summary.documents),
     ]
     if tokenizer.get("added_tokens"):
-        from penstock.tokenize.extend import padded
+        from penstock.tokenize.definition import padded_vocab_size
 
         size = tokenizer["vocab_size"]
         # Models are usually made with a multiple of 64 embeddings; see `penstock.train.config`.
         rows.insert(1, ("added tokens", ", ".join(tokenizer["added_tokens"])))
-        rows.insert(2, ("vocab_size", f"{size:,}; next multiple of 64: {padded(size):,}"))
+        rows.insert(
+            2, ("vocab_size", f"{size:,}; next multiple of 64: {padded_vocab_size(size):,}")
+        )
     if summary.side:
         rows.append(("split", f"{summary.split}, this is {summary.side}"))
     if summary.num_skipped:

@@ -21,7 +21,7 @@ from penstock.sources.arrow import binary_array
 from penstock.tokenize.definition import Definition, find_definition, from_object
 from penstock.tokenize.engines import Encoded
 from penstock.tokenize.oracle import compare
-from penstock.tokenize.plain import PlainText
+from penstock.tokenize.special_tokens import PlainText
 from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = ["Encoder", "encoder_of", "end_id"]

@@ -16,10 +16,9 @@ from typing import Any, BinaryIO, Literal, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.chat.chat import Chat
-from penstock.chat.encode import EncodedScripts
-from penstock.chat.messages import Conversation, Script, to_conversation
-from penstock.chat.report import TurnReport
+from penstock.chat.chat import Chat, TurnReport
+from penstock.chat.encode import EncodedChats
+from penstock.chat.messages import ChatText, Conversation, to_conversation
 from penstock.errors import ChatError, SourceError, StoreError
 from penstock.sources.document import Batch, Reject, text_offsets
 from penstock.sources.listing import InputFile, open_file
@@ -75,12 +74,12 @@ class ChatStage:
         rendered = self._rendered(few)
         self.chat.compare([script for script, error in rendered if script and not error])
 
-    def _rendered(self, batch: Batch) -> Iterator[tuple[Script | None, ChatError | None]]:
+    def _rendered(self, batch: Batch) -> Iterator[tuple[ChatText | None, ChatError | None]]:
         """Each record as a script, and why it is not to be stored, if so."""
         for text in batch.texts.to_pylist():
             try:
                 conversation = to_conversation(_parsed(text))
-                script = self.chat.script(conversation)
+                script = self.chat.render_text(conversation)
             except ChatError as error:
                 yield None, error
             else:
@@ -202,7 +201,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ChatError("bad_json", f"{name} is not JSON")
 
 
-def _nothing(conversation: Conversation | None, script: Script | None = None) -> ChatError:
+def _nothing(conversation: Conversation | None, script: ChatText | None = None) -> ChatError:
     told = ""
     if conversation is not None and script is not None:
         said = sum(message["role"] == "assistant" for message in conversation.messages)
@@ -211,7 +210,7 @@ def _nothing(conversation: Conversation | None, script: Script | None = None) ->
     return ChatError("nothing_to_train", f"No token is trained on{told}.")
 
 
-def _closed(script: Script) -> Script:
+def _closed(script: ChatText) -> ChatText:
     """`script` with the blanks at its end trained on, where they follow what was said.
 
     The end token comes behind them, and is to be said too.
@@ -223,7 +222,7 @@ def _closed(script: Script) -> Script:
 
 
 def _with_edges(
-    encoded: EncodedScripts, eos_id: int | None, bos_id: int | None
+    encoded: EncodedChats, eos_id: int | None, bos_id: int | None
 ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.uint8]]:
     """The conversations with a first and a last token, where they are wanted and not there.
 

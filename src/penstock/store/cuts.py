@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.sources.arrow import binary_array
 from penstock.sources.whole import IsCutSafe
-from penstock.tokenize.engines import Engine, HubEngine
+from penstock.tokenize.engines import Engine, TokenizersEngine
 
 __all__ = ["cut_safety"]
 
@@ -36,7 +36,7 @@ def cut_safety(engine: Engine, reference: Engine | None = None) -> IsCutSafe:
     >>> is_safe("one\n", "two"), is_safe("one\n\n", "two"), is_safe("on", "e")
     (True, False, False)
     """
-    known = next((each for each in (engine, reference) if isinstance(each, HubEngine)), None)
+    known = next((each for each in (engine, reference) if isinstance(each, TokenizersEngine)), None)
 
     def is_safe(left: str, right: str) -> bool:
         last = _LENGTHS.stop

@@ -1,16 +1,16 @@
-r"""Code points that gigatoken and `tokenizers` treat differently.
+r"""Characters that gigatoken and `tokenizers` treat differently.
 
-Both split text by Unicode's classes (letter, number, mark) and one definition in five normalizes
-it, but each has its own version of the Unicode tables. Code points that were assigned in between
-are letters to one program and nothing to the other: "\\U000323b0's" is two tokens or three. A
-document that holds one of them is tokenized by `tokenizers`.
+Both split text by Unicode's classes (letter, number, mark), and one definition in five normalizes
+it, but each library has its own version of the Unicode tables. A code point that was assigned
+between the two versions is a letter to one library and unassigned to the other: "\\U000323b0's" is
+two tokens or three. `tokenizers` encodes the documents that contain one.
 
 The ranges come from a comparison of all 1.1 million code points:
 
     python benchmarks/code_points.py
 
-They are of rare scripts and of recent years, so ordinary text has none of them. What has to be
-fast is to see that: `find` reads English at about 15 GB/s, gigatoken at 0.2.
+They belong to rare scripts and recent additions, so ordinary text has none of them, and the search
+for them must be fast: `find` reads English at about 15 GB/s, gigatoken at 0.2 GB/s.
 """
 
 import re
@@ -52,7 +52,7 @@ RANGES = (
     (0x1E6E0, 0x1E6F5), (0x1E6FE, 0x1E6FF), (0x2B739, 0x2B73F), (0x2CEA2, 0x2CEAD),
     (0x2EBF0, 0x2EE5D), (0x31350, 0x33479),
 )
-"""From the first to the last code point that differ as letters, numbers or marks."""
+"""The code points that differ as letters, numbers or marks: (first, last) of each range."""
 SYMBOLS = (
     (0x20C1, 0x20C1), (0x2B96, 0x2B96), (0xFBC3, 0xFBD2), (0xFD90, 0xFD91),
     (0xFDC8, 0xFDCE), (0x10ED0, 0x10ED8), (0x1CCFA, 0x1CCFC), (0x1CEBA, 0x1CED0),
@@ -60,32 +60,34 @@ SYMBOLS = (
     (0x1FA54, 0x1FA57), (0x1FA8A, 0x1FA8A), (0x1FA8E, 0x1FA8E), (0x1FAC8, 0x1FAC8),
     (0x1FACD, 0x1FACD), (0x1FAEA, 0x1FAEA), (0x1FAEF, 0x1FAEF), (0x1FBFA, 0x1FBFA),
 )
-"""Those that differ as symbols and punctuation alone, which one listed pattern knows."""
+"""The code points that differ only as symbols or punctuation; one listed pattern uses these."""
 # fmt: on
 
+# Wide characters in UTF-8: 0xE4 to 0xE9 begin the ideographs, E3 80 82 is the full stop, and EF BC
+# begins wide punctuation.
 _CUT = re.compile(
     rb"[0-9A-Za-z](?= [A-Za-z])"
     rb"|(?:[\xe4-\xe9][\x80-\xbf]{2}|\xe3\x80\x82|\xef\xbc[\x80-\xbf])\n(?=[\xe4-\xe9])"
 )
 _BLOCK = 1 << 12
-_ROWS = 64  # so that what is computed of so many blocks stays in the cache
-_DENSE = 50
+_ROWS = 64  # blocks handled together; temporary arrays of 256 kB stay in the cache
+_DENSE = 50  # more than one candidate in so many bytes: compare all bytes instead
 _NOWHERE = np.zeros(0, np.int64)
 
 
 class _Tables(NamedTuple):
+    # For the first byte of a code point in UTF-8, the ranges of its second byte that contain listed
+    # code points.
     seconds: dict[int, list[tuple[int, int]]]
-    """By the first byte of a code point in UTF-8: from which second byte to which it may be a
-    listed one."""
     bounds: NDArray[np.int64]
 
 
 def find(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64]:
-    """Where the listed code points begin in `data`, which is UTF-8.
+    """The positions where listed code points begin in `data`, which is UTF-8.
 
     Args:
-        data: Texts, one after the other.
-        symbols: Whether those count too that differ as symbols and punctuation only.
+        data: Texts, concatenated.
+        symbols: Whether to include the code points that differ only as symbols or punctuation.
 
     >>> find(np.frombuffer("a ﷎ \U000323b0's".encode(), np.uint8), symbols=False)
     array([6])
@@ -93,32 +95,33 @@ def find(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64]:
     rows = np.flatnonzero(_has_lead(data, symbols=symbols)) if len(data) else _NOWHERE
     if not len(rows):
         return _NOWHERE
-    # A block and the byte after it, which may be the second one of a code point.
+    # Each row has one byte more than a block: the second byte of a code point at the block's end.
     num_whole = (len(data) - 1) // _BLOCK
     blocks = as_strided(data, (num_whole, _BLOCK + 1), (_BLOCK, 1), writeable=False)
     found = []
     for low in range(0, len(rows), _ROWS):
         some = rows[low : low + _ROWS]
         some = some[some < num_whole]
-        place = _candidates(blocks[some], symbols=symbols)
-        found.append(some[place // _BLOCK] * _BLOCK + place % _BLOCK)
+        position = _candidates(blocks[some], symbols=symbols)
+        found.append(some[position // _BLOCK] * _BLOCK + position % _BLOCK)
     if rows[-1] == num_whole:
         last = num_whole * _BLOCK
         found.append(last + _candidates(data[None, last:], symbols=symbols))
-    places: NDArray[np.int64] = np.sort(np.concatenate(found))
-    # Of the bounds of all ranges, an odd number is before a code point that is inside of one.
-    inside = np.searchsorted(_tables(symbols).bounds, _decoded(data, places), side="right") % 2
-    listed: NDArray[np.int64] = places[inside == 1]
+    positions: NDArray[np.int64] = np.sort(np.concatenate(found))
+    # `bounds` alternates the first code point of a range and the one after its last. So a code
+    # point is inside a range if an odd number of bounds are at or below it.
+    inside = np.searchsorted(_tables(symbols).bounds, _decoded(data, positions), side="right") % 2
+    listed: NDArray[np.int64] = positions[inside == 1]
     return listed
 
 
 def cut(text: bytes, size: int) -> list[bytes]:
-    """`text` in pieces of about `size` bytes that have the same ids alone as together.
+    """`text` in pieces of about `size` bytes whose ids, concatenated, are the ids of the text.
 
     A cut is before a space between an ASCII letter or digit and an ASCII letter, or after a
-    newline between an ideograph (or a full stop, or other wide punctuation) and an ideograph;
-    `may_cut` of `penstock.tokenize.supported` says for which tokenizers that is so. There may be
-    no such place.
+    newline between an ideograph (or a full stop, or other wide punctuation) and an ideograph. This
+    holds for the tokenizers for which `penstock.tokenize.supported.may_cut` is true. A text without
+    such positions is one piece.
 
     >>> cut(b"It is 5 o'clock now, no more.", 3)
     [b'It is 5', b" o'clock", b' now, no', b' more.']
@@ -134,14 +137,14 @@ def cut(text: bytes, size: int) -> list[bytes]:
 
 
 def _has_lead(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.bool_]:
-    """Which blocks hold a byte that begins listed code points, and maybe others that are not."""
+    """Which blocks contain a byte that may begin a listed code point."""
     starts = np.arange(0, len(data), _BLOCK)
     if symbols:
         found: NDArray[np.bool_] = np.maximum.reduceat(data, starts) >= 0xDF
         return found
-    # The leads are 0xDF to 0xE1, 0xEA and 0xF0. Subtracting 0xE2 makes 0xFD to 0xFF of the first
-    # three, so two maxima find all of them, but not 0xE2, which begins the curly quotes and
-    # dashes of English text.
+    # The first bytes are 0xDF to 0xE1, 0xEA and 0xF0. A maximum of at least 0xEA finds the last
+    # two. Subtracting 0xE2 modulo 256 turns the others into 0xFD to 0xFF, so a second maximum finds
+    # them, and does not find 0xE2, which begins the curly quotes and dashes of English text.
     found = np.maximum.reduceat(data, starts) >= 0xEA
     shifted = np.empty(min(len(data), _ROWS * _BLOCK), np.uint8)
     for row in range(0, len(starts), _ROWS):
@@ -153,14 +156,14 @@ def _has_lead(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.bool_]:
 
 
 def _candidates(blocks: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64]:
-    """Where the first bytes of listed code points stand; of each block, the last is not meant."""
+    """Where the first bytes of listed code points are, except in the last column of `blocks`."""
     here, after = blocks[:, :-1], blocks[:, 1:]
     found = []
     for lead, spans in _tables(symbols).seconds.items():
         is_lead = here == lead
         if np.count_nonzero(is_lead) * _DENSE > is_lead.size:
-            # Every third byte of Hindi is a lead. To compare all second bytes with each span is
-            # faster than to decode those behind a lead.
+            # Every third byte of Hindi is such a first byte. Comparing all second bytes with each
+            # range is then faster than decoding every candidate.
             listed = np.zeros(after.shape, bool)
             for first, last in spans:
                 listed |= after - np.uint8(first) <= last - first
@@ -169,9 +172,10 @@ def _candidates(blocks: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64
     return np.concatenate(found)
 
 
-def _decoded(data: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The code points that begin at `places`."""
-    ends = np.minimum(places[:, None] + np.arange(4), len(data) - 1)
+def _decoded(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The code points that begin at `positions`."""
+    # Four bytes from each position on, or the last byte again at the end of the data.
+    ends = np.minimum(positions[:, None] + np.arange(4), len(data) - 1)
     lead, *tail = data[ends].astype(np.int64).T
     tail = [byte & 0x3F for byte in tail]
     two = (lead & 0x1F) << 6 | tail[0]
@@ -186,7 +190,8 @@ def _tables(symbols: bool) -> _Tables:
     chosen = sorted(RANGES + SYMBOLS if symbols else RANGES)
     seconds: dict[int, list[tuple[int, int]]] = {}
     for low, high in chosen:
-        # The last byte of a code point has its lowest 6 bits.
+        # The last byte of a code point has its lowest 6 bits, so the first two bytes change
+        # only at multiples of 64.
         for point in sorted({low, high, *range((low | 0x3F) + 1, high, 0x40)}):
             lead, second = chr(point).encode()[:2]
             spans = seconds.setdefault(lead, [])

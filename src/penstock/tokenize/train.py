@@ -1,13 +1,13 @@
-"""A new byte-level BPE tokenizer, learned from the user's text.
+"""Training of a new byte-level BPE tokenizer on the user's text.
 
-Bytes are the alphabet, so any text can be encoded and comes back byte for byte; words
-are split as GPT-2 splits them, which gigatoken knows by heart. The merges are learned by
-`tokenizers`, whose result depends on the counts of words alone: the same text gives the
-same file, in whatever order and on however many cores it was read. Memory grows with the
-number of distinct words, not with the text (30 MB of it take 9 s and 250 MB).
+The alphabet is the 256 bytes, so any text can be encoded and is decoded to the same bytes. Words
+are split as GPT-2 splits them, which gigatoken supports. `tokenizers` learns the merges; its result
+depends on the counts of words alone, so the same text gives the same file, whatever the order and
+the number of cores. Memory grows with the number of distinct words and not with the text: 30 MB of
+text take 9 s and 250 MB of memory.
 
-A special token is a token that no text spells by accident. One that merges could make
-too, such as "the", would end documents in the middle of a sentence, so it is refused.
+A special token must not occur in ordinary text. One that merges can build too, such as "the", would
+end documents in the middle of a sentence, so it is refused.
 """
 
 import itertools
@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SourceError, TokenizerError
 from penstock.sources.document import Batch, Reject
@@ -24,25 +24,29 @@ from penstock.sources.listing import InputFile, list_files
 from penstock.sources.read import read_slice
 from penstock.sources.settings import Reading
 from penstock.sources.slices import cut
+from penstock.tokenize.definition import Config
 
-__all__ = ["Trained", "train_tokenizer"]
+if TYPE_CHECKING:
+    import tokenizers
+
+__all__ = ["TrainedTokenizer", "train_tokenizer"]
 
 _NUM_BYTES = 256
-# A pair that occurs once in the whole text says nothing about the language.
+# A pair that occurs only once in the whole text says nothing about the language.
 _MIN_FREQUENCY = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trained:
-    """What came out of training, and what went in."""
+class TrainedTokenizer:
+    """The result of training a tokenizer, and how much text it was trained on."""
 
     path: str
     vocab_size: int
     num_documents: int
     num_bytes: int
-    """Of text that was learned from."""
+    """The bytes of text trained on."""
     num_rejects: int
-    """Records that were no documents, as in `build`."""
+    """Records that were not valid documents, as in `build`."""
 
 
 def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
@@ -55,29 +59,28 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
     max_bytes: int | None = None,
     max_bad: float = 0.001,
     progress: Callable[[int, int], None] | None = None,
-) -> Trained:
-    """Learn a tokenizer from `inputs` and write it to `path`, a `tokenizer.json`.
+) -> TrainedTokenizer:
+    """Train a tokenizer on `inputs` and write it to `path`, a `tokenizer.json`.
 
-    The file appears in full or not at all. `load_tokenizer(path)` loads it.
+    The file appears when it is complete. `load_tokenizer(path)` loads it.
 
     Args:
-        inputs: Whatever `build` takes.
-        path: The file to write; one that is there is replaced.
-        vocab_size: How many tokens there shall be: the 256 bytes, `special_tokens`, and as
-            many merges as make up the number.
-        special_tokens: They get the first ids. A name that is usual for it, such as
-            `<|endoftext|>`, is found as the end of documents.
-        reading: What a document is; the settings of `build`.
+        inputs: The same inputs as for `build`.
+        path: The file to write; an existing file is replaced.
+        vocab_size: The number of tokens: the 256 bytes, `special_tokens`, and merges for the rest.
+        special_tokens: They get the first ids. `load_tokenizer` recognises a common name, such as
+            `<|endoftext|>`, as the token that ends documents.
+        reading: How to read documents, with the same settings as `build`.
         max_bytes: Stop reading after the document in which this much text is reached.
-        max_bad: How many rejects to bear: a share of all records below 1 (ten are always
-            borne), else a number.
+        max_bad: How many rejected records to allow: below 1 a share of all records (ten are always
+            allowed), else a number.
         progress: Called with the bytes of text read and the bytes of all inputs on disk (or
             `max_bytes`, if that is less).
 
     Raises:
-        TokenizerError: the vocabulary is too small for the bytes, or larger than the text
-            can fill; a special token is no token of its own; or `path` is a directory.
-        SourceError: an input cannot be read as asked, or too many records are bad.
+        TokenizerError: the vocabulary is too small for the bytes, or larger than the text can
+            fill; text can turn into a special token; or `path` is a directory.
+        SourceError: an input cannot be read, or too many records are rejected.
     """
     if Path(path).is_dir():
         raise TokenizerError(
@@ -96,12 +99,13 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
     reading = replace(reading or Reading(), separators=_separators(special_tokens))
     files = list_files(inputs, reading)
     reader = _Reader(files, reading, max_bytes, max_bad, progress)
+    # The text is never held in memory: `tokenizers` pulls it, and the reader counts on the way.
     tokenizer = _learn(reader.texts(), vocab_size, special_tokens)
     _refuse_unfilled(tokenizer, vocab_size, reader.num_bytes)
     text = tokenizer.to_str()
     _refuse_merged(json.loads(text), special_tokens)
     _write(Path(path), text.encode())
-    return Trained(
+    return TrainedTokenizer(
         path=os.fspath(path),
         vocab_size=vocab_size,
         num_documents=reader.num_documents,
@@ -112,7 +116,7 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
 
 @dataclass(slots=True)
 class _Reader:
-    """Gives the texts of all documents, and counts them."""
+    """Reads the texts of all documents and counts them."""
 
     files: list[InputFile]
     reading: Reading
@@ -125,33 +129,28 @@ class _Reader:
     first_rejects: list[Reject] = field(default_factory=list)
 
     def texts(self) -> Iterator[list[str]]:
-        """The documents, some at a time.
+        """Yield lists of documents.
 
         Raises:
-            SourceError: there are none, or more rejects than are borne.
+            SourceError: there are no documents, or more rejected records than allowed.
         """
         size = sum(file.size for file in self.files)
-        # Words are split as GPT-2 splits them, and none goes on after the places that are tried.
+        # Every cut that is tried is safe: GPT-2's pattern ends a word at each of them.
         slices = cut(self.files, self.reading, is_cut_safe=lambda left, right: True)
         for piece in slices:
             for batch in read_slice(self.files, piece, self.reading):
-                texts = self._kept(batch)
-                if texts:
+                if texts := self._counted(batch):
                     yield texts
                 if self.progress:
                     self.progress(self.num_bytes, min(size, self.max_bytes or size))
-                if self._sated:
+                if self.max_bytes is not None and self.num_bytes >= self.max_bytes:
                     return
             self._refuse_bad()
         if not self.num_documents:
             raise SourceError(f"The inputs hold no document to learn from.{self._shown()}")
 
-    @property
-    def _sated(self) -> bool:
-        return self.max_bytes is not None and self.num_bytes >= self.max_bytes
-
-    def _kept(self, batch: Batch) -> list[str]:
-        """The leading texts of `batch` that `max_bytes` leaves room for, counted."""
+    def _counted(self, batch: Batch) -> list[str]:
+        """The first texts of `batch`, up to `max_bytes` overall; adds them to the counts."""
         self.num_rejects += len(batch.rejects)
         self.first_rejects = [*self.first_rejects, *batch.rejects][:5]
         texts = [text.decode() for text in batch.texts.to_pylist()]
@@ -163,11 +162,13 @@ class _Reader:
                 self.num_bytes += len(texts[kept].encode())
                 kept += 1
             texts = texts[:kept]
+        # With edges, a document may go on in the next batch; the tally counts each once.
         self.num_documents += len(texts) if batch.edges is None else batch.tally.documents
         return texts
 
     def _refuse_bad(self) -> None:
         records = self.num_documents + self.num_rejects
+        # A share below 1 of few records would allow none, so ten are always allowed.
         limit = max(10.0, self.max_bad * records) if self.max_bad < 1 else self.max_bad
         if self.num_rejects > limit:
             raise SourceError(
@@ -184,12 +185,15 @@ class _Reader:
 
 
 def _separators(special_tokens: Sequence[str]) -> tuple[str, ...]:
-    """What separates documents under "auto": what would for a tokenizer with these tokens."""
+    """The separators of documents="auto" for a tokenizer with these tokens."""
     tokens = dict.fromkeys(("<|endoftext|>", *special_tokens))
+    # "</s>" also is an HTML tag, so text may contain it.
     return tuple(token for token in tokens if token != "</s>")
 
 
-def _learn(texts: Iterator[list[str]], vocab_size: int, special_tokens: Sequence[str]) -> Any:
+def _learn(
+    texts: Iterator[list[str]], vocab_size: int, special_tokens: Sequence[str]
+) -> "tokenizers.Tokenizer":
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -215,7 +219,7 @@ def _refuse_special(special_tokens: Sequence[str]) -> None:
     for token in special_tokens:
         if len(token) < 2:
             raise TokenizerError(
-                f"The special token {token!r} is shorter than two characters, so texts spell it. "
+                f"The special token {token!r} is shorter than two characters, so texts contain it. "
                 "Choose one like '<|endoftext|>'."
             )
         if token in seen:
@@ -223,8 +227,8 @@ def _refuse_special(special_tokens: Sequence[str]) -> None:
         seen.add(token)
 
 
-def _refuse_unfilled(tokenizer: Any, vocab_size: int, num_bytes: int) -> None:
-    """Raise where the text has fewer pairs to merge than were asked for."""
+def _refuse_unfilled(tokenizer: "tokenizers.Tokenizer", vocab_size: int, num_bytes: int) -> None:
+    """Raise if the text has too few pairs to fill the vocabulary."""
     found = tokenizer.get_vocab_size()
     if found != vocab_size:
         raise TokenizerError(
@@ -234,14 +238,14 @@ def _refuse_unfilled(tokenizer: Any, vocab_size: int, num_bytes: int) -> None:
         )
 
 
-def _refuse_merged(config: dict[str, Any], special_tokens: Sequence[str]) -> None:
-    """Raise where ordinary text can turn into a special token."""
+def _refuse_merged(config: Config, special_tokens: Sequence[str]) -> None:
+    """Raise if merges can turn ordinary text into a special token."""
     made = {"".join(pair) for pair in config["model"]["merges"]}
     for token in special_tokens:
         if token in made:
             raise TokenizerError(
-                f"The special token {token!r} is also what the text {token!r} turns into, so texts "
-                "that hold it would hold the token. Choose one like '<|endoftext|>'."
+                f"The special token {token!r} is also the token of the text {token!r}, so a "
+                "document with this text would contain it. Choose one like '<|endoftext|>'."
             )
 
 
@@ -249,7 +253,11 @@ _serial = itertools.count()
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Put `data` under the name `path`, in full or not at all."""
+    """Write `data` to `path`, completely or not at all.
+
+    The data is forced to disk before the rename, and the directory after it. Otherwise a power
+    failure could leave an empty file under the final name.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_serial)}.tmp")
     try:
@@ -261,7 +269,7 @@ def _write(path: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if os.name != "nt":
+    if os.name != "nt":  # Windows cannot open directories
         handle = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(handle)

@@ -1,0 +1,280 @@
+"""gigatoken, the fast engine, used only where its ids are those of `tokenizers`.
+
+gigatoken is about 100 times as fast as `tokenizers` on the same documents, and not trusted:
+
+- `choose_engine` does not use it for definitions that `supported` does not list.
+- Documents with one of the characters in `code_points` are encoded by `tokenizers`.
+- A build compares both engines on its first documents and on some of every slice (`oracle`).
+"""
+
+import json
+import logging
+import math
+import multiprocessing
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from penstock.errors import TokenizerError
+from penstock.sources.arrow import binary_array
+from penstock.tokenize.code_points import cut, find
+from penstock.tokenize.definition import Definition
+from penstock.tokenize.engines import NO_DOCUMENTS, Encoded, TokenizersEngine, text_buffers
+from penstock.tokenize.special_tokens import PlainText
+from penstock.tokenize.supported import is_byte_level, knows_symbols, may_cut, refusal
+
+if TYPE_CHECKING:
+    import gigatoken
+
+__all__ = ["EngineChoice", "GigatokenEngine", "choose_engine"]
+
+EngineChoice = Literal["auto", "gigatoken", "tokenizers"]
+
+
+_log = logging.getLogger("penstock")
+# Digests of the tokenizers that were logged as slow in this process.
+_logged: set[str] = set()
+_MAX_LOADED = 4
+# Around a listed character, the reference encodes about so many bytes.
+_PIECE_BYTES = 1 << 13
+_NO_POSITIONS = np.zeros(0, np.int64)
+
+
+def choose_engine(
+    definition: Definition, engine: EngineChoice, *, parse: bool
+) -> "GigatokenEngine | TokenizersEngine":
+    """The engine for `definition`; logs the reason if "auto" does not choose gigatoken.
+
+    Raises:
+        TokenizerError: no engine can load the definition, or not the one that was asked for.
+    """
+    if engine not in ("auto", "gigatoken", "tokenizers"):
+        raise TokenizerError(f'engine={engine!r} is not "auto", "gigatoken" or "tokenizers".')
+    if engine != "tokenizers":
+        fast, reason = _fast_engine(definition, parse=parse)
+        if fast is not None:
+            return fast
+        if engine == "gigatoken":
+            raise TokenizerError(f"gigatoken is not used for {definition.name}: {reason}.")
+    slow = TokenizersEngine(definition, parse=parse)
+    slow.load()
+    if engine == "auto" and definition.digest not in _logged:
+        _logged.add(definition.digest)
+        _log.warning(
+            "gigatoken is not used for %s: %s. tokenizers encodes instead, which gives the right "
+            'ids and takes about 100 times as long. engine="tokenizers" (--engine tokenizers) '
+            "chooses it without this message.",
+            definition.name,
+            reason,
+        )
+    return slow
+
+
+def _fast_engine(definition: Definition, *, parse: bool) -> tuple["GigatokenEngine | None", str]:
+    """gigatoken, or None and the reason why it is not used."""
+    # If special tokens are text, gigatoken gets a changed definition, which must be supported.
+    config = definition.config if parse else PlainText(definition).config()
+    if reason := refusal(config, parse=parse):
+        return None, reason
+    try:
+        return GigatokenEngine(definition, parse=parse), ""
+    except Exception as error:  # noqa: BLE001  (gigatoken raises several types)
+        # Lines after the first name a place in gigatoken's source.
+        return None, f"it cannot load it: {error}".partition("\n")[0]
+
+
+class GigatokenEngine:
+    """gigatoken, corrected by the reference where the two differ.
+
+    A gigatoken tokenizer serves one call at a time: it holds a lock, and two threads reached
+    270 MB/s with one tokenizer and 480 MB/s with one each. So each call borrows a tokenizer.
+    Loading one takes 0.1 s and holds the GIL, so a process loads at most four. If more calls run
+    at the same time, each is spread over gigatoken's own thread pool, which is a seventh slower on
+    two cores. That pool hangs in a forked child, so worker processes load one tokenizer for each
+    simultaneous call instead.
+    """
+
+    name = "gigatoken"
+
+    def __init__(self, definition: Definition, *, parse: bool) -> None:
+        self.reference = TokenizersEngine(definition, parse=parse)
+        """Encodes the documents that contain one of `code_points`."""
+        plain = self.reference.plain
+        self._text = definition.text if plain is None else json.dumps(plain.gigatoken_config())
+        self._definition = definition
+        self._may_cut = may_cut(definition, parse=parse)
+        # Unicode tables matter to split patterns and NFC; BPE with byte fallback has neither.
+        self._has_listed = is_byte_level(definition)
+        self._has_symbols = knows_symbols(definition)
+        self._start()
+
+    def __getstate__(self) -> dict[str, object]:
+        # Loaded tokenizers and the lock cannot be copied; the copy loads its own.
+        kept = ("_text", "_definition", "reference", "_may_cut", "_has_listed", "_has_symbols")
+        return {key: self.__dict__[key] for key in kept}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+    def _start(self) -> None:
+        # One is loaded now, so that a definition that gigatoken cannot load raises here.
+        first = _load_gigatoken(self._text)
+        self.vocab_size = int(first.vocab_size)
+        self._hold([first], is_forked=False)
+        _engines.add(self)
+
+    def _hold(self, tokenizers: "list[gigatoken.Tokenizer]", *, is_forked: bool) -> None:
+        """Start with these tokenizers, none of them borrowed."""
+        # `_lock` protects the two counts; the queue has its own lock.
+        self._is_forked = is_forked
+        self._lock = threading.Lock()
+        self._num_calls = 0
+        self._num_loaded = len(tokenizers)
+        self._idle: queue.SimpleQueue[gigatoken.Tokenizer] = queue.SimpleQueue()
+        for each in tokenizers:
+            self._idle.put(each)
+
+    @property
+    def _max_loaded(self) -> float:
+        # Checked at each call: while a worker process unpickles its arguments, which may include
+        # this engine, multiprocessing has not yet set its parent_process().
+        is_worker = self._is_forked or multiprocessing.parent_process() is not None
+        return math.inf if is_worker else _MAX_LOADED
+
+    @cached_property
+    def _decoder(self) -> "gigatoken.Tokenizer":
+        return _load_gigatoken(self._definition.text)
+
+    def encode_separated(self, data: bytes, separator: bytes) -> Encoded:
+        """Ids of the non-empty pieces of `data` between separators, without a copy of the text."""
+        import gigatoken
+
+        # `encode` knows which documents contain a listed character; a block has no offsets.
+        if len(self._listed_in(np.frombuffer(data, np.uint8))):
+            return self.encode(binary_array([piece for piece in data.split(separator) if piece]))
+        return self._encode(gigatoken.BytesSource(data, separator))
+
+    def encode(self, texts: pa.LargeBinaryArray) -> Encoded:
+        """Ids of `texts`; the Arrow buffers are not copied."""
+        if not len(texts):
+            return NO_DOCUMENTS
+        data, edges = text_buffers(texts)
+        # Everything is encoded first, because most batches contain no listed character.
+        encoded = self.encode_raw(texts)
+        positions = self._listed_in(data)
+        if not len(positions):
+            return encoded
+        documents = np.unique(np.searchsorted(edges, positions, side="right") - 1).tolist()
+        exact = [self._exact(data[edges[row] : edges[row + 1]].tobytes()) for row in documents]
+        return _replaced(encoded, documents, exact)
+
+    def encode_raw(self, texts: pa.LargeBinaryArray) -> Encoded:
+        """Ids of `texts` as gigatoken returns them, not corrected by the reference."""
+        import awkward as ak
+
+        return self._encode(ak.from_arrow(texts))
+
+    def _listed_in(self, data: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Where code points begin that gigatoken treats differently from the reference."""
+        return find(data, symbols=self._has_symbols) if self._has_listed else _NO_POSITIONS
+
+    def _exact(self, text: bytes) -> NDArray[np.uint32]:
+        """The reference's ids of one text.
+
+        A long text is cut into pieces whose ids do not depend on each other, so that one unusual
+        letter does not send 64 MB to the slow reference. gigatoken encodes the other pieces.
+        """
+        pieces = cut(text, _PIECE_BYTES) if self._may_cut else [text]
+        # Several pieces go through `encode` again, which gives the listed ones to the reference.
+        # A single piece cannot be cut further, so this ends.
+        engine = self if len(pieces) > 1 else self.reference
+        return engine.encode(binary_array(pieces))[0]
+
+    def _encode(self, source: object) -> Encoded:
+        # `parallel` spreads the call over gigatoken's thread pool.
+        with self._borrowed() as (tokenizer, is_crowded):
+            layout = tokenizer.encode_batch(source, parallel=is_crowded).layout
+        # Views of gigatoken's result, not copies.
+        return np.asarray(layout.content.data), np.asarray(layout.offsets.data)
+
+    @contextmanager
+    def _borrowed(self) -> Iterator[tuple["gigatoken.Tokenizer", bool]]:
+        """A tokenizer for one call, and whether more calls run than tokenizers may be loaded."""
+        with self._lock:
+            self._num_calls += 1
+            is_crowded = self._num_calls > self._max_loaded
+        try:
+            tokenizer = self._take()
+            try:
+                yield tokenizer, is_crowded
+            finally:
+                self._idle.put(tokenizer)
+        finally:
+            with self._lock:
+                self._num_calls -= 1
+
+    def _take(self) -> "gigatoken.Tokenizer":
+        try:
+            return self._idle.get_nowait()
+        except queue.Empty:
+            with self._lock:
+                # Counted before it is loaded, so that two threads do not both load the last one.
+                is_room = self._num_loaded < self._max_loaded
+                self._num_loaded += is_room
+        # Loading and waiting happen outside the lock, so that other calls can return theirs.
+        return _load_gigatoken(self._text) if is_room else self._idle.get()
+
+    def decode(self, ids: NDArray[np.uint32]) -> bytes:
+        """The bytes that `ids` stand for."""
+        return bytes(self._decoder.decode(ids))
+
+
+# Weak, so that an engine nobody uses is freed with its tokenizers.
+_engines: "weakref.WeakSet[GigatokenEngine]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Reset every engine in a forked child.
+
+    Tokenizers that other threads had borrowed at the fork never come back, since those threads do
+    not exist in the child, and a lock that they held stays locked.
+    """
+    for engine in _engines:
+        idle = []
+        with suppress(queue.Empty):
+            while True:
+                idle.append(engine._idle.get_nowait())
+        engine._hold(idle, is_forked=True)
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _load_gigatoken(text: str) -> "gigatoken.Tokenizer":
+    import gigatoken
+
+    return gigatoken.Tokenizer.from_json(text)
+
+
+def _replaced(encoded: Encoded, documents: list[int], ids: list[NDArray[np.uint32]]) -> Encoded:
+    """`encoded` with other ids for some of its documents, whose numbers ascend."""
+    old, offsets = encoded
+    lengths = np.diff(offsets)
+    pieces, done = [], int(offsets[0])
+    for row, new in zip(documents, ids, strict=True):
+        pieces += [old[done : offsets[row]], new]
+        done = int(offsets[row + 1])
+        lengths[row] = len(new)
+    pieces.append(old[done : offsets[-1]])
+    return np.concatenate(pieces), np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
