@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from penstock.errors import PlanError, TokenizerError
-from penstock.integrations.encode import end_id
-from penstock.integrations.windows import Labels
+from penstock.integrations.hf_format import Labels
+from penstock.tokenize.objects import end_id
 from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = ["SpecialIds", "pad_collate", "special_ids"]

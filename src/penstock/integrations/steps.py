@@ -1,0 +1,328 @@
+"""Training steps over an epoch's rows, so that each row comes once, on any number of ranks.
+
+    10 rows, 4 a step     |0 1 2 3|4 5 6 7|8 9||10 11 12 13|…      positions; || ends an epoch
+    the last step         is smaller; with drop_last=True it is left out
+
+A step never reaches into the next epoch: the first rows of that epoch may be the same rows. On
+several ranks every rank needs a row in every step, because a rank without a row has no loss, or
+blocks the others. So if fewer rows than ranks would be left for the last step, the step before it
+leaves one row more for each rank:
+
+    17 rows, 8 a step on 4 ranks     8 + 5 + 4, not 8 + 8 + 1
+
+With one row a step on each rank that is impossible, and fewer rows than ranks are left out of
+the epoch; they are other rows in every epoch.
+
+Full steps are those of a `penstock.Loader`. A step that is not full is read by a loader with
+another batch size, from the position at which the step begins.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from penstock.errors import PlanError
+from penstock.integrations.hf_format import PaddedFormat, Tensors
+from penstock.loader.batch import Format
+from penstock.loader.loader import Loader
+from penstock.loader.packed import one_row
+from penstock.order.growing import GrowingPlan
+from penstock.order.plan import Plan
+from penstock.rows.documents import Documents
+
+__all__ = ["BatchSource", "EpochCuts", "EqualSteps", "RankSpan", "StepBatches"]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCuts:
+    """The arithmetic of positions and the steps of epochs.
+
+    Args:
+        epoch_rows: The rows of an epoch; None as long as that is not known.
+        global_batch: The rows of a full step on all ranks, a multiple of `world_size`.
+        world_size: The number of ranks.
+        drop_last: Whether to leave out a last step that is not full.
+
+    >>> cuts = EpochCuts(epoch_rows=17, global_batch=8, world_size=4)
+    >>> [cuts.after(0, steps) for steps in range(6)]
+    [0, 8, 13, 17, 25, 30]
+    """
+
+    epoch_rows: int | None
+    global_batch: int
+    world_size: int = 1
+    drop_last: bool = False
+
+    def begin(self, position: int) -> int:
+        """The position of the next step: `position`, or the next epoch if no step is left."""
+        if self.epoch_rows is None or self.rows(position):
+            return position
+        return (position // self.epoch_rows + 1) * self.epoch_rows
+
+    def rows(self, position: int) -> int:
+        """The rows of the step that begins at a position; 0 if its epoch has no step left."""
+        batch, ranks = self.global_batch, self.world_size
+        if self.epoch_rows is None:
+            return batch
+        left = self.epoch_rows - position % self.epoch_rows
+        if left < batch:
+            return 0 if self.drop_last or left < ranks else left
+        # A full step, unless it would leave some rows, but not one for each rank. With one row
+        # a step on each rank, a smaller step is impossible.
+        if self.drop_last or batch == ranks or not 0 < left - batch < ranks:
+            return batch
+        return left - ranks
+
+    def num_steps(self, left: int) -> int:
+        """The number of steps for the last `left` rows of an epoch.
+
+        >>> EpochCuts(10, 4).num_steps(10), EpochCuts(10, 4, drop_last=True).num_steps(10)
+        (3, 2)
+        """
+        steps, rest = divmod(left, self.global_batch)
+        if self.drop_last or not rest:
+            return steps
+        if rest < self.world_size and (not steps or self.global_batch == self.world_size):
+            return steps
+        return steps + 1
+
+    def num_alike(self, position: int) -> int:
+        """A number of steps from a position on that certainly have as many rows as the first."""
+        if self.epoch_rows is None:
+            return 1
+        left = self.epoch_rows - position % self.epoch_rows
+        # The last two steps of an epoch may be smaller.
+        return max(1, self.num_steps(left) - 2)
+
+    def after(self, position: int, steps: int) -> int:
+        """The position after some steps; after the last step of an epoch, the epoch's end."""
+        if self.epoch_rows is None:
+            return position + steps * self.global_batch
+        position = self.begin(position)
+        here = self.num_steps(self.epoch_rows - position % self.epoch_rows)
+        if steps >= here:
+            position = (position // self.epoch_rows + 1) * self.epoch_rows
+            epochs, steps = divmod(steps - here, self.num_steps(self.epoch_rows))
+            position += epochs * self.epoch_rows
+            here = self.num_steps(self.epoch_rows)
+        # All steps of an epoch are full, except for the last two.
+        full = min(steps, max(0, here - 2))
+        position += full * self.global_batch
+        for _ in range(steps - full):
+            position += self.rows(position)
+        return position
+
+    def step_at(self, position: int) -> int | None:
+        """The number, in its epoch, of the step that begins at a position; None if none does."""
+        if self.epoch_rows is None:
+            step, rest = divmod(position, self.global_batch)
+            return None if rest else step
+        inside = position % self.epoch_rows
+        step = self.num_steps(self.epoch_rows) - self.num_steps(self.epoch_rows - inside)
+        start = position - inside
+        found = start if step == 0 else self.after(start, step)
+        return step if found == position else None
+
+    def share(self, position: int, rows: int, rank: int) -> tuple[int, int, int]:
+        """The positions of one rank in a step: the first, the one after the last, and a size.
+
+        The size is that of the largest share. A rank with a row fewer fills its batch up, so that
+        batches have one shape on all ranks.
+        """
+        first, stop = (rows * each // self.world_size for each in (rank, rank + 1))
+        return position + first, position + stop, -(-rows // self.world_size)
+
+
+class RankSpan(NamedTuple):
+    """The positions of one batch on this rank."""
+
+    first: int
+    stop: int
+    size: int
+    """Rows of the batch. Rows after the last position have no labels: they only fill it up."""
+    step: tuple[int, int]
+    """The positions of the step on all ranks."""
+
+
+class EqualSteps(NamedTuple):
+    """Consecutive steps with the same number of rows, on all ranks together."""
+
+    epoch: int
+    position: int
+    """The position of the first step."""
+    rows: int
+    """The rows of each step."""
+    number: int
+
+
+@dataclass(frozen=True)
+class BatchSource:
+    """The rows that are trained on, their order, and how batches of them are made."""
+
+    plan: Plan
+    global_batch: int
+    """Rows of a full step on all ranks together."""
+    rank: int
+    world_size: int
+    to_batch: Callable[[Any], Tensors]
+    """Makes the user's batch from the loader's."""
+    format: Format = "dict"
+    narrow: bool = False
+    flat: bool = False
+    """Whether a batch becomes one row, for attention that finds documents in one row only."""
+    workers: dict[str, Any] = field(default_factory=dict)
+    """Arguments for DataLoaders."""
+    drop_last: bool = False
+    """Whether to leave out a last step of an epoch that is not full."""
+
+    def __getstate__(self) -> dict[str, object]:
+        # Workers start no workers, and a generator in `workers` cannot be pickled.
+        return {**self.__dict__, "workers": {}}
+
+    def loader(
+        self, rows: int | None = None, *, sharded: bool = True, epochs: int | None = None
+    ) -> Loader:
+        """A loader over all positions.
+
+        Args:
+            rows: Rows of a step on all ranks together; `global_batch` if not given.
+            sharded: Whether it reads this rank's share of a step, or the whole step.
+            epochs: Epochs of one loop; without it, a loop does not end.
+        """
+        plan: Any = self.plan
+        growing = isinstance(plan, GrowingPlan)
+        return Loader(
+            plan.sources["data"] if growing else plan,
+            seed=plan.seed if growing else None,
+            global_batch_size=rows or self.global_batch,
+            rank=self.rank if sharded else 0,
+            world_size=self.world_size if sharded else 1,
+            epochs=epochs,
+            format=self.format,
+            narrow=self.narrow,
+        )
+
+    @property
+    def cuts(self) -> EpochCuts:
+        """Where steps begin and end, as far as the length of an epoch is known."""
+        rows = self.plan.epoch_rows
+        return EpochCuts(rows, self.global_batch, self.world_size, self.drop_last)
+
+    @property
+    def epoch_steps(self) -> int | None:
+        """The steps of an epoch; None as long as the number of rows is not known."""
+        rows = self.plan.epoch_rows
+        return None if rows is None else self.cuts.num_steps(rows)
+
+    def refuse_no_step(self, *, wait: bool = False) -> None:
+        """Raise if all rows do not make one full step.
+
+        Args:
+            wait: Whether to wait for text that is still being tokenized. Otherwise, too little
+                text is found only once all of it was read.
+        """
+        plan: Any = self.plan
+        if wait and isinstance(plan, GrowingPlan):
+            plan.reach(self.global_batch)
+        if plan.epoch_rows is not None and plan.epoch_rows < self.global_batch:
+            raise PlanError(
+                f"The training text makes {len(plan):,} rows, and one step of training takes "
+                f"{self.global_batch:,} ({self.global_batch // self.world_size:,} on each of "
+                f"{self.world_size:,} devices). Use a smaller batch_size, or more text."
+            )
+
+    def steps(self, position: int) -> Iterator[EqualSteps]:
+        """The steps from a position on, without end.
+
+        While text is still being tokenized, this waits until the end of the next step is known.
+        So all ranks compute the same steps, no matter how fast they are.
+        """
+        plan: Any = self.plan
+        cuts = self.cuts
+        while True:
+            if cuts.epoch_rows is None:
+                plan.reach(position + self.global_batch + self.world_size)
+                cuts = self.cuts
+            position = cuts.begin(position)
+            epoch = position // cuts.epoch_rows if cuts.epoch_rows else 0
+            steps = EqualSteps(epoch, position, cuts.rows(position), cuts.num_alike(position))
+            yield steps
+            position += steps.rows * steps.number
+
+    def span(self, position: int, rows: int) -> RankSpan:
+        """The positions of this rank in the step of `rows` rows at `position`."""
+        return RankSpan(*self.cuts.share(position, rows, self.rank), (position, position + rows))
+
+    def sized(self, global_batch: int) -> "BatchSource":
+        """The same rows in steps of another size."""
+        if global_batch == self.global_batch:
+            return self
+        return replace(self, global_batch=global_batch)
+
+    def finish(self, batch: Any) -> Tensors:
+        """The user's batch, from the loader's."""
+        made = self.to_batch(batch)
+        return one_row(made) if self.flat else made
+
+
+class StepBatches(Dataset[Tensors]):
+    """A dataset whose items are batches, by their positions. Worker processes have a copy."""
+
+    def __init__(self, source: BatchSource) -> None:
+        self.source = source
+        self._loaders: dict[int, Loader] = {}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"source": self.source, "_loaders": {}}
+
+    def __len__(self) -> int:
+        # Trainers report it as the number of examples on this rank.
+        return (self.source.plan.epoch_rows or 0) // self.source.world_size
+
+    def __getitem__(self, span: RankSpan) -> Tensors:
+        source, real = self.source, span.stop - span.first
+        full = span.step[1] - span.step[0] == source.global_batch
+        if full:
+            loader, first = self._loader(0), span.step[0]
+        else:
+            loader, first = self._loader(real), span.first
+        loader.seek(first)
+        batch = loader.make(loader.step).batch
+        if full or source.world_size == 1:
+            return source.finish(batch)
+        made = self._filled(source.to_batch(batch), span)
+        return one_row(made) if source.flat else made
+
+    def __getitems__(self, spans: list[RankSpan]) -> Tensors:
+        """The batch of the one step that a batch sampler asks for."""
+        return self[spans[0]]
+
+    def _loader(self, rows: int) -> Loader:
+        """A loader of `rows` consecutive rows; with 0, of this rank's share of full steps."""
+        if rows not in self._loaders:
+            source = self.source
+            self._loaders[rows] = source.loader(rows, sharded=False) if rows else source.loader()
+        return self._loaders[rows]
+
+    def _filled(self, batch: Tensors, span: RankSpan) -> Tensors:
+        """A smaller batch in the shape that it has on all ranks."""
+        (rows,) = self.source.plan.sources.values()
+        if isinstance(rows, Documents):  # as wide as the widest row of the step
+            _, _, samples = self.source.plan.locate(np.arange(*span.step))
+            missing = int(rows.widths(samples).max()) - batch["input_ids"].shape[1]
+            sides = (missing, 0) if rows.side == "left" else (0, missing)
+            to_batch = self.source.to_batch
+            pad_id = to_batch.pad_id if isinstance(to_batch, PaddedFormat) else rows.pad_id
+            fill = {"input_ids": pad_id, "attention_mask": 0, "labels": -100}
+            batch = {
+                name: torch.nn.functional.pad(values, sides, value=fill[name])
+                for name, values in batch.items()
+            }
+        if span.stop - span.first < span.size:  # by at most one row
+            batch = {name: torch.cat((values, values[-1:])) for name, values in batch.items()}
+            batch["labels"][-1] = -100
+        return batch
