@@ -64,7 +64,7 @@ def test_good_batches_pass_and_tell_their_convention():
 
 
 BAD = {
-    "no batch": ([], "gives no batch"),
+    "no batch": ([], "has no batch"),
     "no labels": ([{"input_ids": ROWS}], r"has \['input_ids'\], and no input_ids and labels"),
     "a tensor": ([ROWS], "is a Tensor, not a dictionary or a pair"),
     "narrow": ([changed(SAME, labels=ROWS.int())], "labels is torch.int32; embeddings"),
@@ -87,7 +87,9 @@ def test_bad_batches_are_refused(name):
 
 
 def test_what_was_asked_for_must_be_so():
-    with pytest.raises(PlanError, match=r"The labels are same .*, and 'shifted' was asked for"):
+    with pytest.raises(
+        PlanError, match=r"The labels are same .*, but labels='shifted' is required"
+    ):
         check_dataloader([SAME], labels="shifted")
     with pytest.raises(PlanError, match="input_ids run from 0 to 11; ids are 0 to 10"):
         check_dataloader([SAME], vocab_size=11)

@@ -32,9 +32,12 @@ _BATCH_ROWS = 1_000
 
 def is_dataset(value: object) -> "TypeGuard[Dataset | IterableDataset]":
     """Whether `value` is a `datasets.Dataset` or `IterableDataset`; does not import `datasets`."""
-    names = {each.__name__ for each in type(value).__mro__}
     package = type(value).__module__.partition(".")[0]
-    return package == "datasets" and bool(names & {"Dataset", "IterableDataset"})
+    return package == "datasets" and bool(_class_names(value) & {"Dataset", "IterableDataset"})
+
+
+def _class_names(value: object) -> set[str]:
+    return {each.__name__ for each in type(value).__mro__}
 
 
 def export_texts(
@@ -51,10 +54,10 @@ def export_texts(
     base = Path(root)
     base.mkdir(parents=True, exist_ok=True)
     target: Path | None = None
-    if (mark := getattr(dataset, "_fingerprint", None)) is not None:
+    if "IterableDataset" not in _class_names(dataset):
         if column not in dataset.column_names:
             raise _no_column(column, dataset.column_names)
-        target = base / f"texts-{digest_json([str(mark), column, len(dataset)])[:32]}"
+        target = base / f"texts-{digest_json([dataset._fingerprint, column, len(dataset)])[:32]}"
         if target.is_dir():
             return _exported(target)
     fresh = base / f".texts-{os.getpid()}"

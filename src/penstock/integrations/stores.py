@@ -53,7 +53,6 @@ if TYPE_CHECKING:
         | os.PathLike[str]
         | Sequence[str | os.PathLike[str]]
         | Texts
-        | TokenStore
         | Dataset
         | IterableDataset
     )
@@ -119,7 +118,7 @@ class StoreSettings:
         )
 
 
-def store_of(inputs: "Inputs", settings: StoreSettings) -> TokenStore:
+def store_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenStore:
     """A store of `inputs`, found in the cache or built now.
 
     Args:
@@ -135,7 +134,9 @@ def store_of(inputs: "Inputs", settings: StoreSettings) -> TokenStore:
     return cached_store(contents, settings, lambda directory: settings.build(files, directory))
 
 
-def stream_of(inputs: "Inputs", settings: StoreSettings) -> "TokenStore | GrowingStore":
+def stream_of(
+    inputs: "Inputs | TokenStore", settings: StoreSettings
+) -> "TokenStore | GrowingStore":
     """A store of `inputs` that can be read while it is built; the same store as `store_of`."""
     from penstock.streaming.stream import stream
 

@@ -93,12 +93,11 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         assert self._global_batch_size is not None  # one of both is given, or chosen in setup
         return rows_per_device(self._global_batch_size, self.topology()[1])
 
-    def sides(self, stage: Any) -> tuple[str, ...]:
+    def sides(self, stage: str | None) -> tuple[str, ...]:
         """The parts of the data that a stage needs: "train", "val", "test"."""
-        name = getattr(stage, "value", stage)  # Lightning passes an enum, users a string
-        if name not in _STAGES:
+        if stage not in _STAGES:  # Lightning passes an enum, whose members equal these strings
             raise PlanError(f'stage={stage!r} is not "fit", "validate", "test" or None.')
-        return _STAGES[name]
+        return _STAGES[stage]
 
     def source(self, rows: ModuleRows, shuffle: Mode) -> BatchSource:
         """The rows of this rank in an order, and how batches of them are made."""

@@ -6,6 +6,7 @@ python -m penstock.integrations.lightning train.txt     # four rows of your own 
 
 import argparse
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,7 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         debug_datamodule(LLMDataModule(batch_size=4, max_length=options.max_length, data=data))
     except (PenstockError, OSError) as error:
-        message = "\n".join([str(error), *getattr(error, "__notes__", [])])
-        sys.stderr.write(f"{type(error).__name__}: {message}\n")
+        sys.stderr.write("".join(traceback.format_exception_only(error)))
         return 1
     return 0

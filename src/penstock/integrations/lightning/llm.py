@@ -26,6 +26,7 @@ from penstock.integrations.hf_format import (
 )
 from penstock.integrations.lightning.base import ModuleRows, ResumableDataModule
 from penstock.integrations.lightning.loaders import EvaluationBatches, TrainingBatches
+from penstock.integrations.pytorch.padding import special_ids
 from penstock.integrations.steps import BatchSource
 from penstock.integrations.stores import StoreSettings, store_of, stream_of
 from penstock.loader.arguments import plan_of
@@ -35,7 +36,6 @@ from penstock.rows.documents import Documents, Overflow
 from penstock.rows.packs import Packs
 from penstock.rows.windows import Windows
 from penstock.store.reader import TokenStore
-from penstock.tokenize.objects import end_id
 from penstock.tokenize.tokenizer import load_tokenizer
 
 __all__ = ["LLMDataModule"]
@@ -173,11 +173,10 @@ class LLMDataModule(ResumableDataModule):
     @property
     def pad_id(self) -> int:
         """The id in padded places: that of the pad token, or else of the end token."""
-        found = None
-        if "tokenizer" in self.__dict__:  # given, or loaded and perhaps changed by the user
-            pad = getattr(self.tokenizer, "pad_token_id", None)
-            found = end_id(self.tokenizer) if pad is None else int(pad)
-        found = self._settings.tokenizer.eos_id if found is None else found
+        # Of a tokenizer that was given, or loaded and perhaps changed by the user. To load the one
+        # of `transformers` for this number alone would take a second.
+        loaded = "tokenizer" in self.__dict__
+        found = special_ids(self.tokenizer if loaded else self._settings.tokenizer).pad_id
         return 0 if found is None else found
 
     def prepare_data(self) -> None:

@@ -15,11 +15,12 @@ other ids tomorrow, so its store is never reused by another process.
 import codecs
 import json
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from penstock.digest import digest_json
 from penstock.errors import SourceError, TokenizerError
@@ -165,7 +166,7 @@ def as_given(tokenizer: Any) -> GivenTokenizer:
     """The tokenizer that a name, a path or an object with `encode` means."""
     if isinstance(tokenizer, GivenTokenizer):
         return tokenizer
-    if isinstance(tokenizer, str | Tokenizer) or hasattr(tokenizer, "__fspath__"):
+    if isinstance(tokenizer, str | os.PathLike | Tokenizer):
         loaded = load_tokenizer(tokenizer)
         return GivenTokenizer(loaded, loaded)
     if not callable(getattr(tokenizer, "encode", None)):
@@ -181,14 +182,15 @@ def as_given(tokenizer: Any) -> GivenTokenizer:
     definition = from_object(tokenizer) if package in ("tokenizers", "transformers") else None
     if definition is None:
         return GivenTokenizer(tokenizer, _wrapped(tokenizer))
-    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    theirs = package == "transformers"
+    backend = tokenizer.backend_tokenizer if theirs else tokenizer
     as_text = bool(backend.encode_special_tokens)
-    if package == "tokenizers" and not as_text and _adds_nothing(definition):
+    if not theirs and not as_text and _adds_nothing(definition):
         return GivenTokenizer(tokenizer, load_tokenizer(tokenizer, special_tokens="parse"))
     wrapped = _wrapped(tokenizer, definition)
     if not _dropout(definition):
         # Of a `transformers` tokenizer, `split_special_tokens` is not in the JSON.
-        split = bool(getattr(tokenizer, "split_special_tokens", False))
+        split = theirs and bool(tokenizer.split_special_tokens)
         kind = [package, type(tokenizer).__qualname__, as_text, split]
         wrapped = replace(wrapped, digest=digest_json([*kind, definition.text]))
     return GivenTokenizer(tokenizer, wrapped)
@@ -209,7 +211,7 @@ class _ObjectTokenizer(Tokenizer):
 
 def _wrapped(given: Any, definition: Definition | None = None) -> Tokenizer:
     loaded = load_tokenizer(_Encoder(given, definition))
-    return _ObjectTokenizer(**{each.name: getattr(loaded, each.name) for each in fields(loaded)})
+    return _ObjectTokenizer(**vars(loaded))
 
 
 class _Encoder:
@@ -229,7 +231,9 @@ class _Encoder:
         """The ids that the object returns: a list, an array, a tensor or an Encoding."""
         encoded = self._given.encode(text)
         encoded = getattr(encoded, "ids", encoded)
-        ids = np.asarray(encoded if hasattr(encoded, "__array__") else list(encoded))
+        ids = np.asarray(
+            encoded if isinstance(encoded, np.ndarray | torch.Tensor) else list(encoded)
+        )
         if not ids.size:
             return []
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
