@@ -30,11 +30,11 @@ def test_both_conventions_are_detected_and_ignored_labels_do_not_count():
 @pytest.mark.parametrize(
     ("batch", "aligned", "named"),
     [
-        (SHIFTED, True, "shifted (a label is the next input; take the loss as it is)"),
+        (SHIFTED, True, "shifted (a label is the next input; do not shift it again)"),
         (tuple(SHIFTED.values()), True, "shifted (a label is"),
         ([*SHIFTED.values()], True, "shifted (a label is"),
         ({"inputs": ROWS[:, :-1], "targets": ROWS[:, 1:]}, True, "shifted (a label is"),
-        (SAME, False, "same (a label is its input; the model has to shift)"),
+        (SAME, False, "same (a label is its input; the model must shift it)"),
         ({"input_ids": ROWS, "labels": ROWS.flip(1)}, False, "neither shifted nor the same"),
     ],
 )

@@ -16,7 +16,8 @@ from penstock import Packs, Texts, TokenStore, build
 from penstock.errors import PlanError, ResumeError, SourceError
 from penstock.integrations.lightning import LLMDataModule, debug_datamodule
 from penstock.integrations.lightning.debug import main
-from penstock.integrations.lightning.loaders import TrainerProgress, evaluation_cuts
+from penstock.integrations.lightning.loaders import TrainerProgress
+from penstock.integrations.steps import evaluation_cuts
 from penstock.sources.slices import cut
 from penstock.tokenize.tokenizer import load_tokenizer
 

@@ -27,6 +27,7 @@ from penstock.rows.windows import Windows
 from penstock.tokenize.definition import find_definition
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 __all__ = [
@@ -58,6 +59,7 @@ def input_label_pair(batch: Tensors) -> Tensors:
 
     The tensors are contiguous, which `.view(-1)` needs.
     """
+    # The loader calls them inputs and targets, or input_ids and labels; they come first.
     inputs, labels, *_ = batch.values()
     pair = {"input_ids": inputs.contiguous(), "labels": labels.contiguous()}
     if "position_ids" in batch:
@@ -84,6 +86,7 @@ class PaddedFormat:
             real = arrays["attention_mask"] != 0
         else:  # in a window, the first token and every target are text
             real = torch.cat((torch.ones_like(counted[:, :1]), counted[:, :-1]), dim=1)
+        # Stores pad with 0, which is a token. The last column is a target only, never an input.
         input_ids = tokens[:, :-1].masked_fill(~real, self.pad_id)
         if self.shifted:
             labels = tokens[:, 1:].masked_fill(~counted, -100)
@@ -109,7 +112,7 @@ class MaskedPacks(OfPieces):
     def __init__(self, packs: Packs) -> None:
         self.packs = packs
         self.stream, self.length, self.borders = packs.stream, packs.length, packs.borders
-        self._rows = packs._rows
+        self._rows = packs._rows  # shared: to pack the documents again would take a while
 
     def __repr__(self) -> str:
         return repr(self.packs)
@@ -130,7 +133,7 @@ class MaskedPacks(OfPieces):
         """The share of all places that hold no token."""
         return self.packs.padding_share
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """The settings that determine the rows."""
         return self.packs.describe()
 
@@ -168,8 +171,10 @@ def row_format(
         rows = MaskedPacks(rows)
     if not isinstance(rows, MaskedPacks | Documents):
         raise PlanError(f"{rows!r:.80} are not rows: give Windows, Packs or Documents.")
-    if pad_id is None:
+    if pad_id is None:  # any id will do in packs: models ignore the places after the last document
         pad_id = rows.pad_id if isinstance(rows, Documents) else 0
+    # In a pack the first token of a document has no label: it would be predicted from the
+    # document before it. In a chat store, only the assistant's tokens have labels.
     every_token = isinstance(rows, Documents) and not rows.stream.has_loss
     to_batch = PaddedFormat(pad_id, shifted=shifted, every_token=every_token)
     return RowFormat(rows, to_batch, True, packed)
@@ -213,7 +218,7 @@ def hf_tokenizer(name: str) -> "PreTrainedTokenizerFast":
     )
 
 
-def _byte_backend() -> Any:
+def _byte_backend() -> "Tokenizer":
     """The tokenizer "bytes": the id of a byte is its value, and 256 ends a document."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 

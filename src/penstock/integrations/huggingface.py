@@ -19,9 +19,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from penstock.errors import PlanError, ResumeError
+from penstock.integrations.batches import BatchSource, State, StepBatches, unchanged
 from penstock.integrations.hf_dataset import export_texts, is_dataset
 from penstock.integrations.hf_format import Labels, MaskedPacks, Tensors, hf_tokenizer, row_format
-from penstock.integrations.steps import BatchSource, RankSpan, StepBatches
+from penstock.integrations.steps import RankSpan
 from penstock.loader.packed import check_packed, keep_documents_apart, prepare
 from penstock.order.plan import Plan
 from penstock.rows.documents import Documents
@@ -46,7 +47,7 @@ AnyRows = Windows | Documents | Packs | MaskedPacks
 
 
 def build_dataset(
-    dataset: Any, store: PathLike, *, column: str = "text", **settings: Any
+    dataset: object, store: PathLike, *, column: str = "text", **settings: Any
 ) -> TokenStore:
     """Tokenize a Hugging Face dataset, map-style or streaming, into a store.
 
@@ -99,7 +100,7 @@ class RowItems(Dataset[Tensors]):
         shape = row_format(rows, pad_id, labels)
         self.packed = shape.packed
         """Whether items contain several documents, with `position_ids`."""
-        self._unchecked = shape.packed
+        self._unchecked = shape.packed  # checked with the first item: the model may come later
         if shape.packed and model is not None:
             keep_documents_apart(model)
         self._batches = StepBatches(
@@ -154,7 +155,7 @@ class _EpochSampler(Sampler[list[RankSpan]]):
         self.start = epoch * len(self._source.plan)
 
 
-class StepLoader(DataLoader[Any]):
+class StepLoader(DataLoader[Tensors]):
     """The steps of a run as a DataLoader that no trainer shards or skips a second time.
 
     An iteration is an epoch: every row once, in another order each epoch. The last step contains
@@ -222,17 +223,20 @@ class StepLoader(DataLoader[Any]):
         super().__init__(
             StepBatches(self.source),
             batch_sampler=self._steps,
-            collate_fn=_same,
+            collate_fn=unchanged,
             num_workers=num_workers,
             **options,
         )
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Tensors]:  # type: ignore[override]
         if self._packed:
             check_packed()
         steps = self._steps
+        # Taken before the sampler resets `skipped`, which it does when it yields its first step.
         start, first = steps.start, steps.skipped
         for number, batch in enumerate(super().__iter__(), start=first + 1):
+            # Workers are ahead of this loop, so the position is that of the yielded batches. It
+            # is set before the batch is yielded: the caller may save a state right away.
             self._position = steps.cuts.after(start, number)
             yield batch
         steps.start = start + len(self.source.plan)  # the next epoch, unless set_epoch is called
@@ -241,13 +245,14 @@ class StepLoader(DataLoader[Any]):
         """Set the epoch; the steps of a resumed epoch are skipped all the same."""
         self._steps.set_epoch(epoch)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The position: the same on every rank, without the batches that workers made ahead."""
+        # The state of a `penstock.Loader`, with the identity of the data and a checksum.
         loader = self.source.loader()
         loader.seek(self._position)
         return loader.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue from a state, with the same number of rows a step on all ranks.
 
         Raises:
@@ -255,6 +260,7 @@ class StepLoader(DataLoader[Any]):
         """
         loader = self.source.loader()
         loader.load_state_dict(state)
+        # At the end of an epoch whose last rows are left out, the next step is in the next epoch.
         position = self._steps.cuts.begin(loader.position)
         step = self._steps.cuts.step_at(position)
         if step is None:
@@ -285,15 +291,15 @@ class RowsTrainer:
     # Of `transformers.Trainer`, which a subclass inherits too.
     args: Any
     model: Any
-    data_collator: Any
-    train_dataset: Any
+    data_collator: object
+    train_dataset: object
     eval_dataset: Any
 
     def __init__(self, *arguments: Any, train_rows: AnyRows | None = None, **options: Any) -> None:
         self.train_rows = train_rows
         super().__init__(*arguments, **options)
 
-    def get_train_dataloader(self) -> DataLoader[Any]:
+    def get_train_dataloader(self) -> DataLoader[Tensors]:
         """Steps over `train_rows`; without them, the Trainer's loader of `train_dataset`."""
         args = self.args
         if self.train_rows is None:
@@ -311,7 +317,7 @@ class RowsTrainer:
             model=self.model,
         )
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+    def get_eval_dataloader(self, eval_dataset: object = None) -> DataLoader[Tensors]:
         """The Trainer's loader; packed items are stacked, without what its collator would add."""
         found = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(found, str):
@@ -319,13 +325,13 @@ class RowsTrainer:
         with self._stacking(found, self.args.eval_batch_size):
             return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc,no-any-return]
 
-    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
+    def get_test_dataloader(self, test_dataset: object) -> DataLoader[Tensors]:
         """As `get_eval_dataloader`."""
         with self._stacking(test_dataset, self.args.eval_batch_size):
             return super().get_test_dataloader(test_dataset)  # type: ignore[misc,no-any-return]
 
     @contextmanager
-    def _stacking(self, dataset: Any, batch_size: int) -> Iterator[None]:
+    def _stacking(self, dataset: object, batch_size: int) -> Iterator[None]:
         """For packed rows, prepare the model and use a collator that adds no mask."""
         if not (isinstance(dataset, RowItems) and dataset.packed):
             yield
@@ -337,12 +343,9 @@ class RowsTrainer:
                 "(and train on train_rows=), or load the model with attn_implementation="
                 '"sdpa".'
             )
+        # The DataLoader keeps the collator with which it was made, so it is changed back at once.
         collator, self.data_collator = self.data_collator, default_collate
         try:
             yield
         finally:
             self.data_collator = collator
-
-
-def _same(batch: Any) -> Any:
-    return batch

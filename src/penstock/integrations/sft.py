@@ -17,7 +17,7 @@ rank is ahead of another.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -30,7 +30,9 @@ from penstock.loader.state import sealed, unsealed
 
 __all__ = ["SFTBatches", "SFTCollate", "sft_data_generator"]
 
-Render = Callable[[Any], tuple[ArrayLike, ArrayLike]]
+Conversation: TypeAlias = Any
+"""A row of the user's dataset."""
+Render = Callable[[Conversation], tuple[ArrayLike, ArrayLike]]
 Pair = tuple[torch.Tensor, torch.Tensor]
 Rendered = tuple[NDArray[np.integer], NDArray[np.generic]]
 
@@ -46,7 +48,7 @@ class Conversations(Protocol):
     def __len__(self) -> int:
         """The number of rows."""
 
-    def __getitem__(self, number: int, /) -> Any:
+    def __getitem__(self, number: int, /) -> Conversation:
         """One conversation."""
 
 
@@ -86,12 +88,12 @@ class SFTCollate:
         self.ignore_index = ignore_index
         self.max_length = max_length
 
-    def __call__(self, conversations: Sequence[Any]) -> Pair:
+    def __call__(self, conversations: Sequence[Conversation]) -> Pair:
         """The `(inputs, targets)` of some conversations."""
         return self.pad(self.render(conversations))
 
     def render(
-        self, conversations: Sequence[Any], numbers: Sequence[int] | None = None
+        self, conversations: Sequence[Conversation], numbers: Sequence[int] | None = None
     ) -> list[Rendered]:
         """The tokens and mask of each conversation, truncated to `max_length`.
 
@@ -102,14 +104,15 @@ class SFTCollate:
         Raises:
             ChatError: one cannot be rendered, or a rendering has not one mask value per token.
         """
+        rows: Sequence[tuple[ArrayLike, ArrayLike]]
         if isinstance(self.chat, Chat):
             rows = self.chat.render_many(conversations)
         else:
             rows = list(map(self.chat, conversations))
         numbers = range(len(rows)) if numbers is None else numbers
-        rows = [_checked(row, number) for row, number in zip(rows, numbers, strict=True)]
-        stop = self.max_length
-        return rows if stop is None else [(tokens[:stop], mask[:stop]) for tokens, mask in rows]
+        checked = [_checked(row, number) for row, number in zip(rows, numbers, strict=True)]
+        stop = self.max_length  # None keeps everything
+        return [(tokens[:stop], mask[:stop]) for tokens, mask in checked]
 
     def pad(self, rows: Sequence[Rendered]) -> Pair:
         """The `(inputs, targets)` of rendered conversations; targets are shifted by one."""
@@ -125,7 +128,7 @@ class SFTCollate:
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
-def _checked(row: Any, number: int) -> Rendered:
+def _checked(row: tuple[ArrayLike, ArrayLike], number: int) -> Rendered:
     """The tokens and mask of a row as arrays, after checking that they match."""
     try:
         tokens, mask = row
@@ -195,18 +198,20 @@ class SFTBatches:
             self._ready = self._render_ahead()
         rows = self._ready[: self._batch_size]
         del self._ready[: self._batch_size]
+        # In rows of all ranks, so that any number of ranks can continue from it.
         self.position += self._batch_size * self._world_size
+        # The first token is never a target, so its mask value does not count.
         self.num_untrained += sum(not mask[1:].any() for _, mask in rows)
         inputs, targets = self._collate.pad(rows)
         if self._device is None:
             return inputs, targets
         return inputs.to(self._device), targets.to(self._device)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The position as JSON: the same on every rank, and valid for any number of ranks."""
         return sealed({"position": self.position, "num_rows": len(self._dataset)}, _VERSION)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue from a state.
 
         Raises:
@@ -220,11 +225,12 @@ class SFTBatches:
                 f"{len(self._dataset):,}; rows would be repeated or left out."
             )
         self.position = saved["position"]
-        self._ready = []
+        self._ready = []  # rendered for the old position
 
     def _render_ahead(self) -> list[Rendered]:
         """The next rows of this rank, rendered in one call."""
         batches = max(1, _AT_ONCE // self._batch_size)
+        # Batch n of rank r has the rows from position + r on, world_size apart.
         first = self.position + self._rank
         wanted = [
             (first + number * self._world_size) % len(self._dataset)
@@ -234,12 +240,13 @@ class SFTBatches:
         try:
             return self._collate.render(records, wanted)
         except ChatError as error:
+            # The error is about one of many conversations: render them one by one to find it.
             bad = (number for number, row in zip(wanted, records, strict=True) if self._fails(row))
             if (number := next(bad, None)) is not None:
                 error.add_note(f"This is row {number:,} of the dataset, counting from 0.")
             raise
 
-    def _fails(self, record: Any) -> bool:
+    def _fails(self, record: Conversation) -> bool:
         try:
             self._collate.render([record])
         except ChatError:

@@ -12,29 +12,15 @@ leaves one row more for each rank:
 
 With one row a step on each rank that is impossible, and fewer rows than ranks are left out of
 the epoch; they are other rows in every epoch.
-
-Full steps are those of a `penstock.Loader`. A step that is not full is read by a loader with
-another batch size, from the position at which the step begins.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
-
-import numpy as np
-import torch
-from torch.utils.data import Dataset
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 from penstock.errors import PlanError
-from penstock.integrations.hf_format import PaddedFormat, Tensors
-from penstock.loader.batch import Format
-from penstock.loader.loader import Loader
-from penstock.loader.packed import one_row
-from penstock.order.growing import GrowingPlan
-from penstock.order.plan import Plan
-from penstock.rows.documents import Documents
 
-__all__ = ["BatchSource", "EpochCuts", "EqualSteps", "RankSpan", "StepBatches"]
+__all__ = ["EpochCuts", "EqualSteps", "RankSpan", "evaluation_cuts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +72,7 @@ class EpochCuts:
         steps, rest = divmod(left, self.global_batch)
         if self.drop_last or not rest:
             return steps
+        # Fewer rows than ranks make no step, unless an earlier step can leave some of its rows.
         if rest < self.world_size and (not steps or self.global_batch == self.world_size):
             return steps
         return steps + 1
@@ -106,6 +93,7 @@ class EpochCuts:
         here = self.num_steps(self.epoch_rows - position % self.epoch_rows)
         if steps >= here:
             position = (position // self.epoch_rows + 1) * self.epoch_rows
+            # The rest of this epoch, then whole epochs, then some steps of the last one.
             epochs, steps = divmod(steps - here, self.num_steps(self.epoch_rows))
             position += epochs * self.epoch_rows
             here = self.num_steps(self.epoch_rows)
@@ -122,6 +110,8 @@ class EpochCuts:
             step, rest = divmod(position, self.global_batch)
             return None if rest else step
         inside = position % self.epoch_rows
+        # The steps before the position are all steps but those of the rows after it. If a step
+        # of this size begins here, counting that many steps leads back here.
         step = self.num_steps(self.epoch_rows) - self.num_steps(self.epoch_rows - inside)
         start = position - inside
         found = start if step == 0 else self.after(start, step)
@@ -133,6 +123,7 @@ class EpochCuts:
         The size is that of the largest share. A rank with a row fewer fills its batch up, so that
         batches have one shape on all ranks.
         """
+        # 5 rows on 4 ranks: 0, 1, 2, 3 and 5 are the borders, so the last rank has 2 rows.
         first, stop = (rows * each // self.world_size for each in (rank, rank + 1))
         return position + first, position + stop, -(-rows // self.world_size)
 
@@ -159,170 +150,26 @@ class EqualSteps(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True)
-class BatchSource:
-    """The rows that are trained on, their order, and how batches of them are made."""
+def evaluation_cuts(
+    num_rows: int, batch_size: int, *, rank: int, world_size: int
+) -> list[tuple[int, int]]:
+    """The batches of one rank as ranges of rows: none empty, and as many as on every rank.
 
-    plan: Plan
-    global_batch: int
-    """Rows of a full step on all ranks together."""
-    rank: int
-    world_size: int
-    to_batch: Callable[[Any], Tensors]
-    """Makes the user's batch from the loader's."""
-    format: Format = "dict"
-    narrow: bool = False
-    flat: bool = False
-    """Whether a batch becomes one row, for attention that finds documents in one row only."""
-    workers: dict[str, Any] = field(default_factory=dict)
-    """Arguments for DataLoaders."""
-    drop_last: bool = False
-    """Whether to leave out a last step of an epoch that is not full."""
-
-    def __getstate__(self) -> dict[str, object]:
-        # Workers start no workers, and a generator in `workers` cannot be pickled.
-        return {**self.__dict__, "workers": {}}
-
-    def loader(
-        self, rows: int | None = None, *, sharded: bool = True, epochs: int | None = None
-    ) -> Loader:
-        """A loader over all positions.
-
-        Args:
-            rows: Rows of a step on all ranks together; `global_batch` if not given.
-            sharded: Whether it reads this rank's share of a step, or the whole step.
-            epochs: Epochs of one loop; without it, a loop does not end.
-        """
-        plan: Any = self.plan
-        growing = isinstance(plan, GrowingPlan)
-        return Loader(
-            plan.sources["data"] if growing else plan,
-            seed=plan.seed if growing else None,
-            global_batch_size=rows or self.global_batch,
-            rank=self.rank if sharded else 0,
-            world_size=self.world_size if sharded else 1,
-            epochs=epochs,
-            format=self.format,
-            narrow=self.narrow,
+    >>> [evaluation_cuts(9, 4, rank=rank, world_size=2) for rank in (0, 1)]
+    [[(0, 3), (3, 4)], [(4, 8), (8, 9)]]
+    >>> evaluation_cuts(9, 4, rank=0, world_size=1)
+    [(0, 4), (4, 8), (8, 9)]
+    """
+    if num_rows < world_size:
+        raise PlanError(
+            f"{num_rows:,} rows cannot be evaluated on {world_size:,} devices: some would have "
+            "no row, and so no loss. Use fewer devices, or more text."
         )
-
-    @property
-    def cuts(self) -> EpochCuts:
-        """Where steps begin and end, as far as the length of an epoch is known."""
-        rows = self.plan.epoch_rows
-        return EpochCuts(rows, self.global_batch, self.world_size, self.drop_last)
-
-    @property
-    def epoch_steps(self) -> int | None:
-        """The steps of an epoch; None as long as the number of rows is not known."""
-        rows = self.plan.epoch_rows
-        return None if rows is None else self.cuts.num_steps(rows)
-
-    def refuse_no_step(self, *, wait: bool = False) -> None:
-        """Raise if all rows do not make one full step.
-
-        Args:
-            wait: Whether to wait for text that is still being tokenized. Otherwise, too little
-                text is found only once all of it was read.
-        """
-        plan: Any = self.plan
-        if wait and isinstance(plan, GrowingPlan):
-            plan.reach(self.global_batch)
-        if plan.epoch_rows is not None and plan.epoch_rows < self.global_batch:
-            raise PlanError(
-                f"The training text makes {len(plan):,} rows, and one step of training takes "
-                f"{self.global_batch:,} ({self.global_batch // self.world_size:,} on each of "
-                f"{self.world_size:,} devices). Use a smaller batch_size, or more text."
-            )
-
-    def steps(self, position: int) -> Iterator[EqualSteps]:
-        """The steps from a position on, without end.
-
-        While text is still being tokenized, this waits until the end of the next step is known.
-        So all ranks compute the same steps, no matter how fast they are.
-        """
-        plan: Any = self.plan
-        cuts = self.cuts
-        while True:
-            if cuts.epoch_rows is None:
-                plan.reach(position + self.global_batch + self.world_size)
-                cuts = self.cuts
-            position = cuts.begin(position)
-            epoch = position // cuts.epoch_rows if cuts.epoch_rows else 0
-            steps = EqualSteps(epoch, position, cuts.rows(position), cuts.num_alike(position))
-            yield steps
-            position += steps.rows * steps.number
-
-    def span(self, position: int, rows: int) -> RankSpan:
-        """The positions of this rank in the step of `rows` rows at `position`."""
-        return RankSpan(*self.cuts.share(position, rows, self.rank), (position, position + rows))
-
-    def sized(self, global_batch: int) -> "BatchSource":
-        """The same rows in steps of another size."""
-        if global_batch == self.global_batch:
-            return self
-        return replace(self, global_batch=global_batch)
-
-    def finish(self, batch: Any) -> Tensors:
-        """The user's batch, from the loader's."""
-        made = self.to_batch(batch)
-        return one_row(made) if self.flat else made
-
-
-class StepBatches(Dataset[Tensors]):
-    """A dataset whose items are batches, by their positions. Worker processes have a copy."""
-
-    def __init__(self, source: BatchSource) -> None:
-        self.source = source
-        self._loaders: dict[int, Loader] = {}
-
-    def __getstate__(self) -> dict[str, object]:
-        return {"source": self.source, "_loaders": {}}
-
-    def __len__(self) -> int:
-        # Trainers report it as the number of examples on this rank.
-        return (self.source.plan.epoch_rows or 0) // self.source.world_size
-
-    def __getitem__(self, span: RankSpan) -> Tensors:
-        source, real = self.source, span.stop - span.first
-        full = span.step[1] - span.step[0] == source.global_batch
-        if full:
-            loader, first = self._loader(0), span.step[0]
-        else:
-            loader, first = self._loader(real), span.first
-        loader.seek(first)
-        batch = loader.make(loader.step).batch
-        if full or source.world_size == 1:
-            return source.finish(batch)
-        made = self._filled(source.to_batch(batch), span)
-        return one_row(made) if source.flat else made
-
-    def __getitems__(self, spans: list[RankSpan]) -> Tensors:
-        """The batch of the one step that a batch sampler asks for."""
-        return self[spans[0]]
-
-    def _loader(self, rows: int) -> Loader:
-        """A loader of `rows` consecutive rows; with 0, of this rank's share of full steps."""
-        if rows not in self._loaders:
-            source = self.source
-            self._loaders[rows] = source.loader(rows, sharded=False) if rows else source.loader()
-        return self._loaders[rows]
-
-    def _filled(self, batch: Tensors, span: RankSpan) -> Tensors:
-        """A smaller batch in the shape that it has on all ranks."""
-        (rows,) = self.source.plan.sources.values()
-        if isinstance(rows, Documents):  # as wide as the widest row of the step
-            _, _, samples = self.source.plan.locate(np.arange(*span.step))
-            missing = int(rows.widths(samples).max()) - batch["input_ids"].shape[1]
-            sides = (missing, 0) if rows.side == "left" else (0, missing)
-            to_batch = self.source.to_batch
-            pad_id = to_batch.pad_id if isinstance(to_batch, PaddedFormat) else rows.pad_id
-            fill = {"input_ids": pad_id, "attention_mask": 0, "labels": -100}
-            batch = {
-                name: torch.nn.functional.pad(values, sides, value=fill[name])
-                for name, values in batch.items()
-            }
-        if span.stop - span.first < span.size:  # by at most one row
-            batch = {name: torch.cat((values, values[-1:])) for name, values in batch.items()}
-            batch["labels"][-1] = -100
-        return batch
+    first, stop = (num_rows * each // world_size for each in (rank, rank + 1))
+    # As many steps as the largest share needs, but at most one for each row of the smallest.
+    largest = -(-num_rows // world_size)
+    steps = min(-(-largest // batch_size), num_rows // world_size)
+    share = stop - first
+    # A step may not take rows that later steps need to have one each.
+    edges = [min(step * batch_size, share - (steps - step)) for step in range(steps)] + [share]
+    return [(first + low, first + high) for low, high in pairwise(edges)]

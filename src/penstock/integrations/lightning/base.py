@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from penstock.errors import MissingExtraError, PlanError
+from penstock.integrations.batches import BatchSource, State
 from penstock.integrations.hf_format import MaskedPacks
 from penstock.integrations.lightning.loaders import (
     EvaluationBatches,
@@ -18,7 +19,6 @@ from penstock.integrations.lightning.loaders import (
     TrainingBatches,
     rows_per_device,
 )
-from penstock.integrations.steps import BatchSource
 from penstock.order.shuffle import Mode
 from penstock.rows.documents import Documents
 from penstock.rows.windows import Windows
@@ -76,7 +76,7 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         self._drop_last = drop_last
         self._pin_memory = pin_memory
         self._progress: TrainerProgress | None = None
-        self._state: dict[str, Any] | None = None
+        self._state: State | None = None
 
     @property
     def progress(self) -> TrainerProgress:
@@ -108,7 +108,9 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         trainer = self.trainer
         if trainer is not None:
             self.progress.belong_to(trainer)
+        # While a store grows, only the order within its parts can be known.
         self.progress.train_on(self.source(rows, "part" if self.streaming else "full"))
+        # Lightning restores states before it asks for loaders, so the state had to wait.
         if self._state is not None:
             state, self._state = self._state, None
             self.progress.load_state_dict(state)
@@ -142,11 +144,11 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
                 store.close()
                 self.train_dataset = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The position of the training run: the same on every rank."""
         return {} if self._progress is None else self._progress.state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         """Continue from a state, also on another number of devices."""
         if not state_dict:
             return

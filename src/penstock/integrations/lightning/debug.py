@@ -8,7 +8,6 @@ import argparse
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.integrations.hf_format import Tensors
@@ -71,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--max_length", type=int, default=128)
     options = parser.parse_args(arguments)
-    data: Any = {"train": options.train} if options.train else "wikitext-2"
+    data = {"train": options.train} if options.train else "wikitext-2"
     try:
         debug_datamodule(LLMDataModule(batch_size=4, max_length=options.max_length, data=data))
     except (PenstockError, OSError) as error:

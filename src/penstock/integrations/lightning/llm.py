@@ -14,9 +14,10 @@ import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import PlanError, SourceError
+from penstock.integrations.batches import BatchSource
 from penstock.integrations.hf_format import (
     Labels,
     MaskedPacks,
@@ -27,7 +28,6 @@ from penstock.integrations.hf_format import (
 from penstock.integrations.lightning.base import ModuleRows, ResumableDataModule
 from penstock.integrations.lightning.loaders import EvaluationBatches, TrainingBatches
 from penstock.integrations.pytorch.padding import special_ids
-from penstock.integrations.steps import BatchSource
 from penstock.integrations.stores import StoreSettings, store_of, stream_of
 from penstock.loader.arguments import plan_of
 from penstock.loader.packed import check_packed, prepare
@@ -37,6 +37,9 @@ from penstock.rows.packs import Packs
 from penstock.rows.windows import Windows
 from penstock.store.reader import TokenStore
 from penstock.tokenize.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from penstock.integrations.stores import Inputs
 
 __all__ = ["LLMDataModule"]
 
@@ -159,6 +162,7 @@ class LLMDataModule(ResumableDataModule):
         self._stores: dict[str, TokenStore] = {}
         self._settings = StoreSettings(
             tokenizer=load_tokenizer(model_name if tokenizer is None else tokenizer),
+            # Windows of a stream run across documents, so a token must mark where one ends.
             eos=eos or (streaming and not packing),
             documents=documents,
             column=column,
@@ -228,6 +232,7 @@ class LLMDataModule(ResumableDataModule):
         """The rows of this rank, as padded batches."""
         rank, world_size = self.topology()
         windows = isinstance(rows, Windows)
+        # See `row_format`; a window is text from its first token to its last.
         every_token = not self.packing and (windows or not rows.stream.has_loss)
         shifted = self.labels == "shifted"
         return BatchSource(
@@ -248,7 +253,7 @@ class LLMDataModule(ResumableDataModule):
         check_packed()
         return flat
 
-    def _inputs(self, *, fetch: bool) -> dict[str, Any]:
+    def _inputs(self, *, fetch: bool) -> "dict[str, Inputs]":
         """The inputs of each side."""
         if not isinstance(self._data, str):
             return self._data
@@ -270,7 +275,7 @@ class LLMDataModule(ResumableDataModule):
             )
         return dict(files)
 
-    def _rows(self, inputs: Any, side: str) -> ModuleRows:
+    def _rows(self, inputs: "Inputs", side: str) -> ModuleRows:
         if self.streaming and side == "train":
             return self._streamed(inputs)
         store = self._stores[side] = store_of(inputs, self._settings)
@@ -285,7 +290,7 @@ class LLMDataModule(ResumableDataModule):
             pad_id=self.pad_id,
         )
 
-    def _streamed(self, inputs: Any) -> ModuleRows:
+    def _streamed(self, inputs: "Inputs") -> ModuleRows:
         stream = stream_of(inputs, self._settings)
         if self.packing:
             return MaskedPacks(Packs(stream, self.max_length))
@@ -309,7 +314,7 @@ class LLMDataModule(ResumableDataModule):
         raise PlanError(f'The {side} data is not open yet: call setup("{stage}") first.')
 
 
-def _known_sides(data: Mapping[str, Any]) -> dict[str, Any]:
+def _known_sides(data: "Mapping[str, Inputs]") -> "dict[str, Inputs]":
     """The sides of the data, each under one name: "train", "val", "test".
 
     >>> _known_sides({"train": "a.txt", "validation": "b.txt"})

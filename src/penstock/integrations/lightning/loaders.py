@@ -17,25 +17,23 @@ Lightning makes iterators before it has restored its own counters.
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice, pairwise, takewhile
+from itertools import chain, islice, takewhile
 from typing import Any
 
 from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from penstock.errors import PlanError, ResumeError
+from penstock.integrations.batches import BatchSource, State, StepBatches, unchanged
 from penstock.integrations.hf_format import Tensors
-from penstock.integrations.steps import BatchSource, EqualSteps, RankSpan, StepBatches
+from penstock.integrations.steps import EqualSteps, RankSpan, evaluation_cuts
 from penstock.loader.loader import Loader
 
 __all__ = [
     "EvaluationBatches",
     "TrainerProgress",
     "TrainingBatches",
-    "evaluation_cuts",
     "rows_per_device",
 ]
-
-State = dict[str, Any]
 
 _FIELDS = ("data", "batches", "global_batch", "batch_size", "devices")
 
@@ -83,6 +81,7 @@ class TrainerProgress:
 
     def train_on(self, source: BatchSource) -> None:
         """Train on the rows of `source`, on its ranks; the size of a step is decided here."""
+        # A resumed run may keep the steps of its checkpoint on another number of devices.
         self._source = source.sized(self._global_batch(source.world_size))
         self._state_loader = None
         self._source.refuse_no_step()
@@ -102,7 +101,7 @@ class TrainerProgress:
     def begin(self) -> int:
         """The position of the next batch."""
         if self.trainer is not None and self.trainer.overfit_batches:
-            return 0
+            return 0  # the same batches in every epoch
         return self._position_after(self._trained(before_hooks=False))
 
     def count_yielded(self) -> None:
@@ -193,7 +192,7 @@ class _ShardedSampler(SequentialSampler, DistributedSampler[Any]):
     def __len__(self) -> int:
         return self._length()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[RankSpan]:  # type: ignore[override]
         return self.spans
 
     def set_epoch(self, epoch: int) -> None:
@@ -201,13 +200,13 @@ class _ShardedSampler(SequentialSampler, DistributedSampler[Any]):
         self.epoch = epoch
 
 
-class _Batches(DataLoader[Any]):
+class _Batches(DataLoader[Tensors]):
     """A DataLoader whose dataset makes whole batches."""
 
     def __init__(self, dataset: StepBatches, sampler: _ShardedSampler) -> None:
         self._spans = sampler
         workers = dataset.source.workers
-        super().__init__(dataset, batch_size=None, sampler=sampler, collate_fn=_same, **workers)
+        super().__init__(dataset, batch_size=None, sampler=sampler, collate_fn=unchanged, **workers)
 
     def _make(self, spans: Iterator[RankSpan]) -> Iterator[Tensors]:
         self._spans.spans = spans
@@ -239,7 +238,7 @@ class TrainingBatches(_Batches):
     def __len__(self) -> int:
         return _num_steps(self._progress, sized=self._sized)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Tensors]:  # type: ignore[override]
         """Batches from the position to the end of the epoch.
 
         If the trainer takes fewer batches an epoch than there are (`limit_train_batches`), they
@@ -252,6 +251,7 @@ class TrainingBatches(_Batches):
         steps = source.steps(position)
         most = len(self) if self._sized and self._progress.trainer is not None else None
         if most is None:
+            # To the end of the epoch in which the first step is; it ends with a step.
             first = next(steps)
             steps = chain([first], takewhile(lambda each: each.epoch == first.epoch, steps))
         make = self._by_workers if self.num_workers else self._on_thread
@@ -270,11 +270,13 @@ class TrainingBatches(_Batches):
     def _made(self, source: BatchSource, steps: Iterator[EqualSteps]) -> Iterator[Tensors]:
         """Full steps by a loader, which makes them ahead on a thread; other steps here."""
         loader = source.loader(epochs=1)
-        batches: Iterator[Any] = iter(())
+        batches: Iterator[Tensors] = iter(())
         for _, position, rows, number in steps:
             if rows < source.global_batch:
                 yield self.dataset[source.span(position, rows)]
                 continue
+            # The loader goes on by itself through full steps. After a smaller step, which was
+            # read elsewhere, its position is not that of the next step.
             batch = next(batches, None) if loader.position == position else None
             if batch is None:  # the first step of an epoch, or of this iteration
                 loader.seek(position)
@@ -316,33 +318,8 @@ class EvaluationBatches(_Batches):
         alone = replace(source, rank=0, world_size=1)
         super().__init__(StepBatches(alone), _ShardedSampler(rank, world_size, self.cuts.__len__))
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Tensors]:  # type: ignore[override]
         return self._make(RankSpan(*cut, cut[1] - cut[0], cut) for cut in self.cuts)
-
-
-def evaluation_cuts(
-    num_rows: int, batch_size: int, *, rank: int, world_size: int
-) -> list[tuple[int, int]]:
-    """The batches of one rank as ranges of rows: none empty, and as many as on every rank.
-
-    >>> [evaluation_cuts(9, 4, rank=rank, world_size=2) for rank in (0, 1)]
-    [[(0, 3), (3, 4)], [(4, 8), (8, 9)]]
-    >>> evaluation_cuts(9, 4, rank=0, world_size=1)
-    [(0, 4), (4, 8), (8, 9)]
-    """
-    if num_rows < world_size:
-        raise PlanError(
-            f"{num_rows:,} rows cannot be evaluated on {world_size:,} devices: some would have "
-            "no row, and so no loss. Use fewer devices, or more text."
-        )
-    first, stop = (num_rows * each // world_size for each in (rank, rank + 1))
-    # As many steps as the largest share needs, but at most one for each row of the smallest.
-    largest = -(-num_rows // world_size)
-    steps = min(-(-largest // batch_size), num_rows // world_size)
-    share = stop - first
-    # A step may not take rows that later steps need to have one each.
-    edges = [min(step * batch_size, share - (steps - step)) for step in range(steps)] + [share]
-    return [(first + low, first + high) for low, high in pairwise(edges)]
 
 
 def _num_steps(progress: TrainerProgress, *, sized: bool) -> int:
@@ -350,10 +327,6 @@ def _num_steps(progress: TrainerProgress, *, sized: bool) -> int:
     if steps is None:
         raise TypeError("The number of rows is not known before all text was read.")
     return steps
-
-
-def _same(batch: Any) -> Any:
-    return batch
 
 
 def _pinned(batch: Tensors) -> Tensors:

@@ -37,6 +37,7 @@ def label_convention(input_ids: torch.Tensor, labels: torch.Tensor) -> Conventio
     >>> label_convention(rows[:, :-1], rows[:, 1:]), label_convention(rows, rows)
     ('shifted', 'same')
     """
+    # The last label of a shifted row has no input to compare with; a row of one token fits both.
     ahead, behind = labels[:, :-1], input_ids[:, 1:]
     shifted = bool(((ahead == behind) | (ahead == _IGNORED)).all())
     same = bool(((labels == input_ids) | (labels == _IGNORED)).all())
@@ -106,7 +107,7 @@ def check_dataloader(
     return convention
 
 
-def _fields(batch: Any, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _fields(batch: object, number: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and labels of a batch, in any of the formats that language models use."""
     if isinstance(batch, dict):
         for inputs, labels in (("input_ids", "labels"), ("inputs", "targets")):
@@ -145,6 +146,7 @@ def _checked(
 def _refuse_outside(
     input_ids: torch.Tensor, labels: torch.Tensor, where: str, vocab_size: int | None
 ) -> None:
+    # An id outside the vocabulary would fail in the model, on a GPU without saying which.
     targets = labels[labels != _IGNORED]
     for name, values in (("input_ids", input_ids), ("labels", targets)):
         if not values.numel():

@@ -29,6 +29,7 @@ from penstock.errors import PlanError, SourceError
 from penstock.integrations.hf_format import Labels, check_labels
 from penstock.integrations.pytorch.inputs import (
     UNKNOWN_VOCABULARY,
+    AnyTokenizer,
     GivenTokenizer,
     Layout,
     as_given,
@@ -64,9 +65,8 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         self,
         path: PathLike,
         layout: Layout,
-        tokenizer: Any,
+        tokenizer: AnyTokenizer,
         length: int,
-        *,
         stride: int,
         eos: bool | int | str,
         labels: Labels,
@@ -79,6 +79,8 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         self._file, self._layout = os.fspath(path), layout
         self._shifted = labels == "shifted"
         self._tokenizer: GivenTokenizer | None = as_given(tokenizer)
+        # The file is read once, so the store holds exactly the bytes under whose digest it is
+        # kept, even if another process writes to the file now.
         data = read_bytes(self._file)
         self._digest = hashlib.sha256(data).hexdigest()
         ending, eos = self._tokenizer.ending(eos)
@@ -98,6 +100,7 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
             )
 
         self._store = cached_store(self._digest, settings, make)
+        # `Windows` refuses a store without one row; a hand-written Dataset is empty.
         enough = self._store.num_tokens > self.length
         self._windows = Windows(self._store, self.length, stride=self.stride) if enough else None
 
@@ -127,10 +130,11 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
 
     def _pairs(self, numbers: Sequence[int]) -> Pair:
         """Inputs and labels of some windows, (windows, length) each."""
+        # One read for the whole batch. PyTorch would otherwise read and stack window by window.
         wanted = np.array(numbers, np.int64)
         filled = wanted == FILLER
         wanted[filled] = 0
-        wanted[wanted < 0] += len(self)
+        wanted[wanted < 0] += len(self)  # as in a list, they count from the end
         if self._windows is None or ((wanted < 0) | (wanted >= len(self))).any():
             raise IndexError(f"windows {list(numbers)[:5]} are not all among {len(self):,}")
         rows = self._windows.read(wanted)["tokens"]
@@ -141,7 +145,7 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         return inputs, labels
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> AnyTokenizer:
         """The tokenizer that was given, or the one that its name stands for."""
         if self._tokenizer is None:
             raise AttributeError(
@@ -168,7 +172,7 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         return read_samples(data, self._layout, self._file)
 
     @property
-    def tokenized_data(self) -> NDArray[np.unsignedinteger[Any]]:
+    def tokenized_data(self) -> NDArray[Any]:
         """All token ids, uint16 or uint32: a read-only view of the store.
 
         The text of a large file (64 MB and more) is stored in several parts, and this is a copy.
@@ -178,6 +182,7 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
     @property
     def vocab_size(self) -> int:
         """The number of ids: 50,257 for GPT-2."""
+        # An object without a digest may return any id, so the largest one in the file counts.
         size = int(self._store.manifest.contents["tokenizer"]["vocab_size"])
         if size < UNKNOWN_VOCABULARY:
             return size
@@ -205,7 +210,7 @@ class TransformerDataset(_WindowDataset[dict[str, torch.Tensor]]):
     def __init__(  # noqa: PLR0913  (a drop-in: the arguments of the code it replaces)
         self,
         data_path: PathLike,
-        tokenizer: Any,
+        tokenizer: AnyTokenizer,
         seq_length: int = 128,
         is_jsonl: bool = True,
         *,
@@ -229,8 +234,7 @@ class TransformerDataset(_WindowDataset[dict[str, torch.Tensor]]):
             cache_dir: Where tokenized files are kept; see `penstock.integrations.stores`.
         """
         layout: Layout = "jsonl" if is_jsonl else "paragraphs"
-        options: dict[str, Any] = {"stride": stride, "eos": eos, "labels": labels}
-        super().__init__(data_path, layout, tokenizer, seq_length, cache_dir=cache_dir, **options)
+        super().__init__(data_path, layout, tokenizer, seq_length, stride, eos, labels, cache_dir)
         self.seq_length = seq_length
         self.is_jsonl = is_jsonl
         self.num_sequences = len(self)
@@ -251,7 +255,7 @@ class TextDataset(_WindowDataset[Pair]):
         self,
         path: PathLike,
         sequence_length: int = 256,
-        tokenizer: Any = "gpt2",
+        tokenizer: AnyTokenizer = "gpt2",
         *,
         stride: int = 1,
         eos: bool | int | str = False,
@@ -259,8 +263,7 @@ class TextDataset(_WindowDataset[Pair]):
         cache_dir: PathLike | None = None,
     ) -> None:
         """Open the tokenized file, or tokenize it; arguments as of `TransformerDataset`."""
-        options: dict[str, Any] = {"stride": stride, "eos": eos, "labels": labels}
-        super().__init__(path, "file", tokenizer, sequence_length, cache_dir=cache_dir, **options)
+        super().__init__(path, "file", tokenizer, sequence_length, stride, eos, labels, cache_dir)
         self.sequence_length = sequence_length
 
     def item(self, inputs: torch.Tensor, labels: torch.Tensor) -> Pair:

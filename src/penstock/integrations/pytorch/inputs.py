@@ -17,7 +17,7 @@ import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
     "UNKNOWN_VOCABULARY",
+    "AnyTokenizer",
     "GivenTokenizer",
     "Layout",
     "as_given",
@@ -42,6 +43,8 @@ UNKNOWN_VOCABULARY = 2**32
 """The vocabulary size of an object that may return any id; ids have 32 bits."""
 
 PathLike = str | os.PathLike[str]
+AnyTokenizer: TypeAlias = Any
+"""A name, a path, or a tokenizer object of any package."""
 Layout = Literal["jsonl", "paragraphs", "file"]
 
 _JSONL = (".jsonl", ".ndjson", ".json")
@@ -136,7 +139,7 @@ def _json_text(line: str, path: str, number: int) -> str:
 class GivenTokenizer:
     """A tokenizer as the user gave it, and as `penstock.build` uses it."""
 
-    given: Any
+    given: AnyTokenizer
     """The user's object, or the tokenizer that a name was loaded as."""
     tokenizer: Tokenizer
     """Encodes as `given.encode` does."""
@@ -159,10 +162,11 @@ class GivenTokenizer:
                 f"{self.tokenizer.name} does not say which of its tokens ends a document. Give its "
                 "id: eos=ID, or leave eos out."
             )
+        # `penstock.build` takes True or a token's text, so a chosen id becomes the end token.
         return replace(self.tokenizer, eos_id=found), True
 
 
-def as_given(tokenizer: Any) -> GivenTokenizer:
+def as_given(tokenizer: AnyTokenizer) -> GivenTokenizer:
     """The tokenizer that a name, a path or an object with `encode` means."""
     if isinstance(tokenizer, GivenTokenizer):
         return tokenizer
@@ -185,6 +189,7 @@ def as_given(tokenizer: Any) -> GivenTokenizer:
     theirs = package == "transformers"
     backend = tokenizer.backend_tokenizer if theirs else tokenizer
     as_text = bool(backend.encode_special_tokens)
+    # Then `encode` is what the engine does with special_tokens="parse", a hundred times as fast.
     if not theirs and not as_text and _adds_nothing(definition):
         return GivenTokenizer(tokenizer, load_tokenizer(tokenizer, special_tokens="parse"))
     wrapped = _wrapped(tokenizer, definition)
@@ -209,7 +214,7 @@ class _ObjectTokenizer(Tokenizer):
         return ""
 
 
-def _wrapped(given: Any, definition: Definition | None = None) -> Tokenizer:
+def _wrapped(given: AnyTokenizer, definition: Definition | None = None) -> Tokenizer:
     loaded = load_tokenizer(_Encoder(given, definition))
     return _ObjectTokenizer(**vars(loaded))
 
@@ -217,7 +222,7 @@ def _wrapped(given: Any, definition: Definition | None = None) -> Tokenizer:
 class _Encoder:
     """An object with `encode`, with the attributes that `load_tokenizer` asks of a tokenizer."""
 
-    def __init__(self, given: Any, definition: Definition | None = None) -> None:
+    def __init__(self, given: AnyTokenizer, definition: Definition | None = None) -> None:
         self._given = given
         self.name = str(getattr(given, "name", None) or type(given).__name__)
         self.vocab_size = definition.vocab_size if definition else UNKNOWN_VOCABULARY
@@ -229,6 +234,7 @@ class _Encoder:
 
     def encode(self, text: str) -> list[int]:
         """The ids that the object returns: a list, an array, a tensor or an Encoding."""
+        # NumPy would turn -1, 0.5 or "a" into some id without an error; so ids are checked.
         encoded = self._given.encode(text)
         encoded = getattr(encoded, "ids", encoded)
         ids = np.asarray(
@@ -257,6 +263,7 @@ class _Encoder:
 def _adds_nothing(definition: Definition) -> bool:
     """Whether `encode` returns all ids of the text, the same at every call, and no others."""
     config = definition.config
+    # GPT-2's ByteLevel post-processor only trims offsets.
     after = config.get("post_processor")
     adds = after is not None and after.get("type") != "ByteLevel"
     return not (adds or config.get("truncation") or config.get("padding") or _dropout(definition))
@@ -266,7 +273,7 @@ def _dropout(definition: Definition) -> bool:
     return bool(definition.config["model"].get("dropout"))
 
 
-def _token_id(tokenizer: Any, token: str) -> int:
+def _token_id(tokenizer: AnyTokenizer, token: str) -> int:
     """The id of a token, by whichever method the object has for it."""
     for name in ("token_id", "token_to_id", "convert_tokens_to_ids", "encode_single_token"):
         find = getattr(tokenizer, name, None)

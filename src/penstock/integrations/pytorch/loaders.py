@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Sampler
 from penstock.errors import PlanError
 from penstock.integrations.hf_format import Labels
 from penstock.integrations.pytorch.datasets import FILLER, TextDataset, TransformerDataset, stack
-from penstock.integrations.pytorch.inputs import as_given, suffix_layout
+from penstock.integrations.pytorch.inputs import AnyTokenizer, as_given, suffix_layout
 from penstock.integrations.workers import Workers
 from penstock.order.permute import permute
 from penstock.order.shard import Shard
@@ -36,7 +36,8 @@ __all__ = ["EpochShuffle", "create_dataloaders", "create_text_dataloaders"]
 
 PathLike = str | os.PathLike[str]
 WindowDataset = TransformerDataset | TextDataset
-Loaders = tuple[DataLoader[Any], DataLoader[Any]]
+Batches = DataLoader[Any]
+Loaders = tuple[Batches, Batches]
 
 _CHUNK = 8_192
 _NAMES = ("data",)  # the name that a plan gives to its only source
@@ -45,7 +46,7 @@ _NAMES = ("data",)  # the name that a plan gives to its only source
 def create_dataloaders(  # noqa: PLR0913  (a drop-in: the arguments of the code it replaces)
     train_path: PathLike,
     val_path: PathLike,
-    tokenizer: Any,
+    tokenizer: AnyTokenizer,
     batch_size: int = 16,
     seq_length: int = 128,
     num_workers: int = 0,
@@ -131,7 +132,7 @@ def create_text_dataloaders(  # noqa: PLR0913  (as above)
     sequence_length: int = 256,
     num_workers: int = 0,
     *,
-    tokenizer: Any = "gpt2",
+    tokenizer: AnyTokenizer = "gpt2",
     stride: int = 1,
     eos: bool | int | str = False,
     labels: Labels = "shifted",
@@ -210,7 +211,7 @@ class _LoaderOptions:
         *,
         sampler: Sampler[int] | None,
         drop_last: bool = False,
-    ) -> DataLoader[Any]:
+    ) -> Batches:
         pinned = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
         return DataLoader(
             dataset,
@@ -299,7 +300,7 @@ class EpochShuffle(Sampler[int]):
         """The epoch of the next iteration."""
 
     def __len__(self) -> int:
-        if self._shard.world_size == 1:
+        if self._shard.world_size == 1:  # the DataLoader drops an incomplete batch itself
             return self.num_samples
         return self._num_steps * (self._steps.sizes[0] // self._shard.world_size)
 
@@ -326,6 +327,7 @@ class EpochShuffle(Sampler[int]):
         if self._shard.world_size == 1:
             return (np.arange(start, stop) for start, stop in _chunks(self.num_samples))
         rows = self._steps.sizes[0] // self._shard.world_size
+        # Whole steps at a time, of about as many positions as below on one rank.
         return (
             self._shard.positions(start, stop)
             for start, stop in _chunks(self._num_steps, max(1, _CHUNK // rows))

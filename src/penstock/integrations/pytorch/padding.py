@@ -17,6 +17,7 @@ import torch
 
 from penstock.errors import PlanError, TokenizerError
 from penstock.integrations.hf_format import Labels
+from penstock.integrations.pytorch.inputs import AnyTokenizer
 from penstock.tokenize.objects import end_id
 from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
 
@@ -37,7 +38,7 @@ class SpecialIds(NamedTuple):
     pad_id: int | None
 
 
-def special_ids(tokenizer: Any) -> SpecialIds:
+def special_ids(tokenizer: AnyTokenizer) -> SpecialIds:
     """The special ids of a tokenizer, with the end token as pad token if it has no other.
 
     >>> special_ids("gpt2")
@@ -107,7 +108,7 @@ def pad_collate(  # noqa: PLR0913  (a function for DataLoader's collate_fn: flat
         rows = [_fitted(row, number, max_length, overflow) for number, row in enumerate(rows)]
     width = max(len(ids) for ids, _ in rows)
     if multiple_of is not None:
-        width = -(-width // multiple_of) * multiple_of
+        width = -(-width // multiple_of) * multiple_of  # rounded up
     padded = {
         "input_ids": torch.full((len(rows), width), pad_id, dtype=torch.long),
         "attention_mask": torch.zeros((len(rows), width), dtype=torch.long),
@@ -128,6 +129,7 @@ def _row(item: Any, number: int) -> Row:
         if "input_ids" not in item:
             raise PlanError(f"Row {number} has {sorted(item)}, and no input_ids.")
         ids, labels = item["input_ids"], item.get("labels")
+    # A tuple of two integers is a row of two ids, not a pair of inputs and labels.
     elif isinstance(item, tuple) and len(item) == 2 and not isinstance(item[0], int):
         ids, labels = item
     row = _tensor(ids, number)
@@ -145,6 +147,7 @@ def _tensor(ids: Any, number: int) -> torch.Tensor:
     if isinstance(ids, np.ndarray | np.generic):
         ids = ids.astype("int64")  # torch has no arithmetic for uint16 and uint32
     try:
+        # torch makes an empty list a float tensor, which would look like a wrong type below.
         row = torch.as_tensor(ids, dtype=None if len(ids) else torch.long)
     except (TypeError, ValueError, RuntimeError):
         raise PlanError(f"Row {number} is {ids!r:.60}; it must be one row of integers.") from None
