@@ -161,6 +161,7 @@ class StepBatches(Dataset[Tensors]):
         self._loaders: dict[int, Loader] = {}
 
     def __getstate__(self) -> dict[str, object]:
+        # Loaders have threads. A worker makes its own when it needs them.
         return {"source": self.source, "_loaders": {}}
 
     def __len__(self) -> int:
@@ -189,6 +190,7 @@ class StepBatches(Dataset[Tensors]):
 
     def _loader(self, rows: int) -> Loader:
         """A loader of `rows` consecutive rows; with 0, of this rank's share of full steps."""
+        # Few sizes occur: full steps, and the shares of the smaller steps at the end of an epoch.
         if rows not in self._loaders:
             source = self.source
             self._loaders[rows] = source.loader(rows, sharded=False) if rows else source.loader()
@@ -199,6 +201,7 @@ class StepBatches(Dataset[Tensors]):
         (rows,) = self.source.plan.sources.values()
         if isinstance(rows, Documents):  # as wide as the widest row of the step
             _, _, samples = self.source.plan.locate(np.arange(*span.step))
+            # This rank has read its own rows only, and padded them to the widest of these.
             missing = int(rows.widths(samples).max()) - batch["input_ids"].shape[1]
             sides = (missing, 0) if rows.side == "left" else (0, missing)
             to_batch = self.source.to_batch

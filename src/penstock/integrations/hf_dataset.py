@@ -54,12 +54,15 @@ def export_texts(
     base = Path(root)
     base.mkdir(parents=True, exist_ok=True)
     target: Path | None = None
+    # datasets changes the fingerprint with every change of the rows: select, shuffle, map.
     if "IterableDataset" not in _class_names(dataset):
         if column not in dataset.column_names:
             raise _no_column(column, dataset.column_names)
         target = base / f"texts-{digest_json([dataset._fingerprint, column, len(dataset)])[:32]}"
         if target.is_dir():
             return _exported(target)
+    # Written under another name and renamed at the end: a directory with the final name is
+    # complete, even after a kill. The process id keeps concurrent exports apart.
     fresh = base / f".texts-{os.getpid()}"
     rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
@@ -89,6 +92,7 @@ def _write_texts(dataset: "Dataset | IterableDataset", directory: Path, column: 
     for texts in _column(dataset, column):
         for text in texts:
             data = text.encode("utf-8", "surrogatepass")
+            # With the length in front, ["ab", "c"] and ["a", "bc"] have different digests.
             total.update(b"%d:" % len(data))
             total.update(data)
             size += len(data)
@@ -96,7 +100,7 @@ def _write_texts(dataset: "Dataset | IterableDataset", directory: Path, column: 
         if size >= _FILE_BYTES:
             _write_file(directory, number, held)
             held, size, number = [], 0, number + 1
-    if held or not number:
+    if held or not number:  # a dataset without rows still gets one file, which is empty
         _write_file(directory, number, held)
     return total.hexdigest()
 
@@ -104,6 +108,7 @@ def _write_texts(dataset: "Dataset | IterableDataset", directory: Path, column: 
 def _write_file(directory: Path, number: int, texts: list[str]) -> None:
     table = pa.table({"text": pa.array(texts, pa.large_string())})
     path = directory / f"texts-{number:05d}.parquet"
+    # Not compressed: the file is read once, and then only kept to recognise the dataset.
     pq.write_table(table, path, compression="none")
     with path.open("rb") as stream:
         os.fsync(stream.fileno())

@@ -158,10 +158,10 @@ class _EpochSampler(Sampler[list[RankSpan]]):
 class StepLoader(DataLoader[Tensors]):
     """The steps of a run as a DataLoader that no trainer shards or skips a second time.
 
-    An iteration is an epoch: every row once, in another order each epoch. The last step contains
-    the remaining rows, so it may be smaller. If a rank has one row fewer than others in it, it
-    gets a row whose labels are all -100, so that shapes agree. With one row a step on each rank,
-    up to `world_size - 1` rows at the end of an epoch are left out.
+    An iteration is an epoch: every row once, in another order each epoch. The last step may be
+    smaller. If a rank has one row fewer than others in it, it gets a row whose labels are all
+    -100, so that shapes agree. With one row a step on each rank, up to `world_size - 1` rows at
+    the end of an epoch are left out.
     """
 
     _is_accelerate_prepared = True  # `Accelerator.prepare` returns it unchanged
@@ -340,8 +340,7 @@ class RowsTrainer:
             raise PlanError(
                 f"The model uses FlashAttention, which finds packed documents in batches of one "
                 f"row only, and here a batch has {batch_size:,}. Set per_device_eval_batch_size=1 "
-                "(and train on train_rows=), or load the model with attn_implementation="
-                '"sdpa".'
+                '(and train on train_rows=), or load the model with attn_implementation="sdpa".'
             )
         # The DataLoader keeps the collator with which it was made, so it is changed back at once.
         collator, self.data_collator = self.data_collator, default_collate

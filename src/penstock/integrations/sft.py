@@ -72,6 +72,7 @@ class SFTCollate:
         ignore_index: int = -1,
         max_length: int | None = None,
     ) -> None:
+        # Any id would do: padding has no target, and causal attention does not look ahead.
         if pad_token_id is None:
             pad_token_id = chat.tokenizer.eos_id if isinstance(chat, Chat) else None
         if pad_token_id is None or pad_token_id < 0:
@@ -81,7 +82,7 @@ class SFTCollate:
             )
         if max_length is not None and max_length < 2:
             raise PlanError(f"max_length={max_length} must be at least 2, for one target.")
-        if ignore_index >= 0:
+        if ignore_index >= 0:  # the loss would leave out real tokens with this id
             raise PlanError(f"ignore_index={ignore_index} may be a token id; use -1 or -100.")
         self.chat = chat
         self.pad_token_id = pad_token_id
@@ -116,7 +117,7 @@ class SFTCollate:
 
     def pad(self, rows: Sequence[Rendered]) -> Pair:
         """The `(inputs, targets)` of rendered conversations; targets are shifted by one."""
-        width = max(len(tokens) for tokens, _ in rows) - 1
+        width = max(len(tokens) for tokens, _ in rows) - 1  # the last token is only a target
         inputs = np.full((len(rows), width), self.pad_token_id, np.int64)
         targets = np.full((len(rows), width), self.ignore_index, np.int64)
         for number, (tokens, mask) in enumerate(rows):
@@ -194,6 +195,7 @@ class SFTBatches:
         return self
 
     def __next__(self) -> Pair:
+        # One call renders up to 512 conversations, and later batches are taken from it.
         if not self._ready:
             self._ready = self._render_ahead()
         rows = self._ready[: self._batch_size]

@@ -102,8 +102,10 @@ class StoreSettings:
             return None
         encodes = [tokenizer.digest, tokenizer.special_tokens, _engine_versions()]
         ends = tokenizer.eos_id if self.eos else None
-        told = [_VERSION, contents, encodes, ends, self.documents, self.column]
-        return digest_json(told)[:32]
+        # Not the name of the tokenizer: "gpt2" and the same tokenizer as an object share a store.
+        # 32 hexadecimal digits are 128 bits, so two stores do not get one name by chance.
+        identity = [_VERSION, contents, encodes, ends, self.documents, self.column]
+        return digest_json(identity)[:32]
 
     def build(self, inputs: "PathLike | list[str] | Texts", store: Path) -> TokenStore:
         """Build a store of `inputs`, in full, with these settings."""
@@ -163,6 +165,8 @@ def stream_of(
             threads=settings.threads,
         )
 
+    # A stream checks the names and times of its inputs, as a build does. Here they may differ:
+    # the directory belongs to these contents, whatever the path of the file is.
     try:
         return start()
     except StoreBusyError:
@@ -206,6 +210,8 @@ def cached_store(
 def _made(directory: Path, make: Callable[[Path], TokenStore]) -> TokenStore:
     """Build a store in `directory`, which holds nothing, a damaged store or a killed build."""
     directory.mkdir(mode=0o700, exist_ok=True)
+    # The manifest is written last, so with one the build was finished. It is not intact, or it
+    # would have been opened.
     if (directory / FILE_NAME).exists():
         _clear(directory)
     try:
@@ -221,6 +227,8 @@ def _made(directory: Path, make: Callable[[Path], TokenStore]) -> TokenStore:
 
 def _clear(directory: Path) -> None:
     """Remove the files of a store that cannot be used, unless another process replaced it."""
+    # Another process may have found the same damage and rebuilt the store by now; its readers
+    # must not lose their files. So the store is inspected again under the lock.
     with locked(directory):
         if _intact(directory) is not None:
             return
@@ -238,6 +246,7 @@ def _intact(directory: Path) -> TokenStore | None:
         return None
     try:
         store = TokenStore(directory)
+        # Reading 1 GB takes about a second. A larger store is opened without reading it all.
         small = store.num_tokens * store.dtype.itemsize <= _WHOLE_BYTES
         return verify(directory) if small else store
     except StoreError:

@@ -48,6 +48,7 @@ class Workers(NamedTuple):
 
     def _refuse_without_workers(self) -> None:
         """Raise for the first setting that has a meaning only with workers."""
+        # PyTorch would ignore some of these, and raise for others without naming the cause.
         context = self.multiprocessing_context
         given = [
             (

@@ -139,6 +139,7 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         rows = self.train_dataset
         if rows is None or stage not in (None, "fit"):
             return
+        # The build holds the lock of the store, and another process may wait to continue it.
         for store in rows.stream.members:
             if isinstance(store, GrowingStore):
                 store.close()
@@ -153,6 +154,7 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         if not state_dict:
             return
         progress = self._progress
+        # Under another trainer, the progress is still that of the old run.
         if progress is not None and progress.trainer is self.trainer and progress.state_dict():
             progress.load_state_dict(state_dict)
         else:  # the training loader of this trainer is not made yet

@@ -34,6 +34,7 @@ def debug_datamodule(datamodule: DataModule | None = None) -> None:
     datamodule.setup()
     batch = next(iter(datamodule.train_dataloader()))
     input_ids = batch["input_ids"]
+    # These lines are those of the script that people know; only the last one is new.
     decoded = datamodule.tokenizer.decode(input_ids[0])
     lines = [
         f"Keys available: {batch.keys()}",

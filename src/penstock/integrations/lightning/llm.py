@@ -151,7 +151,7 @@ class LLMDataModule(ResumableDataModule):
         self.max_length = max_length
         self.num_workers = multiprocessing.cpu_count() if num_workers is None else num_workers
         if tokenizer is not None:
-            self.tokenizer = tokenizer
+            self.tokenizer = tokenizer  # replaces the cached property
         self.packing, self.streaming, self.overflow = packing, streaming, overflow
         self.labels, self.padding_side = labels, padding_side
         self.test_dataset: ModuleRows | None = None
@@ -186,6 +186,7 @@ class LLMDataModule(ResumableDataModule):
     def prepare_data(self) -> None:
         """Fetch and tokenize the data, in one process of each node."""
         for side, inputs in self._inputs(fetch=True).items():
+            # A stream is built by the processes that read it. Other ranks find finished stores.
             if not (self.streaming and side == "train"):
                 store_of(inputs, self._settings)
 
@@ -257,6 +258,7 @@ class LLMDataModule(ResumableDataModule):
         """The inputs of each side."""
         if not isinstance(self._data, str):
             return self._data
+        # The catalog is imported here: most modules are made with files.
         from penstock.catalog import find_entry
 
         directory = self._data_dir or Path("data") / self._data

@@ -93,6 +93,8 @@ class TrainerProgress:
 
     def belong_to(self, trainer: Any) -> None:
         """Count with `trainer`; with another one than before, from the beginning."""
+        # One data module may serve several trainers, one after the other. Each begins at 0, or
+        # from the checkpoint that it loads.
         if trainer is not self.trainer:
             self.trainer = trainer
             self._restored = None
@@ -149,6 +151,7 @@ class TrainerProgress:
         """
         if self._given is not None:
             return rows_per_device(self._given, devices) * devices
+        # Only if batch_size is the same: another one asks for other steps.
         then = self._restored
         if then is not None and then["batch_size"] == self._batch_size:
             kept = int(then["global_batch"])
@@ -170,6 +173,7 @@ class TrainerProgress:
         return max(int(batches), self._batches)
 
     def _position_after(self, batches: int) -> int:
+        # `_position` belongs to `_batches`, the count when the checkpoint was written.
         return self.source.cuts.after(self._position, batches - self._batches)
 
 
@@ -231,6 +235,7 @@ class TrainingBatches(_Batches):
         self._progress = progress
         self._sized = sized
         source = progress.source
+        # A function of the progress, not a method of this loader; see _ShardedSampler.
         length = partial(_num_steps, progress, sized=sized)
         sampler = _ShardedSampler(source.rank, source.world_size, length)
         super().__init__(StepBatches(source), sampler)
@@ -269,13 +274,15 @@ class TrainingBatches(_Batches):
 
     def _made(self, source: BatchSource, steps: Iterator[EqualSteps]) -> Iterator[Tensors]:
         """Full steps by a loader, which makes them ahead on a thread; other steps here."""
+        # With epochs=1 a loop of the loader ends with the epoch, so it never prefetches rows that
+        # the smaller steps at the end take.
         loader = source.loader(epochs=1)
         batches: Iterator[Tensors] = iter(())
         for _, position, rows, number in steps:
             if rows < source.global_batch:
                 yield self.dataset[source.span(position, rows)]
                 continue
-            # The loader goes on by itself through full steps. After a smaller step, which was
+            # The loader continues by itself through full steps. After a smaller step, which was
             # read elsewhere, its position is not that of the next step.
             batch = next(batches, None) if loader.position == position else None
             if batch is None:  # the first step of an epoch, or of this iteration

@@ -126,6 +126,7 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
 
     def prepare_data(self) -> None:
         """Check that the files exist; tokenize those that are not streamed, once a node."""
+        # Both files are checked, also the one that is streamed: an error comes before training.
         for side in ("train", "val"):
             path = self._file(side)
             if not self.use_preprocessed and not (self.streaming and side == "train"):
@@ -185,6 +186,7 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
     def _rows(self, side: str) -> Windows:
         path = self._file(side)
         if self.use_preprocessed:
+            # The width of ids comes from the header of the .npy file; nothing is copied.
             rows = Windows(ArrayFile(path), self.max_length, tail="pad")
         else:
             make = stream_of if self.streaming and side == "train" else store_of
@@ -213,6 +215,7 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
         """The largest batch that fits the GPU; 32 without one."""
         trainer = self.trainer
         model = trainer.lightning_module if trainer is not None else None
+        # Only with a Trainer is there a model to try; `setup` may be called without one.
         if model is None or trainer.strategy.root_device.type != "cuda":
             return _WITHOUT_CUDA
         return largest_lightning_batch(model, trainer, self.max_length)

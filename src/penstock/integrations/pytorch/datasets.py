@@ -78,6 +78,7 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
             raise PlanError(f"A length of {length} and stride={stride} must be at least 1.")
         self._file, self._layout = os.fspath(path), layout
         self._shifted = labels == "shifted"
+        # None after unpickling; see __getstate__.
         self._tokenizer: GivenTokenizer | None = as_given(tokenizer)
         # The file is read once, so the store holds exactly the bytes under whose digest it is
         # kept, even if another process writes to the file now.
@@ -140,6 +141,8 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         rows = self._windows.read(wanted)["tokens"]
         inputs = torch.from_numpy(rows[:, :-1].astype(np.int64))
         labels = torch.from_numpy(rows[:, 1:].astype(np.int64)) if self._shifted else inputs.clone()
+        # int64, because embeddings and losses need it, and new arrays, because the store is
+        # mapped read-only and users write into the labels.
         inputs[torch.from_numpy(filled)] = 0
         labels[torch.from_numpy(filled)] = _IGNORED
         return inputs, labels
@@ -162,6 +165,7 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
             SourceError: the file was changed after it was tokenized.
         """
         data = read_bytes(self._file)
+        # Samples of another text would not belong to the tokens of this dataset.
         digest = hashlib.sha256(data).hexdigest()
         if digest != self._digest:
             raise SourceError(

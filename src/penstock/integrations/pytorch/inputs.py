@@ -100,6 +100,7 @@ def read_samples(data: bytes, layout: Layout, path: str) -> list[str]:
         return [text]
     if layout == "paragraphs":
         return [stripped for part in text.split("\n\n") if (stripped := part.strip())]
+    # Not splitlines(), which also splits at U+2028 and others that JSON strings may contain.
     lines = enumerate(text.split("\n"), start=1)
     return [_json_text(line, path, number) for number, line in lines if line.strip()]
 
@@ -124,6 +125,7 @@ def _json_text(line: str, path: str, number: int) -> str:
         raise SourceError(
             f'{path}, line {number:,}: "text" holds {json.dumps(text)[:60]}, not a string.'
         )
+    # JSON allows an escape for half of a pair. The engines encode UTF-8, which does not.
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -181,6 +183,8 @@ def as_given(tokenizer: AnyTokenizer) -> GivenTokenizer:
     package = type(tokenizer).__module__.partition(".")[0]
     if "encode" in getattr(tokenizer, "__dict__", {}):
         package = ""  # replaced on this object: nothing is known about it
+    # tiktoken's `encode` raises an error for special tokens in a text; the engine takes them as
+    # text, and is otherwise the same.
     if package == "tiktoken":
         return GivenTokenizer(tokenizer, load_tokenizer(tokenizer))
     definition = from_object(tokenizer) if package in ("tokenizers", "transformers") else None
@@ -236,7 +240,7 @@ class _Encoder:
         """The ids that the object returns: a list, an array, a tensor or an Encoding."""
         # NumPy would turn -1, 0.5 or "a" into some id without an error; so ids are checked.
         encoded = self._given.encode(text)
-        encoded = getattr(encoded, "ids", encoded)
+        encoded = getattr(encoded, "ids", encoded)  # an Encoding of `tokenizers`
         ids = np.asarray(
             encoded if isinstance(encoded, np.ndarray | torch.Tensor) else list(encoded)
         )

@@ -111,8 +111,9 @@ def create_dataloaders(  # noqa: PLR0913  (a drop-in: the arguments of the code 
             cache_dir=cache_dir,
         )
 
-    given = as_given(tokenizer)
+    given = as_given(tokenizer)  # once, for both files
     context = multiprocessing_context if num_workers else None
+    # Workers stay alive between epochs: each would have to open the store again.
     workers = Workers(num_workers, prefetch_factor, num_workers > 0, 0, None, context).checked()
     options = _LoaderOptions(
         batch_size=batch_size,
@@ -199,6 +200,7 @@ class _LoaderOptions:
             world_size=self.world_size,
             batch_size=self.batch_size,
         )
+        # On one rank, PyTorch's SequentialSampler reads all windows in order.
         share = _RankWindows(len(validation), self.rank, self.world_size)
         return (
             self._loader(training, sampler=order, drop_last=True),
@@ -316,6 +318,8 @@ class EpochShuffle(Sampler[int]):
         self.epoch = index(epoch)
 
     def __iter__(self) -> Iterator[int]:
+        # The key of `Plan` for a single source, so the order is the same as in `Loader`. The
+        # epoch is counted when an iteration begins: a loop that is left early has had its epoch.
         key = epoch_key(self.seed, _NAMES, self.epoch)
         self.epoch += 1
         return chain.from_iterable(
@@ -336,6 +340,7 @@ class EpochShuffle(Sampler[int]):
 
 def _chunks(total: int, most: int = _CHUNK) -> Iterator[tuple[int, int]]:
     """Consecutive ranges of `range(total)`; the first is short, for a fast first batch."""
+    # Twice as long each time, up to `most`: 256, 512, … of 8,192 positions.
     start, size = 0, max(1, most // 32)
     while start < total:
         yield start, min(start + size, total)
