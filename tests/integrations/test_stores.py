@@ -1,6 +1,8 @@
 """A cached store is identified by contents and settings, not by names."""
 
+import multiprocessing
 import os
+import shutil
 
 import pytest
 from tokenizers import Tokenizer
@@ -9,7 +11,8 @@ from penstock.tokenize.definition import find_definition
 
 pytest.importorskip("lightning", reason="needs penstock[lightning]")
 
-from penstock.integrations.lightning import LLMDataModule
+from penstock.integrations import stores
+from penstock.integrations.lightning import LLMDataModule, LocalOpenWebTextDataModule
 
 TEXT = "".join(f"line {number} of the text\n" for number in range(20))
 
@@ -85,3 +88,57 @@ def test_a_killed_build_is_resumed_under_another_path(text, tmp_path):
     (tmp_path / "copy.txt").write_bytes(text.read_bytes())
 
     assert store_of("copy.txt") == first
+
+
+def rows_of(batches):
+    return [tuple(row) for batch in batches for row in batch["input_ids"].tolist()]
+
+
+def test_a_stream_of_a_copy_continues_the_run_of_the_original(text, tmp_path):
+    """The finished store of the stream records the original's path."""
+
+    def streamed(path):
+        options = {"max_length": 8, "batch_size": 2, "num_workers": 0, "tokenizer": "bytes"}
+        made = LocalOpenWebTextDataModule(path, path, **options)
+        made.setup("fit")
+        return made
+
+    first = streamed(text)
+    batches = iter(first.train_dataloader())
+    begun = [next(batches) for _ in range(3)]
+    state = first.state_dict()
+    rest = list(batches)
+    first.teardown("fit")
+    (tmp_path / "copy.txt").write_bytes(text.read_bytes())
+    text.unlink()
+    second = streamed("copy.txt")
+    second.load_state_dict(state)
+    resumed = rows_of(second.train_dataloader())
+    second.teardown("fit")
+
+    assert resumed == rows_of(rest)
+    third = streamed("copy.txt")
+    assert rows_of(third.train_dataloader()) == rows_of(begun + rest)
+    third.teardown("fit")
+
+
+def test_a_large_file_is_identified_by_samples_size_and_time(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(stores, "_WHOLE_BYTES", 10)
+    monkeypatch.setattr(stores, "_SAMPLE_BYTES", 4)
+    first = store_of(text)
+    shutil.copy2(text, tmp_path / "copy.txt")
+    assert store_of("copy.txt") == first
+
+    changed = TEXT.replace("line 7", "lyne 7")
+    text.write_text(changed)
+    os.utime(text, ns=(1, 1))
+    assert store_of(text) != first
+
+
+def test_processes_that_ask_at_once_build_one_store(text, cache):
+    context = multiprocessing.get_context("fork")
+    with context.Pool(3) as pool:
+        found = pool.map_async(store_of, [text] * 3).get(timeout=120)
+
+    assert len(set(found)) == 1
+    assert len(list(cache.glob("stores/*/penstock.json"))) == 1

@@ -189,6 +189,7 @@ def hf_tokenizer(name: str) -> "PreTrainedTokenizerFast":
     Args:
         name: "gpt2", "bytes", a tokenizer.json, a directory with one, or a name on the Hub.
     """
+    # Imported here: it takes a second, and only users who decode text need it.
     try:
         from transformers import PreTrainedTokenizerFast
     except ImportError:

@@ -55,7 +55,7 @@ class EpochCuts:
         if self.epoch_rows is None:
             return batch
         left = self.epoch_rows - position % self.epoch_rows
-        if left < batch:
+        if left < batch:  # the last step
             return 0 if self.drop_last or left < ranks else left
         # A full step, unless it would leave some rows, but not one for each rank. With one row
         # a step on each rank, a smaller step is impossible.

@@ -194,6 +194,7 @@ class LLMDataModule(ResumableDataModule):
         """Open what a stage needs: "fit" train and val, "validate" val, "test" test, None all."""
         inputs = self._inputs(fetch=False)
         for side in self.sides(stage):
+            # Trainer.fit, validate and test each call setup; what is open stays open.
             if side in inputs and self._datasets()[side] is None:
                 setattr(self, f"{side}_dataset", self._rows(inputs[side], side))
                 if self.topology()[0] == 0:
@@ -250,6 +251,7 @@ class LLMDataModule(ResumableDataModule):
 
     def _prepare_model(self) -> bool:
         """Prepare the Trainer's model for packed rows; whether it needs batches of one row."""
+        # Without a Trainer the model is not known; `check_packed` then warns.
         flat = prepare(None if self.trainer is None else self.trainer.lightning_module)
         check_packed()
         return flat
@@ -267,6 +269,7 @@ class LLMDataModule(ResumableDataModule):
 
             found = fetch_entry(self._data, directory, source=self._source)
             return dict(found.files)
+        # Not fetched here: all ranks call setup, and only prepare_data runs once a node.
         files = {side: directory / f"{side}.txt" for side in find_entry(self._data).splits}
         missing = [str(path) for path in files.values() if not path.is_file()]
         if missing:

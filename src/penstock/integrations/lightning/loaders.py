@@ -194,7 +194,7 @@ class _ShardedSampler(SequentialSampler, DistributedSampler[Any]):
         self.spans: Iterator[RankSpan] = iter(())
 
     def __len__(self) -> int:
-        return self._length()
+        return self._length()  # a function, because the length may become known later
 
     def __iter__(self) -> Iterator[RankSpan]:  # type: ignore[override]
         return self.spans

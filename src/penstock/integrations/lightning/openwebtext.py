@@ -105,6 +105,7 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
             drop_last=drop_last,
             pin_memory=pin_memory,
         )
+        # Checked although they have no effect: a script with a wrong value has a mistake in it.
         sizes = {"buffer_size": buffer_size, "chunk_size": chunk_size}
         if num_workers and prefetch_factor is not None:
             sizes["prefetch_factor"] = prefetch_factor
@@ -139,6 +140,7 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
             self.val_dataset = self._rows("val")
         if "train" in wanted and self.train_dataset is None:
             self.train_dataset = self._rows("train")
+        # Here and not in __init__: the model and its device are known only now.
         if self.batch_size is None and self._global_batch_size is None:
             self.batch_size = self._largest_batch()
 
@@ -180,7 +182,7 @@ class LocalOpenWebTextDataModule(ResumableDataModule):
             eos=True,
             documents=self._documents,
             cache_dir=self._cache_dir,
-            threads=max(1, self.num_workers),
+            threads=max(1, self.num_workers),  # num_workers=0 is usual, and means one thread
         )
 
     def _rows(self, side: str) -> Windows:

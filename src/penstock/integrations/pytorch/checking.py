@@ -99,6 +99,7 @@ def check_dataloader(
         )
     if {"shifted", "same"} <= found:
         raise PlanError("Some batches have shifted labels and others labels equal to the inputs.")
+    # A batch that fits both conventions says nothing; any other one decides.
     convention: Convention = next((each for each in found if each != "either"), "either")
     if labels is not None and convention not in (labels, "either"):
         raise PlanError(

@@ -229,6 +229,7 @@ class _Encoder:
     def __init__(self, given: AnyTokenizer, definition: Definition | None = None) -> None:
         self._given = given
         self.name = str(getattr(given, "name", None) or type(given).__name__)
+        # What an object says of its vocabulary may not count added tokens, so it is not asked.
         self.vocab_size = definition.vocab_size if definition else UNKNOWN_VOCABULARY
         self.eos_token_id = end_id(given)
         if definition is not None:
@@ -279,6 +280,7 @@ def _dropout(definition: Definition) -> bool:
 
 def _token_id(tokenizer: AnyTokenizer, token: str) -> int:
     """The id of a token, by whichever method the object has for it."""
+    # penstock, tokenizers, transformers and tiktoken, in this order.
     for name in ("token_id", "token_to_id", "convert_tokens_to_ids", "encode_single_token"):
         find = getattr(tokenizer, name, None)
         if find is not None and (found := find(token)) is not None:
