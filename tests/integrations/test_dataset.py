@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from penstock.errors import PlanError, SourceError, TokenizerError
 from penstock.integrations.pytorch import TextDataset, TransformerDataset
 from penstock.integrations.pytorch.inputs import read_samples
+from penstock.sources.slices import cut
 
 
 def naive_samples(path, is_jsonl):
@@ -127,6 +128,24 @@ def test_windows_begin_a_stride_apart(stride, write, letters):
     assert [item["input_ids"].tolist() for item in dataset] == [
         ids[i : i + 8] for i in range(0, len(ids) - 8, stride)
     ]
+
+
+@pytest.mark.parametrize("stride", [1, 5])
+def test_windows_run_across_the_parts_of_a_store(stride, write, letters, monkeypatch):
+    """As in the store of a text of more than 64 MB."""
+    path = write("a.jsonl", [chr(97 + number % 26) * 3 for number in range(20)])
+    whole = TransformerDataset(path, letters, 8, stride=stride)
+    monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 7)
+    parts = TransformerDataset(path, letters, 8, stride=stride)
+
+    assert len(parts._store.manifest.parts) > 3
+    assert parts.tokenized_data.tolist() == whole.tokenized_data.tolist()
+    assert len(parts) == len(whole)
+    numbers = list(range(len(whole)))
+    assert torch.equal(
+        default_collate(parts.__getitems__(numbers))["labels"],
+        default_collate(whole.__getitems__(numbers))["labels"],
+    )
 
 
 def test_it_is_a_dataset_of_long_tensors_that_may_be_written_to(write, letters):
