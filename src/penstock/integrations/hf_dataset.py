@@ -116,6 +116,7 @@ def _write_file(directory: Path, number: int, texts: list[str]) -> None:
 
 def _column(dataset: "Dataset | IterableDataset", column: str) -> Iterator[list[str]]:
     """The texts of a dataset, in batches."""
+    # Counted over all batches, so that a message names the row as the dataset does.
     row = 0
     for batch in dataset.iter(batch_size=_BATCH_ROWS):
         if column not in batch:

@@ -50,6 +50,7 @@ def _padding(batch: Tensors, datamodule: DataModule) -> str:
     """The share of padding in a batch, and what it would be at a fixed width."""
     if "position_ids" in batch:  # packed: the rows know the padding, batches do not
         return f"Padding: {datamodule.train_dataset!r}"
+    # Windows have no mask: every place holds a token, but for the end of the last row.
     max_length = datamodule.max_length
     rows, width = batch["input_ids"].shape
     real = int(batch["attention_mask"].sum()) if "attention_mask" in batch else rows * width

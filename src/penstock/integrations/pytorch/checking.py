@@ -97,6 +97,7 @@ def check_dataloader(
         raise PlanError(
             "The DataLoader has no batch: there is too little text, or it was iterated to its end."
         )
+    # No single setting of the model would be right for both.
     if {"shifted", "same"} <= found:
         raise PlanError("Some batches have shifted labels and others labels equal to the inputs.")
     # A batch that fits both conventions says nothing; any other one decides.

@@ -101,6 +101,7 @@ def pad_collate(  # noqa: PLR0913  (a function for DataLoader's collate_fn: flat
             "token, special_ids(tokenizer).pad_id: the mask marks padding, not the id."
         )
     _check_options(side, multiple_of, max_length, overflow, labels)
+    # Tokens at the ends are added before rows are truncated, so that max_length includes them.
     rows = [_with_edges(*_row(item, number), bos_id, eos_id) for number, item in enumerate(batch)]
     if not rows:
         raise PlanError("A batch without rows cannot be padded.")
