@@ -16,10 +16,11 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 import penstock
-from penstock.errors import SourceError, StoreError
-from penstock.integrations import cache as cache_module
-from penstock.integrations.cache import cache_directory
+from penstock.errors import StoreError
 from penstock.integrations.pytorch import TextDataset, TransformerDataset
+from penstock.integrations.pytorch import datasets as datasets_module
+from penstock.paths import cache_directory
+from penstock.store import build as build_module
 
 
 def words(*names, **settings):
@@ -34,20 +35,21 @@ def words(*names, **settings):
 
 @pytest.fixture
 def made(monkeypatch):
-    """How many stores were made since the test began."""
+    """The stores that were built since the test began."""
     calls = []
-    make = cache_module._make
+    build = datasets_module.build
 
-    def counting(*arguments):
-        calls.append(arguments)
-        return make(*arguments)
+    def counting(inputs, directory, **settings):
+        store = build(inputs, directory, **settings)
+        calls.append(directory)
+        return store
 
-    monkeypatch.setattr(cache_module, "_make", counting)
+    monkeypatch.setattr(datasets_module, "build", counting)
     return calls
 
 
 def stores(cache):
-    return sorted(path.parent for path in cache.glob("datasets/*/penstock.json"))
+    return sorted(path.parent for path in cache.glob("stores/*/penstock.json"))
 
 
 def ids(dataset):
@@ -185,7 +187,7 @@ def test_a_changed_object_is_another(write, made):
 def test_a_new_release_of_a_library_is_another(write, made, monkeypatch):
     path = write("a.jsonl", OLD)
     TransformerDataset(path, "bytes")
-    monkeypatch.setattr("penstock.integrations.encode.version", lambda package: "99.0")
+    monkeypatch.setattr("penstock.integrations.stores.version", lambda package: "99.0")
     TransformerDataset(path, "bytes")
 
     assert len(made) == 2
@@ -244,7 +246,7 @@ def test_an_object_that_cannot_be_digested_leaves_no_trace(write, letters, cache
     assert letters.calls == 2
     assert ids(first) == ids(second)
     assert not cache.exists()
-    assert stat.S_IMODE(first._windows.store.path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(first._store.path.parent.stat().st_mode) == 0o700
 
 
 def test_a_method_put_on_an_object_is_not_in_its_digest(write, cache):
@@ -262,7 +264,7 @@ def test_a_method_put_on_an_object_is_not_in_its_digest(write, cache):
 
 def test_the_cache_is_the_users_own(write, cache, tmp_path, monkeypatch):
     TextDataset(write("a.txt", "one two"), 1)
-    for directory in (cache, cache / "datasets", *stores(cache)):
+    for directory in (cache, cache / "stores", *stores(cache)):
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700, directory
     monkeypatch.delenv("PENSTOCK_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
@@ -284,33 +286,26 @@ def test_a_cache_that_cannot_be_made_names_the_way_out(write, tmp_path):
         TextDataset(write("a.txt", "one"), 1, cache_dir=write("file", "") / "x")
 
 
-def test_a_file_that_is_written_while_it_is_read_is_read_again(write, monkeypatch, made):
+def test_a_store_holds_the_text_under_whose_digest_it_is_kept(write, monkeypatch):
+    """Also if the file is written while it is tokenized: it is read once."""
     path = write("a.txt", "one two")
-    texts = iter(["one two three", "one two three four"])
-    digest = cache_module._digest
+    build = datasets_module.build
 
-    def written_after(name):
-        found = digest(name)
-        if text := next(texts, None):
-            path.write_text(text)
-        return found
+    def written_meantime(*arguments, **settings):
+        path.write_text("three")
+        return build(*arguments, **settings)
 
-    monkeypatch.setattr(cache_module, "_digest", written_after)
-    assert TextDataset(path, 1).tokens.tolist() == [505, 734, 1115, 1440]
-    assert len(made) == 3
-    path.write_text("three")
-    texts = iter([f"one {number}" for number in range(3)])
-    with pytest.raises(SourceError, match="changed each of three times that it was read"):
-        TextDataset(path, 1)
+    monkeypatch.setattr(datasets_module, "build", written_meantime)
+    assert TextDataset(path, 1).tokens.tolist() == [505, 734]
+    assert TextDataset(path, 1).tokens.tolist() == [15542]
+    path.write_text("one two")
+    assert TextDataset(path, 1).tokens.tolist() == [505, 734]
 
 
 def _open(path, cache, answer, gate):
     os.environ["PENSTOCK_CACHE"] = str(cache)
-    made = []
-    make = cache_module._make
-    cache_module._make = lambda *arguments: (made.append(1), make(*arguments))[1]
     gate.wait(60)
-    answer.put((len(made), TextDataset(path, 4).tokenized_data.tolist(), len(made)))
+    answer.put(TextDataset(path, 4).tokenized_data.tolist())
 
 
 def test_several_processes_at_once_make_one_store(write, cache):
@@ -320,18 +315,18 @@ def test_several_processes_at_once_make_one_store(write, cache):
     started = [context.Process(target=_open, args=(path, cache, answer, gate)) for _ in range(4)]
     for process in started:
         process.start()
-    told = [answer.get(timeout=120) for _ in started]
+    found = [answer.get(timeout=120) for _ in started]
     for process in started:
         process.join(60)
 
-    assert sum(made for _, _, made in told) == 1
-    assert len({tuple(found) for _, found, _ in told}) == 1
+    assert len(found[0]) == 1_001
+    assert all(each == found[0] for each in found)
     assert len(stores(cache)) == 1
 
 
 def _hang(path, cache):
     os.environ["PENSTOCK_CACHE"] = str(cache)
-    cache_module.write_file = lambda *_: time.sleep(600)
+    build_module.commit = lambda *_: time.sleep(600)
     TextDataset(path, 1)
 
 
@@ -340,10 +335,10 @@ def test_a_killed_start_blocks_nobody(write, cache, made):
     process = multiprocessing.get_context("fork").Process(target=_hang, args=(path, cache))
     process.start()
     deadline = time.monotonic() + 60
-    while not list(cache.glob("datasets/*.making/.spool")) and time.monotonic() < deadline:
+    while not list(cache.glob("stores/*/*.npy")) and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.join(60)
 
     assert TextDataset(path, 1).tokens.tolist() == [505, 734, 1115]
-    assert not list(cache.glob("datasets/*.making"))
+    assert not list(cache.glob("stores/*/.building*"))

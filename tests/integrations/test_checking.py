@@ -30,11 +30,11 @@ def test_both_conventions_are_detected_and_ignored_labels_do_not_count():
 @pytest.mark.parametrize(
     ("batch", "aligned", "named"),
     [
-        (SHIFTED, True, "shifted (a label is the next input; take the loss as it is)"),
+        (SHIFTED, True, "shifted (a label is the next input; do not shift it again)"),
         (tuple(SHIFTED.values()), True, "shifted (a label is"),
         ([*SHIFTED.values()], True, "shifted (a label is"),
         ({"inputs": ROWS[:, :-1], "targets": ROWS[:, 1:]}, True, "shifted (a label is"),
-        (SAME, False, "same (a label is its input; the model has to shift)"),
+        (SAME, False, "same (a label is its input; the model must shift it)"),
         ({"input_ids": ROWS, "labels": ROWS.flip(1)}, False, "neither shifted nor the same"),
     ],
 )
@@ -64,7 +64,7 @@ def test_good_batches_pass_and_tell_their_convention():
 
 
 BAD = {
-    "no batch": ([], "gives no batch"),
+    "no batch": ([], "has no batch"),
     "no labels": ([{"input_ids": ROWS}], r"has \['input_ids'\], and no input_ids and labels"),
     "a tensor": ([ROWS], "is a Tensor, not a dictionary or a pair"),
     "narrow": ([changed(SAME, labels=ROWS.int())], "labels is torch.int32; embeddings"),
@@ -87,7 +87,9 @@ def test_bad_batches_are_refused(name):
 
 
 def test_what_was_asked_for_must_be_so():
-    with pytest.raises(PlanError, match=r"The labels are same .*, and 'shifted' was asked for"):
+    with pytest.raises(
+        PlanError, match=r"The labels are same .*, but labels='shifted' is required"
+    ):
         check_dataloader([SAME], labels="shifted")
     with pytest.raises(PlanError, match="input_ids run from 0 to 11; ids are 0 to 10"):
         check_dataloader([SAME], vocab_size=11)

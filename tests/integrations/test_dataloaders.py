@@ -7,7 +7,6 @@ import warnings
 from itertools import pairwise
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
@@ -24,7 +23,7 @@ from penstock.integrations.pytorch import (
     create_text_dataloaders,
     test_dataloader,
 )
-from penstock.integrations.shuffle import _chunks
+from penstock.integrations.pytorch.loaders import _chunks
 
 TEXT = "".join(f"Line {number}: the quick brown fox jumps.\n\n" for number in range(60))
 
@@ -144,14 +143,14 @@ def test_a_run_goes_on_with_the_epoch_it_was_in(files):
     again.sampler.set_epoch(2)
 
     assert rows(again) == epochs[2]
-    with pytest.raises(PlanError, match="epoch=-1 cannot be"):
+    with pytest.raises(PlanError, match="epoch=-1 must be 0 or more"):
         again.sampler.set_epoch(-1)
 
 
 def test_the_order_is_that_of_the_loader(files):
     """Whoever moves on to `penstock.Loader` keeps the order of the data."""
     train, _ = create_dataloaders(*files, "gpt2", batch_size=4, seq_length=8, seed=3)
-    windows = penstock.Windows(train.dataset._windows.store, 8, stride=1)
+    windows = penstock.Windows(train.dataset._store, 8, stride=1)
     loader = penstock.Loader(windows, batch_size=4, seed=3)
     theirs = [batch["inputs"].tolist() for batch, _ in zip(loader, range(20), strict=False)]
 
@@ -297,25 +296,21 @@ def test_chunks_tile_the_range_and_begin_small():
 
 
 @pytest.mark.slow
-def test_the_order_of_a_hundred_million_windows_begins_at_once_and_takes_no_room():
+def test_the_order_of_a_hundred_million_windows_takes_no_memory():
+    """A stored permutation would take 800 MB."""
     code = """
-import resource, time
-from penstock.integrations.shuffle import EpochShuffle
+import resource
+from penstock.integrations.pytorch import EpochShuffle
 next(iter(EpochShuffle(1000)))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-begin = time.perf_counter()
 first = next(iter(EpochShuffle(10**8, seed=1)))
-took = time.perf_counter() - begin
-print(took, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
     )
-    seconds, megabytes = map(float, done.stdout.split())
 
-    assert seconds < 0.5
-    assert megabytes < 20
-    assert np.isfinite(seconds)
+    assert float(done.stdout) < 20
 
 
 def test_ranks_share_out_what_one_process_reads(tmp_path):

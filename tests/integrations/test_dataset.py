@@ -1,7 +1,6 @@
 """Both datasets against the formulas of hand-written ones, written here once more."""
 
 import copy
-import io
 import json
 import multiprocessing
 import pickle
@@ -11,10 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from penstock.errors import PlanError, SourceError, TokenizerError
 from penstock.integrations.pytorch import TextDataset, TransformerDataset
+from penstock.integrations.pytorch.inputs import read_samples
+from penstock.sources.slices import cut
 
 
 def naive_samples(path, is_jsonl):
@@ -92,34 +93,21 @@ def test_gpt2_is_as_the_formula_says(kind, write, gpt2):
 @given(
     pieces=st.lists(
         st.sampled_from(["\n", "\r", "\r\n", " ", "\t", "a", "é", "\u2028", "日", "\x1c"])
-    ),
-    block=st.integers(1, 7),
-    length=st.integers(1, 6),
+    )
 )
-def test_any_text_in_blocks_of_any_size(pieces, block, length, scratch):
+def test_any_text_has_the_paragraphs_of_the_formula(pieces, scratch):
     path = scratch / "any.txt"
     path.write_bytes("".join(pieces).encode())
-    from penstock.integrations import samples
 
-    text = samples.TextFile(path, "paragraphs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(samples, "_BLOCK_BYTES", block)
-        found = list(text.samples())
-
+    found = read_samples(path.read_bytes(), "paragraphs", "any.txt")
     assert found == naive_samples(path, is_jsonl=False)
 
 
-@given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]))), block=st.integers(1, 9))
-def test_any_json_lines_in_blocks_of_any_size(texts, block, scratch):
-    path = scratch / "any.jsonl"
-    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    from penstock.integrations import samples
+@given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
+def test_any_json_lines_have_their_texts(texts):
+    data = "\n".join(json.dumps({"text": text}) for text in texts).encode()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(samples, "_BLOCK_BYTES", block)
-        found = list(samples.TextFile(path, "jsonl").samples())
-
-    assert found == texts
+    assert read_samples(data, "jsonl", "any.jsonl") == texts
 
 
 @pytest.mark.parametrize(
@@ -140,6 +128,24 @@ def test_windows_begin_a_stride_apart(stride, write, letters):
     assert [item["input_ids"].tolist() for item in dataset] == [
         ids[i : i + 8] for i in range(0, len(ids) - 8, stride)
     ]
+
+
+@pytest.mark.parametrize("stride", [1, 5])
+def test_windows_run_across_the_parts_of_a_store(stride, write, letters, monkeypatch):
+    """As in the store of a text of more than 64 MB."""
+    path = write("a.jsonl", [chr(97 + number % 26) * 3 for number in range(20)])
+    whole = TransformerDataset(path, letters, 8, stride=stride)
+    monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 7)
+    parts = TransformerDataset(path, letters, 8, stride=stride)
+
+    assert len(parts._store.manifest.parts) > 3
+    assert parts.tokenized_data.tolist() == whole.tokenized_data.tolist()
+    assert len(parts) == len(whole)
+    numbers = list(range(len(whole)))
+    assert torch.equal(
+        default_collate(parts.__getitems__(numbers))["labels"],
+        default_collate(whole.__getitems__(numbers))["labels"],
+    )
 
 
 def test_it_is_a_dataset_of_long_tensors_that_may_be_written_to(write, letters):
@@ -375,12 +381,12 @@ def test_another_process_reads_a_temporary_store_and_does_not_remove_it(method, 
     process.join(60)
 
     assert told == sum(int(item["labels"].sum()) for item in dataset)
-    assert dataset._windows.store.path.exists()
+    assert dataset._store.path.exists()
 
 
 def test_a_temporary_store_goes_with_its_dataset(write, letters):
     dataset = TransformerDataset(write("a.jsonl", ["abcdefghij"]), letters, 4)
-    view, path = dataset.tokenized_data, dataset._windows.store.path
+    view, path = dataset.tokenized_data, dataset._store.path
     del dataset
 
     assert not path.exists()
@@ -395,14 +401,3 @@ def test_a_failed_start_leaves_nothing_behind(write, letters, tmp_path, monkeypa
         TransformerDataset(write("a.jsonl", "no JSON"), letters)
 
     assert not list((tmp_path / "temporary").iterdir())
-
-
-def test_a_long_record_is_read_in_linear_time(write, letters):
-    """Ten megabytes without a border, in blocks of one."""
-    text = io.StringIO()
-    text.write("x" * 10_000_000)
-    from penstock.integrations.samples import TextFile
-
-    path = write("a.txt", text.getvalue() + "\n\nend")
-
-    assert [len(each) for each in TextFile(path, "paragraphs").samples()] == [10_000_000, 3]

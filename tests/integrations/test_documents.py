@@ -28,9 +28,9 @@ import torch
 from penstock.catalog import ARCDataLoader, GSM8KDataLoader, MMLUDataLoader
 from penstock.chat.chat import Chat
 from penstock.integrations import multiplex, pytorch
+from penstock.integrations.hf_format import hf_tokenizer
 from penstock.integrations.multiplex import MultiplexDataLoader, create_multiplex_dataloader
 from penstock.integrations.sft import SFTCollate, sft_data_generator
-from penstock.integrations.tokenizer import named_tokenizer
 
 ROOT = Path(__file__).parents[2]
 MODULES = {
@@ -147,7 +147,7 @@ def given(data, tmp_path, monkeypatch):
     def rows(number):
         return [{"text": f"example {i}", "label": i % 3} for i in range(number)]
 
-    tokenizer = named_tokenizer("gpt2")
+    tokenizer = hf_tokenizer("gpt2")
     tokenizer.pad_token = tokenizer.eos_token
     model = Model()
     datasets = [("first", rows(90)), ("second", rows(30))]

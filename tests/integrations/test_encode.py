@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from penstock.errors import TokenizerError
-from penstock.integrations.encode import encoder_of
 from penstock.integrations.pytorch import TransformerDataset
+from penstock.integrations.pytorch.inputs import as_given
 from penstock.tokenize.definition import find_definition
 
 
@@ -47,11 +47,11 @@ def test_a_text_may_have_no_ids(returns, write, letters):
 @pytest.mark.parametrize(
     ("returns", "message"),
     [
-        (lambda ids: [-1], "gave ids from -1 to -1; they are stored in 32 bits"),
-        (lambda ids: [2**32], "gave ids from 4,294,967,296"),
-        (lambda ids: [0.5], r"gave float64 of shape \(1,\)"),
-        (lambda ids: [[1, 2]], r"gave int64 of shape \(1, 2\)"),
-        (lambda ids: "abc", "must give one row of whole numbers"),
+        (lambda ids: [-1], "returned ids from -1 to -1; ids are stored in 32 bits"),
+        (lambda ids: [2**32], "returned ids from 4,294,967,296"),
+        (lambda ids: [0.5], r"returned float64 of shape \(1,\)"),
+        (lambda ids: [[1, 2]], r"returned int64 of shape \(1, 2\)"),
+        (lambda ids: "abc", "must return one row of integers"),
     ],
 )
 def test_what_are_no_ids_is_refused(returns, message, write, letters):
@@ -67,13 +67,28 @@ def test_ids_may_be_as_large_as_32_bits(write, letters):
     assert dataset[0]["labels"].tolist() == [2**32 - 1, 70_000]
 
 
+def test_an_object_may_know_only_the_letters_of_its_text(write):
+    """As a tokenizer by `stoi` and `itos`, which raises KeyError for any other letter."""
+
+    class OfLetters:
+        def __init__(self, text):
+            self.numbers = {letter: number for number, letter in enumerate(sorted(set(text)))}
+
+        def encode(self, text):
+            return [self.numbers[letter] for letter in text]
+
+    dataset = TransformerDataset(write("a.jsonl", ["to be"]), OfLetters("to be"), 1)
+
+    assert dataset.tokenized_data.tolist() == [4, 3, 0, 1, 2]
+
+
 def test_what_is_no_tokenizer_is_refused():
     for given, message in [
-        (3, "3 is no tokenizer: neither a name nor a path"),
+        (3, "3 is not a tokenizer: it is neither a name nor a path"),
         ("no-such", "is not a known tokenizer"),
     ]:
         with pytest.raises(TokenizerError, match=message):
-            encoder_of(given)
+            as_given(given)
 
 
 def texts_of(dataset):
@@ -92,7 +107,7 @@ def test_a_hugging_face_object_is_encoded_as_it_would_itself(write, hugging_face
     assert texts_of(dataset) == [id for text in texts for id in hugging_face.encode(text).ids]
     assert 50_256 in texts_of(dataset)
     assert dataset.tokenizer is hugging_face
-    assert encoder_of(hugging_face).digest is not None
+    assert as_given(hugging_face).tokenizer.digest is not None
 
 
 def test_a_name_adds_nothing_and_parses_nothing(write, gpt2):
@@ -134,7 +149,7 @@ def test_tiktoken_is_encoded_and_known_by_its_ranks(write):
 
     assert texts_of(TransformerDataset(path, small, 1)) == list(b"ab<|endoftext|>")
     assert texts_of(TransformerDataset(path, other, 1)) == [256, *b"<|endoftext|>"]
-    assert encoder_of(small).digest not in (None, encoder_of(other).digest)
+    assert as_given(small).tokenizer.digest not in (None, as_given(other).tokenizer.digest)
 
 
 def test_bytes_are_tokens_too(write):
@@ -145,4 +160,4 @@ def test_bytes_are_tokens_too(write):
 
 
 def test_the_engine_of_penstock_is_known_by_its_digest(gpt2):
-    assert encoder_of(gpt2).digest == encoder_of("gpt2").digest is not None
+    assert as_given(gpt2).tokenizer.digest == as_given("gpt2").tokenizer.digest is not None

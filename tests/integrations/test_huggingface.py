@@ -18,9 +18,14 @@ import transformers
 
 from penstock import Documents, Packs, Texts, Windows, build
 from penstock.errors import PlanError, ResumeError, SourceError
-from penstock.integrations.data import Making, store_of
-from penstock.integrations.huggingface import RowItems, StepLoader, build_dataset, spool
-from penstock.integrations.tokenizer import named_tokenizer
+from penstock.integrations.huggingface import (
+    RowItems,
+    StepLoader,
+    build_dataset,
+    export_texts,
+    hf_tokenizer,
+)
+from penstock.integrations.stores import StoreSettings, store_of
 from penstock.tokenize.definition import find_definition
 from penstock.tokenize.tokenizer import load_tokenizer
 
@@ -80,8 +85,8 @@ def test_a_column_that_is_not_there_is_named(tmp_path, streaming):
 
 
 def test_a_row_that_is_no_text_is_named(tmp_path):
-    with pytest.raises(SourceError, match="Row 0 has 7 in column 'n', which is no text"):
-        spool(datasets.Dataset.from_dict({"n": [7, 8]}), tmp_path, "n")
+    with pytest.raises(SourceError, match="Row 0 has 7 in column 'n', which is not text"):
+        export_texts(datasets.Dataset.from_dict({"n": [7, 8]}), tmp_path, "n")
 
 
 def test_what_is_no_dataset_is_refused(tmp_path):
@@ -90,17 +95,16 @@ def test_what_is_no_dataset_is_refused(tmp_path):
 
 
 def test_a_data_module_takes_datasets(cache):
-    making = Making(tokenizer=load_tokenizer("bytes"))
+    settings = StoreSettings(tokenizer=load_tokenizer("bytes"))
     dataset = datasets.Dataset.from_dict({"text": TEXTS})
-    one, other = store_of(dataset, making), store_of(dataset, making)
+    one, other = store_of(dataset, settings), store_of(dataset, settings)
 
     assert one.path == other.path
     assert len(one) == 40
 
 
 def test_our_tokenizer_gives_what_theirs_does(theirs):
-    ours = named_tokenizer("gpt2")
-    ours.pad_token = ours.eos_token
+    ours = hf_tokenizer("gpt2")
     text = "Hello <|endoftext|> naïve world, it's 3.14"
 
     assert ours.encode(text) == theirs.encode(text)
@@ -197,7 +201,7 @@ def test_packs_and_items_are_for_models_too(store, windows):
 
 
 def test_what_cannot_be_loaded_is_refused(windows):
-    with pytest.raises(PlanError, match="are no rows"):
+    with pytest.raises(PlanError, match="are not rows"):
         StepLoader([1, 2, 3], 2)
     with pytest.raises(PlanError, match="do not make one step of 999,999"):
         StepLoader(windows, 999_999)

@@ -13,12 +13,13 @@ import torch
 pytest.importorskip("lightning", reason="needs penstock[lightning]")
 
 from penstock import Packs, Texts, TokenStore, build
-from penstock.errors import PlanError, ResumeError, SourceError, TokenizerError
-from penstock.integrations.feed import evaluation_cuts
-from penstock.integrations.lightning import LLMDataModule, debug_datamodule, main
-from penstock.integrations.progress import Progress
-from penstock.integrations.tokenizer import named_tokenizer
+from penstock.errors import PlanError, ResumeError, SourceError
+from penstock.integrations.lightning import LLMDataModule, debug_datamodule
+from penstock.integrations.lightning.debug import main
+from penstock.integrations.lightning.loaders import TrainerProgress
+from penstock.integrations.steps import evaluation_cuts
 from penstock.sources.slices import cut
+from penstock.tokenize.tokenizer import load_tokenizer
 
 ROWS = [f"row {number} " + "is longer " * (number % 7) for number in range(50)]
 
@@ -187,10 +188,10 @@ def test_shifted_labels_are_of_what_follows(module):
     ("options", "told"),
     [
         ({"labels": "shift"}, "labels='shift' is not"),
-        ({"batch_size": 0}, "batch_size=0 makes no batch"),
-        ({"batch_size": -1}, "batch_size=-1 makes no batch"),
-        ({"batch_size": None}, "batch_size=None goes with global_batch_size"),
-        ({"global_batch_size": 0}, "global_batch_size=0 makes no batch"),
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"batch_size": -1}, "batch_size=-1 must be at least 1"),
+        ({"batch_size": None}, "batch_size=None needs global_batch_size"),
+        ({"global_batch_size": 0}, "global_batch_size=0 must be at least 1"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(sides, options, told):
@@ -247,7 +248,7 @@ def test_packing_removes_the_padding_and_loses_nothing(module):
     assert (batch["input_ids"][~trained & ~begins] == made.pad_id).all()
     assert made.train_dataset.padding_share < 0.15
     assert made.train_dataset.num_tokens == sum(len(row) - 1 for row in ROWS)
-    with pytest.raises(PlanError, match="loses nothing by itself"):
+    with pytest.raises(PlanError, match="truncates nothing"):
         module(packing=True, overflow="split")
 
 
@@ -388,14 +389,14 @@ def test_steps_keep_their_rows_on_another_number_of_devices(module):
         made.load_state_dict(state)
         made.train_dataloader()
 
-        assert made.progress.feed.global_batch == expected
+        assert made.progress.source.global_batch == expected
         assert made.progress.begin() == 12
     other = module(batch_size=5)
     other.load_state_dict(state)
     other.train_dataloader()
-    assert other.progress.feed.global_batch == 5
+    assert other.progress.source.global_batch == 5
     with pytest.raises(PlanError, match="global_batch_size=5 does not divide over 2 devices"):
-        Progress(4, 5).give(replace(other.progress.feed, world_size=2))
+        TrainerProgress(4, 5).train_on(replace(other.progress.source, world_size=2))
 
 
 def _state_of(made):
@@ -430,7 +431,7 @@ def test_stores_and_lists_are_data_too(module, sides, tmp_path):
 
     assert isinstance(made.val_dataset.stream.members[0], TokenStore)
     assert len(made.train_dataset) == len(made.val_dataset) == 50
-    with pytest.raises(SourceError, match="'training' is no side"):
+    with pytest.raises(SourceError, match="no side 'training'"):
         module(data={"training": built})
 
 
@@ -516,26 +517,27 @@ def test_streaming_packs_what_the_finished_text_packs_and_goes_on(
         each.teardown("fit")
 
 
-def test_the_tokenizer_needs_no_transformers(python):
+def test_transformers_is_imported_for_its_tokenizer_alone(python):
     code = """
 import sys
-from penstock.integrations.progress import Progress
-from penstock.integrations.tokenizer import named_tokenizer
-print(named_tokenizer("gpt2").encode("Hello world"), "transformers" in sys.modules)
+from penstock.integrations.huggingface import StepLoader, hf_tokenizer
+before = "transformers" in sys.modules
+print(before, hf_tokenizer("gpt2").encode("Hello world"), "transformers" in sys.modules)
 """
 
-    assert python(code).stdout == "[15496, 995] False\n"
+    assert python(code).stdout == "False [15496, 995] True\n"
 
 
-def test_a_tokenizer_without_a_pad_token_says_so():
-    tokenizer = named_tokenizer("gpt2")
+@pytest.mark.parametrize("name", ["gpt2", "bytes"])
+def test_the_tokenizer_gives_the_ids_of_the_store_without_network(module, name):
+    text = "naïve café, 日本語, it's 3.14\n\ttabs"
+    tokenizer = module(model_name=name).tokenizer
 
-    with pytest.raises(TokenizerError, match="has no pad token"):
-        tokenizer(["a", "b c"], padding=True)
-    with pytest.raises(TokenizerError, match="no token '<none>'"):
-        tokenizer.pad_token = "<none>"
-    with pytest.raises(TokenizerError, match="return_tensors='tf'"):
-        tokenizer(["a"], return_tensors="tf")
+    assert tokenizer.encode(text) == load_tokenizer(name).encode(text).tolist()
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id == load_tokenizer(name).eos_id
+    assert tokenizer(["a", "b c"], padding=True)["attention_mask"][0][-1] == 0
+    assert load_tokenizer(tokenizer).encode(text).tolist() == tokenizer.encode(text)
 
 
 @pytest.mark.parametrize("name", ["train_dataloader", "val_dataloader"])

@@ -110,7 +110,7 @@ def test_an_impossible_buffer_is_refused():
         LocalOpenWebTextDataModule(prefetch_factor=0)
     assert LocalOpenWebTextDataModule(prefetch_factor=0, num_workers=0).prefetch_factor == 0
     assert LocalOpenWebTextDataModule(prefetch_factor=None).prefetch_factor is None
-    with pytest.raises(PlanError, match="batch_size=0 makes no batch"):
+    with pytest.raises(PlanError, match="batch_size=0 must be at least 1"):
         LocalOpenWebTextDataModule(batch_size=0)
     with pytest.raises(PlanError, match="labels='next' is not"):
         LocalOpenWebTextDataModule(labels="next")

@@ -93,7 +93,7 @@ def test_edges_are_put_where_they_are_missing():
     padded = pad_collate([[1, 5], [5, 9], []], 0, bos_id=1, eos_id=9)
 
     assert padded["input_ids"].tolist() == [[1, 5, 9], [1, 5, 9], [1, 9, 0]]
-    with pytest.raises(PlanError, match="go with rows without labels"):
+    with pytest.raises(PlanError, match="need rows without labels"):
         pad_collate([([1], [1])], 0, eos_id=9)
 
 
@@ -114,7 +114,7 @@ def test_nothing_is_lost_unless_it_is_asked_for():
         ({"labels": "hf"}, "labels='hf' is not"),
         ({"multiple_of": 0}, "multiple_of=0 must be at least 1"),
         ({"max_length": 0}, "max_length=0 must be at least 1"),
-        ({"multiple_of": 8, "max_length": 12}, "max_length=12 is no multiple"),
+        ({"multiple_of": 8, "max_length": 12}, "max_length=12 is not a multiple"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options, message):
@@ -125,10 +125,10 @@ def test_options_that_cannot_be_are_refused(options, message):
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ([], "A batch of no rows cannot be padded"),
+        ([], "A batch without rows cannot be padded"),
         ([[0.5]], r"Row 0 is torch\.float32"),
         ([[[1]]], r"shape \(1, 1\)"),
-        ([[1], 2], "Row 1 is 2; it must be one row of whole numbers"),
+        ([[1], 2], "Row 1 is 2; it must be one row of integers"),
         ([None], "Row 0 is None"),
         ([[None]], r"Row 0 is \[None\]"),
         ([["a"]], r"Row 0 is \['a'\]"),

@@ -24,6 +24,13 @@ def test_texts_are_read_as_they_are_whatever_the_slices(texts, slice_bytes, bloc
     assert found.tally.total_bytes == Texts(texts).num_bytes
 
 
+def test_blank_texts_can_be_kept(read):
+    texts = ["one", " ", "\n\t", "two"]
+
+    assert read(Texts(texts, keep_blank=True)).texts == [text.encode() for text in texts]
+    assert read(Texts(texts)).texts == [b"one", b"two"]
+
+
 def test_a_lone_surrogate_is_rejected_or_replaced(read):
     texts = Texts(["good", "bad \ud800", "fine"])
 

@@ -1,6 +1,7 @@
-"""Familiar faces on the same engine: PyTorch's Dataset and DataLoader, and their kin.
+"""Drop-in PyTorch, Lightning and Hugging Face data classes over penstock stores.
 
-Each face sets defaults and speaks the words of the code it replaces; what it hands out comes
-from stores, rows and orders as everywhere else. Nothing here is imported by what lies below,
-and each face imports only the packages that it is the face of.
+Each integration sets the defaults and names of the code that it replaces. Its batches come from
+the stores, rows and orders of the rest of penstock. Nothing below imports this package, and each
+integration imports only the packages that it is for: import from `penstock.integrations.pytorch`,
+`.lightning`, `.huggingface`, `.multiplex` or `.sft`.
 """

@@ -80,6 +80,7 @@ def largest_batch(
     Returns:
         The number of rows, the same on all ranks; 0 if not even one row fits.
     """
+    # Trials draw random numbers for dropout. A run must not depend on how many trials it took.
     state = torch.random.get_rng_state(), torch.cuda.get_rng_state(device)
     try:
         # Sizes above `most` are tried too, so that `most` itself fits with the margin.
@@ -121,6 +122,7 @@ def _fits(
 def _smallest_of_ranks(rows: int, device: torch.device) -> int:
     if not (distributed.is_available() and distributed.is_initialized()):
         return rows
+    # Ranks may have different free memory, and all of them must take the same batch size.
     smallest = torch.tensor(rows, device=device)
     distributed.all_reduce(smallest, op=distributed.ReduceOp.MIN)
     return int(smallest.item())
@@ -142,6 +144,7 @@ def largest_lightning_batch(module: Any, trainer: Any, length: int) -> int:
         module.zero_grad(set_to_none=True)
         (output["loss"] if isinstance(output, dict) else output).backward()
 
+    # In `setup` Lightning has not moved the module to its device yet; it is moved back below.
     module.to(device)
     for name in _LOGGING:
         module.__dict__[name] = _ignore

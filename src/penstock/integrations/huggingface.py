@@ -1,12 +1,12 @@
-"""Hugging Face's datasets, Trainer and accelerate, over our rows.
+"""Hugging Face datasets, Trainer and accelerate over penstock rows.
 
-    build_dataset(load_dataset(…, split="train"), "stores/wiki")     # datasets in
-    class MyTrainer(RowsTrainer, transformers.Trainer): ...          # batches out
-    loader = StepLoader(rows, 8, rank=…, world_size=…)               # accelerate, or a loop
+    build_dataset(load_dataset(…, split="train"), "stores/wiki")     # a dataset to a store
+    class MyTrainer(RowsTrainer, transformers.Trainer): ...          # train on rows
+    loader = StepLoader(rows, 8, rank=…, world_size=…)               # for accelerate, or a loop
 
-Both `transformers.Trainer` and accelerate would deal the batches of a DataLoader over the
-ranks, and skip those that were seen when they resume. A `StepLoader` gives each rank its share
-already, and says so; and to skip its batches is to count, so nothing is read twice.
+Both `transformers.Trainer` and accelerate would shard the batches of a DataLoader over the ranks,
+and read and skip old batches when they resume. A `StepLoader` returns each rank its own share and
+is marked as prepared, so it is not sharded twice. It skips batches without reading them.
 """
 
 import os
@@ -16,17 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from penstock.errors import PlanError, ResumeError
-from penstock.integrations.dress import OneRow
-from penstock.integrations.feed import Feed
-from penstock.integrations.items import RowItems, formatted
-from penstock.integrations.rank_rows import RankRows, Span
-from penstock.integrations.spool import is_dataset, spool
-from penstock.integrations.windows import Labels
+from penstock.integrations.batches import BatchSource, State, StepBatches, unchanged
+from penstock.integrations.hf_dataset import export_texts, is_dataset
+from penstock.integrations.hf_format import Labels, MaskedPacks, Tensors, hf_tokenizer, row_format
+from penstock.integrations.steps import RankSpan
 from penstock.loader.packed import check_packed, keep_documents_apart, prepare
 from penstock.order.plan import Plan
+from penstock.rows.documents import Documents
+from penstock.rows.packs import Packs
+from penstock.rows.windows import Windows
 from penstock.store.build import build
 from penstock.store.reader import TokenStore
 
@@ -35,16 +36,18 @@ __all__ = [
     "RowsTrainer",
     "StepLoader",
     "build_dataset",
+    "export_texts",
+    "hf_tokenizer",
     "is_dataset",
     "keep_documents_apart",
-    "spool",
 ]
 
 PathLike = str | os.PathLike[str]
+AnyRows = Windows | Documents | Packs | MaskedPacks
 
 
 def build_dataset(
-    dataset: Any, store: PathLike, *, column: str = "text", **settings: Any
+    dataset: object, store: PathLike, *, column: str = "text", **settings: Any
 ) -> TokenStore:
     """Tokenize a Hugging Face dataset, map-style or streaming, into a store.
 
@@ -54,71 +57,118 @@ def build_dataset(
     Args:
         dataset: A `datasets.Dataset` or `IterableDataset`.
         store: The directory to write.
-        column: That of the text.
-        **settings: As of `penstock.build`.
+        column: The column that contains the text.
+        **settings: The other arguments of `penstock.build`.
     """
     if not is_dataset(dataset):
         raise PlanError(
-            f"{dataset!r:.80} is no datasets.Dataset or IterableDataset; of a DatasetDict, name a "
-            'split: dataset["train"].'
+            f"{dataset!r:.80} is not a datasets.Dataset or IterableDataset; of a DatasetDict, name "
+            'a split: dataset["train"].'
         )
     target = Path(store)
-    files = spool(dataset, target.with_name(f"{target.name}.texts"), column)
+    files = export_texts(dataset, target.with_name(f"{target.name}.texts"), column)
     return build(files, target, format="parquet", field="text", **settings)
 
 
-class _EpochSteps(Sampler[list[Span]]):
-    """What this rank reads in each step of an epoch, one a batch."""
+class RowItems(Dataset[Tensors]):
+    """Rows one by one, as a map-style dataset: for evaluation, which any trainer may shard.
 
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
-        self.cuts = feed.cuts
+    Items of `Windows` and `Packs` have one length. Items of `Documents` need a collator that
+    pads, such as `penstock.integrations.pytorch.pad_collate` or Hugging Face's. Such a collator
+    adds an `attention_mask`, with which packed documents attend to each other. `RowsTrainer`
+    therefore stacks packed items itself; a plain `Trainer` needs
+    `data_collator=transformers.default_data_collator`.
+    """
+
+    def __init__(
+        self,
+        rows: AnyRows,
+        *,
+        labels: Labels = "same",
+        pad_id: int | None = None,
+        model: torch.nn.Module | None = None,
+    ) -> None:
+        """Items of rows, in order.
+
+        Args:
+            rows: `Windows`, `Packs` or `Documents`, as for `StepLoader`.
+            labels: "same", for models that shift labels themselves, or "shifted".
+            pad_id: The id in padded places.
+            model: The model that packed rows are for; `keep_documents_apart` prepares it.
+                `RowsTrainer` does this itself.
+        """
+        shape = row_format(rows, pad_id, labels)
+        self.packed = shape.packed
+        """Whether items contain several documents, with `position_ids`."""
+        self._unchecked = shape.packed  # checked with the first item: the model may come later
+        if shape.packed and model is not None:
+            keep_documents_apart(model)
+        self._batches = StepBatches(
+            BatchSource(
+                plan=Plan(shape.rows, shuffle="none"),
+                global_batch=1,
+                rank=0,
+                world_size=1,
+                to_batch=shape.to_batch,
+                format="hf" if labels == "same" and not shape.narrow else "dict",
+                narrow=shape.narrow,
+            )
+        )
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Tensors:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index:,} is not among {len(self):,}")
+        if self._unchecked:
+            self._unchecked = False
+            check_packed()
+        batch = self._batches[RankSpan(index, index + 1, 1, (index, index + 1))]
+        return {name: values[0] for name, values in batch.items()}
+
+
+class _EpochSampler(Sampler[list[RankSpan]]):
+    """The positions that this rank reads in each step of an epoch."""
+
+    def __init__(self, source: BatchSource) -> None:
+        self._source = source
+        self.cuts = source.cuts
         self.start = 0
         """The position of the epoch's first step."""
         self.skipped = 0
         """Steps of this epoch that were trained already."""
 
     def __len__(self) -> int:
-        return self._feed.epoch_steps or 0
+        return self._source.epoch_steps or 0
 
-    def __iter__(self) -> Iterator[list[Span]]:
+    def __iter__(self) -> Iterator[list[RankSpan]]:
         first, self.skipped = self.skipped, 0
         position = self.cuts.after(self.start, first)
         for _ in range(first, len(self)):
             rows = self.cuts.rows(position)
-            yield [self._feed.span(position, rows)]
+            yield [self._source.span(position, rows)]
             position += rows
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch, which trainers call before each; one that resumed continues within it."""
-        self.start = epoch * len(self._feed.plan)
+        """Set the epoch. Trainers call this before each, and a resumed epoch stays resumed."""
+        self.start = epoch * len(self._source.plan)
 
 
-class _Batches(RankRows):
-    """The batch of the one step that a batch sampler asks for."""
+class StepLoader(DataLoader[Tensors]):
+    """The steps of a run as a DataLoader that no trainer shards or skips a second time.
 
-    def __len__(self) -> int:
-        # Trainers report it as the number of examples.
-        return super().__len__() // self._feed.world_size
-
-    def __getitems__(self, spans: list[Span]) -> Any:
-        return self[spans[0]]
-
-
-class StepLoader(DataLoader[Any]):
-    """The steps of a run as a DataLoader that nobody shards or skips a second time.
-
-    An iteration is an epoch: every row once, in a new order each. The last step holds the rows
-    that are left, so it may be smaller; a rank with a row fewer than others has one whose labels
-    are all -100, so that shapes agree. With one row a step on each rank, fewer rows than ranks
-    at the end of an epoch are left out.
+    An iteration is an epoch: every row once, in another order each epoch. The last step may be
+    smaller. If a rank has one row fewer than others in it, it gets a row whose labels are all
+    -100, so that shapes agree. With one row a step on each rank, up to `world_size - 1` rows at
+    the end of an epoch are left out.
     """
 
-    _is_accelerate_prepared = True  # `Accelerator.prepare` gives it back as it is
+    _is_accelerate_prepared = True  # `Accelerator.prepare` returns it unchanged
 
     def __init__(  # noqa: PLR0913  (flat keywords read best)
         self,
-        rows: Any,
+        rows: AnyRows,
         batch_size: int,
         *,
         rank: int = 0,
@@ -126,7 +176,7 @@ class StepLoader(DataLoader[Any]):
         seed: int = 0,
         pad_id: int | None = None,
         labels: Labels = "same",
-        model: Any = None,
+        model: torch.nn.Module | None = None,
         drop_last: bool = False,
         num_workers: int = 0,
         **options: Any,
@@ -134,86 +184,91 @@ class StepLoader(DataLoader[Any]):
         """Steps over rows.
 
         Args:
-            rows: `Windows` (`input_ids` and `labels`; where made without `stride=`, they overlap
-                by one token so that every token is a target), `Documents` (also
-                `attention_mask`) or `Packs` (also `position_ids`, and no `attention_mask`).
+            rows: `Windows` (`input_ids` and `labels`; if made without `stride=`, they overlap by
+                one token so that every token is a target), `Documents` (also `attention_mask`)
+                or `Packs` (also `position_ids`, and no `attention_mask`).
             batch_size: Rows of a step on this rank.
-            rank: Which of the ranks this is.
-            world_size: How many there are.
-            seed: Another seed, another order.
-            pad_id: What padding holds.
-            labels: "same", for models that shift by themselves, or "shifted".
-            model: The model that packed rows are for. It is made ready as by
+            rank: The number of this rank.
+            world_size: The number of ranks.
+            seed: Determines the order.
+            pad_id: The id in padded places.
+            labels: "same", for models that shift labels themselves, or "shifted".
+            model: The model that packed rows are for. It is prepared as by
                 `keep_documents_apart`; with FlashAttention, the rows of a batch become one row.
-            drop_last: Leave out a last step of an epoch that is not full.
+            drop_last: Whether to leave out a last step of an epoch that is not full.
             num_workers: Processes that make batches.
-            **options: Of `torch.utils.data.DataLoader`, as `pin_memory`.
+            **options: Other arguments of `torch.utils.data.DataLoader`, such as `pin_memory`.
         """
-        dressed = formatted(rows, pad_id, labels)
-        self._packed = dressed.packed
-        flat = dressed.packed and prepare(model)
-        self.feed = Feed(
-            plan=Plan(dressed.rows, seed=seed),
+        shape = row_format(rows, pad_id, labels)
+        self._packed = shape.packed
+        self.source = BatchSource(
+            plan=Plan(shape.rows, seed=seed),
             global_batch=batch_size * world_size,
             rank=rank,
             world_size=world_size,
-            dress=OneRow(dressed.dress) if flat else dressed.dress,
-            format="hf" if labels == "same" and not dressed.narrow else "dict",
-            narrow=dressed.narrow,
+            to_batch=shape.to_batch,
+            format="hf" if labels == "same" and not shape.narrow else "dict",
+            narrow=shape.narrow,
+            flat=shape.packed and prepare(model),
             drop_last=drop_last,
         )
-        if len(dressed.rows) < self.feed.global_batch:
+        if len(shape.rows) < self.source.global_batch:
             raise PlanError(
-                f"{len(dressed.rows):,} rows do not make one step of {self.feed.global_batch:,} "
+                f"{len(shape.rows):,} rows do not make one step of {self.source.global_batch:,} "
                 f"({batch_size:,} on each of {world_size:,} ranks). Use a smaller batch_size."
             )
-        self._steps = _EpochSteps(self.feed)
+        self._steps = _EpochSampler(self.source)
         self._position = 0
         options.setdefault("generator", torch.Generator())  # the global one is the user's
         super().__init__(
-            _Batches(self.feed),
+            StepBatches(self.source),
             batch_sampler=self._steps,
-            collate_fn=_same,
+            collate_fn=unchanged,
             num_workers=num_workers,
             **options,
         )
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Tensors]:  # type: ignore[override]
         if self._packed:
             check_packed()
         steps = self._steps
+        # Taken before the sampler resets `skipped`, which it does when it yields its first step.
         start, first = steps.start, steps.skipped
         for number, batch in enumerate(super().__iter__(), start=first + 1):
+            # Workers are ahead of this loop, so the position is that of the yielded batches. It
+            # is set before the batch is yielded: the caller may save a state right away.
             self._position = steps.cuts.after(start, number)
             yield batch
-        steps.start = start + len(self.feed.plan)  # the next epoch, unless set_epoch says another
+        steps.start = start + len(self.source.plan)  # the next epoch, unless set_epoch is called
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch; the steps of one that was resumed are skipped all the same."""
+        """Set the epoch; the steps of a resumed epoch are skipped all the same."""
         self._steps.set_epoch(epoch)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where this loader is: the same on every rank, not counting what workers made ahead."""
-        loader = self.feed.loader()
+    def state_dict(self) -> State:
+        """The position: the same on every rank, without the batches that workers made ahead."""
+        # The state of a `penstock.Loader`, with the identity of the data and a checksum.
+        loader = self.source.loader()
         loader.seek(self._position)
         return loader.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a state was taken, with the same number of rows a step on all ranks.
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state, with the same number of rows a step on all ranks.
 
         Raises:
-            ResumeError: it is of other data, or of steps of another size.
+            ResumeError: the state is of other data, or of steps of another size.
         """
-        loader = self.feed.loader()
+        loader = self.source.loader()
         loader.load_state_dict(state)
+        # At the end of an epoch whose last rows are left out, the next step is in the next epoch.
         position = self._steps.cuts.begin(loader.position)
         step = self._steps.cuts.step_at(position)
         if step is None:
             raise ResumeError(
                 f"This state is at position {loader.position:,}, where no step of "
-                f"{self.feed.global_batch:,} rows begins. Keep batch_size times ranks as it was."
+                f"{self.source.global_batch:,} rows begins. Keep batch_size times ranks as it was."
             )
-        self._steps.set_epoch(position // len(self.feed.plan))
+        self._steps.set_epoch(position // len(self.source.plan))
         self._steps.skipped = step
         self._position = position
 
@@ -227,25 +282,29 @@ class RowsTrainer:
         trainer = MyTrainer(model=model, args=args, train_rows=Packs("stores/wiki", 1024))
         trainer.train(resume_from_checkpoint=True)
 
-    The order depends on `args.data_seed`, or `args.seed`. A run that is stopped resumes at the
-    very next step, by the trainer's own count of steps; keep batch size times ranks as it was.
+    The order depends on `args.data_seed`, or `args.seed`. A stopped run resumes at exactly the
+    next step, by the trainer's own count of steps. Keep batch size times ranks as it was.
 
-    For packed rows, the model is made ready as by `keep_documents_apart`.
+    For packed rows, the model is prepared as by `keep_documents_apart`.
     """
 
-    train_rows: Any = None
+    # Of `transformers.Trainer`, which a subclass inherits too.
+    args: Any
+    model: Any
+    data_collator: object
+    train_dataset: object
+    eval_dataset: Any
 
-    def __init__(self, *arguments: Any, train_rows: Any = None, **options: Any) -> None:
+    def __init__(self, *arguments: Any, train_rows: AnyRows | None = None, **options: Any) -> None:
         self.train_rows = train_rows
         super().__init__(*arguments, **options)
 
-    def get_train_dataloader(self) -> Any:
-        """Steps over `train_rows`; of `train_dataset`, as ever, where there are none."""
-        args: Any = self.args  # type: ignore[attr-defined]
+    def get_train_dataloader(self) -> DataLoader[Tensors]:
+        """Steps over `train_rows`; without them, the Trainer's loader of `train_dataset`."""
+        args = self.args
         if self.train_rows is None:
-            dataset: Any = self.train_dataset  # type: ignore[attr-defined]
-            with self._stacking(dataset, args.train_batch_size):
-                return super().get_train_dataloader()  # type: ignore[misc]
+            with self._stacking(self.train_dataset, args.train_batch_size):
+                return super().get_train_dataloader()  # type: ignore[misc,no-any-return]
         return StepLoader(
             self.train_rows,
             args.train_batch_size,
@@ -255,42 +314,37 @@ class RowsTrainer:
             drop_last=args.dataloader_drop_last,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
-            model=self.model,  # type: ignore[attr-defined]
+            model=self.model,
         )
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """The Trainer's; items of packed rows are stacked, whatever its collator would add."""
-        found: Any = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
+    def get_eval_dataloader(self, eval_dataset: object = None) -> DataLoader[Tensors]:
+        """The Trainer's loader; packed items are stacked, without what its collator would add."""
+        found = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(found, str):
-            found = self.eval_dataset[found]  # type: ignore[attr-defined]
-        with self._stacking(found, self.args.eval_batch_size):  # type: ignore[attr-defined]
-            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+            found = self.eval_dataset[found]
+        with self._stacking(found, self.args.eval_batch_size):
+            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc,no-any-return]
 
-    def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Likewise."""
-        with self._stacking(test_dataset, self.args.eval_batch_size):  # type: ignore[attr-defined]
-            return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
+    def get_test_dataloader(self, test_dataset: object) -> DataLoader[Tensors]:
+        """As `get_eval_dataloader`."""
+        with self._stacking(test_dataset, self.args.eval_batch_size):
+            return super().get_test_dataloader(test_dataset)  # type: ignore[misc,no-any-return]
 
     @contextmanager
-    def _stacking(self, dataset: Any, batch_size: int) -> Iterator[None]:
-        """Make the model ready for a dataset of packed rows, and its DataLoader add no mask."""
+    def _stacking(self, dataset: object, batch_size: int) -> Iterator[None]:
+        """For packed rows, prepare the model and use a collator that adds no mask."""
         if not (isinstance(dataset, RowItems) and dataset.packed):
             yield
             return
-        trainer: Any = self
-        if prepare(trainer.model) and batch_size > 1:
+        if prepare(self.model) and batch_size > 1:
             raise PlanError(
                 f"The model uses FlashAttention, which finds packed documents in batches of one "
-                f"row only, and here a batch is {batch_size:,}. Set per_device_eval_batch_size=1 "
-                "(and train on train_rows=), or load the model with attn_implementation="
-                '"sdpa".'
+                f"row only, and here a batch has {batch_size:,}. Set per_device_eval_batch_size=1 "
+                '(and train on train_rows=), or load the model with attn_implementation="sdpa".'
             )
-        collator, trainer.data_collator = trainer.data_collator, default_collate
+        # The DataLoader keeps the collator with which it was made, so it is changed back at once.
+        collator, self.data_collator = self.data_collator, default_collate
         try:
             yield
         finally:
-            trainer.data_collator = collator
-
-
-def _same(batch: Any) -> Any:
-    return batch
+            self.data_collator = collator

@@ -1,27 +1,27 @@
 """Conversations to padded batches for supervised fine-tuning, without end.
 
 A drop-in for the generator that fine-tuning scripts write by hand: rank r of w reads rows r,
-r + w, r + 2w, … of the dataset, over and over, and gets pairs of tensors.
+r + w, r + 2w, … of the dataset, again and again, and yields pairs of tensors.
 
     tokens    <bos> user Hi <end> assistant Hello . <end>
     inputs    <bos> user Hi <end> assistant Hello .
-    targets    -1    -1  -1  -1     Hello     .  <end>       only the assistant's words
+    targets    -1    -1  -1  -1     Hello     .  <end>       only the assistant's tokens
 
-Rows are padded to the longest of their batch; pads and what is not trained on have the
-ignore index for a target. Conversations are rendered some batches at a time, which is what
-makes it several times as fast as a call of the tokenizer for each message.
+Rows are padded to the longest row of their batch. Padding and tokens that are not trained on have
+the ignore index as their target. Several batches of conversations are rendered in one call, which
+is several times as fast as one call of the tokenizer for each message.
 
-Over the whole dataset positions run on: where its length does not divide by the number of
-ranks, a rank begins its next pass elsewhere, each row is still read once a pass, and no rank
-is ahead of another.
+Positions continue past the end of the dataset. If its length does not divide by the number of
+ranks, a rank begins its next epoch at another row. Each row is still read once an epoch, and no
+rank is ahead of another.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from penstock.chat.chat import Chat
 from penstock.errors import ChatError, PlanError, ResumeError
@@ -30,26 +30,38 @@ from penstock.loader.state import sealed, unsealed
 
 __all__ = ["SFTBatches", "SFTCollate", "sft_data_generator"]
 
-Render = Callable[[Any], tuple[Any, Any]]
+Conversation: TypeAlias = Any
+"""A row of the user's dataset."""
+Render = Callable[[Conversation], tuple[ArrayLike, ArrayLike]]
 Pair = tuple[torch.Tensor, torch.Tensor]
-Rendered = tuple[NDArray[Any], NDArray[Any]]
+Rendered = tuple[NDArray[np.integer], NDArray[np.generic]]
 
 _VERSION = 1
 _FIELDS = {"position": int, "num_rows": int}
-# Rendered in one call; more than this is no faster.
+# Conversations rendered in one call. More than this is not faster.
 _AT_ONCE = 512
+
+
+class Conversations(Protocol):
+    """A dataset: anything with `len` and `[]`."""
+
+    def __len__(self) -> int:
+        """The number of rows."""
+
+    def __getitem__(self, number: int, /) -> Conversation:
+        """One conversation."""
 
 
 class SFTCollate:
     """A `collate_fn` that turns a list of conversations into `(inputs, targets)`.
 
-    Can be sent to worker processes, where each renders with a `Chat` of its own.
+    Can be pickled to worker processes, where each renders with its own `Chat`.
 
     Args:
         chat: A `Chat`, or a function from a conversation to its tokens and mask.
-        pad_token_id: Fills up rows; where not given, the tokenizer's end token.
-        ignore_index: The target of what is not trained on: -1, or PyTorch's -100.
-        max_length: Cut longer conversations to this many tokens.
+        pad_token_id: The id in padded places; the tokenizer's end token if not given.
+        ignore_index: The target of tokens that are not trained on: -1, or PyTorch's -100.
+        max_length: The most tokens of a conversation; longer ones are truncated.
     """
 
     def __init__(
@@ -60,85 +72,87 @@ class SFTCollate:
         ignore_index: int = -1,
         max_length: int | None = None,
     ) -> None:
+        # Any id would do: padding has no target, and causal attention does not look ahead.
         if pad_token_id is None:
             pad_token_id = chat.tokenizer.eos_id if isinstance(chat, Chat) else None
         if pad_token_id is None or pad_token_id < 0:
             raise PlanError(
-                f"pad_token_id={pad_token_id} cannot fill up rows, and the tokenizer names no end "
-                "token to take instead. Give any id of the vocabulary; pads are never trained on."
+                f"pad_token_id={pad_token_id} cannot pad rows, and the tokenizer has no end token "
+                "to use instead. Give any id of the vocabulary; padding is never trained on."
             )
         if max_length is not None and max_length < 2:
-            raise PlanError(f"max_length={max_length} leaves no target; use at least 2.")
-        if ignore_index >= 0:
-            raise PlanError(f"ignore_index={ignore_index} may be a token; use -1 or -100.")
+            raise PlanError(f"max_length={max_length} must be at least 2, for one target.")
+        if ignore_index >= 0:  # the loss would leave out real tokens with this id
+            raise PlanError(f"ignore_index={ignore_index} may be a token id; use -1 or -100.")
         self.chat = chat
         self.pad_token_id = pad_token_id
         self.ignore_index = ignore_index
         self.max_length = max_length
 
-    def __call__(self, conversations: Sequence[Any]) -> Pair:
-        """`(inputs, targets)` of some conversations."""
+    def __call__(self, conversations: Sequence[Conversation]) -> Pair:
+        """The `(inputs, targets)` of some conversations."""
         return self.pad(self.render(conversations))
 
     def render(
-        self, conversations: Sequence[Any], numbers: Sequence[int] | None = None
+        self, conversations: Sequence[Conversation], numbers: Sequence[int] | None = None
     ) -> list[Rendered]:
-        """Tokens and mask of each conversation, cut to `max_length`.
+        """The tokens and mask of each conversation, truncated to `max_length`.
 
         Args:
-            conversations: What to render.
-            numbers: What to call each of them in messages; their places, where not given.
+            conversations: The conversations to render.
+            numbers: Their row numbers for messages; 0, 1, 2, … if not given.
 
         Raises:
-            ChatError: one cannot be rendered, or what a function made of it is not a mark for
-                each of its tokens.
+            ChatError: one cannot be rendered, or a rendering has not one mask value per token.
         """
+        rows: Sequence[tuple[ArrayLike, ArrayLike]]
         if isinstance(self.chat, Chat):
             rows = self.chat.render_many(conversations)
         else:
             rows = list(map(self.chat, conversations))
         numbers = range(len(rows)) if numbers is None else numbers
-        rows = [_checked(row, number) for row, number in zip(rows, numbers, strict=True)]
-        stop = self.max_length
-        return rows if stop is None else [(tokens[:stop], mask[:stop]) for tokens, mask in rows]
+        checked = [_checked(row, number) for row, number in zip(rows, numbers, strict=True)]
+        stop = self.max_length  # None keeps everything
+        return [(tokens[:stop], mask[:stop]) for tokens, mask in checked]
 
     def pad(self, rows: Sequence[Rendered]) -> Pair:
-        """`(inputs, targets)` of rendered conversations, shifted by one."""
-        width = max(len(tokens) for tokens, _ in rows) - 1
+        """The `(inputs, targets)` of rendered conversations; targets are shifted by one."""
+        width = max(len(tokens) for tokens, _ in rows) - 1  # the last token is only a target
         inputs = np.full((len(rows), width), self.pad_token_id, np.int64)
         targets = np.full((len(rows), width), self.ignore_index, np.int64)
         for number, (tokens, mask) in enumerate(rows):
             size = len(tokens) - 1
             inputs[number, :size] = tokens[:-1]
-            said = np.flatnonzero(mask[1:])
-            targets[number, said] = tokens[1:][said]
+            # The target at place i is token i + 1, if the mask says that it is trained on.
+            trained = np.flatnonzero(mask[1:])
+            targets[number, trained] = tokens[1:][trained]
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
-def _checked(row: Any, number: int) -> Rendered:
-    """The tokens and mask of a row as arrays, if there are some, and as many of both."""
+def _checked(row: tuple[ArrayLike, ArrayLike], number: int) -> Rendered:
+    """The tokens and mask of a row as arrays, after checking that they match."""
     try:
         tokens, mask = row
         tokens, mask = np.asarray(tokens), np.asarray(mask)
     except (TypeError, ValueError):
         raise ChatError(
             "bad_rendering",
-            f"Row {number:,} was rendered as {row!r:.60}, which is no pair of tokens and mask.",
+            f"Row {number:,} was rendered as {row!r:.60}, which is not a pair of tokens and mask.",
         ) from None
     if not tokens.size:
-        raise ChatError("bad_rendering", f"Row {number:,} was rendered to no tokens at all.")
+        raise ChatError("bad_rendering", f"Row {number:,} was rendered to no tokens.")
     if tokens.shape != mask.shape or tokens.ndim != 1:
-        told = f"{len(tokens):,} tokens and a mask of {mask.size:,}"
+        found = f"{len(tokens):,} tokens and a mask of {mask.size:,}"
         if tokens.ndim != 1 or mask.ndim != 1:
-            told = f"tokens of the shape {tokens.shape} and a mask of {mask.shape}"
+            found = f"tokens of the shape {tokens.shape} and a mask of {mask.shape}"
         raise ChatError(
             "bad_rendering",
-            f"Row {number:,} was rendered to {told}; each token needs one mark: 1 where it is "
-            "trained on, else 0.",
+            f"Row {number:,} was rendered to {found}; each token needs one mask value: 1 if it is "
+            "trained on, otherwise 0.",
         )
     if tokens.dtype.kind not in "iu":
         raise ChatError(
-            "bad_rendering", f"Row {number:,} was rendered to {tokens.dtype} numbers, not to ids."
+            "bad_rendering", f"Row {number:,} was rendered to {tokens.dtype}, not to integer ids."
         )
     return tokens, mask
 
@@ -147,26 +161,26 @@ class SFTBatches:
     """The endless iterator that `sft_data_generator` returns.
 
     Attributes:
-        position: Rows of the dataset that all ranks together have been given.
-        num_untrained: Rows given by this rank in which nothing is trained on.
+        position: The number of rows that all ranks together have yielded.
+        num_untrained: Rows yielded by this rank in which no token is trained on.
     """
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Conversations,
         batch_size: int,
         collate: SFTCollate,
         *,
         rank: int,
         world_size: int,
-        device: Any = None,
+        device: str | torch.device | None = None,
     ) -> None:
         if len(dataset) < 1:
             raise PlanError("The dataset is empty; there is nothing to train on.")
         if batch_size < 1:
-            raise PlanError(f"batch_size={batch_size} makes no batch; use at least 1.")
+            raise PlanError(f"batch_size={batch_size} must be at least 1.")
         if not 0 <= rank < world_size:
-            raise PlanError(f"rank={rank} is not one of the {world_size} ranks from 0 on.")
+            raise PlanError(f"rank={rank} must be from 0 to {world_size - 1}.")
         self._dataset = dataset
         self._batch_size = batch_size
         self._collate = collate
@@ -181,39 +195,44 @@ class SFTBatches:
         return self
 
     def __next__(self) -> Pair:
+        # One call renders up to 512 conversations, and later batches are taken from it.
         if not self._ready:
             self._ready = self._render_ahead()
         rows = self._ready[: self._batch_size]
         del self._ready[: self._batch_size]
+        # In rows of all ranks, so that any number of ranks can continue from it.
         self.position += self._batch_size * self._world_size
+        # The first token is never a target, so its mask value does not count.
         self.num_untrained += sum(not mask[1:].any() for _, mask in rows)
         inputs, targets = self._collate.pad(rows)
         if self._device is None:
             return inputs, targets
         return inputs.to(self._device), targets.to(self._device)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where the run is, as JSON; the same on every rank, and good for any number of them."""
+    def state_dict(self) -> dict[str, object]:
+        """The position as JSON: the same on every rank, and valid for any number of ranks."""
         return sealed({"position": self.position, "num_rows": len(self._dataset)}, _VERSION)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a run stopped.
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Continue from a state.
 
         Raises:
             ResumeError: the state was changed after it was written, or belongs to a dataset of
                 another length.
         """
-        told = unsealed(state, _VERSION, _FIELDS, of="SFT batches")
-        if told["num_rows"] != len(self._dataset):
+        saved = unsealed(state, _VERSION, _FIELDS, of="SFT batches")
+        if saved["num_rows"] != len(self._dataset):
             raise ResumeError(
-                f"The state is of a dataset of {told['num_rows']:,} rows, and this one has "
+                f"The state is of a dataset of {saved['num_rows']:,} rows, and this one has "
                 f"{len(self._dataset):,}; rows would be repeated or left out."
             )
-        self.position = told["position"]
-        self._ready = []
+        self.position = saved["position"]
+        self._ready = []  # rendered for the old position
 
     def _render_ahead(self) -> list[Rendered]:
+        """The next rows of this rank, rendered in one call."""
         batches = max(1, _AT_ONCE // self._batch_size)
+        # Batch n of rank r has the rows from position + r on, world_size apart.
         first = self.position + self._rank
         wanted = [
             (first + number * self._world_size) % len(self._dataset)
@@ -223,12 +242,13 @@ class SFTBatches:
         try:
             return self._collate.render(records, wanted)
         except ChatError as error:
+            # The error is about one of many conversations: render them one by one to find it.
             bad = (number for number, row in zip(wanted, records, strict=True) if self._fails(row))
             if (number := next(bad, None)) is not None:
                 error.add_note(f"This is row {number:,} of the dataset, counting from 0.")
             raise
 
-    def _fails(self, record: Any) -> bool:
+    def _fails(self, record: Conversation) -> bool:
         try:
             self._collate.render([record])
         except ChatError:
@@ -236,8 +256,8 @@ class SFTBatches:
         return False
 
 
-def sft_data_generator(  # noqa: PLR0913  (a drop-in: what the generators it replaces take or see)
-    dataset: Any,
+def sft_data_generator(  # noqa: PLR0913  (a drop-in: the arguments of the code it replaces)
+    dataset: Conversations,
     batch_size: int,
     chat: Chat | Render,
     *,
@@ -246,20 +266,21 @@ def sft_data_generator(  # noqa: PLR0913  (a drop-in: what the generators it rep
     max_length: int | None = None,
     rank: int | None = None,
     world_size: int | None = None,
-    device: Any = None,
+    device: str | torch.device | None = None,
 ) -> SFTBatches:
-    """Batches `(inputs, targets)` of conversations, for ever.
+    """Batches `(inputs, targets)` of conversations, without end.
 
     Args:
-        dataset: Anything with `len` and `[]` whose rows are conversations of a known shape.
+        dataset: Anything with `len` and `[]` whose rows are conversations in a known format.
         batch_size: Rows in a batch, on each rank.
         chat: A `Chat`, or a function from a row to its tokens and mask.
-        pad_token_id: Fills up rows; where not given, the tokenizer's end token.
-        ignore_index: The target of what is not trained on: -1, or PyTorch's -100.
-        max_length: Cut longer conversations to this many tokens.
-        rank: This process's number; from torch.distributed where that runs, else 0.
-        world_size: How many processes there are; likewise, else 1. Given with `rank`.
-        device: Where to put the tensors.
+        pad_token_id: The id in padded places; the tokenizer's end token if not given.
+        ignore_index: The target of tokens that are not trained on: -1, or PyTorch's -100.
+        max_length: The most tokens of a conversation; longer ones are truncated.
+        rank: The number of this process; if not given, that of torch.distributed, or 0.
+        world_size: The number of processes; if not given, that of torch.distributed, or 1. Give
+            it together with `rank`.
+        device: The device of the tensors.
 
     >>> from penstock.chat.chat import Chat
     >>> row = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]

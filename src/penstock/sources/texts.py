@@ -23,13 +23,20 @@ class Texts:
     Texts(2 documents, 19 bytes)
     """
 
-    def __init__(self, texts: Sequence[str]) -> None:
+    def __init__(self, texts: Sequence[str], *, keep_blank: bool = False) -> None:
+        """Documents from `texts`.
+
+        Args:
+            texts: One string a document.
+            keep_blank: Build texts of white space as documents too, instead of skipping them.
+        """
         for number, text in enumerate(texts):
             if not isinstance(text, str):
                 raise SourceError(
                     f"Text {number:,} is of type {type(text).__name__}, not a string: {text!r:.60}."
                 )
         self._texts = texts
+        self.keep_blank = keep_blank
 
     def __repr__(self) -> str:
         return f"Texts({len(self):,} documents, {self.num_bytes:,} bytes)"
@@ -79,6 +86,7 @@ def read_texts(
             places=np.arange(first, last, dtype=np.uint64),
             record_bytes=np.array([len(text) for text in data], np.int64),
             reading=reading,
+            keep_blank=texts.keep_blank,
         )
 
 

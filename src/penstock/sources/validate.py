@@ -30,6 +30,7 @@ def screen(
     places: NDArray[np.uint64],
     record_bytes: NDArray[np.int64],
     reading: Reading,
+    keep_blank: bool = False,
     why_null: Callable[[int], Reason] = lambda row: ("not_a_string", "null"),
 ) -> Batch:
     """A batch of the records in `texts` (a large_binary array) that are documents.
@@ -40,6 +41,7 @@ def screen(
         places: Where each record lies in it.
         record_bytes: How many bytes of the input each record stands for.
         reading: The settings in force.
+        keep_blank: Whether blank texts are documents too.
         why_null: The reason why a record has no text.
     """
     tally = Tally()
@@ -59,6 +61,8 @@ def screen(
     texts = _plain(texts, keep)
     edges = text_offsets(texts)
     is_blank = blank(texts.buffers()[2] or b"", edges[:-1], edges[1:], also=b"\n")
+    if keep_blank:
+        is_blank[:] = False
     documents = keep.copy()
     documents[keep] = ~is_blank
     if is_blank.any():

@@ -1,11 +1,12 @@
-"""A look at the batches of any DataLoader before a training run.
+"""Inspect the batches of any DataLoader before a training run.
 
-Labels come in two conventions that look alike in a shape and differ in a loss:
+There are two conventions for labels, which have the same shape and different losses:
 
-    shifted   labels[i] is input_ids[i + 1]; the loss is taken as it is
-    same      labels[i] is input_ids[i]; the model shifts (Hugging Face's do)
+    shifted   labels[i] is input_ids[i + 1]; the training loop computes the loss directly
+    same      labels[i] is input_ids[i]; the model shifts them (Hugging Face models do)
 
-Shifted labels in a model that shifts train it to predict two tokens ahead, and nothing says so.
+If a model shifts labels that are shifted already, it learns to predict two tokens ahead. No error
+is raised.
 """
 
 from collections.abc import Iterable
@@ -22,20 +23,21 @@ Convention = Literal["shifted", "same", "either", "neither"]
 _IGNORED = -100
 _NUM_BATCHES = 3
 _MEANINGS = {
-    "shifted": "shifted (a label is the next input; take the loss as it is)",
-    "same": "same (a label is its input; the model has to shift)",
-    "either": "shifted or same (these rows fit both)",
+    "shifted": "shifted (a label is the next input; do not shift it again)",
+    "same": "same (a label is its input; the model must shift it)",
+    "either": "shifted or same (these rows match both)",
     "neither": "neither shifted nor the same as the inputs",
 }
 
 
 def label_convention(input_ids: torch.Tensor, labels: torch.Tensor) -> Convention:
-    """Which convention the labels of a batch follow, where they are not -100.
+    """The convention of the labels of a batch; labels of -100 match any.
 
     >>> rows = torch.tensor([[1, 2, 3, 4]])
     >>> label_convention(rows[:, :-1], rows[:, 1:]), label_convention(rows, rows)
     ('shifted', 'same')
     """
+    # The last label of a shifted row has no input to compare with; a row of one token fits both.
     ahead, behind = labels[:, :-1], input_ids[:, 1:]
     shifted = bool(((ahead == behind) | (ahead == _IGNORED)).all())
     same = bool(((labels == input_ids) | (labels == _IGNORED)).all())
@@ -45,25 +47,25 @@ def label_convention(input_ids: torch.Tensor, labels: torch.Tensor) -> Conventio
 
 
 def test_dataloader(data_loader: Any) -> None:
-    """Print the shapes of the first three batches, and how labels lie against inputs."""
-    print(f"DataLoader has {len(data_loader)} batches")  # noqa: T201  (what it is for)
+    """Print the shapes of the first three batches, and the convention of their labels."""
+    print(f"DataLoader has {len(data_loader)} batches")  # noqa: T201  (its purpose)
     for number, batch in enumerate(data_loader):
         if number >= _NUM_BATCHES:
             break
         input_ids, labels = _fields(batch, number)
         match = input_ids.shape == labels.shape and (input_ids[:, 1:] == labels[:, :-1]).all()
-        told = [
+        lines = [
             f"Batch {number}:",
             f"  Input shape: {input_ids.shape}",
             f"  Label shape: {labels.shape}",
             f"  Input and label alignment check: {bool(match)}",
         ]
         if input_ids.shape == labels.shape:
-            told.append(f"  Labels: {_MEANINGS[label_convention(input_ids, labels)]}")
-        print("\n".join(told))  # noqa: T201
+            lines.append(f"  Labels: {_MEANINGS[label_convention(input_ids, labels)]}")
+        print("\n".join(lines))  # noqa: T201
 
 
-test_dataloader.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test
+test_dataloader.__test__ = False  # type: ignore[attr-defined]  # pytest would run it as a test
 
 
 def check_dataloader(
@@ -73,16 +75,16 @@ def check_dataloader(
     vocab_size: int | None = None,
     num_batches: int = _NUM_BATCHES,
 ) -> Convention:
-    """The convention of the first batches' labels, if nothing is wrong with them.
+    """Check the first batches, and return the convention of their labels.
 
     Args:
-        data_loader: Gives dictionaries with `input_ids` and `labels`, or pairs.
-        labels: The convention that they must follow; either where not given.
-        vocab_size: Ids must be below it, where given.
-        num_batches: How many batches to look at.
+        data_loader: Its batches are dictionaries with `input_ids` and `labels`, or pairs.
+        labels: The convention that labels must follow; either one if not given.
+        vocab_size: The number of ids, if ids are to be checked against it.
+        num_batches: The number of batches to check.
 
     Raises:
-        PlanError: there is no batch, or one cannot be trained on; the message says which.
+        PlanError: there is no batch, or a batch cannot be trained on; the message names it.
     """
     found: set[Convention] = set()
     seen = 0
@@ -92,17 +94,23 @@ def check_dataloader(
         seen += 1
         found.add(_checked(*_fields(batch, number), number, vocab_size))
     if not seen:
-        raise PlanError("The DataLoader gives no batch: too little text, or a loader used up.")
+        raise PlanError(
+            "The DataLoader has no batch: there is too little text, or it was iterated to its end."
+        )
+    # No single setting of the model would be right for both.
     if {"shifted", "same"} <= found:
         raise PlanError("Some batches have shifted labels and others labels equal to the inputs.")
+    # A batch that fits both conventions says nothing; any other one decides.
     convention: Convention = next((each for each in found if each != "either"), "either")
     if labels is not None and convention not in (labels, "either"):
-        raise PlanError(f"The labels are {_MEANINGS[convention]}, and {labels!r} was asked for.")
+        raise PlanError(
+            f"The labels are {_MEANINGS[convention]}, but labels={labels!r} is required."
+        )
     return convention
 
 
-def _fields(batch: Any, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and labels of a batch in any of the shapes that are used for language models."""
+def _fields(batch: object, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and labels of a batch, in any of the formats that language models use."""
     if isinstance(batch, dict):
         for inputs, labels in (("input_ids", "labels"), ("inputs", "targets")):
             if inputs in batch and labels in batch:
@@ -116,30 +124,31 @@ def _fields(batch: Any, number: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _checked(
     input_ids: torch.Tensor, labels: torch.Tensor, number: int, vocab_size: int | None
 ) -> Convention:
-    place = f"Batch {number}"
+    where = f"Batch {number}"
     for name, values in (("input_ids", input_ids), ("labels", labels)):
-        if not isinstance(values, torch.Tensor) or values.dtype != torch.long:
-            kind = getattr(values, "dtype", type(values).__name__)
-            raise PlanError(f"{place}: {name} is {kind}; embeddings and losses take torch.long.")
+        kind = values.dtype if isinstance(values, torch.Tensor) else type(values).__name__
+        if kind != torch.long:
+            raise PlanError(f"{where}: {name} is {kind}; embeddings and losses need torch.long.")
         if values.ndim != 2 or not values.numel():
-            raise PlanError(f"{place}: {name} has the shape {tuple(values.shape)}, not (rows, T).")
+            raise PlanError(f"{where}: {name} has the shape {tuple(values.shape)}, not (rows, T).")
     if input_ids.shape != labels.shape:
         raise PlanError(
-            f"{place}: input_ids has the shape {tuple(input_ids.shape)} and labels "
+            f"{where}: input_ids has the shape {tuple(input_ids.shape)} and labels "
             f"{tuple(labels.shape)}."
         )
-    _refuse_outside(input_ids, labels, place, vocab_size)
+    _refuse_outside(input_ids, labels, where, vocab_size)
     if bool((labels == _IGNORED).all()):
-        raise PlanError(f"{place}: every label is -100, so there is nothing to learn.")
+        raise PlanError(f"{where}: every label is -100, so there is nothing to learn.")
     convention = label_convention(input_ids, labels)
     if convention == "neither":
-        raise PlanError(f"{place}: the labels are {_MEANINGS['neither']}; is something cut twice?")
+        raise PlanError(f"{where}: the labels are {_MEANINGS['neither']}; were they shifted twice?")
     return convention
 
 
 def _refuse_outside(
-    input_ids: torch.Tensor, labels: torch.Tensor, place: str, vocab_size: int | None
+    input_ids: torch.Tensor, labels: torch.Tensor, where: str, vocab_size: int | None
 ) -> None:
+    # An id outside the vocabulary would fail in the model, on a GPU without saying which.
     targets = labels[labels != _IGNORED]
     for name, values in (("input_ids", input_ids), ("labels", targets)):
         if not values.numel():
@@ -147,4 +156,4 @@ def _refuse_outside(
         low, high = int(values.min()), int(values.max())
         if low < 0 or (vocab_size is not None and high >= vocab_size):
             limit = "" if vocab_size is None else f" to {vocab_size - 1:,}"
-            raise PlanError(f"{place}: {name} run from {low:,} to {high:,}; ids are 0{limit}.")
+            raise PlanError(f"{where}: {name} run from {low:,} to {high:,}; ids are 0{limit}.")

@@ -1,31 +1,32 @@
-"""LightningDataModules over text, and a look at a first batch.
+"""Print the first training batch of a data module.
 
-    python -m penstock.integrations.lightning               # WikiText-2, four rows, decoded
-    python -m penstock.integrations.lightning train.txt     # of a file of your own
-
-See docs/lightning.md.
+python -m penstock.integrations.lightning               # four rows of WikiText-2, decoded
+python -m penstock.integrations.lightning train.txt     # four rows of your own file
 """
 
 import argparse
 import sys
+import traceback
 from collections.abc import Sequence
-from typing import Any
 
 from penstock.errors import PenstockError
-from penstock.integrations.datamodule import LLMDataModule
-from penstock.integrations.openwebtext import LocalOpenWebTextDataModule
+from penstock.integrations.hf_format import Tensors
+from penstock.integrations.lightning.llm import LLMDataModule
+from penstock.integrations.lightning.openwebtext import LocalOpenWebTextDataModule
 
-__all__ = ["LLMDataModule", "LocalOpenWebTextDataModule", "debug_datamodule"]
+__all__ = ["debug_datamodule", "main"]
+
+DataModule = LLMDataModule | LocalOpenWebTextDataModule
 
 _SHOWN_CHARACTERS = 100
 
 
-def debug_datamodule(datamodule: Any = None) -> None:
-    """Print what the first training batch of a data module looks like.
+def debug_datamodule(datamodule: DataModule | None = None) -> None:
+    """Print the first training batch of a data module.
 
     Args:
-        datamodule: One that gives dicts of `input_ids` and `labels`; an `LLMDataModule` of
-            WikiText-2 in batches of 4 if not given.
+        datamodule: A data module whose batches are dicts of `input_ids` and `labels`; if not
+            given, an `LLMDataModule` of WikiText-2 in batches of 4.
     """
     if datamodule is None:
         datamodule = LLMDataModule(batch_size=4)
@@ -33,6 +34,7 @@ def debug_datamodule(datamodule: Any = None) -> None:
     datamodule.setup()
     batch = next(iter(datamodule.train_dataloader()))
     input_ids = batch["input_ids"]
+    # These lines are those of the script that people know; only the last one is new.
     decoded = datamodule.tokenizer.decode(input_ids[0])
     lines = [
         f"Keys available: {batch.keys()}",
@@ -41,12 +43,14 @@ def debug_datamodule(datamodule: Any = None) -> None:
         f"\nLabels included? {'labels' in batch}",
         _padding(batch, datamodule),
     ]
-    print("\n".join(lines))  # noqa: T201  (what it is for)
+    print("\n".join(lines))  # noqa: T201  (its purpose)
 
 
-def _padding(batch: Any, datamodule: Any) -> str:
-    if "position_ids" in batch:  # packed: batches do not say where padding is, and rows do
+def _padding(batch: Tensors, datamodule: DataModule) -> str:
+    """The share of padding in a batch, and what it would be at a fixed width."""
+    if "position_ids" in batch:  # packed: the rows know the padding, batches do not
         return f"Padding: {datamodule.train_dataset!r}"
+    # Windows have no mask: every place holds a token, but for the end of the last row.
     max_length = datamodule.max_length
     rows, width = batch["input_ids"].shape
     real = int(batch["attention_mask"].sum()) if "attention_mask" in batch else rows * width
@@ -63,18 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m penstock.integrations.lightning",
         description="Show the first training batch of an LLMDataModule.",
     )
-    parser.add_argument("train", nargs="?", help="a file of text, a row a line; else WikiText-2")
+    parser.add_argument(
+        "train", nargs="?", help="a text file, one row a line (default: WikiText-2)"
+    )
     parser.add_argument("--max_length", type=int, default=128)
     options = parser.parse_args(arguments)
-    data: Any = {"train": options.train} if options.train else "wikitext-2"
+    data = {"train": options.train} if options.train else "wikitext-2"
     try:
         debug_datamodule(LLMDataModule(batch_size=4, max_length=options.max_length, data=data))
     except (PenstockError, OSError) as error:
-        told = "\n".join([str(error), *getattr(error, "__notes__", [])])
-        sys.stderr.write(f"{type(error).__name__}: {told}\n")
+        sys.stderr.write("".join(traceback.format_exception_only(error)))
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,236 @@
+"""Batches with Hugging Face's names: `input_ids`, `attention_mask`, `labels`; and a tokenizer.
+
+    tokens           a b c .        two rows, padded to three tokens
+                     d e . .
+    attention_mask   1 1 1 0
+    labels           a b c -        "same": a label for every token; - is -100
+    labels           b c - -        "shifted": the next token, so the last token has no label
+
+Packed rows have `position_ids` instead of `attention_mask`. Given both, models of `transformers`
+ignore where documents begin, and attend across documents.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from penstock.errors import MissingExtraError, PlanError, TokenizerError
+from penstock.loader.packed import gives_positions
+from penstock.rows.documents import Documents
+from penstock.rows.packs import Packs
+from penstock.rows.pieces import OfPieces
+from penstock.rows.windows import Windows
+from penstock.tokenize.definition import find_definition
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+__all__ = [
+    "Labels",
+    "MaskedPacks",
+    "PaddedFormat",
+    "RowFormat",
+    "Tensors",
+    "check_labels",
+    "hf_tokenizer",
+    "input_label_pair",
+    "row_format",
+]
+
+Labels = Literal["shifted", "same"]
+Tensors = dict[str, torch.Tensor]
+
+_END = "<|endoftext|>"
+
+
+def check_labels(labels: str) -> None:
+    """Raise if `labels` is not a known convention."""
+    if labels not in ("shifted", "same"):
+        raise PlanError(f'labels={labels!r} is not "shifted" or "same".')
+
+
+def input_label_pair(batch: Tensors) -> Tensors:
+    """A dict of `input_ids` and `labels`, and `position_ids` if the batch has them.
+
+    The tensors are contiguous, which `.view(-1)` needs.
+    """
+    # The loader calls them inputs and targets, or input_ids and labels; they come first.
+    inputs, labels, *_ = batch.values()
+    pair = {"input_ids": inputs.contiguous(), "labels": labels.contiguous()}
+    if "position_ids" in batch:
+        pair["position_ids"] = batch["position_ids"].long()
+    return pair
+
+
+@dataclass(frozen=True)
+class PaddedFormat:
+    """Narrow rows with a mask to `input_ids`, `labels`, and `attention_mask` or `position_ids`."""
+
+    pad_id: int
+    shifted: bool
+    every_token: bool
+    """Whether every token has a label; otherwise tokens that are no target have none."""
+
+    def __call__(self, arrays: Tensors) -> Tensors:
+        """The batch that a user gets."""
+        tokens = arrays["tokens"].long()
+        counted = arrays.get("target_mask")
+        if counted is None:
+            counted = torch.ones_like(tokens[:, 1:], dtype=torch.bool)
+        if "attention_mask" in arrays:
+            real = arrays["attention_mask"] != 0
+        else:  # in a window, the first token and every target are text
+            real = torch.cat((torch.ones_like(counted[:, :1]), counted[:, :-1]), dim=1)
+        # Stores pad with 0, which is a token. The last column is a target only, never an input.
+        input_ids = tokens[:, :-1].masked_fill(~real, self.pad_id)
+        if self.shifted:
+            labels = tokens[:, 1:].masked_fill(~counted, -100)
+        else:
+            trained = real
+            if not self.every_token:
+                # `counted` is about the token after each place; a row's first token is no target.
+                first = torch.zeros_like(real[:, :1])
+                trained = real & torch.cat((first, counted[:, :-1]), dim=1)
+            labels = input_ids.masked_fill(~trained, -100)
+        if "position_ids" in arrays:
+            positions = arrays["position_ids"].long()
+            return {"input_ids": input_ids, "labels": labels, "position_ids": positions}
+        return {"input_ids": input_ids, "attention_mask": real.long(), "labels": labels}
+
+
+class MaskedPacks(OfPieces):
+    """Packs whose rows also have an `attention_mask`: which places hold a token.
+
+    The mask decides what padding contains and which labels count. Batches do not contain it.
+    """
+
+    def __init__(self, packs: Packs) -> None:
+        self.packs = packs
+        self.stream, self.length, self.borders = packs.stream, packs.length, packs.borders
+        self._rows = packs._rows  # shared: to pack the documents again would take a while
+
+    def __repr__(self) -> str:
+        return repr(self.packs)
+
+    def __getstate__(self) -> dict[str, Packs]:
+        return {"packs": self.packs}
+
+    def __setstate__(self, state: dict[str, Packs]) -> None:
+        self.__init__(state["packs"])  # type: ignore[misc]
+
+    @property
+    def digest(self) -> str:
+        """The digest of the packs: the mask adds nothing to it."""
+        return self.packs.digest
+
+    @property
+    def padding_share(self) -> float:
+        """The share of all places that hold no token."""
+        return self.packs.padding_share
+
+    def describe(self) -> dict[str, object]:
+        """The settings that determine the rows."""
+        return self.packs.describe()
+
+    def read(self, samples: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """The rows `samples` as `Packs.read` returns them, and the mask (rows, length)."""
+        fields = self.packs.read(samples)
+        # A row has one token more than targets.
+        real = np.arange(self.length) <= fields["num_targets"][:, None]
+        return {**fields, "attention_mask": real.view(np.uint8)}
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """Rows, and how a loader's batches of them become the user's batches."""
+
+    rows: Windows | Documents | MaskedPacks
+    to_batch: Callable[[Tensors], Tensors]
+    narrow: bool
+    """Whether `to_batch` takes the loader's narrow batches."""
+    packed: bool
+    """Whether rows contain several documents, for a model that finds them in `position_ids`."""
+
+
+def row_format(
+    rows: Windows | Documents | Packs | MaskedPacks, pad_id: int | None, labels: Labels
+) -> RowFormat:
+    """How batches of `rows` are made for models of `transformers`."""
+    check_labels(labels)
+    shifted = labels == "shifted"
+    packed = not shifted and gives_positions([rows])
+    if isinstance(rows, Windows):
+        rows = rows if shifted else rows.overlapping()
+        return RowFormat(rows, input_label_pair, False, packed)
+    if isinstance(rows, Packs):
+        rows = MaskedPacks(rows)
+    if not isinstance(rows, MaskedPacks | Documents):
+        raise PlanError(f"{rows!r:.80} are not rows: give Windows, Packs or Documents.")
+    if pad_id is None:  # any id will do in packs: models ignore the places after the last document
+        pad_id = rows.pad_id if isinstance(rows, Documents) else 0
+    # In a pack the first token of a document has no label: it would be predicted from the
+    # document before it. In a chat store, only the assistant's tokens have labels.
+    every_token = isinstance(rows, Documents) and not rows.stream.has_loss
+    to_batch = PaddedFormat(pad_id, shifted=shifted, every_token=every_token)
+    return RowFormat(rows, to_batch, True, packed)
+
+
+def hf_tokenizer(name: str) -> "PreTrainedTokenizerFast":
+    """The tokenizer that `name` means, as a fast tokenizer of `transformers`.
+
+    As usual there, text that contains a special token is parsed as that token. `pad_token` is the
+    end token. "gpt2" and "bytes" need no network.
+
+    Args:
+        name: "gpt2", "bytes", a tokenizer.json, a directory with one, or a name on the Hub.
+    """
+    # Imported here: it takes a second, and only users who decode text need it.
+    try:
+        from transformers import PreTrainedTokenizerFast
+    except ImportError:
+        raise MissingExtraError(
+            "A tokenizer with Hugging Face's API needs transformers, which is not installed.\n"
+            'Install it with: pip install "penstock[lightning]"'
+        ) from None
+    from tokenizers import Tokenizer
+
+    bos: str | None = _END
+    end: str | None = _END
+    if name == "bytes":
+        backend = _byte_backend()
+    elif name.startswith("tiktoken:"):
+        raise TokenizerError(f"{name} has no tokenizer.json; use its tokenizer.json, or tokenizer=")
+    else:
+        definition = find_definition(name)
+        backend = Tokenizer.from_str(definition.text)
+        bos, end = definition.bos_token, definition.eos_token
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        name_or_path=name,
+        bos_token=bos,
+        eos_token=end,
+        pad_token=end,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _byte_backend() -> "Tokenizer":
+    """The tokenizer "bytes": the id of a byte is its value, and 256 ends a document."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    # GPT-2's byte alphabet writes each byte as one printable character, in the order of bytes
+    # that are printable themselves and then the others.
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    letters |= {chr(256 + number): byte for number, byte in enumerate(others)}
+    backend = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(_END, special=True)])
+    return backend

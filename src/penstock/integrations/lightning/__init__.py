@@ -1,0 +1,25 @@
+"""LightningDataModules over text, whose runs resume at exactly the next batch.
+
+`LLMDataModule` pads or packs rows of text for models of `transformers`.
+`LocalOpenWebTextDataModule` cuts large local files into windows. Both need `penstock[lightning]`.
+"""
+
+from typing import TYPE_CHECKING
+
+from penstock.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from penstock.integrations.lightning.debug import debug_datamodule as debug_datamodule
+    from penstock.integrations.lightning.llm import LLMDataModule as LLMDataModule
+    from penstock.integrations.lightning.openwebtext import (
+        LocalOpenWebTextDataModule as LocalOpenWebTextDataModule,
+    )
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "llm": "LLMDataModule",
+            "openwebtext": "LocalOpenWebTextDataModule",
+            "debug": "debug_datamodule",
+        },
+    )

@@ -1,0 +1,328 @@
+r"""The two Datasets that people write by hand: over JSON lines or paragraphs, and over a text.
+
+    tokens     t0 t1 t2 t3 t4        length=4
+    inputs     t0 t1 t2 t3
+    labels        t1 t2 t3 t4        labels="shifted": the token after each input
+    labels     t0 t1 t2 t3           labels="same": for models that shift labels themselves
+
+The text is what `open(path, encoding="utf-8")` returns: `\r\n` and `\r` become `\n`, and nothing
+else changes. It is tokenized once and kept as a store (see `penstock.integrations.stores`).
+
+Inputs and labels are separate, contiguous tensors. Code that was written for a hand-made Dataset
+calls `.view(-1)` on them and writes -100 into the labels.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from operator import index
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+from torch.utils.data import Dataset, default_collate
+
+from penstock.errors import PlanError, SourceError
+from penstock.integrations.hf_format import Labels, check_labels
+from penstock.integrations.pytorch.inputs import (
+    UNKNOWN_VOCABULARY,
+    AnyTokenizer,
+    GivenTokenizer,
+    Layout,
+    as_given,
+    read_bytes,
+    read_samples,
+)
+from penstock.integrations.stores import StoreSettings, cached_store
+from penstock.rows.windows import Windows
+from penstock.sources.texts import Texts
+from penstock.store.build import build
+from penstock.store.reader import TokenStore
+
+__all__ = ["FILLER", "TextDataset", "TransformerDataset", "WindowBatch", "stack"]
+
+FILLER = 2**62
+"""The number of a window that only fills up a batch: inputs of 0, and labels of -100."""
+
+PathLike = str | os.PathLike[str]
+Pair = tuple[torch.Tensor, torch.Tensor]
+Item = TypeVar("Item", dict[str, torch.Tensor], Pair)
+
+_IGNORED = -100
+_NOT_PICKLED = ("samples", "tokens", "_view")
+
+
+class _WindowDataset(Dataset[Item], Generic[Item]):
+    """Windows over the tokens of one file; a subclass says what an item looks like.
+
+    Can be pickled, and used after a fork and from several threads.
+    """
+
+    def __init__(  # noqa: PLR0913  (the arguments of its subclasses)
+        self,
+        path: PathLike,
+        layout: Layout,
+        tokenizer: AnyTokenizer,
+        length: int,
+        stride: int,
+        eos: bool | int | str,
+        labels: Labels,
+        cache_dir: PathLike | None,
+    ) -> None:
+        check_labels(labels)
+        self.length, self.stride = index(length), index(stride)
+        if self.length < 1 or self.stride < 1:
+            raise PlanError(f"A length of {length} and stride={stride} must be at least 1.")
+        self._file, self._layout = os.fspath(path), layout
+        self._shifted = labels == "shifted"
+        # None after unpickling; see __getstate__.
+        self._tokenizer: GivenTokenizer | None = as_given(tokenizer)
+        # The file is read once, so the store holds exactly the bytes under whose digest it is
+        # kept, even if another process writes to the file now.
+        data = read_bytes(self._file)
+        self._digest = hashlib.sha256(data).hexdigest()
+        ending, eos = self._tokenizer.ending(eos)
+        settings = StoreSettings(tokenizer=ending, eos=eos, documents=layout, cache_dir=cache_dir)
+
+        def make(directory: Path) -> TokenStore:
+            # Blank samples have tokens too in a hand-written Dataset. A user's object is called
+            # from one thread: it may not be safe to use from several.
+            samples = Texts(read_samples(data, self._layout, self._file), keep_blank=True)
+            return build(
+                samples,
+                directory,
+                tokenizer=ending,
+                eos=eos,
+                max_document_bytes=2**62,
+                threads=1 if ending.definition is None else None,
+            )
+
+        self._store = cached_store(self._digest, settings, make)
+        # `Windows` refuses a store without one row; a hand-written Dataset is empty.
+        enough = self._store.num_tokens > self.length
+        self._windows = Windows(self._store, self.length, stride=self.stride) if enough else None
+
+    def __len__(self) -> int:
+        return 0 if self._windows is None else len(self._windows)
+
+    def __getitem__(self, idx: int) -> Item:
+        number = index(idx)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"window {number:,} is not among {len(self):,}")
+        inputs, labels = self._pairs([number])
+        return self.item(inputs[0], labels[0])
+
+    def __getitems__(self, indices: Sequence[int]) -> "WindowBatch[Item]":
+        """Many items, read together; a DataLoader asks for a batch this way."""
+        return WindowBatch(self, *self._pairs(indices))
+
+    def __getstate__(self) -> dict[str, object]:
+        # A worker reads tokens from the store. Tokenizers often cannot be pickled, and samples
+        # and tokens may be many.
+        kept = {name: value for name, value in self.__dict__.items() if name not in _NOT_PICKLED}
+        return {**kept, "_tokenizer": None}
+
+    def item(self, inputs: torch.Tensor, labels: torch.Tensor) -> Item:
+        """Inputs and labels as the user gets them, of one window or of a batch."""
+        raise NotImplementedError
+
+    @cached_property
+    def _view(self) -> NDArray[Any] | None:
+        """All windows as a view of the file, which takes no memory; None with several parts."""
+        # Reading through it is twice as fast as `Windows.read`, which also serves large stores.
+        if self._windows is None or len(self._store.manifest.parts) > 1:
+            return None
+        return sliding_window_view(self.tokenized_data, self.length + 1)[:: self.stride]
+
+    def _pairs(self, numbers: Sequence[int]) -> Pair:
+        """Inputs and labels of some windows, (windows, length) each."""
+        # One read for the whole batch. PyTorch would otherwise read and stack window by window.
+        wanted = np.array(numbers, np.int64)
+        filled = wanted == FILLER
+        wanted[filled] = 0
+        wanted[wanted < 0] += len(self)  # as in a list, they count from the end
+        if self._windows is None or wanted.min(initial=0) < 0 or wanted.max(initial=0) >= len(self):
+            raise IndexError(f"windows {list(numbers)[:5]} are not all among {len(self):,}")
+        view = self._view
+        rows = self._windows.read(wanted)["tokens"] if view is None else view[wanted]
+        # int64, because embeddings and losses need it, and new arrays, because the store is
+        # mapped read-only and users write into the labels.
+        inputs = torch.from_numpy(rows[:, :-1].astype(np.int64))
+        labels = torch.from_numpy(rows[:, 1:].astype(np.int64)) if self._shifted else inputs.clone()
+        if filled.any():
+            inputs[torch.from_numpy(filled)] = 0
+            labels[torch.from_numpy(filled)] = _IGNORED
+        return inputs, labels
+
+    @property
+    def tokenizer(self) -> AnyTokenizer:
+        """The tokenizer that was given, or the one that its name stands for."""
+        if self._tokenizer is None:
+            raise AttributeError(
+                "The tokenizer stayed in the process that made this dataset: many cannot be "
+                "pickled, and a worker needs none."
+            )
+        return self._tokenizer.given
+
+    @cached_property
+    def samples(self) -> list[str]:
+        """The texts, read from the file when they are first used.
+
+        Raises:
+            SourceError: the file was changed after it was tokenized.
+        """
+        data = read_bytes(self._file)
+        # Samples of another text would not belong to the tokens of this dataset.
+        digest = hashlib.sha256(data).hexdigest()
+        if digest != self._digest:
+            raise SourceError(
+                f"{self._file} has changed since it was tokenized (SHA-256 {self._digest[:8]} "
+                f"then, {digest[:8]} now), so its samples are not those of this dataset. Make the "
+                "dataset again."
+            )
+        return read_samples(data, self._layout, self._file)
+
+    @property
+    def tokenized_data(self) -> NDArray[Any]:
+        """All token ids, uint16 or uint32: a read-only view of the store.
+
+        The text of a large file (64 MB and more) is stored in several parts, and this is a copy.
+        """
+        return self._store.tokens(0, self._store.num_tokens)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids: 50,257 for GPT-2."""
+        # An object without a digest may return any id, so the largest one in the file counts.
+        size = int(self._store.manifest.contents["tokenizer"]["vocab_size"])
+        if size < UNKNOWN_VOCABULARY:
+            return size
+        return int(self.tokenized_data.max(initial=-1)) + 1
+
+
+class TransformerDataset(_WindowDataset[dict[str, torch.Tensor]]):
+    r"""Windows over the concatenated token ids of all samples of a file.
+
+    Item i is `{"input_ids", "labels"}`, two tensors of `seq_length` int64: the ids from
+    `i * stride` on, and the ids one further. The samples are the field `text` of each JSON
+    line, or the paragraphs of a text (`t.strip()` of `text.split("\n\n")`, where not empty).
+    The ids are those that `tokenizer.encode(sample)` returns. Nothing is put between them unless
+    `eos=True`. Can be pickled, and used after a fork and from several threads.
+
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "input.txt")
+    ...     _ = path.write_text("To be,\n\nor not to be.")
+    ...     dataset = TransformerDataset(path, "gpt2", 4, is_jsonl=False, cache_dir=folder)
+    ...     len(dataset), dataset.samples, dataset[0]["labels"].tolist()
+    (4, ['To be,', 'or not to be.'], [307, 11, 273, 407])
+    """
+
+    def __init__(  # noqa: PLR0913  (a drop-in: the arguments of the code it replaces)
+        self,
+        data_path: PathLike,
+        tokenizer: AnyTokenizer,
+        seq_length: int = 128,
+        is_jsonl: bool = True,
+        *,
+        stride: int = 1,
+        eos: bool | int | str = False,
+        labels: Labels = "shifted",
+        cache_dir: PathLike | None = None,
+    ) -> None:
+        """Open the tokenized file, or tokenize it.
+
+        Args:
+            data_path: A file of JSON lines or of text, UTF-8. It is read into memory.
+            tokenizer: Any object with `encode`, or what `penstock.load_tokenizer` takes: a
+                name ("gpt2"), a path.
+            seq_length: Ids in the inputs of an item.
+            is_jsonl: Whether the file contains JSON lines; otherwise it is text.
+            stride: The distance between windows; `seq_length` makes them disjoint.
+            eos: Whether to put the tokenizer's end token after each sample; or a token, by its
+                id or its text.
+            labels: "shifted", or "same" for models that shift labels themselves.
+            cache_dir: Where tokenized files are kept; see `penstock.integrations.stores`.
+        """
+        layout: Layout = "jsonl" if is_jsonl else "paragraphs"
+        super().__init__(data_path, layout, tokenizer, seq_length, stride, eos, labels, cache_dir)
+        self.seq_length = seq_length
+        self.is_jsonl = is_jsonl
+        self.num_sequences = len(self)
+
+    def item(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A dict of `input_ids` and `labels`."""
+        return {"input_ids": inputs, "labels": labels}
+
+
+class TextDataset(_WindowDataset[Pair]):
+    """Windows over the token ids of a text file, taken as one document.
+
+    Item i is `(x, y)`, two tensors of `sequence_length` int64: the ids from `i * stride` on,
+    and the ids one further. Can be pickled, and used after a fork and from several threads.
+    """
+
+    def __init__(
+        self,
+        path: PathLike,
+        sequence_length: int = 256,
+        tokenizer: AnyTokenizer = "gpt2",
+        *,
+        stride: int = 1,
+        eos: bool | int | str = False,
+        labels: Labels = "shifted",
+        cache_dir: PathLike | None = None,
+    ) -> None:
+        """Open the tokenized file, or tokenize it; arguments as of `TransformerDataset`."""
+        super().__init__(path, "file", tokenizer, sequence_length, stride, eos, labels, cache_dir)
+        self.sequence_length = sequence_length
+
+    def item(self, inputs: torch.Tensor, labels: torch.Tensor) -> Pair:
+        """The pair as it is."""
+        return inputs, labels
+
+    @cached_property
+    def tokens(self) -> torch.Tensor:
+        """All ids as a torch.long tensor, which takes 8 bytes a token once it is used."""
+        return torch.from_numpy(self.tokenized_data.astype(np.int64))
+
+
+class WindowBatch(Sequence[Item], Generic[Item]):
+    """The items of one batch, stacked already.
+
+    A collate function can use it as a list of items, which are made on access. `stack` takes the
+    stacked tensors instead.
+    """
+
+    def __init__(
+        self, dataset: _WindowDataset[Item], inputs: torch.Tensor, labels: torch.Tensor
+    ) -> None:
+        self._dataset: _WindowDataset[Item] = dataset
+        self._inputs, self._labels = inputs, labels
+
+    @property
+    def stacked(self) -> Item:
+        """The whole batch in the form of an item."""
+        return self._dataset.item(self._inputs, self._labels)
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return list(self)[number]
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"item {number:,} is not among {len(self):,}")
+        return self._dataset.item(self._inputs[number], self._labels[number])
+
+    def __iter__(self) -> Iterator[Item]:
+        return map(self._dataset.item, self._inputs, self._labels)
+
+
+def stack(batch: Any) -> Any:
+    """The collate function for these datasets; items that were chosen one by one are stacked."""
+    return batch.stacked if isinstance(batch, WindowBatch) else default_collate(batch)

@@ -1,0 +1,327 @@
+"""Stores that are built when they are first needed, and found again later.
+
+    ~/.cache/penstock/stores/      or $PENSTOCK_CACHE/stores, or cache_dir=
+    ├── 4f0c…e1/                   a store; its name is a digest of what it was built from
+    └── texts-90ab…/               the texts of a Hugging Face dataset, as Parquet files
+
+The name is a digest of the input's contents, of the tokenizer and of the settings. The path of
+a file and the name of a tokenizer are not part of it: a relative path, an absolute path and a
+copy of the file all find the same store, and so do "gpt2" and the same tokenizer as an object.
+A changed file has another digest, so it gets another store, and nothing has to be invalidated.
+
+Files of up to 1 GB are read and digested in full at every start (about a second per GB). Of
+larger files, 64 MB of samples, the size and the time of the last change are digested.
+
+A tokenizer without a digest might give other ids tomorrow. Its store is temporary: it belongs to
+this process and is removed with it.
+"""
+
+import hashlib
+import os
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from shutil import rmtree
+from typing import TYPE_CHECKING, TypeAlias
+
+from penstock.digest import digest_json
+from penstock.errors import SourceError, StoreBusyError, StoreError
+from penstock.integrations.hf_dataset import export_texts, is_dataset
+from penstock.paths import cache_directory
+from penstock.sources.listing import InputFile, list_files
+from penstock.sources.settings import Reading
+from penstock.sources.texts import Texts
+from penstock.store.build import build
+from penstock.store.files import digest_file
+from penstock.store.lock import locked
+from penstock.store.manifest import FILE_NAME
+from penstock.store.reader import TokenStore
+from penstock.store.verify import verify
+from penstock.tokenize.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+    from penstock.streaming.growing import GrowingStore
+
+    Inputs: TypeAlias = (
+        str
+        | os.PathLike[str]
+        | Sequence[str | os.PathLike[str]]
+        | Texts
+        | Dataset
+        | IterableDataset
+    )
+
+__all__ = [
+    "StoreSettings",
+    "cached_store",
+    "store_of",
+    "stream_of",
+]
+
+PathLike = str | os.PathLike[str]
+
+# A new release of one of these may split text differently.
+_ENGINES = ("gigatoken", "tokenizers", "tiktoken")
+_VERSION = 1  # of how a name is computed
+_ANY = Reading()  # by default, the suffix of a file decides its format
+_WHOLE_BYTES = 1 << 30
+_SAMPLES, _SAMPLE_BYTES = 64, 1 << 20
+_BUSY_SECONDS = 3_600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSettings:
+    """The settings with which text becomes a store."""
+
+    tokenizer: Tokenizer
+    eos: bool = False
+    documents: str = "lines"
+    column: str = "text"
+    cache_dir: PathLike | None = None
+    threads: int | None = None
+
+    @property
+    def root(self) -> Path:
+        """The directory of cached stores; it may not exist yet."""
+        return Path(cache_directory() if self.cache_dir is None else self.cache_dir) / "stores"
+
+    def name(self, contents: object) -> str | None:
+        """The name of the store of an input; None if the tokenizer has no digest.
+
+        Args:
+            contents: What identifies the input's contents, as JSON.
+        """
+        tokenizer = self.tokenizer
+        if tokenizer.digest is None:
+            return None
+        encodes = [tokenizer.digest, tokenizer.special_tokens, _engine_versions()]
+        ends = tokenizer.eos_id if self.eos else None
+        # Not the name of the tokenizer: "gpt2" and the same tokenizer as an object share a store.
+        # 32 hexadecimal digits are 128 bits, so two stores do not get one name by chance.
+        identity = [_VERSION, contents, encodes, ends, self.documents, self.column]
+        return digest_json(identity)[:32]
+
+    def build(self, inputs: "PathLike | list[str] | Texts", store: Path) -> TokenStore:
+        """Build a store of `inputs`, in full, with these settings."""
+        return build(
+            inputs,
+            store,
+            tokenizer=self.tokenizer,
+            eos=self.eos,
+            documents=self.documents,
+            field=self.column,
+            threads=self.threads,
+        )
+
+
+def store_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenStore:
+    """A store of `inputs`, found in the cache or built now.
+
+    Args:
+        inputs: A store or its directory; files, as `penstock.build` takes them; a list of texts
+            as `penstock.Texts`; or a Hugging Face dataset with a column of text.
+        settings: The settings to build it with.
+    """
+    if isinstance(inputs, TokenStore):
+        return inputs
+    if isinstance(inputs, str | os.PathLike) and (Path(inputs) / FILE_NAME).is_file():
+        return TokenStore(inputs)
+    files, contents, settings = _contents(inputs, settings)
+    return cached_store(contents, settings, lambda directory: settings.build(files, directory))
+
+
+def stream_of(
+    inputs: "Inputs | TokenStore", settings: StoreSettings
+) -> "TokenStore | GrowingStore":
+    """A store of `inputs` that can be read while it is built; the same store as `store_of`."""
+    from penstock.streaming.stream import stream
+
+    if isinstance(inputs, TokenStore):
+        return inputs
+    files, contents, settings = _contents(inputs, settings)
+    name = settings.name(contents)
+    if name is None:
+        raise SourceError(
+            f"{settings.tokenizer.name} has no digest, so an unfinished store of it could not be "
+            "recognised. Use streaming=False."
+        )
+    directory = _private(settings.root) / name
+    directory.mkdir(mode=0o700, exist_ok=True)
+
+    def start() -> "GrowingStore":
+        return stream(
+            files,
+            directory,
+            tokenizer=settings.tokenizer,
+            eos=settings.eos,
+            documents=settings.documents,
+            field=settings.column,
+            threads=settings.threads,
+        )
+
+    # A stream checks the names and times of its inputs, as a build does. Here they may differ:
+    # the directory belongs to these contents, whatever the path of the file is.
+    try:
+        return start()
+    except StoreBusyError:
+        raise
+    except StoreError:
+        if (directory / FILE_NAME).is_file():
+            return TokenStore(directory)  # finished, from the same contents under another path
+        _clear(directory)
+        return start()
+
+
+def cached_store(
+    contents: object, settings: StoreSettings, make: Callable[[Path], TokenStore]
+) -> TokenStore:
+    """The store of some contents, found in the cache or made by `make`.
+
+    Several processes may ask for one store: the first makes it, and the others wait.
+
+    Args:
+        contents: What identifies the input's contents, as JSON.
+        settings: The tokenizer, the settings and the cache directory.
+        make: Builds the store in a directory, which exists.
+
+    Raises:
+        StoreError: the cache directory cannot be used.
+    """
+    name = settings.name(contents)
+    if name is None:
+        return _temporary(make)
+    directory = _private(settings.root) / name
+    until = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            return _intact(directory) or _made(directory, make)
+        except StoreBusyError:  # another process builds it
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+
+
+def _made(directory: Path, make: Callable[[Path], TokenStore]) -> TokenStore:
+    """Build a store in `directory`, which holds nothing, a damaged store or a killed build."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    # The manifest is written last, so with one the build was finished. It is not intact, or it
+    # would have been opened.
+    if (directory / FILE_NAME).exists():
+        _clear(directory)
+    try:
+        return make(directory)  # a killed build is resumed
+    except StoreBusyError:
+        raise
+    except StoreError:
+        # The killed build was of a copy of the input under another path, or the manifest of a
+        # finished store was lost. Whatever it is, everything in here can be built again.
+        _clear(directory)
+        return make(directory)
+
+
+def _clear(directory: Path) -> None:
+    """Remove the files of a store that cannot be used, unless another process replaced it."""
+    # Another process may have found the same damage and rebuilt the store by now; its readers
+    # must not lose their files. So the store is inspected again under the lock.
+    with locked(directory):
+        if _intact(directory) is not None:
+            return
+        # The manifest goes first: without it, nobody takes what is left for a store.
+        for path in sorted(directory.iterdir(), key=lambda path: path.name != FILE_NAME):
+            if path.is_dir():
+                rmtree(path)
+            elif path.name != ".lock":
+                path.unlink()
+
+
+def _intact(directory: Path) -> TokenStore | None:
+    """The finished store in `directory`; None if there is none, or it is damaged."""
+    if not (directory / FILE_NAME).exists():
+        return None
+    try:
+        store = TokenStore(directory)
+        # Reading 1 GB takes about a second. A larger store is opened without reading it all.
+        small = store.num_tokens * store.dtype.itemsize <= _WHOLE_BYTES
+        return verify(directory) if small else store
+    except StoreError:
+        return None
+
+
+def _private(root: Path) -> Path:
+    """`root`, made if it does not exist, so that only this user can read it."""
+    try:
+        for path in (root.parent, root):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"{root} cannot be made ({error.strerror}), and tokenized text is kept there. Name "
+            "another directory with cache_dir= or the environment variable PENSTOCK_CACHE."
+        ) from error
+    return root
+
+
+def _temporary(make: Callable[[Path], TokenStore]) -> TokenStore:
+    """A store that is removed with this process, or with the object if that comes first."""
+    directory = Path(tempfile.mkdtemp(prefix="penstock-"))
+    try:
+        store = make(directory / "store")
+    except BaseException:
+        rmtree(directory, ignore_errors=True)
+        raise
+    weakref.finalize(store, _remove, directory, os.getpid())
+    return store
+
+
+def _remove(directory: Path, owner: int) -> None:
+    # A forked worker has a copy of the object. When the copy is deleted, the store is still in
+    # use in the process that made it.
+    if os.getpid() == owner:
+        rmtree(directory, ignore_errors=True)
+
+
+def _contents(
+    inputs: "Inputs", settings: StoreSettings
+) -> tuple["list[str] | Texts", object, StoreSettings]:
+    """What `penstock.build` reads, the identity of its contents, and the settings to read it."""
+    if isinstance(inputs, Texts):
+        return inputs, inputs.digest, settings
+    if is_dataset(inputs):
+        listed = list_files(export_texts(inputs, _private(settings.root), settings.column), _ANY)
+        settings = replace(settings, column="text")
+    else:
+        listed = list_files(inputs, _ANY)
+    # With absolute paths, a killed build is resumed from any working directory.
+    paths = [each.path if each.remote else str(Path(each.path).absolute()) for each in listed]
+    files = list_files(paths, _ANY)
+    return paths, [[each.format, each.compression, _digest(each)] for each in files], settings
+
+
+def _digest(file: InputFile) -> object:
+    """What identifies the contents of a file."""
+    if file.remote:
+        return [file.name, file.size, file.stamp]
+    if file.size <= _WHOLE_BYTES:
+        return digest_file(Path(file.path))
+    digest = hashlib.sha256()
+    with Path(file.path).open("rb") as stream:
+        for number in range(_SAMPLES):
+            # From the first byte to the last: sample 63 of 64 ends where the file ends.
+            stream.seek((file.size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+            digest.update(stream.read(_SAMPLE_BYTES))
+    return [digest.hexdigest(), file.size, file.stamp]
+
+
+def _engine_versions() -> dict[str, str]:
+    found = {}
+    for package in _ENGINES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
