@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from penstock.sources.document import Tally
 from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 
 ROOT = Path(__file__).parent.parent
@@ -95,7 +95,7 @@ def read():
     """Documents, rejects and counts of inputs, as a build would see them."""
 
     def read(inputs, *, slice_bytes=64_000_000, **options):
-        reading = Reading(**{"documents": "lines", **options})
+        reading = ReadSettings(**{"documents": "lines", **options})
         files = list_files(inputs, reading)
         found = Found()
         for piece in cut(files, reading, slice_bytes=slice_bytes):

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import SourceError
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ from penstock.sources.settings import Reading
 )
 def test_a_setting_that_cannot_be_meant_is_refused(settings, message):
     with pytest.raises(SourceError, match=message):
-        Reading(**settings)
+        ReadSettings(**settings)

@@ -120,7 +120,7 @@ def resealed(store, part, kind, data):
     import hashlib
     from dataclasses import replace
 
-    from penstock.store.manifest import read_manifest, spell
+    from penstock.store.manifest import manifest_bytes, read_manifest
 
     manifest = read_manifest(store.path)
     (store.path / f"part-{part:05d}.{kind}.npy").write_bytes(data)
@@ -129,7 +129,7 @@ def resealed(store, part, kind, data):
     parts = list(manifest.parts)
     parts[part] = replace(record, files={**record.files, kind: entry})
     contents = {key: value for key, value in manifest.contents.items() if key != "digest"}
-    (store.path / "penstock.json").write_bytes(spell(contents, parts))
+    (store.path / "penstock.json").write_bytes(manifest_bytes(contents, parts))
 
 
 def test_arrays_that_do_not_fit_together_are_found_behind_the_right_digests(built):

@@ -1,4 +1,4 @@
-"""Reading: any document, any run of tokens, from threads, forks and other processes."""
+"""ReadSettings: any document, any run of tokens, from threads, forks and other processes."""
 
 import multiprocessing
 import pickle

@@ -19,7 +19,7 @@ import penstock as ps
 from penstock.errors import SourceError, StoreError
 from penstock.sources import whole
 from penstock.sources.listing import list_files
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 from penstock.store.cuts import cut_safety
 from penstock.tokenize.definition import find_definition
@@ -150,7 +150,7 @@ def ids_of(tokenizer, text):
 
 def cut_up(path, tokenizer, slice_bytes):
     """The texts between the places where a file is cut."""
-    reading = Reading()
+    reading = ReadSettings()
     files = list_files(path, reading)
     safe = cut_safety(tokenizer.reference or tokenizer.engine)
     data = path.read_bytes()

@@ -27,7 +27,7 @@ from penstock.errors import FetchError, SourceError
 from penstock.store.files import digest_file
 
 if TYPE_CHECKING:
-    from penstock.store.job import Progress as BuildProgress
+    from penstock.store.job import BuildProgress
     from penstock.store.reader import TokenStore
 
 __all__ = ["FetchProgress", "Fetched", "build_stores", "fetch"]

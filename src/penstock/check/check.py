@@ -19,7 +19,7 @@ from typing import Any
 from penstock.check.sample import LookedAt, hint, sample, text_bytes
 from penstock.errors import PenstockError
 from penstock.sources.listing import InputFile, list_files
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.texts import Texts
 
 __all__ = ["CHECKS", "Finding", "Report", "Trial", "check"]
@@ -44,7 +44,7 @@ _FEW_BYTES = 2.5
 class Trial:
     """How the files would be trained on."""
 
-    reading: Reading = field(default_factory=Reading)
+    reading: ReadSettings = field(default_factory=ReadSettings)
     tokenizer: Any = "gpt2"
     length: int = 1024
     """Tokens a row; shorter where the sample is."""

@@ -8,7 +8,7 @@ from penstock.sources.decompress import Expanded
 from penstock.sources.document import Reject
 from penstock.sources.listing import InputFile, open_file
 from penstock.sources.read import byte_order_mark, read_slice
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 from penstock.sources.splitters import splitter_for
 from penstock.sources.whole import file_rule
@@ -44,7 +44,7 @@ class LookedAt:
         return [text.decode(errors="replace") for text in self.texts[:_SHOWN_DOCUMENTS]]
 
 
-def sample(file: LookedAt, listed: InputFile, reading: Reading, budget: int) -> None:
+def sample(file: LookedAt, listed: InputFile, reading: ReadSettings, budget: int) -> None:
     """Read documents of one file, about `budget` bytes of it."""
     if reading.documents == "auto" and listed.format == "text":
         reading = replace(reading, documents=file_rule(listed, reading))
@@ -73,7 +73,7 @@ def sample(file: LookedAt, listed: InputFile, reading: Reading, budget: int) -> 
             return
 
 
-def _parts(listed: InputFile, reading: Reading, budget: int) -> tuple[list[bytes], bool]:
+def _parts(listed: InputFile, reading: ReadSettings, budget: int) -> tuple[list[bytes], bool]:
     """Of a file that is one document, its beginning, middle and end in one text.
 
     Of a compressed file only the beginning, since the rest cannot be read without it.
@@ -104,7 +104,7 @@ def _read_at(stream: BinaryIO, place: int, size: int) -> bytes:
     return data
 
 
-def _decoded(listed: InputFile, place: int, data: bytes, reading: Reading) -> bytes:
+def _decoded(listed: InputFile, place: int, data: bytes, reading: ReadSettings) -> bytes:
     """A part of a text, without the halves of characters at its ends and a byte order mark."""
     lead = byte_order_mark(data, listed) if place == 0 else 0
     while place and lead < min(3, len(data)) and data[lead] & 0xC0 == 0x80:

@@ -76,11 +76,11 @@ def check_command(
     penstock check train.txt val.txt
     """
     from penstock.check.check import Trial, check
-    from penstock.sources.settings import Reading
+    from penstock.sources.settings import ReadSettings
 
     # A training and a validation file are read as LocalOpenWebTextDataModule reads them.
     usual = "lines" if not files or len(files) == 2 else "auto"
-    reading = Reading(
+    reading = ReadSettings(
         format=format.value, documents=documents or usual, field=field, errors=errors.value
     )
     trial = Trial(

@@ -19,7 +19,7 @@ from penstock.cli.units import clock_text, count_text, duration_text, number_of,
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-    from penstock.store.job import Progress
+    from penstock.store.job import BuildProgress
 
 __all__ = ["Meter", "bar", "build_bar"]
 
@@ -34,9 +34,9 @@ class Meter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._begun = 0.0
-        self.first: Progress | None = None
+        self.first: BuildProgress | None = None
 
-    def line(self, now: "Progress") -> str:
+    def line(self, now: "BuildProgress") -> str:
         """What stands behind the bar."""
         if self.first is None:
             self.first, self._begun = now, self._clock()
@@ -57,12 +57,12 @@ class Meter:
 
 
 @contextmanager
-def build_bar(*, shown: bool) -> Iterator[tuple[Meter, "Callable[[Progress], None]"]]:
+def build_bar(*, shown: bool) -> Iterator[tuple[Meter, "Callable[[BuildProgress], None]"]]:
     """A bar for `penstock.build`: the meter behind it and the callback to pass."""
     meter = Meter()
     with bar(shown=shown) as draw:
 
-        def tell(now: "Progress") -> None:
+        def tell(now: "BuildProgress") -> None:
             draw(now.done_bytes, now.total_bytes, meter.line(now))
 
         yield meter, tell

@@ -84,7 +84,7 @@ def train_command(
 
     penstock tokenizer train corpus.txt -o tokenizer.json --vocab-size 16000
     """
-    from penstock.sources.settings import Reading
+    from penstock.sources.settings import ReadSettings
     from penstock.tokenize.train import train_tokenizer
 
     # Values of the enumerations are those of the library, which checks them again.
@@ -101,7 +101,7 @@ def train_command(
                 path,
                 vocab_size=vocab_size,
                 special_tokens=special_token,
-                reading=Reading(**settings),
+                reading=ReadSettings(**settings),
                 max_bytes=max_bytes,
                 max_bad=max_bad,
                 progress=lambda done, total: draw(done, total, _stage(done, total)),

@@ -35,7 +35,7 @@ from penstock.paths import cache_directory
 from penstock.sources.document import Tally
 from penstock.store.files import digest_file, sync_directory, write_file
 from penstock.store.lock import locked
-from penstock.store.manifest import FILE_NAME, PartRecord, part_file, rejects_file, spell
+from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, part_file, rejects_file
 from penstock.store.npy import header
 from penstock.store.part import join_documents
 from penstock.store.reader import TokenStore
@@ -205,7 +205,7 @@ def _make(making: Path, text: TextFile, encoder: Encoder, eos_id: int | None) ->
             }
         ],
     }
-    write_file(making / FILE_NAME, [spell(contents, [part] if part.num_documents else [])])
+    write_file(making / FILE_NAME, [manifest_bytes(contents, [part] if part.num_documents else [])])
     sync_directory(making)
     return text.digest
 

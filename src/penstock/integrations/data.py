@@ -23,7 +23,7 @@ from penstock.errors import SourceError, StoreBusyError
 from penstock.integrations.cache import cache_directory
 from penstock.integrations.spool import is_dataset, spool
 from penstock.sources.listing import list_files
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.texts import Texts
 from penstock.store.build import build
 from penstock.store.manifest import FILE_NAME
@@ -114,7 +114,7 @@ def place_of(inputs: Any, making: Making) -> Path | None:
     if isinstance(inputs, Texts):
         told: Any = inputs.digest
     else:
-        reading = Reading(documents=making.documents, field=making.column)
+        reading = ReadSettings(documents=making.documents, field=making.column)
         told = [
             [_absolute(each.name), each.size, each.stamp] for each in list_files(inputs, reading)
         ]

@@ -21,7 +21,7 @@ __all__ = [
     "Batch",
     "Edges",
     "Reject",
-    "Separated",
+    "SeparatedTexts",
     "Tally",
     "compact",
     "gather",
@@ -80,7 +80,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Separated:
+class SeparatedTexts:
     """Documents as they lie in a block of text, all between the same separators.
 
     Every piece between separators is a document or empty. gigatoken reads such a block in
@@ -141,14 +141,14 @@ class Batch:
         """Documents with where they came from.
 
         Args:
-            texts: A large_binary array (valid UTF-8, no nulls, unsliced), or `Separated`.
+            texts: A large_binary array (valid UTF-8, no nulls, unsliced), or `SeparatedTexts`.
             files: Number of the input file of each document.
             offsets: Where each begins in it.
             tally: What was read to find them.
             rejects: What was refused on the way.
             edges: Where documents begin and end; None where every text is a whole one.
         """
-        self.separated = texts if isinstance(texts, Separated) else None
+        self.separated = texts if isinstance(texts, SeparatedTexts) else None
         self._texts = None if self.separated else texts
         self.files = files
         self.offsets = offsets

@@ -21,7 +21,7 @@ import pyarrow.json as pj
 
 from penstock.sources.arrow import binary_array, bool_array
 from penstock.sources.document import Batch, is_utf8
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.splitters import Spans, find_all
 from penstock.sources.validate import Reason, screen
 
@@ -31,7 +31,7 @@ __all__ = ["read_lines"]
 _MAX_BLOCK = (1 << 31) - 1024
 
 
-def read_lines(data: bytes, spans: Spans, *, file: int, start: int, reading: Reading) -> Batch:
+def read_lines(data: bytes, spans: Spans, *, file: int, start: int, reading: ReadSettings) -> Batch:
     """The documents of a block of lines, of which `spans` are the ones that are not blank."""
     path = reading.field.split(".")
 
@@ -114,7 +114,7 @@ def _arrow_texts(data: bytes, spans: Spans, path: list[str]) -> Any | None:
 
 
 def _python_texts(
-    lines: Iterator[bytes] | list[bytes], path: list[str], reading: Reading
+    lines: Iterator[bytes] | list[bytes], path: list[str], reading: ReadSettings
 ) -> tuple[Any, dict[int, Reason], int]:
     """The text of each line, or the reason why it has none, and how many were repaired."""
     texts: list[bytes | None] = []
@@ -123,7 +123,7 @@ def _python_texts(
     for row, line in enumerate(lines):
         try:
             text, repaired = _text_of(line, path, reading.errors == "replace")
-        except _Refused as refusal:
+        except _RefusedLine as refusal:
             text, repaired = None, False
             reasons[row] = refusal.args
         texts.append(text)
@@ -131,7 +131,7 @@ def _python_texts(
     return binary_array(texts), reasons, replaced
 
 
-class _Refused(Exception):  # noqa: N818  (carries a verdict, not an error)
+class _RefusedLine(Exception):  # noqa: N818  (carries a verdict, not an error)
     """A line that holds no text: (reason, detail)."""
 
     args: Reason
@@ -146,21 +146,23 @@ def _text_of(line: bytes, path: list[str], replace: bool) -> tuple[bytes, bool]:
     for depth, name in enumerate(path):
         if not isinstance(value, _Object):
             inside = ".".join(path[:depth]) or "the line"
-            raise _Refused("not_an_object", f"{inside} holds {_kind(value)}")
+            raise _RefusedLine("not_an_object", f"{inside} holds {_kind(value)}")
         found = [item for key, item in value if key == name]
         if not found:
             known = ", ".join(f'"{key}"' for key, _ in value[:5]) or "no fields"
-            raise _Refused("missing_field", f'no field "{".".join(path)}"; it has {known}')
+            raise _RefusedLine("missing_field", f'no field "{".".join(path)}"; it has {known}')
         if len(found) > 1:
-            raise _Refused("duplicate_field", f'"{name}" is given {len(found)} times')
+            raise _RefusedLine("duplicate_field", f'"{name}" is given {len(found)} times')
         value = found[0]
     if not isinstance(value, str):
-        raise _Refused("not_a_string", f'"{".".join(path)}" holds {_kind(value)}')
+        raise _RefusedLine("not_a_string", f'"{".".join(path)}" holds {_kind(value)}')
     try:
         return value.encode(), mended and "\ufffd" in value
     except UnicodeEncodeError as error:
         if not replace:
-            raise _Refused("lone_surrogate", f"at character {error.start:,} of the text") from None
+            raise _RefusedLine(
+                "lone_surrogate", f"at character {error.start:,} of the text"
+            ) from None
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode(), True
 
 
@@ -171,7 +173,7 @@ def _deep_text(line: bytes, path: list[str]) -> bytes:
     texts = _arrow_texts(line, whole, path) if regular else None
     text: bytes | None = texts[0].as_py() if texts is not None else None
     if text is None:
-        raise _Refused("nested_too_deep", "more levels than the parser allows")
+        raise _RefusedLine("nested_too_deep", "more levels than the parser allows")
     return text
 
 
@@ -186,7 +188,7 @@ def _parse(line: bytes, replace: bool) -> tuple[Any, bool]:
         text = line.decode()
     except UnicodeDecodeError as error:
         if not replace:
-            raise _Refused("invalid_utf8", f"{error.reason} at byte {error.start:,}") from None
+            raise _RefusedLine("invalid_utf8", f"{error.reason} at byte {error.start:,}") from None
         text, mended = line.decode(errors="replace"), True
     try:
         # Numbers are not needed, and a 5,000-digit one is valid JSON that int() refuses.
@@ -194,7 +196,7 @@ def _parse(line: bytes, replace: bool) -> tuple[Any, bool]:
             text, object_pairs_hook=_Object, parse_constant=_refuse_constant, parse_int=_number
         )
     except json.JSONDecodeError as error:
-        raise _Refused("bad_json", f"{error.msg} at character {error.pos:,}") from None
+        raise _RefusedLine("bad_json", f"{error.msg} at character {error.pos:,}") from None
     return value, mended
 
 
@@ -203,7 +205,7 @@ def _number(digits: str) -> int:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise _Refused("bad_json", f"{name} is not JSON")
+    raise _RefusedLine("bad_json", f"{name} is not JSON")
 
 
 def _kind(value: Any) -> str:

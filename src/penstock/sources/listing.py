@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from penstock.errors import MissingExtraError, SourceError
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.texts import Texts
 from penstock.sources.walk import find_files, matching, refuse_unlisted
 
@@ -67,7 +67,7 @@ class InputFile:
 
 
 def list_files(
-    inputs: str | os.PathLike[str] | Sequence[Any] | Texts, reading: Reading
+    inputs: str | os.PathLike[str] | Sequence[Any] | Texts, reading: ReadSettings
 ) -> list[InputFile]:
     """The files that `inputs` names, sorted bytewise by name."""
     if isinstance(inputs, Texts):
@@ -126,7 +126,7 @@ def refuse_changed(file: InputFile) -> None:
         )
 
 
-def _expand(pattern: str, reading: Reading) -> list[InputFile]:
+def _expand(pattern: str, reading: ReadSettings) -> list[InputFile]:
     if "://" in pattern:
         return _expand_remote(pattern, reading)
     path = Path(pattern)
@@ -157,7 +157,7 @@ def _names_nearby(path: Path) -> Iterable[str]:
         return []
 
 
-def _expand_directory(path: Path, reading: Reading) -> list[InputFile]:
+def _expand_directory(path: Path, reading: ReadSettings) -> list[InputFile]:
     if (path / "dataset_dict.json").is_file():
         splits = json.loads((path / "dataset_dict.json").read_bytes()).get("splits", [])
         raise SourceError(
@@ -190,7 +190,7 @@ def _dataset_files(state: Path) -> list[str]:
         raise SourceError(f"{state} does not list the files of a dataset: {error!r}.") from None
 
 
-def _local(path: str, reading: Reading) -> InputFile:
+def _local(path: str, reading: ReadSettings) -> InputFile:
     try:
         state = Path(path).stat()
     except FileNotFoundError:
@@ -207,7 +207,7 @@ def _local_state(path: str) -> tuple[int, str]:
     return state.st_size, str(state.st_mtime_ns)
 
 
-def _expand_remote(pattern: str, reading: Reading) -> list[InputFile]:
+def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
     protocol = pattern.partition("://")[0]
     if "::" in pattern or protocol not in _PROTOCOLS:
         raise SourceError(
@@ -285,7 +285,7 @@ def _filesystem(path: str) -> Any:
         ) from error
 
 
-def _described(name: str, path: str, size: int, stamp: str, reading: Reading) -> InputFile:
+def _described(name: str, path: str, size: int, stamp: str, reading: ReadSettings) -> InputFile:
     guessed, compression = _suffixes(name)
     kind = reading.format if reading.format != "auto" else guessed or "text"
     if kind in ("parquet", "arrow"):

@@ -11,11 +11,11 @@ from typing import BinaryIO
 import numpy as np
 
 from penstock.errors import SourceError
-from penstock.sources.document import Batch, Reject, Separated, Tally, compact, gather, is_utf8
+from penstock.sources.document import Batch, Reject, SeparatedTexts, Tally, compact, gather, is_utf8
 from penstock.sources.jsonl import read_lines
 from penstock.sources.listing import InputFile, open_file, refuse_changed
-from penstock.sources.settings import BLOCK_BYTES, Reading
-from penstock.sources.slices import Slice, Span
+from penstock.sources.settings import BLOCK_BYTES, ReadSettings
+from penstock.sources.slices import InputSpan, Slice
 from penstock.sources.splitters import Spans, Splitter, Whole, splitter_for
 from penstock.sources.tables import read_table
 from penstock.sources.texts import read_texts
@@ -40,7 +40,7 @@ _LOOK_BACK = 1 << 12
 def read_slice(
     files: Sequence[InputFile],
     piece: Slice,
-    reading: Reading,
+    reading: ReadSettings,
     is_cut_safe: IsCutSafe | None = None,
 ) -> Iterator[Batch]:
     """The documents of one slice, in batches of half a block or more where there is that much.
@@ -56,7 +56,7 @@ def read_slice(
 
 
 def _read_spans(
-    files: Sequence[InputFile], piece: Slice, reading: Reading, is_cut_safe: IsCutSafe | None
+    files: Sequence[InputFile], piece: Slice, reading: ReadSettings, is_cut_safe: IsCutSafe | None
 ) -> Iterator[Batch]:
     for span in piece.spans:
         file = files[span.file]
@@ -76,8 +76,8 @@ def _read_spans(
 def _read_span(
     read_at: "_ReadAt",
     file: InputFile,
-    span: Span,
-    reading: Reading,
+    span: InputSpan,
+    reading: ReadSettings,
     is_cut_safe: IsCutSafe | None,
 ) -> Iterator[Batch]:
     """The documents of a span of text, by the rule of the settings or of its file."""
@@ -116,7 +116,7 @@ def _read_span(
         yield batch
 
 
-def _look(read_at: "_ReadAt", span: Span, reading: Reading) -> tuple[bytes, str]:
+def _look(read_at: "_ReadAt", span: InputSpan, reading: ReadSettings) -> tuple[bytes, str]:
     """The rule of a file, and what was read of it to find that out, from its beginning."""
     blocks: list[bytes] = []
 
@@ -153,7 +153,7 @@ def _placed(stream: BinaryIO) -> _ReadAt:
 
 
 def _read_text(
-    read_at: _ReadAt, file: InputFile, span: Span, reading: Reading, documents: str
+    read_at: _ReadAt, file: InputFile, span: InputSpan, reading: ReadSettings, documents: str
 ) -> Iterator[Batch]:
     """The documents of a byte range that begins and ends at record borders."""
     splitter = splitter_for(documents)
@@ -201,7 +201,12 @@ def _whole_records(read_at: _ReadAt, splitter: Splitter, place: int, size: int) 
 
 
 def _read_block(
-    block: bytes, splitter: Splitter, file: InputFile, number: int, place: int, reading: Reading
+    block: bytes,
+    splitter: Splitter,
+    file: InputFile,
+    number: int,
+    place: int,
+    reading: ReadSettings,
 ) -> Batch:
     lead = byte_order_mark(block, file) if place == 0 else 0
     body = block[lead:] if lead else block
@@ -215,14 +220,14 @@ def _read_block(
 
 
 def _text_batch(
-    body: bytes, spans: Spans, splitter: Splitter, file: int, place: int, reading: Reading
+    body: bytes, spans: Spans, splitter: Splitter, file: int, place: int, reading: ReadSettings
 ) -> Batch:
     """The documents of a block of text, in place where nothing has to be left out."""
     places = (spans.starts + place).astype(np.uint64)
     lengths = spans.stops - spans.starts
     fits = not len(lengths) or int(lengths.max()) <= reading.max_document_bytes
     if splitter.separator and not spans.skipped_bytes and fits and is_utf8(body):
-        texts = Separated(body, splitter.separator, spans.starts, spans.stops)
+        texts = SeparatedTexts(body, splitter.separator, spans.starts, spans.stops)
         size = int(lengths.sum())
         tally = Tally(documents=len(places), document_bytes=size, text_bytes=size)
         return Batch(texts, np.full(len(places), file, np.uint64), places, tally)
@@ -268,7 +273,7 @@ def _record_bytes(read_at: _ReadAt, splitter: Splitter, place: int, seen: int, s
     return stop - place
 
 
-def _too_long(file: int, place: int, num_bytes: int, reading: Reading) -> Batch:
+def _too_long(file: int, place: int, num_bytes: int, reading: ReadSettings) -> Batch:
     detail = f"{num_bytes:,} bytes are more than max_document_bytes={reading.max_document_bytes:,}"
     reject = Reject(file=file, offset=place, num_bytes=num_bytes, reason="too_long", detail=detail)
     return _nothing(Tally(rejected=1, rejected_bytes=num_bytes), reject)

@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 
 from penstock.errors import SourceError
 
-__all__ = ["BLOCK_BYTES", "RULE_BYTES", "SLICE_BYTES", "Format", "Reading", "separator_in"]
+__all__ = ["BLOCK_BYTES", "RULE_BYTES", "SLICE_BYTES", "Format", "ReadSettings", "separator_in"]
 
 Format = Literal["auto", "text", "jsonl", "parquet", "arrow"]
 _NAMED = ("auto", "lines", "paragraphs", "file")
@@ -23,7 +23,7 @@ BLOCK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class ReadSettings:
     """What a document is, and what to do with bytes that are none."""
 
     format: Format = "auto"

@@ -22,13 +22,13 @@ from typing import BinaryIO
 
 from penstock.sources.decompress import Expanded
 from penstock.sources.listing import InputFile, open_file
-from penstock.sources.settings import RULE_BYTES, SLICE_BYTES, Reading
+from penstock.sources.settings import RULE_BYTES, SLICE_BYTES, ReadSettings
 from penstock.sources.splitters import Splitter, splitter_for
 from penstock.sources.tables import table_spans
 from penstock.sources.texts import text_spans
 from penstock.sources.whole import IsCutSafe, file_pieces, file_rule, rule_of, stream_pieces
 
-__all__ = ["Slice", "Span", "cut"]
+__all__ = ["InputSpan", "Slice", "cut"]
 
 # What a compressed file is taken to hold when small ones are grouped.
 _NOMINAL_EXPANSION = 4
@@ -36,7 +36,7 @@ _LOOK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class InputSpan:
     """A piece of one input: bytes, row groups, record batches or texts `[start, stop)`."""
 
     file: int
@@ -59,7 +59,7 @@ class Slice:
     """What becomes one part of the store."""
 
     index: int
-    spans: tuple[Span, ...]
+    spans: tuple[InputSpan, ...]
 
     @property
     def disk_bytes(self) -> int:
@@ -69,7 +69,7 @@ class Slice:
 
 def cut(
     files: Sequence[InputFile],
-    reading: Reading,
+    reading: ReadSettings,
     *,
     slice_bytes: int = SLICE_BYTES,
     is_cut_safe: IsCutSafe | None = None,
@@ -100,7 +100,7 @@ def cut(
 class _Cutter:
     """The arguments of `cut`."""
 
-    reading: Reading
+    reading: ReadSettings
     slice_bytes: int
     is_cut_safe: IsCutSafe | None
     border: int | None
@@ -135,8 +135,8 @@ def _groups(files: Sequence[InputFile], slice_bytes: int) -> Iterator[list[int]]
 
 def _cut_group(
     files: Sequence[InputFile], group: list[int], cutter: _Cutter
-) -> Iterator[list[Span]]:
-    held: list[Span] = []
+) -> Iterator[list[InputSpan]]:
+    held: list[InputSpan] = []
     size = 0
     for number in group:
         # Small plain files were grouped by their size; the others show theirs only now.
@@ -153,28 +153,28 @@ def _cut_group(
         yield held
 
 
-def _cut_file(file: InputFile, number: int, cutter: _Cutter) -> Iterator[tuple[Span, int]]:
+def _cut_file(file: InputFile, number: int, cutter: _Cutter) -> Iterator[tuple[InputSpan, int]]:
     """The spans of one file with the bytes each holds."""
     if file.format in ("parquet", "arrow"):
         spans = list(table_spans(file, cutter.reading.field, cutter.slice_bytes))
         for start, stop, num_bytes in spans:
-            yield Span(number, start, stop, file.size // len(spans)), num_bytes
+            yield InputSpan(number, start, stop, file.size // len(spans)), num_bytes
     elif file.texts is not None:
         for start, stop, num_bytes in text_spans(file.texts, cutter.slice_bytes):
-            yield Span(number, start, stop, num_bytes), num_bytes
+            yield InputSpan(number, start, stop, num_bytes), num_bytes
     else:
         cut_text = _cut_compressed if file.compression else _cut_plain
         for span in cut_text(file, number, cutter):
             yield span, span.stop - span.start
 
 
-def _cut_plain(file: InputFile, number: int, cutter: _Cutter) -> Iterator[Span]:
+def _cut_plain(file: InputFile, number: int, cutter: _Cutter) -> Iterator[InputSpan]:
     """Spans of a file that can be read at any place."""
     reading = cutter.reading
     num_slices = max(1, round(file.size / cutter.slice_bytes))
     is_auto = reading.documents == "auto" and file.format == "text"
     if is_auto and num_slices == 1 and cutter.border is None:
-        yield Span(number, 0, file.size, file.size)  # whoever reads it finds the rule
+        yield InputSpan(number, 0, file.size, file.size)  # whoever reads it finds the rule
         return
     rule = file_rule(file, reading) if is_auto else reading.documents
     splitter = splitter_for("lines" if file.format == "jsonl" else rule)
@@ -183,17 +183,17 @@ def _cut_plain(file: InputFile, number: int, cutter: _Cutter) -> Iterator[Span]:
         pieces = file_pieces(file, cutter.slice_bytes, cutter.is_cut_safe, cutter.border)
         for start, stop, begins, ends in pieces:
             size = stop - start
-            yield Span(number, start, stop, size, None, rule, begins, ends)
+            yield InputSpan(number, start, stop, size, None, rule, begins, ends)
     elif num_slices > 1 and not splitter.cuts_anywhere and splitter.separator:
         stream = Expanded(file, reading.max_expansion)
         yield from _cut_stream(stream, number, splitter, cutter, found)
     else:
         ranges = _cut_range(file, splitter, 1 if rule == "file" else num_slices)
         for start, stop in ranges:
-            yield Span(number, start, stop, stop - start, None, found)
+            yield InputSpan(number, start, stop, stop - start, None, found)
 
 
-def _cut_compressed(file: InputFile, number: int, cutter: _Cutter) -> Iterator[Span]:
+def _cut_compressed(file: InputFile, number: int, cutter: _Cutter) -> Iterator[InputSpan]:
     """Spans of a file that must be read in order, with their text."""
     reading = cutter.reading
     stream = Expanded(file, reading.max_expansion)
@@ -208,7 +208,7 @@ def _cut_compressed(file: InputFile, number: int, cutter: _Cutter) -> Iterator[S
     pieces = stream_pieces(file, stream, cutter.slice_bytes, cutter.is_cut_safe, cutter.border)
     for data, start, begins, ends in pieces:
         seen, on_disk = stream.disk_position - on_disk, stream.disk_position
-        yield Span(number, start, start + len(data), seen, data, rule, begins, ends)
+        yield InputSpan(number, start, start + len(data), seen, data, rule, begins, ends)
 
 
 def _cut_range(file: InputFile, splitter: Splitter, num_slices: int) -> Iterator[tuple[int, int]]:
@@ -262,7 +262,7 @@ def _read_fully(stream: BinaryIO, num_bytes: int) -> bytes:
 
 def _cut_stream(
     stream: Expanded, number: int, splitter: Splitter, cutter: _Cutter, rule: str | None
-) -> Iterator[Span]:
+) -> Iterator[InputSpan]:
     """Spans with their bytes, from a file that can only be read in order."""
     slice_bytes = cutter.slice_bytes
     limit = cutter.reading.max_document_bytes + slice_bytes
@@ -276,7 +276,7 @@ def _cut_stream(
             border = splitter.last_border(held) if more else len(held)
             if border:
                 seen, on_disk = stream.disk_position - on_disk, stream.disk_position
-                yield Span(number, start, start + border, seen, held[:border], rule)
+                yield InputSpan(number, start, start + border, seen, held[:border], rule)
                 start += border
                 held = held[border:]
             if not more:

@@ -18,7 +18,7 @@ from penstock.errors import SourceError
 from penstock.sources.arrow import byte_lengths
 from penstock.sources.document import Batch
 from penstock.sources.listing import InputFile, open_file
-from penstock.sources.settings import BLOCK_BYTES, Reading
+from penstock.sources.settings import BLOCK_BYTES, ReadSettings
 from penstock.sources.validate import screen
 
 __all__ = ["num_rows", "read_table", "table_spans"]
@@ -37,7 +37,7 @@ def table_spans(file: InputFile, field: str, slice_bytes: int) -> Iterator[tuple
 
 
 def read_table(
-    file: InputFile, number: int, start: int, stop: int, reading: Reading
+    file: InputFile, number: int, start: int, stop: int, reading: ReadSettings
 ) -> Iterator[Batch]:
     """The documents of the row groups (record batches) `[start, stop)` of `file`."""
     rows = _parquet_rows if file.format == "parquet" else _arrow_rows

@@ -8,7 +8,7 @@ import numpy as np
 from penstock.errors import SourceError
 from penstock.sources.arrow import binary_array
 from penstock.sources.document import Batch
-from penstock.sources.settings import BLOCK_BYTES, Reading
+from penstock.sources.settings import BLOCK_BYTES, ReadSettings
 from penstock.sources.validate import screen
 
 __all__ = ["Texts", "read_texts", "text_spans"]
@@ -68,7 +68,7 @@ def text_spans(texts: Texts, slice_bytes: int) -> Iterator[tuple[int, int, int]]
 
 
 def read_texts(
-    texts: Texts, number: int, start: int, stop: int, reading: Reading
+    texts: Texts, number: int, start: int, stop: int, reading: ReadSettings
 ) -> Iterator[Batch]:
     """The documents `[start, stop)` of `texts`."""
     for first, last, _ in _blocks(texts, start, stop):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.sources.arrow import binary_array, bool_array, byte_lengths, null_rows
 from penstock.sources.document import Batch, Reject, Tally, text_offsets
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.splitters import blank
 
 __all__ = ["Reason", "screen"]
@@ -29,7 +29,7 @@ def screen(
     file: int,
     places: NDArray[np.uint64],
     record_bytes: NDArray[np.int64],
-    reading: Reading,
+    reading: ReadSettings,
     why_null: Callable[[int], Reason] = lambda row: ("not_a_string", "null"),
 ) -> Batch:
     """A batch of the records in `texts` (a large_binary array) that are documents.
@@ -97,7 +97,7 @@ def _valid(texts: Any) -> bool:
     return True
 
 
-def _decoded(texts: Any, reading: Reading, tally: Tally) -> tuple[Any, dict[int, Reason]]:
+def _decoded(texts: Any, reading: ReadSettings, tally: Tally) -> tuple[Any, dict[int, Reason]]:
     """Texts with U+FFFD in place of bad bytes, or the rows that have bad bytes."""
     values = texts.to_pylist()
     bad: dict[int, Reason] = {}

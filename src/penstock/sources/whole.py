@@ -23,7 +23,7 @@ from penstock.sources.arrow import binary_array
 from penstock.sources.decompress import Expanded
 from penstock.sources.document import Batch, Edges, Tally
 from penstock.sources.listing import InputFile, open_file
-from penstock.sources.settings import BLOCK_BYTES, RULE_BYTES, Reading
+from penstock.sources.settings import BLOCK_BYTES, RULE_BYTES, ReadSettings
 from penstock.sources.validate import screen
 
 __all__ = [
@@ -121,7 +121,7 @@ def read_whole(
     name: str,
     start: int,
     edges: tuple[bool, bool],
-    reading: Reading,
+    reading: ReadSettings,
     is_cut_safe: IsCutSafe | None,
 ) -> Iterator[Batch]:
     """A document, or a piece of one, in blocks of about 4 MiB.
@@ -214,7 +214,7 @@ def _borders(text: Any, is_cut_safe: IsCutSafe | None) -> Iterator[int]:
     yield len(view)
 
 
-def file_rule(file: InputFile, reading: Reading) -> str:
+def file_rule(file: InputFile, reading: ReadSettings) -> str:
     """The rule that "auto" finds for a text file; reads its first 64 MB at most."""
     stream = Expanded(file, reading.max_expansion)
     try:

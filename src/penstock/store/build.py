@@ -19,17 +19,17 @@ from penstock.store.existing import committed, earlier_build, killed_at_the_end,
 from penstock.store.explain import count_rules
 from penstock.store.files import remove_temporary, sync_directory, write_file
 from penstock.store.holdout import SIDES, parse_split
-from penstock.store.job import Job, Progress, refuse_only_bad
+from penstock.store.job import BuildProgress, Job, refuse_only_bad
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
 from penstock.store.manifest import (
     FILE_NAME,
     builds,
     counts,
-    of_all_builds,
+    manifest_bytes,
     read_manifest,
     rejects_file,
-    spell,
+    shared_settings,
 )
 from penstock.store.prepare import Prepared, prepare
 from penstock.store.reader import TokenStore
@@ -60,7 +60,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     max_expansion: int = 200,
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto",
     threads: int | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[BuildProgress], None] | None = None,
 ) -> TokenStore:
     """Tokenize `inputs` into a store in the directory `store`, and open it.
 
@@ -171,7 +171,7 @@ def begin(prepared: Prepared, *, live: bool = False) -> Job | None:
 
 
 def execute(
-    job: Job, prepared: Prepared, progress: Callable[[Progress], None] | None = None
+    job: Job, prepared: Prepared, progress: Callable[[BuildProgress], None] | None = None
 ) -> None:
     """Run a build under its lock, from the journal to the manifest."""
     directories = [job.side_directory(side) for side in (SIDES if job.split else ("",))]
@@ -250,7 +250,7 @@ def commit(
         "format": "penstock-store",
         "version": 2 if "pieces" in counted else 1,
         "dtype": job.tokenizer.dtype.name,
-        **of_all_builds(settings),
+        **shared_settings(settings),
         "side": side or None,
         "counts": counted,
         "builds": [
@@ -266,7 +266,7 @@ def commit(
         ],
     }
     sync_directory(directory)
-    write_file(directory / FILE_NAME, [spell(contents, parts)])
+    write_file(directory / FILE_NAME, [manifest_bytes(contents, parts)])
     sync_directory(directory)
 
 

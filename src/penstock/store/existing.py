@@ -26,8 +26,8 @@ from penstock.store.manifest import (
     FILE_NAME,
     Manifest,
     builds,
-    of_all_builds,
     read_manifest,
+    shared_settings,
 )
 
 __all__ = ["committed", "earlier_build", "killed_at_the_end", "remember_stamps"]
@@ -79,7 +79,7 @@ def earlier_build(
             'A store with split="tail" cannot grow: its validation side is the end of the data. '
             'Build with split="hash", which holds out the same documents when data is added.'
         )
-    told, kept = of_all_builds(settings), of_all_builds(manifest.contents)
+    told, kept = shared_settings(settings), shared_settings(manifest.contents)
     if kept != told:
         raise StoreError(
             f"{directory} was built with other settings, and ids of two kinds cannot share a "
@@ -136,7 +136,7 @@ def _refuse_other_split(directory: Path, split: str | None) -> None:
 
 def _refuse_other(directory: Path, manifest: Manifest, settings: dict[str, Any]) -> None:
     """Raise where a finished store is not what this build would give."""
-    kept = of_all_builds(manifest.contents)
+    kept = shared_settings(manifest.contents)
     for done in builds(manifest):
         told = {**kept, "reading": done["reading"], "inputs": done["inputs"], "append": False}
         if canonical_json(told) == canonical_json(settings):
@@ -157,7 +157,9 @@ def _refuse_other(directory: Path, manifest: Manifest, settings: dict[str, Any])
 
 def _to_append(manifest: Manifest, settings: dict[str, Any]) -> str:
     """The inputs that an append would take; "" if there are none, or it would not."""
-    if of_all_builds(manifest.contents) != of_all_builds(settings) or _is_tail(settings["split"]):
+    if shared_settings(manifest.contents) != shared_settings(settings) or _is_tail(
+        settings["split"]
+    ):
         return ""
     present = _names(manifest)
     new = [each["name"] for each in settings["inputs"] if each["name"] not in present]

@@ -21,7 +21,7 @@ from penstock.sources.decompress import Expanded
 from penstock.sources.document import Batch
 from penstock.sources.listing import InputFile
 from penstock.sources.read import BOM
-from penstock.sources.settings import BLOCK_BYTES, Reading
+from penstock.sources.settings import BLOCK_BYTES, ReadSettings
 from penstock.sources.tables import num_rows
 from penstock.sources.whole import file_rule
 
@@ -57,7 +57,9 @@ class Split:
         return np.array([_hash(text.as_py()) < limit for text in batch.texts], bool)
 
 
-def parse_split(text: str | None, files: Sequence[InputFile], reading: Reading) -> Split | None:
+def parse_split(
+    text: str | None, files: Sequence[InputFile], reading: ReadSettings
+) -> Split | None:
     """The rule that `text` ("tail:0.1", "hash:0.1") means for these inputs."""
     if text is None:
         return None
@@ -83,7 +85,7 @@ def _hash(text: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def _tail(files: Sequence[InputFile], reading: Reading, share: float) -> tuple[int, int]:
+def _tail(files: Sequence[InputFile], reading: ReadSettings, share: float) -> tuple[int, int]:
     """Where the last `share` of the input begins: in bytes of text, or in rows of tables."""
     kinds = {file.format in ("parquet", "arrow", "texts") for file in files}
     if len(kinds) > 1:
@@ -102,14 +104,14 @@ def _tail(files: Sequence[InputFile], reading: Reading, share: float) -> tuple[i
     return len(files), 0
 
 
-def _is_one_document(file: InputFile, reading: Reading) -> bool:
+def _is_one_document(file: InputFile, reading: ReadSettings) -> bool:
     if file.format != "text":
         return False
     rule = file_rule(file, reading) if reading.documents == "auto" else reading.documents
     return rule == "file"
 
 
-def _character_border(file: InputFile, reading: Reading, share: Decimal) -> int:
+def _character_border(file: InputFile, reading: ReadSettings, share: Decimal) -> int:
     """The byte at which the last `share` of the characters of a file begins.
 
     The same place as `text[int(len(text) * (1 - share)):]`, without floating point.
@@ -145,7 +147,7 @@ def _num_characters(data: bytes) -> int:
     return len(_character_starts(data))
 
 
-def _length(file: InputFile, reading: Reading) -> int:
+def _length(file: InputFile, reading: ReadSettings) -> int:
     """Bytes of text (compressed files are read through once for it), or rows."""
     if file.texts is not None:
         return len(file.texts)

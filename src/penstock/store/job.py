@@ -11,7 +11,7 @@ from penstock.errors import SourceError
 from penstock.sources.document import Batch
 from penstock.sources.listing import InputFile
 from penstock.sources.read import read_slice
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import Slice, cut
 from penstock.store.cuts import cut_safety
 from penstock.store.holdout import Split
@@ -77,11 +77,11 @@ def _too_many(
 if TYPE_CHECKING:
     from penstock.store.chats import ChatStage
 
-__all__ = ["Job", "Progress"]
+__all__ = ["BuildProgress", "Job"]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BuildProgress:
     """How far a build is; what a progress callback is given."""
 
     done_bytes: int
@@ -101,7 +101,7 @@ class Job:
     files: list[InputFile]
     first_file: int
     """How many input files earlier builds of the same store have."""
-    reading: Reading
+    reading: ReadSettings
     tokenizer: Tokenizer
     eos_id: int | None
     bos_id: int | None

@@ -48,13 +48,13 @@ class SealedSlice:
     rules: dict[str, int] = field(default_factory=dict)
     """How many of the files that begin here follow each rule that "auto" found."""
 
-    def spell(self) -> bytes:
+    def to_json(self) -> bytes:
         """As JSON."""
         return canonical_json(
             {
                 "number": self.number,
                 "tally": asdict(self.tally),
-                "parts": {side: part.spell() for side, part in self.parts.items()},
+                "parts": {side: part.to_json() for side, part in self.parts.items()},
                 "rejects": [asdict(reject) for reject in self.rejects],
                 "rules": self.rules,
             }
@@ -62,7 +62,7 @@ class SealedSlice:
 
     @classmethod
     def parse(cls, data: bytes) -> "SealedSlice":
-        """The record that `spell` wrote."""
+        """The record that `to_json` wrote."""
         told = json.loads(data)
         parts = {}
         for side, part in told["parts"].items():
@@ -117,7 +117,7 @@ class Journal:
 
     def seal(self, record: SealedSlice) -> None:
         """Write the record of a slice whose parts are on disk."""
-        write_file(self._slice(record.number), [record.spell()])
+        write_file(self._slice(record.number), [record.to_json()])
         sync_directory(self._directory)
         self._ready(record.number).unlink(missing_ok=True)
         self._many(record.number).unlink(missing_ok=True)
@@ -129,7 +129,7 @@ class Journal:
             path = self._ready(record.number)
             temporary = path.with_suffix(".tmp")
             with suppress(OSError):  # a full disk is told by what needs the room
-                temporary.write_bytes(started + b"\n" + record.spell())
+                temporary.write_bytes(started + b"\n" + record.to_json())
                 temporary.rename(path)
 
     def readable(self, number: int) -> SealedSlice | None:

@@ -27,11 +27,11 @@ __all__ = [
     "check_contents",
     "check_part",
     "counts",
-    "of_all_builds",
+    "manifest_bytes",
     "part_file",
     "read_manifest",
     "rejects_file",
-    "spell",
+    "shared_settings",
 ]
 
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -148,7 +148,7 @@ class PartRecord:
     num_continued: int = 0
     """How many of `num_documents` are pieces whose document continues in the next part."""
 
-    def spell(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As it stands in the manifest."""
         # In one order, also when the record was read back from the journal, which sorts.
         kinds = [kind for kind in (*KINDS, "loss") if kind in self.files]
@@ -204,10 +204,10 @@ def rejects_file(number: int) -> str:
     return f"rejects-{number:05d}.jsonl" if number else "rejects.jsonl"
 
 
-def spell(contents: dict[str, Any], parts: list[PartRecord]) -> bytes:
+def manifest_bytes(contents: dict[str, Any], parts: list[PartRecord]) -> bytes:
     """The bytes of a manifest: readable, one part a line, with its own digest in front."""
     head = json.dumps({"digest": _ZEROS, **contents}, indent=1, ensure_ascii=True)
-    lines = ",\n  ".join(json.dumps(part.spell()) for part in parts)
+    lines = ",\n  ".join(json.dumps(part.to_json()) for part in parts)
     text = head.removesuffix("\n}") + ',\n "parts": [\n  ' + lines + "\n ]\n}\n"
     data = text.encode()
     return data.replace(_ZEROS.encode(), digest_bytes(data).encode(), 1)
@@ -305,7 +305,7 @@ def builds(manifest: Manifest | None) -> list[dict[str, Any]]:
     return manifest.contents["builds"] if manifest else []
 
 
-def of_all_builds(settings: dict[str, Any]) -> dict[str, Any]:
+def shared_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that every build of one store shares; only chat stores have "chat"."""
     shared = ("tokenizer", "eos_id", "bos_id", "split", "chat")
     return {key: settings[key] for key in shared if key in settings}

@@ -10,10 +10,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from penstock.digest import digest_json
-from penstock.store.manifest import builds, of_all_builds
+from penstock.store.manifest import builds, shared_settings
 from penstock.store.reader import TokenStore
 
-__all__ = ["chain", "told_build"]
+__all__ = ["chain", "describe_build"]
 
 _chains: "WeakKeyDictionary[TokenStore, list[str]]" = WeakKeyDictionary()
 
@@ -23,11 +23,11 @@ def chain(store: TokenStore, num_parts: int) -> str:
     links = _chains.setdefault(store, [digest_json(_settings(store))])
     while len(links) <= num_parts:
         part = store.manifest.parts[len(links) - 1]
-        links.append(digest_json([links[-1], part.spell()]))
+        links.append(digest_json([links[-1], part.to_json()]))
     return links[num_parts]
 
 
-def told_build(store: TokenStore) -> dict[str, Any]:
+def describe_build(store: TokenStore) -> dict[str, Any]:
     """How a store is built, in words that are short enough for a state."""
     settings = _settings(store)
     tokenizer, inputs = settings["tokenizer"], settings["inputs"]
@@ -47,4 +47,4 @@ def told_build(store: TokenStore) -> dict[str, Any]:
 def _settings(store: TokenStore) -> dict[str, Any]:
     contents = store.manifest.contents
     first = builds(store.manifest)[0]
-    return {**of_all_builds(contents), "reading": first["reading"], "inputs": first["inputs"]}
+    return {**shared_settings(contents), "reading": first["reading"], "inputs": first["inputs"]}

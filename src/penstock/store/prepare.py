@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from penstock.errors import StoreError, TokenizerError
 from penstock.sources.listing import InputFile, list_files
-from penstock.sources.settings import Format, Reading
+from penstock.sources.settings import Format, ReadSettings
 from penstock.sources.texts import Texts
 from penstock.store.holdout import parse_split
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
@@ -29,7 +29,7 @@ class Prepared:
 
     directory: Path
     files: list[InputFile]
-    reading: Reading
+    reading: ReadSettings
     tokenizer: Tokenizer
     settings: dict[str, Any]
     """Everything that the bytes of the store depend on."""
@@ -72,7 +72,7 @@ def prepare(  # noqa: PLR0913  (the arguments of `build`)
         raise StoreError(f"threads={threads} leaves nobody to do the work; use at least 1.")
     if not (max_bad >= 0):
         raise StoreError(f"max_bad={max_bad} is not a share or a number of records.")
-    reading = Reading(
+    reading = ReadSettings(
         format=format,
         documents=documents if chat is None else "lines",
         field=field,

@@ -25,7 +25,7 @@ from penstock.store.comparison import Comparison
 from penstock.store.explain import log_rules
 from penstock.store.files import keep_freed_memory, sync_directory, sync_file
 from penstock.store.holdout import SIDES
-from penstock.store.job import Job, Progress, refuse_bad
+from penstock.store.job import BuildProgress, Job, refuse_bad
 from penstock.store.journal import MANY_TOKENS, Journal, SealedSlice
 from penstock.store.live import Readers, give_way
 from penstock.store.manifest import part_file
@@ -78,7 +78,7 @@ def run(
     sealed: list[SealedSlice],
     *,
     num_threads: int,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[BuildProgress], None] | None = None,
 ) -> list[SealedSlice]:
     """Process all slices that are not sealed yet; returns the records of all, in order.
 
@@ -140,10 +140,10 @@ def run(
     return [shared.sealed[number] for number in range(shared.num_slices) if number in shared.sealed]
 
 
-def _progress(shared: _Shared, total_bytes: int) -> Progress:
+def _progress(shared: _Shared, total_bytes: int) -> BuildProgress:
     with shared.lock:
         rejects = sum(record.tally.rejected for record in shared.sealed.values())
-        return Progress(
+        return BuildProgress(
             done_bytes=shared.done_bytes,
             total_bytes=total_bytes,
             text_bytes=shared.text_bytes,

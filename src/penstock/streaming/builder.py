@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from penstock.errors import StoreBusyError
 from penstock.store.build import begin, execute
-from penstock.store.job import Progress
+from penstock.store.job import BuildProgress
 from penstock.store.lock import locked
 from penstock.store.prepare import Prepared
 from penstock.streaming.dropping import serve
@@ -42,7 +42,7 @@ class Builder:
         self.error: BaseException | None = None
         self.building = False
         """Whether this process is the one that builds."""
-        self.progress: Progress | None = None
+        self.progress: BuildProgress | None = None
         """How far it is, where it is this process that builds."""
         self._thread = threading.Thread(target=self._run, name="penstock-stream", daemon=True)
         self._thread.start()
@@ -89,8 +89,8 @@ class Builder:
             return False
 
     @property
-    def _tell(self) -> Callable[[Progress], None]:
-        def tell(progress: Progress) -> None:
+    def _tell(self) -> Callable[[BuildProgress], None]:
+        def tell(progress: BuildProgress) -> None:
             self.progress = progress
             if self._stop.is_set():
                 raise _Closed

@@ -24,7 +24,7 @@ from penstock.sources.slices import Slice
 from penstock.store.build import commit, intact, refuse_lost_bytes
 from penstock.store.existing import remember_stamps
 from penstock.store.files import remove_temporary
-from penstock.store.job import Job, Progress
+from penstock.store.job import BuildProgress, Job
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.manifest import FILE_NAME, part_file
 from penstock.store.prepare import Prepared
@@ -43,7 +43,7 @@ def serve(
     prepared: Prepared,
     ahead: int,
     stop: threading.Event,
-    progress: Callable[[Progress], None],
+    progress: Callable[[BuildProgress], None],
 ) -> None:
     """Make the slices that readers want, under the store's lock, until told to stop."""
     journal = Journal(job.directory)

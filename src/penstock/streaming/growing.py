@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 from penstock.digest import canonical_json
 from penstock.errors import StoreBusyError, StoreError, UnknownLengthError
 from penstock.store.explain import differences
-from penstock.store.job import Progress
+from penstock.store.job import BuildProgress
 from penstock.store.journal import MANY_TOKENS, Journal
 from penstock.store.manifest import (
     FILE_NAME,
     Manifest,
     PartRecord,
-    of_all_builds,
     read_manifest,
+    shared_settings,
 )
 from penstock.store.reader import TokenStore
 from penstock.streaming.builder import Builder
@@ -75,7 +75,7 @@ class GrowingStore(TokenStore):
         self._ahead = ahead
         self._builder = builder
         told = {key: stamped[key] for key in ("reading", "inputs")}
-        contents = {"dtype": dtype, **of_all_builds(stamped), "builds": [told]}
+        contents = {"dtype": dtype, **shared_settings(stamped), "builds": [told]}
         self._open(Manifest("", contents, ()))
         self._journal = Journal(path)
         self._is_ours = False
@@ -175,7 +175,7 @@ class GrowingStore(TokenStore):
         return self.manifest.digest
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> BuildProgress | None:
         """How far the build is, where this process is the one that builds."""
         return None if self._builder is None else self._builder.progress
 
@@ -233,7 +233,10 @@ class GrowingStore(TokenStore):
     def _refuse_other(self, manifest: Manifest) -> None:
         """Raise where the manifest is not of this build, or not of the parts that were read."""
         first = manifest.contents["builds"][0]
-        told = {**of_all_builds(manifest.contents), **{k: first[k] for k in ("reading", "inputs")}}
+        told = {
+            **shared_settings(manifest.contents),
+            **{k: first[k] for k in ("reading", "inputs")},
+        }
         ours = {key: self._stamped[key] for key in told if key in self._stamped}
         known = self.manifest.parts
         if canonical_json(told) != canonical_json(ours) or manifest.parts[: len(known)] != known:

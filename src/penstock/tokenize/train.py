@@ -22,7 +22,7 @@ from penstock.errors import SourceError, TokenizerError
 from penstock.sources.document import Batch, Reject
 from penstock.sources.listing import InputFile, list_files
 from penstock.sources.read import read_slice
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 
 __all__ = ["Trained", "train_tokenizer"]
@@ -51,7 +51,7 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
     *,
     vocab_size: int,
     special_tokens: Sequence[str] = ("<|endoftext|>",),
-    reading: Reading | None = None,
+    reading: ReadSettings | None = None,
     max_bytes: int | None = None,
     max_bad: float = 0.001,
     progress: Callable[[int, int], None] | None = None,
@@ -93,7 +93,7 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
         )
     if max_bytes is not None and max_bytes < 1:
         raise SourceError(f"max_bytes={max_bytes} leaves no text to learn from.")
-    reading = replace(reading or Reading(), separators=_separators(special_tokens))
+    reading = replace(reading or ReadSettings(), separators=_separators(special_tokens))
     files = list_files(inputs, reading)
     reader = _Reader(files, reading, max_bytes, max_bad, progress)
     tokenizer = _learn(reader.texts(), vocab_size, special_tokens)
@@ -115,7 +115,7 @@ class _Reader:
     """Gives the texts of all documents, and counts them."""
 
     files: list[InputFile]
-    reading: Reading
+    reading: ReadSettings
     max_bytes: int | None
     max_bad: float
     progress: Callable[[int, int], None] | None
