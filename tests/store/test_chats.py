@@ -141,9 +141,9 @@ def test_a_finished_store_is_kept_and_another_template_is_refused(chats, tmp_pat
     store = build(chats, tmp_path / "store", chat="chatml")
 
     assert build(chats, tmp_path / "store", chat="chatml").digest == store.digest
-    with pytest.raises(StoreError, match=r"built otherwise: chat\.digest"):
+    with pytest.raises(StoreError, match=r"built differently: chat\.digest"):
         build(chats, tmp_path / "store", chat=PLAIN)
-    with pytest.raises(StoreError, match="built otherwise: chat"):
+    with pytest.raises(StoreError, match="built differently: chat"):
         build(chats, tmp_path / "store", eos=False)
 
 

@@ -157,7 +157,7 @@ class _Run:
         return f"{file.name} is empty" if listed.size == 0 else None
 
     def _documents(self) -> str:
-        from penstock.store.prepare import separators_of
+        from penstock.store.job import separators_of
         from penstock.tokenize.tokenizer import load_tokenizer
 
         self._tokenizer = load_tokenizer(self._trial.tokenizer)

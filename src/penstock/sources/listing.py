@@ -65,6 +65,15 @@ class InputFile:
         """Whether the file is opened through fsspec."""
         return "://" in self.path
 
+    def describe(self) -> dict[str, str | int | None]:
+        """The file as JSON, for the manifest."""
+        return {
+            "name": self.name,
+            "bytes": self.size,
+            "format": self.format,
+            "compression": self.compression,
+        }
+
 
 def list_files(
     inputs: str | os.PathLike[str] | Sequence[Any] | Texts, reading: ReadSettings

@@ -7,11 +7,11 @@ on, go to the reject log with their reason, like any other record that is no doc
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BufferedReader, RawIOBase
-from typing import Any, BinaryIO, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ from penstock.sources.listing import InputFile, open_file
 from penstock.sources.texts import Texts
 from penstock.store.part import PartBuilder
 from penstock.tokenize.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from penstock.store.job import BuildSettings
 
 __all__ = ["ChatStage", "chat_files", "chat_stage"]
 
@@ -43,7 +46,6 @@ class ChatStage:
     chat: Chat
     eos: bool | str
     """The end token to put, which is none where the template ends turns by itself."""
-    bos: bool | str
     report: TurnReport
     """Counts turns that are not trained on, or not to their end."""
 
@@ -87,26 +89,18 @@ class ChatStage:
                 yield script, None if script.trained else _nothing(conversation, script)
 
 
-def chat_stage(
-    chat: Any,
-    tokenizer: Any,
-    engine: Literal["auto", "gigatoken", "tokenizers"],
-    special_tokens: str,
-    *,
-    eos: bool | str,
-    bos: bool | str,
-    add_tokens: Literal["auto"] | Sequence[str] | None = None,
-) -> ChatStage:
-    """The stage that a build asks for with `chat=`, a template or a `Chat`."""
+def chat_stage(settings: "BuildSettings") -> ChatStage:
+    """The stage for a build with `chat=`, which is a template or a `Chat`."""
+    chat, parsed = settings.chat, settings.special_tokens == "parse"
     if not isinstance(chat, Chat):
-        loaded = load_tokenizer(tokenizer, engine=engine)
-        parsed = special_tokens == "parse"
-        chat = Chat(chat, loaded, special_in_content=parsed, add_tokens=add_tokens)
-    elif special_tokens == "parse":
+        loaded = load_tokenizer(settings.tokenizer, engine=settings.engine)
+        chat = Chat(chat, loaded, special_in_content=parsed, add_tokens=settings.add_tokens)
+    elif parsed:
         raise StoreError('Give special_in_content=True to Chat, and not special_tokens="parse".')
-    elif add_tokens:
+    elif settings.add_tokens:
         raise StoreError("Give add_tokens= to Chat, which has the tokenizer already.")
-    return ChatStage(chat, False if eos is True and chat.ends_turns else eos, bos, chat.report())
+    eos = False if settings.eos is True and chat.ends_turns else settings.eos
+    return ChatStage(chat, eos, chat.report())
 
 
 def chat_files(files: list[InputFile]) -> list[InputFile]:

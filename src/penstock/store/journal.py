@@ -21,14 +21,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.sources.document import Reject, Tally
 from penstock.store.explain import differences
 from penstock.store.files import sync_directory, write_file
-from penstock.store.manifest import PartRecord
+from penstock.store.manifest import JsonObject, PartRecord
 
 __all__ = ["MANY_TOKENS", "Journal", "SealedSlice"]
 
@@ -86,15 +85,15 @@ class Journal:
         self._settings = directory / ".building.json"
         self._awaited = directory / ".awaited"
 
-    def begun(self) -> dict[str, Any] | None:
+    def begun(self) -> JsonObject | None:
         """The settings of the build that was begun and not ended, or None."""
         try:
-            told: dict[str, Any] = json.loads(self._settings.read_bytes())
+            told: JsonObject = json.loads(self._settings.read_bytes())
         except FileNotFoundError:
             return None
         return told
 
-    def begin(self, settings: dict[str, Any]) -> list[SealedSlice]:
+    def begin(self, settings: JsonObject) -> list[SealedSlice]:
         """Start a build, or go on with one; returns the slices that are sealed already.
 
         Raises:
@@ -144,7 +143,7 @@ class Journal:
             return None
         return SealedSlice.parse(record) if started == _machine_start() else None
 
-    def tell_many(self, number: int) -> None:
+    def announce_many(self, number: int) -> None:
         """Say that a slice will have more than `MANY_TOKENS` tokens, before it has all of them."""
         with suppress(OSError):
             self._many(number).touch()

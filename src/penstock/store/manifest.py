@@ -21,6 +21,7 @@ from penstock.store.npy import HEADER_BYTES
 __all__ = [
     "FILE_NAME",
     "KINDS",
+    "JsonObject",
     "Manifest",
     "PartRecord",
     "builds",
@@ -34,12 +35,15 @@ __all__ = [
     "shared_settings",
 ]
 
+JsonObject = dict[str, Any]
+"""A JSON object; its values are checked where they are read from a file."""
+
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MAX_COUNT = 2**62
 _MAX_VOCAB = 2**32
 
 
-def check_contents(contents: dict[str, Any]) -> None:
+def check_contents(contents: JsonObject) -> None:
     """Raise ValueError, KeyError or TypeError where a field is absent, odd or out of range."""
     vocab_size = _check_tokenizer(contents["tokenizer"])
     if contents["dtype"] == "uint16" and vocab_size > 65_536:
@@ -60,7 +64,7 @@ def check_contents(contents: dict[str, Any]) -> None:
         _count(contents["counts"][name], f"counts.{name}")
 
 
-def _check_tokenizer(tokenizer: dict[str, Any]) -> int:
+def _check_tokenizer(tokenizer: JsonObject) -> int:
     """Raise where the tokenizer is described oddly; returns the size of its vocabulary."""
     _string(tokenizer["name"], "tokenizer.name")
     _string(tokenizer["canary"], "tokenizer.canary")
@@ -72,7 +76,7 @@ def _check_tokenizer(tokenizer: dict[str, Any]) -> int:
     return vocab_size
 
 
-def _check_build(done: dict[str, Any], place: str) -> None:
+def _check_build(done: JsonObject, place: str) -> None:
     _count(done["slices"], f"{place}.slices")
     for name, value in done["counts"].items():
         _count(value, f"{place}.counts.{name}")
@@ -89,7 +93,7 @@ def _check_build(done: dict[str, Any], place: str) -> None:
         _count(each["bytes"], f"{place}.inputs.bytes")
 
 
-def check_part(entry: dict[str, Any], dtype: str) -> None:
+def check_part(entry: JsonObject, dtype: str) -> None:
     """Raise where the record of a part is odd, or its files cannot be as long as it says."""
     number, documents, tokens = counts = entry["part"], entry["documents"], entry["tokens"]
     if not all(type(count) is int and 0 <= count <= _MAX_COUNT for count in counts):
@@ -148,7 +152,7 @@ class PartRecord:
     num_continued: int = 0
     """How many of `num_documents` are pieces whose document continues in the next part."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """As it stands in the manifest."""
         # In one order, also when the record was read back from the journal, which sorts.
         kinds = [kind for kind in (*KINDS, "loss") if kind in self.files]
@@ -166,7 +170,7 @@ class Manifest:
     """A store's contents and counts."""
 
     digest: str
-    contents: dict[str, Any]
+    contents: JsonObject
     """Everything but the parts, as it stands in the file."""
     parts: tuple[PartRecord, ...]
 
@@ -204,7 +208,7 @@ def rejects_file(number: int) -> str:
     return f"rejects-{number:05d}.jsonl" if number else "rejects.jsonl"
 
 
-def manifest_bytes(contents: dict[str, Any], parts: list[PartRecord]) -> bytes:
+def manifest_bytes(contents: JsonObject, parts: list[PartRecord]) -> bytes:
     """The bytes of a manifest: readable, one part a line, with its own digest in front."""
     head = json.dumps({"digest": _ZEROS, **contents}, indent=1, ensure_ascii=True)
     lines = ",\n  ".join(json.dumps(part.to_json()) for part in parts)
@@ -285,7 +289,7 @@ def _checked(data: bytes, path: Path) -> Manifest:
     return manifest
 
 
-def _part(entry: dict[str, Any], dtype: str) -> PartRecord:
+def _part(entry: JsonObject, dtype: str) -> PartRecord:
     check_part(entry, dtype)
     files = {kind: (size, digest) for kind, (size, digest) in entry["files"].items()}
     continued = entry.get("continued", 0)
@@ -300,12 +304,12 @@ def counts(parts: Sequence[PartRecord]) -> dict[str, int]:
     return told | ({"pieces": manifest.num_pieces} if has_pieces else {})
 
 
-def builds(manifest: Manifest | None) -> list[dict[str, Any]]:
+def builds(manifest: Manifest | None) -> list[JsonObject]:
     """The builds that made a store, the first one and all that were appended."""
     return manifest.contents["builds"] if manifest else []
 
 
-def shared_settings(settings: dict[str, Any]) -> dict[str, Any]:
+def shared_settings(settings: JsonObject) -> JsonObject:
     """The settings that every build of one store shares; only chat stores have "chat"."""
     shared = ("tokenizer", "eos_id", "bos_id", "split", "chat")
     return {key: settings[key] for key in shared if key in settings}

@@ -6,11 +6,10 @@ The digest of a store is that of its manifest, which is written last. A state th
 while the store grew binds to what was there: how it is built, and the parts up to its position.
 """
 
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from penstock.digest import digest_json
-from penstock.store.manifest import builds, shared_settings
+from penstock.store.manifest import JsonObject, builds, shared_settings
 from penstock.store.reader import TokenStore
 
 __all__ = ["chain", "describe_build"]
@@ -27,7 +26,7 @@ def chain(store: TokenStore, num_parts: int) -> str:
     return links[num_parts]
 
 
-def describe_build(store: TokenStore) -> dict[str, Any]:
+def describe_build(store: TokenStore) -> JsonObject:
     """How a store is built, in words that are short enough for a state."""
     settings = _settings(store)
     tokenizer, inputs = settings["tokenizer"], settings["inputs"]
@@ -44,7 +43,7 @@ def describe_build(store: TokenStore) -> dict[str, Any]:
     }
 
 
-def _settings(store: TokenStore) -> dict[str, Any]:
+def _settings(store: TokenStore) -> JsonObject:
     contents = store.manifest.contents
     first = builds(store.manifest)[0]
     return {**shared_settings(contents), "reading": first["reading"], "inputs": first["inputs"]}

@@ -9,14 +9,13 @@ tokens, and 10^12 tokens allow at most 1.4 million lengths.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StoreError
 from penstock.store.explain import describe_rules
-from penstock.store.manifest import FILE_NAME, read_manifest
+from penstock.store.manifest import FILE_NAME, JsonObject, read_manifest
 from penstock.store.reader import TokenStore
 
 __all__ = ["Bin", "Lengths", "Summary", "bytes_per_token", "rejects_by_reason", "summarize"]
@@ -75,7 +74,7 @@ class Summary:
     """Bytes of text a token stands for; see `bytes_per_token`."""
     lengths: Lengths | None
     """None where there is no document."""
-    tokenizer: dict[str, Any]
+    tokenizer: JsonObject
     """Name, digest, canary and size of the vocabulary, as the manifest has them."""
     eos_id: int | None
     bos_id: int | None
@@ -84,7 +83,7 @@ class Summary:
     disk_bytes: int
     num_builds: int
     """One, and one more for each append."""
-    inputs: tuple[dict[str, Any], ...]
+    inputs: tuple[JsonObject, ...]
     num_skipped: int
     """Empty and blank records; of both sides, where the store was split."""
     num_replaced: int
@@ -160,7 +159,7 @@ def _num_trained(store: TokenStore) -> int | None:
     return sum(int(store.part_array(part, "loss").sum(dtype=np.int64)) for part in parts)
 
 
-def rejects_by_reason(builds: list[dict[str, Any]]) -> dict[str, int]:
+def rejects_by_reason(builds: list[JsonObject]) -> dict[str, int]:
     """How many records all `builds` of a manifest rejected, by reason."""
     total: dict[str, int] = {}
     for done in builds:
@@ -240,7 +239,7 @@ def _histogram(values: NDArray[np.uint64], counts: NDArray[np.int64]) -> tuple[B
     return tuple(bins[filled[0] : filled[-1] + 1])
 
 
-def _total(builds: list[dict[str, Any]], name: str) -> int:
+def _total(builds: list[JsonObject], name: str) -> int:
     return sum(int(done["counts"].get(name, 0)) for done in builds)
 
 

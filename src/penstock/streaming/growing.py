@@ -241,7 +241,7 @@ class GrowingStore(TokenStore):
         known = self.manifest.parts
         if canonical_json(told) != canonical_json(ours) or manifest.parts[: len(known)] != known:
             raise StoreError(
-                f"{self.path} is a finished store that was built otherwise: "
+                f"{self.path} is a finished store that was built differently: "
                 f"{differences(told, ours) or 'its parts are others'}. Choose another directory, "
                 "or delete this one."
             )
