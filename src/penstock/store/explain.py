@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.errors import SourceError
-from penstock.sources.listing import InputFile
 from penstock.sources.settings import separator_in
 from penstock.store.manifest import JsonObject
 
 if TYPE_CHECKING:
+    from penstock.sources.listing import InputFile
     from penstock.store.job import Job
     from penstock.store.journal import SealedSlice
 
@@ -155,7 +155,7 @@ def log_rules(job: "Job", rules: list[tuple[int, str]]) -> None:
 
 
 def refuse_bad(
-    files: Sequence[InputFile], max_bad: float, sealed: "dict[int, SealedSlice]"
+    files: "Sequence[InputFile]", max_bad: float, sealed: "dict[int, SealedSlice]"
 ) -> None:
     """Raise if the leading sealed slices have more rejected records than `max_bad` allows.
 
@@ -185,7 +185,7 @@ def refuse_bad(
             )
 
 
-def refuse_only_bad(files: Sequence[InputFile], done: "Sequence[SealedSlice]") -> None:
+def refuse_only_bad(files: "Sequence[InputFile]", done: "Sequence[SealedSlice]") -> None:
     """Raise if records were rejected and no document is left, as in one file that is not UTF-8."""
     rejects = [reject for record in done for reject in record.rejects]
     if rejects and not any(record.tally.documents for record in done):

@@ -12,7 +12,6 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -26,6 +25,7 @@ from penstock.errors import StoreBusyError, StoreError, UnknownLengthError
 from penstock.store.explain import differences
 from penstock.store.job import BuildProgress
 from penstock.store.journal import MANY_TOKENS, Journal
+from penstock.store.lock import lock_holder
 from penstock.store.manifest import (
     FILE_NAME,
     Manifest,
@@ -304,10 +304,8 @@ class GrowingStore(TokenStore):
     def _told_builder(self) -> str:
         if self._builder is not None and self._builder.building:
             return "This very process builds it."
-        with suppress(OSError):
-            holder = (self.path / ".lock").read_text(errors="replace").strip()
-            if holder:
-                return f"The process that builds it, or did last, is {holder}."
+        if holder := lock_holder(self.path):
+            return f"The process that builds it, or did last, is {holder}."
         return "No process has begun to build it."
 
     def part_array(self, part: int, kind: str) -> NDArray[Any]:
