@@ -189,7 +189,7 @@ def test_a_remote_file_that_is_not_there_is_refused(request):
     ],
 )
 def test_chained_and_unknown_protocols_are_refused(url):
-    with pytest.raises(SourceError, match="uses the protocol .* which penstock does not read"):
+    with pytest.raises(SourceError, match=r"uses the protocol .* which penstock does not read"):
         names(url)
 
 

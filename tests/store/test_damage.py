@@ -51,8 +51,8 @@ def test_two_hundred_flipped_bits_are_all_found(built):
         (lambda data: data[:64], "bytes, and"),
         (lambda data: b"", "bytes, and"),
         (lambda data: data + b"\0", "bytes, and"),
-        (lambda data: bytes(len(data)), "does not begin as|is damaged"),
-        (lambda data: data[:6] + bytes(len(data) - 6), "does not begin as|is damaged"),
+        (lambda data: bytes(len(data)), "does not begin like|is damaged"),
+        (lambda data: data[:6] + bytes(len(data) - 6), "does not begin like|is damaged"),
     ],
     ids=["cut", "torn", "empty", "longer", "zeros", "zeros after the magic"],
 )
@@ -151,7 +151,7 @@ def test_arrays_that_do_not_fit_together_are_found_behind_the_right_digests(buil
     assert "do not end in order" in lie("bounds", put(0, 0))
     assert "do not end in order" in lie("bounds", put(5, 2**40))
     assert "do not end in order" in lie("bounds", put(-1, 7))
-    assert "names input file 9 of 2" in lie("origin", put(0, 9))
+    assert "names input file 9, and there are 2" in lie("origin", put(0, 9))
 
 
 class Payload:

@@ -111,7 +111,7 @@ def test_a_pickled_store_that_changed_since_is_refused(tmp_path):
     pickled = pickle.dumps(store)
     penstock.build(Texts(["two"]), tmp_path / "s", tokenizer="bytes", append=True)
 
-    with pytest.raises(StoreError, match="is not the store it was when it was pickled"):
+    with pytest.raises(StoreError, match="changed after the store was pickled"):
         pickle.loads(pickled)
 
 

@@ -1,9 +1,10 @@
-"""A digest for the first parts of a store.
+"""Digests of the first parts of a store.
 
     chain(0) = digest(build settings)       chain(n) = digest(chain(n - 1), record of part n - 1)
 
-The digest of a store is that of its manifest, which is written last. A state that was taken
-while the store grew binds to what was there: how it is built, and the parts up to its position.
+The digest of a store is that of its manifest, which is written last. A loader state that was
+saved while the store grew contains a digest of what existed then: the settings of the build, and
+the parts up to the state's position.
 """
 
 from weakref import WeakKeyDictionary
@@ -18,7 +19,7 @@ _chains: "WeakKeyDictionary[TokenStore, list[str]]" = WeakKeyDictionary()
 
 
 def chain(store: TokenStore, num_parts: int) -> str:
-    """The digest of how `store` is built and of its first parts, which must be there."""
+    """The digest of the settings of `store` and of its first `num_parts` parts."""
     links = _chains.setdefault(store, [digest_json(_settings(store))])
     while len(links) <= num_parts:
         part = store.manifest.parts[len(links) - 1]
@@ -27,15 +28,14 @@ def chain(store: TokenStore, num_parts: int) -> str:
 
 
 def describe_build(store: TokenStore) -> JsonObject:
-    """How a store is built, in words that are short enough for a state."""
+    """A short description of how a store was built, for a loader state."""
     settings = _settings(store)
     tokenizer, inputs = settings["tokenizer"], settings["inputs"]
     size = sum(each["bytes"] for each in inputs)
+    name = f"{tokenizer['name']} {(tokenizer['digest'] or tokenizer['canary'])[:8]}"
     files = f"{len(inputs):,} file{'s' * (len(inputs) != 1)} of {size:,} bytes"
     return {
-        "tokenizer": f"{tokenizer['name']} {(tokenizer['digest'] or tokenizer['canary'])[:8]}"[
-            -60:
-        ],
+        "tokenizer": name[-60:],
         "eos_id": settings["eos_id"],
         "bos_id": settings["bos_id"],
         "reading": settings["reading"],
