@@ -55,6 +55,11 @@ class Split:
         limit = int(self.share * 2**64)
         return np.array([_hash(text.as_py()) < limit for text in batch.texts], bool)
 
+    def sides(self, batch: Batch) -> list[tuple[str, Batch]]:
+        """The documents of `batch` for each side."""
+        held_out = self.held_out(batch)
+        return [("train", batch.where(~held_out)), ("val", batch.where(held_out))]
+
 
 def parse_split(
     text: str | None, files: Sequence[InputFile], reading: ReadSettings

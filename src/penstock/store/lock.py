@@ -53,7 +53,7 @@ def lock_holder(directory: Path) -> str:
 def locked(directory: Path) -> Iterator[None]:
     """Hold the writer's lock of `directory`.
 
-    A process that was forked meanwhile does not hold it: filelock closes its copy there.
+    A forked child does not hold it: filelock closes the child's copy of the descriptor.
 
     Raises:
         StoreBusyError: another process, or another thread of this one, holds the lock.

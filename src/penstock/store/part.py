@@ -170,7 +170,7 @@ def _absent(
     if wanted is None:
         return np.asarray(ids[places] != token)
     absent = wanted.copy()
-    # Only a piece may be an empty text. Then its place holds a token of its neighbour, or lies
+    # Only a piece may be an empty text. Then its place holds a token of its neighbour, or is
     # outside the array.
     for text in np.flatnonzero(wanted):
         place = int(places[text])

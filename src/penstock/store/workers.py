@@ -82,8 +82,8 @@ class _Workers:
         self._journal = Journal(job.directory)
         self._num_threads = num_threads
         self._tokenizing = threading.Semaphore(num_threads)
-        # Cutting a compressed file reads it, which may take seconds. So it has a lock of its own,
-        # and progress can be shown while a worker cuts.
+        # Cutting a compressed file reads it, which may take seconds. The separate lock lets
+        # progress be shown while a worker cuts.
         self._cutting = threading.Lock()
         self._slices = slices
         self._num_slices = 0
@@ -172,7 +172,7 @@ class _Workers:
                 if not self._make_part(num_helpers if number == 0 else 0):
                     return
         except _Stopped:
-            return
+            pass
         except BaseException as error:  # noqa: BLE001  (raised again in the calling thread)
             with self._lock:
                 if self._error is None:
@@ -229,10 +229,13 @@ class _Workers:
             side: PartBuilder(job.tokenizer, job.eos_id, job.bos_id)
             for side in (SIDES if job.split else ("",))
         }
-        names = [file.name for file in job.files]
-        done = _Tokenized(builders, SliceSample(job.tokenizer, piece.index, names, job.first_file))
+        done = _Tokenized(
+            builders,
+            SliceSample(
+                job.tokenizer, piece.index, [file.name for file in job.files], job.first_file
+            ),
+        )
         left = piece.disk_bytes
-        is_announced = not job.live
         for batch, encoded in self._encoded(piece, builders, num_helpers):
             if job.stop.is_set():
                 raise _Stopped
@@ -241,11 +244,9 @@ class _Workers:
             if encoded is not None:
                 builders[""].append(*encoded)
             else:
-                for side, share in self._sides(batch):
-                    done.rejects += self._fill(builders[side], share)
-            if not is_announced and builders[""].num_tokens > MANY_TOKENS:
+                self._fill(batch, done)
+            if job.live and num_tokens <= MANY_TOKENS < done.num_tokens:
                 self._journal.announce_many(piece.index)
-                is_announced = True
             done.tally.add(batch.tally)
             done.rejects += batch.rejects
             done.rules.update(rule for _, rule in batch.rules)
@@ -312,18 +313,14 @@ class _Workers:
             for done, encoded in pending:
                 yield done, encoded.result()
 
-    def _sides(self, batch: Batch) -> list[tuple[str, Batch]]:
-        if self._job.split is None:
-            return [("", batch)]
-        held_out = self._job.split.held_out(batch)
-        return [("train", batch.where(~held_out)), ("val", batch.where(held_out))]
-
-    def _fill(self, builder: PartBuilder, batch: Batch) -> list[Reject]:
-        """Add a batch to a part; returns the records that a chat build refuses."""
-        if self._job.chat is None:
-            builder.add(batch)
-            return []
-        return self._job.chat.fill(builder, batch, self._job.first_file)
+    def _fill(self, batch: Batch, done: _Tokenized) -> None:
+        """Tokenize a batch into the parts of its sides."""
+        job = self._job
+        for side, share in job.split.sides(batch) if job.split else [("", batch)]:
+            if job.chat is None:
+                done.builders[side].add(share)
+            else:
+                done.rejects += job.chat.fill(done.builders[side], share, job.first_file)
 
     def _seal(self, piece: Slice, done: _Tokenized) -> None:
         """Write the parts of one slice, and then its record.
