@@ -80,6 +80,7 @@ class _Workers:
     ) -> None:
         self._job = job
         self._journal = Journal(job.directory)
+        self._names = [file.name for file in job.files]
         self._num_threads = num_threads
         self._tokenizing = threading.Semaphore(num_threads)
         # Cutting a compressed file reads it, which may take seconds. The separate lock lets
@@ -229,12 +230,8 @@ class _Workers:
             side: PartBuilder(job.tokenizer, job.eos_id, job.bos_id)
             for side in (SIDES if job.split else ("",))
         }
-        done = _Tokenized(
-            builders,
-            SliceSample(
-                job.tokenizer, piece.index, [file.name for file in job.files], job.first_file
-            ),
-        )
+        sample = SliceSample(job.tokenizer, piece.index, self._names, job.first_file)
+        done = _Tokenized(builders, sample)
         left = piece.disk_bytes
         for batch, encoded in self._encoded(piece, builders, num_helpers):
             if job.stop.is_set():
