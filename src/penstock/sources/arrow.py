@@ -50,6 +50,8 @@ def byte_lengths(texts: ArrowArray) -> NDArray[np.int64]:
     >>> byte_lengths(binary_array([b"ab", None, b"c"])).tolist()
     [2, 0, 1]
     """
+    # Arrow gives int32 for binary and int64 for large_binary arrays, and the length of a null is
+    # whatever its slot holds.
     lengths = pa.compute.binary_length(texts)
     dtype = np.dtype(f"i{lengths.type.byte_width}")
     values = np.frombuffer(
@@ -67,6 +69,7 @@ def null_rows(array: ArrowArray) -> NDArray[np.intp]:
     """
     if not array.null_count:
         return np.zeros(0, np.intp)
+    # A sliced array shares its buffers, so its first bit may be inside a byte.
     missing = array.is_null()
     bits = np.unpackbits(np.frombuffer(missing.buffers()[1], np.uint8), bitorder="little")
     return np.flatnonzero(bits[missing.offset :][: len(missing)])

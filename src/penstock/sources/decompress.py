@@ -45,6 +45,7 @@ class Expanded:
 
     def read(self, num_bytes: int) -> bytes:
         """The next `num_bytes` bytes, fewer only at the end."""
+        # What was peeked comes first; it was counted in `position` when it was read.
         if self._peeked:
             data, self._peeked = self._peeked[:num_bytes], self._peeked[num_bytes:]
             return data if len(data) == num_bytes else data + self.read(num_bytes - len(data))
@@ -57,6 +58,7 @@ class Expanded:
             pieces.append(piece)
             missing -= len(piece)
             self.position += len(piece)
+            # Checked after each piece, so a bomb fills at most one read beyond the limit.
             if self._file.compression and self.position > self._limit:
                 raise SourceError(
                     f"{self._file.name} ({self._file.size:,} bytes) expands to more than "
@@ -120,6 +122,7 @@ class _Streams:
                 if not self._waiting:
                     return b""
                 self._decoder = self._next_decoder()
+            # A decoder that was given a length limit may have output left and need no input.
             if self._decoder.needs_input and not self._waiting:
                 self._waiting = self._raw.read(1 << 16)
                 if not self._waiting:

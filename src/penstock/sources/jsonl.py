@@ -87,6 +87,8 @@ def _suspects(data: bytes, spans: Spans) -> list[int]:
     """Rows that may contain the number NaN or Infinity, which Arrow accepts and JSON forbids."""
     text = np.frombuffer(data, np.uint8)
     found = np.concatenate([find_all(data, word) for word in (b"NaN", b"Inf")])
+    # Inside a string the word follows a letter or a quote, mostly. A wrong suspicion costs time
+    # only, because Python parses the line again.
     found = found[np.isin(text[found - 1], list(b":,[- \t\r"))]
     return sorted(set((np.searchsorted(spans.starts, found, side="right") - 1).tolist()))
 
@@ -106,6 +108,7 @@ def _arrow_texts(data: bytes, spans: Spans, path: list[str]) -> ArrowArray | Non
         )
     except pa.ArrowInvalid:
         return None
+    # Fewer or more rows than lines: an object spans lines, or a line has two.
     if table.num_rows != len(spans.starts):
         return None
     column = table.column(0).combine_chunks()
@@ -148,6 +151,7 @@ def _text_of(line: bytes, path: list[str], replace: bool) -> tuple[bytes, bool]:
         if not isinstance(value, _Object):
             inside = ".".join(path[:depth]) or "the line"
             raise _RefusedLine("not_an_object", f"{inside} holds {_kind(value)}")
+        # Arrow takes one of two equal keys, and other parsers take the other: refused.
         found = [item for key, item in value if key == name]
         if not found:
             known = ", ".join(f'"{key}"' for key, _ in value[:5]) or "no fields"

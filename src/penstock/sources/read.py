@@ -70,6 +70,7 @@ def _read_spans(
         else:
             with open_file(file) as stream:
                 yield from _read_span(_seekable(stream), file, span, reading, is_cut_safe)
+        # After each span: a file that is written while it is read must not give a store.
         refuse_changed(file)
 
 
@@ -91,6 +92,7 @@ def _read_span(
     if rule is None:
         data, rule = _find_rule(read_at, span, reading)
     size, lead = span.stop - span.start, 0
+    # A whole document above the limit is rejected by `_read_text`, without reading all of it.
     is_rejected = span.begins and span.ends and size > reading.max_document_bytes
     if rule != "file" or is_rejected or not size:
         batches = _read_text(read_at, file, span, reading, rule)
@@ -109,7 +111,7 @@ def _read_span(
             is_cut_safe=is_cut_safe,
         )
     for number, batch in enumerate(batches):
-        if number == 0:
+        if number == 0:  # the byte order mark counts as separator, so that the bytes add up
             batch.tally.separator_bytes += lead
             if span.start == 0 and reading.documents == "auto":
                 batch.rules.append((span.file, rule))
@@ -168,6 +170,7 @@ def _read_text(
             block = data if border == len(data) else data[:border]
             yield _read_block(block, splitter, file, span.file, place, reading)
             place, size = place + border, BLOCK_BYTES
+        # No border in `size` bytes, so the record is longer than that.
         elif size > reading.max_document_bytes + BLOCK_BYTES:
             length = _record_bytes(read_at, splitter, place, size, span.stop)
             yield _too_long(span.file, place, length, reading)
@@ -222,6 +225,8 @@ def _text_batch(
     """The documents of a block of text; not copied if no part of it has to be left out."""
     places = (spans.starts + place).astype(np.uint64)
     lengths = spans.stops - spans.starts
+    # Documents are used in place only if the whole block can be given to the tokenizer as it is:
+    # a constant separator, no blank pieces with bytes in them, no long documents, valid UTF-8.
     fits = not len(lengths) or int(lengths.max()) <= reading.max_document_bytes
     if splitter.separator and not spans.skipped_bytes and fits and is_utf8(body):
         texts = SeparatedTexts(body, splitter.separator, spans.starts, spans.stops)
@@ -266,6 +271,7 @@ def _record_bytes(read_at: _ReadAt, splitter: Splitter, place: int, seen: int, s
     """The length of a record that does not fit into memory, including its separator."""
     end = place + seen
     while end < stop:
+        # Overlaps the bytes before, because a separator may span the two reads.
         begin = max(place, end - max(splitter.lead, _LOOK_BACK))
         more = min(end + BLOCK_BYTES, stop)
         border = splitter.first_border(read_at(begin, more - begin))

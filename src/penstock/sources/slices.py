@@ -119,6 +119,7 @@ def _groups(files: Sequence[InputFile], slice_bytes: int) -> Iterator[list[int]]
     group: list[int] = []
     held = 0
     for number, file in enumerate(files):
+        # By sizes on disk, which are known without reading: groups must not depend on contents.
         size = file.size * (_NOMINAL_EXPANSION if file.compression else 1)
         if size > slice_bytes and group:
             yield group
@@ -172,6 +173,7 @@ def _cut_file(file: InputFile, number: int, cutter: _Cutter) -> Iterator[tuple[I
 def _cut_plain(file: InputFile, number: int, cutter: _Cutter) -> Iterator[InputSpan]:
     """Spans of a file that can be read at any place."""
     reading = cutter.reading
+    # Rounded, so that a file a little above one slice is not cut into a full and a tiny one.
     num_slices = max(1, round(file.size / cutter.slice_bytes))
     is_auto = reading.documents == "auto" and file.format == "text"
     if is_auto and num_slices == 1 and cutter.border is None:
@@ -232,6 +234,7 @@ def _cut_range(file: InputFile, splitter: Splitter, num_slices: int) -> Iterator
 
 def _border_after(stream: BinaryIO, splitter: Splitter, wanted: int, size: int) -> int:
     """The first place at or past `wanted` where a record begins, or `size`."""
+    # With "\n" and lead 1: if byte wanted - 1 is a line end, a record begins exactly at `wanted`.
     begin = wanted - min(splitter.lead, wanted)
     stream.seek(begin)
     seen = b""
@@ -247,6 +250,7 @@ def _border_after(stream: BinaryIO, splitter: Splitter, wanted: int, size: int) 
         # Only the end of a long record is kept; a separator may have begun there.
         begin += max(0, len(seen) - _LOOK_BYTES)
         seen = seen[-_LOOK_BYTES:]
+        # Doubling keeps the number of searches small when a record has hundreds of megabytes.
         look = min(2 * look, 64 * _LOOK_BYTES)
 
 
@@ -261,6 +265,8 @@ def _cut_stream(
         start = 0
         on_disk = 0
         while True:
+            # As much again as is held, so that a long record is searched log(n) times. Above the
+            # limit the record will be rejected, and memory must not grow further.
             more = stream.read(max(slice_bytes, min(len(held), limit)))
             held += more
             border = splitter.last_border(held) if more else len(held)

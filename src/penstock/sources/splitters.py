@@ -107,6 +107,7 @@ class Paragraphs:
     def spans(self, data: bytes) -> Spans:
         """The paragraphs of `data`; line ends inside a paragraph belong to it."""
         starts, stops = line_edges(data)
+        # A paragraph begins at a full line after a blank one, and ends at one before a blank one.
         full = ~blank(data, starts, stops)
         before = np.concatenate(([False], full[:-1]))
         after = np.concatenate((full[1:], [False]))
@@ -167,6 +168,7 @@ class Separated:
         places = find_all(data, self.separator)
         if self.cuts_anywhere:  # then two occurrences cannot overlap
             return places
+        # From left to right: an occurrence that overlaps the one before does not count.
         free, kept = 0, []
         for place in places.tolist():
             if place >= free:

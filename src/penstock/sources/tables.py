@@ -29,6 +29,7 @@ def table_spans(file: InputFile, field: str, slice_bytes: int) -> Iterator[tuple
     sizes = _parquet_sizes(file, field) if file.format == "parquet" else _arrow_sizes(file, field)
     start, held = 0, 0
     for number, size in enumerate(sizes):
+        # A quarter above a slice is allowed: row groups are often close to a slice in size.
         if held and held + size > slice_bytes * 5 // 4:
             yield start, number, held
             start, held = number, 0
@@ -95,6 +96,7 @@ def _parquet_rows(
     num_bytes = sum(group.total_byte_size for group in groups[start:])
     with _our_errors(file, "Parquet"):
         batches = parquet.iter_batches(
+            # As many rows as make about one block of text, by the average size of a row.
             batch_size=max(1, min(65_536, BLOCK_BYTES * (end - row) // max(1, num_bytes))),
             row_groups=list(range(start, stop)),
             columns=[field],
@@ -103,6 +105,7 @@ def _parquet_rows(
         for batch in batches:
             yield row, _column(batch, field)
             row += batch.num_rows
+    # Some damaged files end early without an error of Arrow.
     if row != end:
         raise SourceError(f"{file.name} is damaged: it ends at row {row:,} and not at {end:,}.")
 
@@ -181,6 +184,7 @@ def _column(batch: Any, field: str) -> ArrowArray:
     column = batch.column(names[0])
     for name in names[1:]:
         column = pa.compute.struct_field(column, name)
+    # An index outside the dictionary would end the process when it is decoded.
     if isinstance(column.type, pa.DictionaryType):
         column.validate(full=True)
         column = column.dictionary_decode()

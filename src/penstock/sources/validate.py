@@ -48,6 +48,7 @@ def validate(
     if not _valid(texts):
         texts, bad = _decoded(texts, reading, tally)
         reasons |= bad
+    # After the replacement of invalid bytes, because U+FFFD is longer than the byte it replaces.
     limit = reading.max_document_bytes
     lengths = byte_lengths(texts)
     for row in np.flatnonzero(lengths > limit):
@@ -56,8 +57,10 @@ def validate(
     keep = np.ones(len(texts), bool)
     keep[list(reasons)] = False
     texts = _plain(texts, keep)
+    # Only kept texts can be blank: a rejected record has its own reason.
     edges = text_offsets(texts)
     is_blank = blank(texts.buffers()[2] or b"", edges[:-1], edges[1:], also=b"\n")
+    # `keep` and `documents` are masks over all records, `is_blank` is one over the kept records.
     documents = keep.copy()
     documents[keep] = ~is_blank
     if is_blank.any():
@@ -101,6 +104,7 @@ def _decoded(
     texts: ArrowArray, reading: ReadSettings, tally: Tally
 ) -> tuple[ArrowArray, dict[int, Reason]]:
     """The texts with U+FFFD in place of invalid bytes, and the rows to reject instead."""
+    # Slow, one Python object per text, but only batches with invalid bytes come here.
     values = texts.to_pylist()
     bad: dict[int, Reason] = {}
     for row, value in enumerate(values):
@@ -119,6 +123,7 @@ def _decoded(
 
 def _plain(texts: ArrowArray, keep: NDArray[np.bool_]) -> ArrowArray:
     """The kept texts as gigatoken requires them: unsliced, without a null bitmap."""
+    # The first offset of a sliced array is not 0, also if the slice begins at row 0 of a column.
     first = np.frombuffer(texts.buffers()[1], np.int64, count=1, offset=8 * texts.offset)[0]
     if texts.offset or first or not keep.all():
         texts = texts.filter(bool_array(keep))

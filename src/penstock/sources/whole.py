@@ -67,7 +67,10 @@ def rule_of(blocks: Iterable[bytes], separators: Sequence[str]) -> str:
     longest = max((len(each.encode()) for each in separators), default=1)
     seen, tail = 0, b""
     for block in blocks:
+        # `tail` is one byte shorter than the longest separator: enough to find one that spans two
+        # blocks, and too short to find one twice.
         text = tail + block[: RULE_BYTES - seen]
+        # A later block may contain an earlier separator of the list, which takes precedence.
         for number, separator in enumerate(separators[:found]):
             if separator.encode() in text:
                 found = number
@@ -144,6 +147,7 @@ def read_whole(
         SourceError: a piece is not UTF-8. Other pieces may be stored already, so the document
             can't be rejected as a whole, and it must not lose its middle.
     """
+    # All blocks of a document share its origin, which is where the piece begins in the file.
     place = np.array([start], np.uint64)
     batch = validate(
         binary_array([data]),
@@ -236,7 +240,7 @@ def file_pieces(
         start = first
         for k in range(1, num_pieces):
             wanted = first + k * size // num_pieces
-            if wanted <= start:
+            if wanted <= start:  # the last cut was found far behind its wanted place
                 continue
             place = _cut_after(file, wanted, last, is_cut_safe)
             if place is None:
@@ -268,6 +272,7 @@ def stream_pieces(
     border: int | None,
 ) -> Iterator[tuple[bytes, int, bool, bool]]:
     """The pieces of a file that is read in order: text, start, and the same two edges."""
+    # A rest of up to one and a half slices stays whole, as rounding does for plain files.
     most = slice_bytes * 3 // 2
     place = 0
     try:
@@ -279,9 +284,11 @@ def stream_pieces(
                     wanted = min(wanted, last - place)
                 held += stream.read(wanted - len(held))
                 is_rest = len(held) < wanted or (last is not None and place + len(held) == last)
+                # The document ends in `held`, and the rest is short enough for one piece.
                 if is_rest and len(held) <= most:
                     break
                 end = find_cut(held, slice_bytes, is_cut_safe)
+                # All of the range up to the end was searched: the piece is longer, but whole.
                 if end < 0 and is_rest and len(held) <= slice_bytes + RANGE_BYTES:
                     break
                 if end < 0:

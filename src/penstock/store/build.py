@@ -182,6 +182,8 @@ def execute(job: Job, progress: Callable[[BuildProgress], None] | None = None) -
     for each in {job.directory, *map(job.side_directory, sides)}:
         each.mkdir(exist_ok=True)
         remove_temporary(each)
+    # Only sizes are compared, which is fast. A record is written after its files were synced, so
+    # a missing or shorter file was changed by somebody else; its slice is made again.
     sealed = [record for record in begun if intact(job, record)]
     done = run(job, job.slices(), sealed, num_threads=job.num_threads, progress=progress)
     refuse_lost_bytes(job, done)
@@ -189,6 +191,8 @@ def execute(job: Job, progress: Callable[[BuildProgress], None] | None = None) -
     _refuse_empty_side(job, done)
     if job.chat is not None:
         job.chat.report.log()
+    # Before the manifest: after it, a kill would leave a finished store that accepts changed
+    # inputs of the same size.
     remember_stamps(job.directory, job.files)
     # The training side is committed last: `earlier_build` takes its manifest as the sign that
     # both sides are there.

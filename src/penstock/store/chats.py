@@ -61,6 +61,8 @@ class ChatStage:
             scripts = [_closed(script) for script in scripts]
         encoded = self.chat.encode(scripts)
         trained = encoded.num_trained
+        # A script may have trained characters and no trained token, if a token covers more than
+        # them. Such records are refused, and the others are encoded again.
         if not trained.all():
             refused |= {rows[place]: _nothing(None) for place in np.flatnonzero(trained == 0)}
             kept = np.flatnonzero(trained)

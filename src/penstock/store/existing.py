@@ -49,6 +49,8 @@ def killed_at_the_end(job: Job) -> bool:
     sides = SIDES if begun["split"] else ("",)
     if not all(committed(job.side_directory(side), begun) for side in sides):
         return False
+    # All manifests are written, so the journal says nothing more. If it is of another build, that
+    # one is complete too, and this build is compared with it like with any finished store.
     journal.end()
     return canonical_json(begun) == canonical_json(job.stamped)
 
@@ -148,6 +150,8 @@ def _refuse_append(directory: Path, manifest: Manifest, settings: JsonObject) ->
 def _refuse_other(directory: Path, manifest: Manifest, settings: JsonObject) -> None:
     """Raise if a finished store is not what this build would give."""
     shared = shared_settings(manifest.contents)
+    # Any single build of the store counts as the same: its call returns at once, also after
+    # others were appended.
     for done in builds(manifest):
         old = {**shared, "reading": done["reading"], "inputs": done["inputs"], "append": False}
         if canonical_json(old) == canonical_json(settings):

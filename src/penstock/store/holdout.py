@@ -52,6 +52,7 @@ class Split:
                 'in pieces. Use split="tail", or say what separates documents: '
                 'documents="lines", "paragraphs" or "sep:SEPARATOR".'
             )
+        # The digest is uniform in [0, 2^64), so this share of the documents is below the limit.
         limit = int(self.share * 2**64)
         return np.array([_hash(text.as_py()) < limit for text in batch.texts], bool)
 
@@ -97,6 +98,7 @@ def _tail(files: Sequence[InputFile], reading: ReadSettings, share: float) -> tu
             'split="tail" measures text in bytes and tables in rows, and the inputs have both. '
             'Build them separately, or use split="hash".'
         )
+    # The border is counted from the front, so that rounding is the same on every machine.
     lengths = [_length(file, reading) for file in files]
     border = sum(lengths) - round(sum(lengths) * share)
     for number, length in enumerate(lengths):

@@ -96,6 +96,7 @@ class Journal:
         kept = self.begun()
         if kept is None:
             self.forget()  # records without settings: a build was killed while it removed them
+            # On disk before any part is written: parts without settings belong to no build.
             write_file(self._settings, [canonical_json(settings)])
             sync_directory(self._directory)
             return []
@@ -112,6 +113,7 @@ class Journal:
         """Write the record of a slice whose parts are on disk."""
         write_file(self._slice(record.number), [record.to_json()])
         sync_directory(self._directory)
+        # Only now: a reader that finds no announcement must find the record.
         self._ready(record.number).unlink(missing_ok=True)
         self._many(record.number).unlink(missing_ok=True)
 
@@ -120,6 +122,7 @@ class Journal:
         boot = _boot_id()
         if boot is not None:
             path = self._ready(record.number)
+            # Not synced, and not by `write_file`: it is void after a restart anyway.
             temporary = path.with_suffix(".tmp")
             with suppress(OSError):  # if the disk is full, `seal` reports it
                 temporary.write_bytes(boot + b"\n" + record.to_json())
@@ -127,6 +130,7 @@ class Journal:
 
     def readable(self, number: int) -> SealedSlice | None:
         """The record of a slice that is sealed or announced; None if it is neither."""
+        # The sealed record first: the announcement is removed after the record is written.
         try:
             return SealedSlice.parse(self._slice(number).read_bytes())
         except FileNotFoundError:

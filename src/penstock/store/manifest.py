@@ -38,7 +38,7 @@ JsonObject = dict[str, Any]
 """A JSON object; its values are checked where they are read from a file."""
 
 _HEX = re.compile(r"[0-9a-f]{64}")
-_MAX_COUNT = 2**62
+_MAX_COUNT = 2**62  # sums of counts still fit into int64
 _MAX_VOCAB = 2**32
 
 
@@ -97,6 +97,7 @@ def check_part(entry: JsonObject, dtype: str) -> None:
         raise ValueError(f"a count of part {number!r:.60} is out of range")
     if "continued" in entry:
         _count(entry["continued"], f"continued of part {number}", documents)
+    # Arithmetic instead of NumPy, because a store may have 10,000 parts.
     sizes = {
         "tokens": HEADER_BYTES + tokens * (2 if dtype == "uint16" else 4),
         "bounds": HEADER_BYTES + documents * 8,
@@ -215,6 +216,7 @@ def rejects_file(number: int) -> str:
 
 def manifest_bytes(contents: JsonObject, parts: list[PartRecord]) -> bytes:
     """The bytes of a manifest: indented JSON, one part per line, with its own digest first."""
+    # The digest is computed with zeros in its place, and then put there; it has the same length.
     head = json.dumps({"digest": _ZEROS, **contents}, indent=1, ensure_ascii=True)
     lines = ",\n  ".join(json.dumps(part.to_json()) for part in parts)
     text = head.removesuffix("\n}") + ',\n "parts": [\n  ' + lines + "\n ]\n}\n"
@@ -233,6 +235,7 @@ def read_manifest(directory: Path) -> Manifest:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise StoreError(_absent(directory)) from None
+    # By a pattern and not by a JSON parser: nothing is parsed before the digest is right.
     claimed = data[: len(_ZEROS) + 64].decode(errors="replace")
     found = re.match(r'\{\s*"digest": "([0-9a-f]{64})"', claimed)
     if not found:

@@ -89,6 +89,7 @@ class PartBuilder:
             loss: Whether each token is trained on; given for all documents of a part or for none.
             num_continued: How many pieces the next part continues.
         """
+        # `ends` count from the beginning of this batch, bounds from the beginning of the part.
         bounds = ends.astype(np.uint64) + np.uint64(self.num_tokens)
         full = np.diff(bounds, prepend=np.uint64(self._bound)) > 0
         if not full.all():  # a piece without tokens gets no bound
@@ -145,6 +146,7 @@ def join_documents(
         return ids[offsets[0] : offsets[-1]].astype(dtype), offsets[1:] - offsets[0]
     first = _absent(bos_id, ids, offsets[:-1], None if edges is None else edges.begins)
     last = _absent(eos_id, ids, offsets[1:] - 1, None if edges is None else edges.ends)
+    # Example: ids 5 6 | 7 with eos 9 get the lengths 3 2, the ends 3 5, and 9 at places 2 and 4.
     lengths = np.diff(offsets) + first + last
     ends = np.cumsum(lengths)
     tokens = np.empty(ends[-1], dtype)

@@ -167,6 +167,7 @@ class TokenStore:
             raise IndexError(
                 f"tokens [{start:,}, {stop:,}) are not in a store of {self.num_tokens:,} tokens"
             )
+        # "right": a token at the end of a part is the first one of the next part.
         part = int(np.searchsorted(self._token_ends, start, side="right"))
         # Copied part by part, because views of all parts would keep all their files open.
         joined = np.empty(stop - start, self.dtype)
@@ -240,6 +241,7 @@ class TokenStore:
                 return array
             array = self._map(self.manifest.parts[part], kind)
             self._mapped[key] = array
+            # The least recently used map goes; arrays that somebody holds stay valid.
             while len(self._mapped) > _most_mapped():
                 self._mapped.popitem(last=False)
             return array

@@ -176,6 +176,7 @@ def count_lengths(store: TokenStore) -> tuple[NDArray[np.uint64], NDArray[np.int
         short += np.bincount(lengths[is_short].astype(np.int64), minlength=_SHORT)
         if not is_short.all():
             held.append(np.unique(lengths[~is_short], return_counts=True))
+        # Merged now and then, so that memory depends on the different lengths only.
         if sum(len(values) for values, _ in held[1:]) > _AT_ONCE:
             held = [_merged(held)]
     there = np.flatnonzero(short)
@@ -228,6 +229,7 @@ def _lengths(values: NDArray[np.uint64], counts: NDArray[np.int64]) -> Lengths:
 
 
 def _histogram(values: NDArray[np.uint64], counts: NDArray[np.int64]) -> tuple[Bin, ...]:
+    # 1 2 3 4 6 8 12 16 …: each edge is twice the one two places before it.
     edges = [1, 2, 3]
     while edges[-1] <= int(values[-1]):
         edges.append(edges[-2] * 2)

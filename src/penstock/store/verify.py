@@ -64,6 +64,7 @@ def _check_meaning(store: TokenStore, number: int, part: PartRecord) -> None:
     place = f"{store.path}, part {part.number}"
     bounds = store.part_array(number, "bounds")
     tokens = store.part_array(number, "tokens")
+    # Strictly ascending: a document without tokens would make `document()` return nothing.
     edges = np.concatenate((np.zeros(1, np.uint64), bounds))
     if int(edges[-1]) != part.num_tokens or (edges[1:] <= edges[:-1]).any():
         raise StoreError(
