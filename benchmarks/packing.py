@@ -40,7 +40,7 @@ from penstock.rows.documents import Documents
 from penstock.rows.packing import pack
 from penstock.rows.packs import Packs
 from penstock.rows.windows import Windows
-from penstock.store.manifest import FILE_NAME, PartRecord, part_file, read_manifest, spell
+from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, part_file, read_manifest
 from penstock.store.npy import header
 
 LENGTH = 2048
@@ -70,7 +70,7 @@ def write_documents(folder, lengths):
         records.append(PartRecord(record.number, len(sizes), record.num_tokens, files))
     told = {name: value for name, value in manifest.contents.items() if name != "digest"}
     told["counts"] = {"documents": len(lengths), "tokens": int(lengths.sum())}
-    (folder / FILE_NAME).write_bytes(spell(told, records))
+    (folder / FILE_NAME).write_bytes(manifest_bytes(told, records))
 
 
 def summary(lengths, seconds, memory, num_rows, num_pieces, filled):

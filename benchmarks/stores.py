@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.digest import digest_bytes
-from penstock.store.manifest import FILE_NAME, PartRecord, part_file, spell
+from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, part_file
 from penstock.store.npy import HEADER_BYTES, header
 
 VOCAB_SIZE = 50_257
@@ -103,5 +103,5 @@ def _seal(folder, parts):
         "counts": counts,
         "builds": [made],
     }
-    (folder / FILE_NAME).write_bytes(spell(contents, parts))
+    (folder / FILE_NAME).write_bytes(manifest_bytes(contents, parts))
     (folder / "rejects.jsonl").write_bytes(b"")

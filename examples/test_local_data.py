@@ -12,7 +12,7 @@ import sys
 import time
 
 from penstock.check import CheckSettings, check
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 
 
 def main() -> int:
@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--batch_size", type=int, default=32)
     options = parser.parse_args()
 
-    reading = Reading(documents="lines")  # one per line, as the data module below reads them
+    reading = ReadSettings(documents="lines")  # one per line, as the data module below reads them
     trial = CheckSettings(reading=reading, length=options.max_length, batch_size=options.batch_size)
     report = check([options.train_file, options.val_file], trial)
     for finding in report.findings:

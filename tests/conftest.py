@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from penstock.sources.document import Tally
 from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 
 ROOT = Path(__file__).parent.parent
@@ -95,7 +95,7 @@ def read():
     """Documents, rejects and counts of inputs, as a build would see them."""
 
     def read(inputs, *, slice_bytes=64_000_000, **options):
-        reading = Reading(**{"documents": "lines", **options})
+        reading = ReadSettings(**{"documents": "lines", **options})
         files = list_files(inputs, reading)
         found = Found()
         for piece in cut(files, reading, slice_bytes=slice_bytes):
@@ -133,13 +133,13 @@ def gpt2_chat():
 
 @pytest.fixture(scope="session")
 def sums():
-    """SHA-256 of every file of a store, by name; the lock is not part of a store."""
+    """SHA-256 of every file of a store, by name; the stamps are not part of a store."""
 
     def sums(directory):
         return {
             str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
             for path in sorted(Path(directory).rglob("*"))
-            if path.is_file() and path.name not in (".lock", ".stamps.json")
+            if path.is_file() and path.name != ".stamps.json"
         }
 
     return sums

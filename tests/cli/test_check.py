@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from penstock.check import CHECKS, CheckSettings, check
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 
 # Not `import penstock.check.check as module`: that is the function.
 module = import_module("penstock.check.check")
@@ -196,7 +196,7 @@ def test_of_a_big_file_the_beginning_the_middle_and_the_end_are_read(tmp_path, m
     with (tmp_path / "big.txt").open("w") as stream:
         for number in range(400_000):
             stream.write(f"line {number:09d} of a long file that is not read in full\n")
-    reading = Reading(documents="lines")
+    reading = ReadSettings(documents="lines")
     report = check(
         ["big.txt"], CheckSettings(reading=reading, tokenizer="bytes", sample_bytes=300_000)
     )
@@ -217,7 +217,7 @@ def test_bad_bytes_in_the_middle_of_a_big_file_are_found(tmp_path, monkeypatch):
     lines[300_000] = b"caf\xe9\n"
     (tmp_path / "big.txt").write_bytes(b"".join(lines))
     for documents, words in (("lines", "invalid_utf8"), ("auto", "is not UTF-8 at byte 8,400,003")):
-        reading = Reading(documents=documents)
+        reading = ReadSettings(documents=documents)
         trial = CheckSettings(reading=reading, tokenizer="bytes", sample_bytes=9_000_000)
         assert words in check(["big.txt"], trial).findings[1].message
 
@@ -271,7 +271,7 @@ def test_no_file_at_all_is_a_finding():
 def test_a_tiny_file_passes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.txt").write_text("hello world\n")
-    report = check(["tiny.txt"], CheckSettings(tokenizer="bytes", reading=Reading()))
+    report = check(["tiny.txt"], CheckSettings(tokenizer="bytes", reading=ReadSettings()))
 
     assert "rows cut to 12 tokens" in report.findings[2].message
     assert [finding.passed for finding in report.findings[:4]] == [True] * 4

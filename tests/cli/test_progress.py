@@ -5,11 +5,11 @@ import sys
 import pytest
 
 from penstock.cli.progress import Meter, bar
-from penstock.store.job import Progress
+from penstock.store.job import BuildProgress
 
 
 def progress(text_bytes, *, done=None, total=1_000_000_000, tokens=0, rejects=0):
-    return Progress(
+    return BuildProgress(
         done_bytes=text_bytes if done is None else done,
         total_bytes=total,
         text_bytes=text_bytes,

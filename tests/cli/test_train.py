@@ -33,7 +33,7 @@ def test_a_text_file_is_all_it_takes(invoke, text, tmp_path):
     for changed in ("guessed model", "guessed length"):
         assert changed not in shown
     left = {path.name for path in (tmp_path / "runs" / "input").iterdir()}
-    assert left == {".lock", "checkpoints", "curve.svg", "metrics.jsonl", "sample.txt", "stores"}
+    assert left == {"checkpoints", "curve.svg", "metrics.jsonl", "sample.txt", "stores"}
 
 
 def test_the_same_command_finds_it_finished(run_json, text):

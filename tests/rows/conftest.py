@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.store.manifest import FILE_NAME, PartRecord, part_file, spell
+from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, part_file
 from penstock.store.npy import header
 
 
@@ -29,7 +29,7 @@ def write_store(place, parts, *, tokenizer="made", dtype="uint16"):
             (place / part_file(number, kind)).write_bytes(data)
             files[kind] = (len(data), hashlib.sha256(data).hexdigest())
         records.append(PartRecord(number, len(documents), len(tokens), files))
-    (place / FILE_NAME).write_bytes(spell(_contents(records, tokenizer, dtype), records))
+    (place / FILE_NAME).write_bytes(manifest_bytes(_contents(records, tokenizer, dtype), records))
     return penstock.TokenStore(place)
 
 
@@ -90,7 +90,7 @@ def sparse_store(tmp_path_factory):
             stream.seek(128 + 2 * (size - 1))
             stream.write(np.array([11], "<u2").tobytes())
         records.append(PartRecord(number, 1, size, files))
-    (place / FILE_NAME).write_bytes(spell(_contents(records, "made", "uint16"), records))
+    (place / FILE_NAME).write_bytes(manifest_bytes(_contents(records, "made", "uint16"), records))
     return penstock.TokenStore(place), size
 
 

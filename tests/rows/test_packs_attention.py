@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import penstock as ps
-from penstock.store.manifest import FILE_NAME, PartRecord, part_file, spell
+from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, part_file
 from penstock.store.npy import header
 
 LENGTH = 128
@@ -47,7 +47,7 @@ def write_store(place, documents):
     contents = {"format": "penstock-store", "version": 1, "dtype": "uint16", "tokenizer": tokenizer}
     contents |= {"eos_id": None, "bos_id": None, "split": None, "side": None}
     contents |= {"counts": {"documents": len(documents), "tokens": record.num_tokens}}
-    (place / FILE_NAME).write_bytes(spell({**contents, "builds": [done]}, [record]))
+    (place / FILE_NAME).write_bytes(manifest_bytes({**contents, "builds": [done]}, [record]))
     return place
 
 

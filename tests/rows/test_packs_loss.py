@@ -12,7 +12,7 @@ import penstock
 from penstock import Documents, Loader, Packs, Plan, Windows
 from penstock.errors import PlanError
 from penstock.rows.supervised import Supervised
-from penstock.store.manifest import FILE_NAME, PartRecord, part_file, read_manifest, spell
+from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, part_file, read_manifest
 from penstock.store.npy import header
 from penstock.transforms import MaskTokens, Transformed
 
@@ -37,7 +37,7 @@ def add_loss(store, marks, *, parts=None):
         records.append(PartRecord(record.number, record.num_documents, record.num_tokens, files))
     told = manifest.contents.items()
     contents = {name: value for name, value in told if name not in ("digest", "parts")}
-    (store.path / FILE_NAME).write_bytes(spell(contents, records))
+    (store.path / FILE_NAME).write_bytes(manifest_bytes(contents, records))
     return penstock.TokenStore(store.path)
 
 

@@ -45,7 +45,9 @@ def test_a_file_of_a_byte_order_mark_holds_no_document(read, tmp_path):
 def test_another_encoding_is_refused_with_the_command_that_converts_it(read, tmp_path, encoding):
     (tmp_path / "a.txt").write_bytes("\ufeffone\ntwo".encode(encoding))
 
-    with pytest.raises(SourceError, match=f"begins with the mark of {encoding.upper()[:6]}.*iconv"):
+    with pytest.raises(
+        SourceError, match=f"begins with the byte order mark of {encoding.upper()[:6]}.*iconv"
+    ):
         read(tmp_path / "a.txt")
 
 
@@ -132,17 +134,19 @@ def test_a_record_longer_than_many_blocks_and_slices_is_one_document(read, tmp_p
 def test_an_input_that_changes_while_it_is_read_is_refused(read, tmp_path):
     from penstock.sources.listing import list_files
     from penstock.sources.read import read_slice
-    from penstock.sources.settings import Reading
+    from penstock.sources.settings import ReadSettings
     from penstock.sources.slices import cut
 
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\n")
-    files = list_files(path, Reading(documents="lines"))
-    (piece,) = cut(files, Reading(documents="lines"))
+    files = list_files(path, ReadSettings(documents="lines"))
+    (piece,) = cut(files, ReadSettings(documents="lines"))
     for change in ("one\ntwo\nthree\n", "one\n", None):
         path.write_text(change) if change else path.unlink()
-        with pytest.raises(SourceError, match=r"changed while|ended at byte|is gone now"):
-            list(read_slice(files, piece, Reading(documents="lines")))
+        with pytest.raises(
+            SourceError, match=r"changed while|ended at byte|was removed while it was read"
+        ):
+            list(read_slice(files, piece, ReadSettings(documents="lines")))
 
 
 def _parquet(texts):

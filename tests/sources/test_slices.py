@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.sources.listing import list_files
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 
 names = st.sampled_from(["a.txt", "b.jsonl", "c.txt.gz", "d.txt", "e.jsonl.gz", "f.txt"])
@@ -19,7 +19,7 @@ contents = st.lists(st.sampled_from([b"line", b"\n", b"\n\n", b"x" * 50]), max_s
 
 
 def slices(folder, slice_bytes, **options):
-    reading = Reading(**{"documents": "lines", **options})
+    reading = ReadSettings(**{"documents": "lines", **options})
     files = list_files(folder, reading)
     return files, list(cut(files, reading, slice_bytes=slice_bytes))
 
@@ -115,7 +115,7 @@ def test_a_long_record_is_looked_through_once(tmp_path, end):
             return data
 
     (tmp_path / "a.txt").write_bytes(b"some words and no separator " * 100_000 + end)
-    reading = Reading(documents="<|endoftext|>")
+    reading = ReadSettings(documents="<|endoftext|>")
     files = list_files(tmp_path / "a.txt", reading)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.sources.slices.open_file", lambda file: Counted(file.path))

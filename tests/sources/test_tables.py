@@ -290,9 +290,9 @@ import sys
 from penstock.errors import PenstockError
 from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
-path, reading = sys.argv[1], Reading()
+path, reading = sys.argv[1], ReadSettings()
 data = open(path, "rb").read()
 length = int.from_bytes(data[-8:-4], "little")
 for place in range(len(data) - 8 - length, len(data)):

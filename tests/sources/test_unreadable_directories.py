@@ -15,7 +15,7 @@ import pytest
 
 from penstock.errors import SourceError
 from penstock.sources.listing import list_files
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 
 PR_CAPBSET_DROP = 24
 CAPABILITIES = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
@@ -23,10 +23,10 @@ LIST = """
 import sys
 import penstock
 from penstock.sources.listing import list_files
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 for pattern in sys.argv[1:]:
     try:
-        print(len(list_files(pattern, Reading(format="text"))))
+        print(len(list_files(pattern, ReadSettings(format="text"))))
     except penstock.errors.SourceError as error:
         print(type(error).__name__, error)
 """
@@ -144,7 +144,7 @@ def test_links_to_directories_are_followed_and_loops_end(tmp_path):
     (root / "loop").symlink_to(root)
     expected = [str(root / "1.txt"), str(root / "linked" / "2.txt")]
 
-    assert [file.name for file in list_files(root, Reading())] == expected
+    assert [file.name for file in list_files(root, ReadSettings())] == expected
 
 
 @pytest.mark.parametrize("kind", ["loop", "dead"])
@@ -155,14 +155,14 @@ def test_a_link_that_leads_nowhere_is_an_error(tmp_path, kind, pattern):
     (tmp_path / "2.txt").symlink_to(target)
 
     with pytest.raises(SourceError, match=r"2\.txt"):
-        list_files(str(tmp_path / pattern), Reading())
+        list_files(str(tmp_path / pattern), ReadSettings())
 
 
 def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.txt")
     for inputs in (tmp_path, tmp_path / "pipe.txt", f"{tmp_path}/*.txt"):
         with pytest.raises(SourceError, match="not a regular file"):
-            list_files(str(inputs), Reading())
+            list_files(str(inputs), ReadSettings())
 
 
 def naive_glob(root, pattern):

@@ -69,7 +69,7 @@ def test_the_same_input_is_not_appended_twice(inputs, built, more, sums):
     penstock.build(more[0], built.path, tokenizer="bytes", append=True, documents="lines")
     before = sums(built.path)
     for again in ([more[0]], [inputs], more):
-        with pytest.raises(StoreError, match=r"in .*store already; appended again"):
+        with pytest.raises(StoreError, match=r"in .*store already. If they were appended again"):
             penstock.build(again, built.path, tokenizer="bytes", append=True, documents="lines")
 
     assert sums(built.path) == before
@@ -174,7 +174,11 @@ def test_what_was_appended_is_not_called_new(tmp_path):
     penstock.build(files[0], tmp_path / "s", tokenizer="bytes", documents="lines")
     penstock.build(files[1], tmp_path / "s", tokenizer="bytes", append=True, documents="lines")
 
-    with pytest.raises(StoreError, match=r"built otherwise: in 2 builds, by appending\. Delete it"):
+    with pytest.raises(
+        StoreError, match=r"built differently: in 2 builds, by appending\. Delete it"
+    ):
         penstock.build(files[:2], tmp_path / "s", tokenizer="bytes", documents="lines")
-    with pytest.raises(StoreError, match=r"otherwise: inputs: \S*c\.txt is new\. .* add \S*c\.txt"):
+    with pytest.raises(
+        StoreError, match=r"differently: inputs: \S*c\.txt is new\. .* add \S*c\.txt"
+    ):
         penstock.build(files, tmp_path / "s", tokenizer="bytes", documents="lines")

@@ -141,9 +141,9 @@ def test_a_finished_store_is_kept_and_another_template_is_refused(chats, tmp_pat
     store = build(chats, tmp_path / "store", chat="chatml")
 
     assert build(chats, tmp_path / "store", chat="chatml").digest == store.digest
-    with pytest.raises(StoreError, match=r"built otherwise: chat\.digest"):
+    with pytest.raises(StoreError, match=r"built differently: chat\.digest"):
         build(chats, tmp_path / "store", chat=PLAIN)
-    with pytest.raises(StoreError, match="built otherwise: chat"):
+    with pytest.raises(StoreError, match="built differently: chat"):
         build(chats, tmp_path / "store", eos=False)
 
 
@@ -218,7 +218,7 @@ def test_an_array_that_is_damaged_is_refused(tmp_path, build):
     path = _written(tmp_path / "a.json", b'[{"messages": ')
 
     with pytest.raises(
-        SourceError, match=r"begins as a JSON array and is none.*one conversation a"
+        SourceError, match=r"begins like a JSON array and is not one.*one conversation per"
     ):
         build(path, tmp_path / "store", chat="chatml")
 
@@ -262,7 +262,7 @@ def test_lists_that_are_lines_are_not_read_whole(tmp_path, build, monkeypatch):
 
     assert len(documents(build(path, tmp_path / "store", chat="chatml"))) == 40
     array = _written(tmp_path / "b.json", json.dumps([record(n) for n in range(40)]).encode())
-    with pytest.raises(SourceError, match="are read whole"):
+    with pytest.raises(SourceError, match="is read whole"):
         build(array, tmp_path / "other", chat="chatml")
 
 

@@ -168,10 +168,10 @@ def test_however_text_is_split_the_ids_are_those_of_each_document(
     (scratch / "split.txt").write_bytes("".join(pieces).encode().removeprefix(b"\xef\xbb\xbf"))
     from penstock.sources.listing import list_files
     from penstock.sources.read import read_slice
-    from penstock.sources.settings import Reading
+    from penstock.sources.settings import ReadSettings
     from penstock.sources.slices import cut
 
-    reading = Reading(documents=documents)
+    reading = ReadSettings(documents=documents)
     files = list_files(scratch / "split.txt", reading)
     for piece in cut(files, reading):
         for batch in read_slice(files, piece, reading):

@@ -64,7 +64,7 @@ except DiskFullError as error:
 
     assert "No room to write" in told
     assert "bytes are free" in told
-    assert "run the same command again to go on" in told
+    assert "run the same command again to resume" in told
     assert names(tmp_path) == []
     assert issubclass(DiskFullError, OSError)
     assert issubclass(DiskFullError, PenstockError)

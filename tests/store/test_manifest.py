@@ -165,7 +165,7 @@ def changed(contents, **changes):
         ({"builds": []}, "no build is listed"),
         ({"counts": {"documents": 9, "tokens": 38}}, "its parts hold 3 documents"),
         ({"counts": {"documents": 10**30, "tokens": 38}}, "counts.documents is 1000"),
-        ({"parts": None}, "lacks or misspells a field"),
+        ({"parts": None}, "has a missing or wrong field"),
         ({"eos_id": 10**9}, "eos_id is 1000000000"),
     ],
 )

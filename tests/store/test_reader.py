@@ -1,4 +1,4 @@
-"""Reading: any document, any run of tokens, from threads, forks and other processes."""
+"""ReadSettings: any document, any run of tokens, from threads, forks and other processes."""
 
 import multiprocessing
 import pickle
@@ -111,7 +111,7 @@ def test_a_pickled_store_that_changed_since_is_refused(tmp_path):
     pickled = pickle.dumps(store)
     penstock.build(Texts(["two"]), tmp_path / "s", tokenizer="bytes", append=True)
 
-    with pytest.raises(StoreError, match="is not the store it was when it was pickled"):
+    with pytest.raises(StoreError, match="changed after the store was pickled"):
         pickle.loads(pickled)
 
 

@@ -19,9 +19,9 @@ import penstock as ps
 from penstock.errors import SourceError, StoreError
 from penstock.sources import whole
 from penstock.sources.listing import list_files
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
-from penstock.store.cuts import cut_safety
+from penstock.store.job import cut_safety
 from penstock.tokenize.definition import find_definition
 
 # fmt: off
@@ -150,7 +150,7 @@ def ids_of(tokenizer, text):
 
 def cut_up(path, tokenizer, slice_bytes):
     """The texts between the places where a file is cut."""
-    reading = Reading()
+    reading = ReadSettings()
     files = list_files(path, reading)
     safe = cut_safety(tokenizer.reference or tokenizer.engine)
     data = path.read_bytes()
@@ -234,8 +234,7 @@ def test_a_tokenizer_without_a_place_is_refused_above_one_slice(
     name, suffix, tokenizer_of, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 4_000)
-    for module in ("whole", "pieces"):
-        monkeypatch.setattr(f"penstock.sources.{module}.RANGE_BYTES", 500)
+    monkeypatch.setattr("penstock.sources.whole.RANGE_BYTES", 500)
     text = "".join(f"line {number} of a text\n" for number in range(600)).encode()
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(gzip.compress(text) if suffix.endswith("gz") else text)

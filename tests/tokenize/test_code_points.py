@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.sources.document import Batch, Separated
+from penstock.sources.document import Batch, SeparatedTexts
 from penstock.tokenize.code_points import RANGES, SYMBOLS, cut, find
 from penstock.tokenize.engines import TokenizersEngine
 from penstock.tokenize.supported import PATTERNS
@@ -80,7 +80,7 @@ def test_documents_with_such_letters_are_replaced_in_their_batch(gpt2):
     assert ids.given(pickle.loads(pickle.dumps(gpt2)), these) == right
     data = "\0".join(these).encode()
     edges = np.cumsum([0, *(len(text.encode()) + 1 for text in these)])
-    block = Separated(data, b"\0", edges[:-1], edges[1:] - 1)
+    block = SeparatedTexts(data, b"\0", edges[:-1], edges[1:] - 1)
     found, offsets = gpt2.encode_batch(Batch(block, np.zeros(300, "u8"), np.zeros(300, "u8")))
     assert [each.tolist() for each in np.split(found, offsets[1:-1])] == right
 

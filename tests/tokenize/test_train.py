@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import SourceError, TokenizerError
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.tokenize.gigatoken import GigatokenEngine
 from penstock.tokenize.train import train_tokenizer
 
@@ -27,7 +27,7 @@ def languages(data):
 @pytest.fixture(scope="module")
 def own(tmp_path_factory, languages):
     path = tmp_path_factory.mktemp("own") / "tokenizer.json"
-    train_tokenizer(languages, path, vocab_size=2_000, reading=Reading(format="text"))
+    train_tokenizer(languages, path, vocab_size=2_000, reading=ReadSettings(format="text"))
     return ps.load_tokenizer(path)
 
 

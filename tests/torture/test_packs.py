@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock import Documents, Loader, Packs, Plan, Windows
 from penstock.order.budget import Budget
-from penstock.store.manifest import FILE_NAME, PartRecord, part_file, read_manifest, spell
+from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, part_file, read_manifest
 from penstock.store.npy import header
 from penstock.testing import assert_resumable
 
@@ -78,7 +78,7 @@ def built(place, seed):
         records.append(PartRecord(record.number, record.num_documents, record.num_tokens, files))
     told = manifest.contents.items()
     contents = {name: value for name, value in told if name not in ("digest", "parts")}
-    (Path(place) / FILE_NAME).write_bytes(spell(contents, records))
+    (Path(place) / FILE_NAME).write_bytes(manifest_bytes(contents, records))
     return penstock.TokenStore(place)
 
 

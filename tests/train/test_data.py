@@ -78,7 +78,7 @@ def test_changed_text_needs_another_output(tmp_path, text):
     job(text, tmp_path)
     text.write_text("Other words.\n\n" * 400)
 
-    with pytest.raises(StoreError, match="built otherwise") as caught:
+    with pytest.raises(StoreError, match="built differently") as caught:
         job(text, tmp_path)
     assert "use another one (-o)" in caught.value.__notes__[0]
 

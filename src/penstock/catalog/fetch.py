@@ -27,7 +27,7 @@ from penstock.errors import FetchError, SourceError
 from penstock.store.files import digest_file
 
 if TYPE_CHECKING:
-    from penstock.store.job import Progress as BuildProgress
+    from penstock.store.job import BuildProgress
     from penstock.store.reader import TokenStore
 
 __all__ = ["FetchProgress", "Fetched", "build_stores", "fetch"]
@@ -340,7 +340,8 @@ def _local_file(remote: RemoteFile, source: Path) -> Path:
     if (source / remote.name).is_file():
         return source / remote.name
     names = [remote.name, *(name for file in remote.files for name in _unpacked_names(file))]
-    existing = ", ".join(sorted(each.name for each in source.iterdir())[:5]) or "nothing"
+    found = sorted(each.name for each in source.iterdir() if not each.name.startswith("."))
+    existing = ", ".join(found[:5]) or "nothing"
     raise FetchError(
         f"{source} does not hold {remote.name} or the files in it; looked for "
         f"{', '.join(dict.fromkeys(names))}. It holds {existing}."

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from penstock.check.sample import FileSample, add_hints, read_sample, text_bytes
 from penstock.errors import PenstockError
 from penstock.sources.listing import InputFile, list_files
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.texts import Texts
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _FEW_BYTES = 2.5
 class CheckSettings:
     """How the files would be read and trained on."""
 
-    reading: Reading = field(default_factory=Reading)
+    reading: ReadSettings = field(default_factory=ReadSettings)
     tokenizer: object = "gpt2"
     length: int = 1024
     """Tokens in a row; fewer if the sample has fewer."""
@@ -170,7 +170,7 @@ class _Run:
 
     def _check_documents(self) -> str:
         # Imported here: a missing file should not cost the import of torch and the tokenizers.
-        from penstock.store.prepare import separators_of
+        from penstock.store.job import separators_of
         from penstock.tokenize.tokenizer import load_tokenizer
 
         self._tokenizer = load_tokenizer(self._settings.tokenizer)

@@ -8,7 +8,7 @@ from penstock.sources.decompress import Expanded
 from penstock.sources.document import Reject
 from penstock.sources.listing import InputFile, open_file
 from penstock.sources.read import byte_order_mark, read_slice
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 from penstock.sources.splitters import splitter_for
 from penstock.sources.whole import file_rule
@@ -44,7 +44,7 @@ class FileSample:
         return [text.decode(errors="replace") for text in self.texts[:_SHOWN_DOCUMENTS]]
 
 
-def read_sample(file: FileSample, listed: InputFile, reading: Reading, budget: int) -> None:
+def read_sample(file: FileSample, listed: InputFile, reading: ReadSettings, budget: int) -> None:
     """Read documents of one file, about `budget` bytes of it, into `file`."""
     is_text = listed.format == "text"
     if is_text and reading.documents == "auto":
@@ -78,7 +78,9 @@ def read_sample(file: FileSample, listed: InputFile, reading: Reading, budget: i
             return
 
 
-def _document_parts(listed: InputFile, reading: Reading, budget: int) -> tuple[list[bytes], bool]:
+def _document_parts(
+    listed: InputFile, reading: ReadSettings, budget: int
+) -> tuple[list[bytes], bool]:
     """The beginning, middle and end of a file that is one document; whether that is all of it.
 
     Of a compressed file only the beginning is read, since the rest cannot be read without it.
@@ -111,7 +113,7 @@ def _read_at(stream: BinaryIO, start: int, size: int) -> bytes:
     return data
 
 
-def _decoded(listed: InputFile, start: int, data: bytes, reading: Reading) -> bytes:
+def _decoded(listed: InputFile, start: int, data: bytes, reading: ReadSettings) -> bytes:
     """A part of a text, without a byte order mark and without incomplete characters at its ends."""
     lead = byte_order_mark(data, listed) if start == 0 else 0
     # 0b10xxxxxx continues a character that began before this part.

@@ -64,13 +64,13 @@ def check_command(
     penstock check train.txt val.txt
     """
     from penstock.check.check import CheckSettings, check
-    from penstock.sources.settings import Reading
+    from penstock.sources.settings import ReadSettings
 
     # LocalOpenWebTextDataModule reads a training and a validation file line by line.
     default_rule = "lines" if not files or len(files) == 2 else "auto"
     rule = documents or default_rule  # --documents has no default, so that it can be recognised
     trial = CheckSettings(
-        reading=Reading(format=format, documents=rule, field=field, errors=errors),
+        reading=ReadSettings(format=format, documents=rule, field=field, errors=errors),
         tokenizer=tokenizer,
         length=length,
         batch_size=batch_size,

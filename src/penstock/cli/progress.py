@@ -13,7 +13,7 @@ from penstock.cli.terminal import console
 from penstock.cli.units import clock_text, count_text, size_text
 
 if TYPE_CHECKING:
-    from penstock.store.job import Progress
+    from penstock.store.job import BuildProgress
 
 Draw = Callable[[int, int, str], None]
 """Draws a bar: (done, total, the text beside the bar)."""
@@ -28,9 +28,9 @@ class Meter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._started = 0.0
-        self.first: Progress | None = None
+        self.first: BuildProgress | None = None
 
-    def line(self, now: "Progress") -> str:
+    def line(self, now: "BuildProgress") -> str:
         """The text beside the bar."""
         if self.first is None:
             self.first, self._started = now, self._clock()
@@ -52,7 +52,7 @@ class Meter:
 
 
 @contextmanager
-def build_bar(*, shown: bool) -> Iterator[tuple[Meter, "Callable[[Progress], None]"]]:
+def build_bar(*, shown: bool) -> Iterator[tuple[Meter, "Callable[[BuildProgress], None]"]]:
     """A bar for a build: its meter, and the callback for `progress=`."""
     meter = Meter()
     with bar(shown=shown) as draw:

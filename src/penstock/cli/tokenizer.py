@@ -56,7 +56,7 @@ def train_command(
 
     penstock tokenizer train corpus.txt -o tokenizer.json --vocab-size 16000
     """
-    from penstock.sources.settings import Reading
+    from penstock.sources.settings import ReadSettings
     from penstock.tokenize.train import train_tokenizer
 
     with bar(shown=not as_json) as draw:
@@ -66,7 +66,7 @@ def train_command(
             stage = f"reading {size_text(done)}" if done < total else "learning merges"
             draw(done, total, stage)
 
-        reading = Reading(format=format, documents=documents, field=field, errors=errors)
+        reading = ReadSettings(format=format, documents=documents, field=field, errors=errors)
         trained = _in_thread(
             lambda: train_tokenizer(
                 inputs,

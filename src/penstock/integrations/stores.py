@@ -33,7 +33,7 @@ from penstock.errors import SourceError, StoreBusyError, StoreError
 from penstock.integrations.hf_dataset import export_texts, is_dataset
 from penstock.paths import cache_directory
 from penstock.sources.listing import InputFile, list_files
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.texts import Texts
 from penstock.store.build import build
 from penstock.store.files import digest_file
@@ -69,7 +69,7 @@ PathLike = str | os.PathLike[str]
 # A new release of one of these may split text differently.
 _ENGINES = ("gigatoken", "tokenizers", "tiktoken")
 _VERSION = 1  # of how a name is computed
-_ANY = Reading()  # by default, the suffix of a file decides its format
+_ANY = ReadSettings()  # by default, the suffix of a file decides its format
 _WHOLE_BYTES = 1 << 30
 _SAMPLES, _SAMPLE_BYTES = 64, 1 << 20
 _BUSY_SECONDS = 3_600.0
@@ -246,7 +246,7 @@ def _intact(directory: Path) -> TokenStore | None:
         return None
     try:
         store = TokenStore(directory)
-        # Reading 1 GB takes about a second. A larger store is opened without reading it all.
+        # ReadSettings 1 GB takes about a second. A larger store is opened without reading it all.
         small = store.num_tokens * store.dtype.itemsize <= _WHOLE_BYTES
         return verify(directory) if small else store
     except StoreError:

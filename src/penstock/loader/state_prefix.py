@@ -20,7 +20,7 @@ from penstock.order.growing import GrowingPlan
 from penstock.order.integers import END
 from penstock.order.plan import Plan
 from penstock.store.explain import differences
-from penstock.store.prefix_digest import chain, told_build
+from penstock.store.prefix_digest import chain, describe_build
 from penstock.store.reader import TokenStore
 
 __all__ = ["identity_at", "place_of"]
@@ -71,7 +71,7 @@ def _refuse_other_parts(plan: Any, store: TokenStore, state: dict[str, Any]) -> 
     told = state.get("prefix")
     if not isinstance(told, dict) or not isinstance(told.get("build"), dict):
         raise another_order(state, "the plan")
-    if changed := differences(told["build"], told_build(store)):
+    if changed := differences(told["build"], describe_build(store)):
         raise another_order(state, f"how the store is built ({changed})")
     parts = told.get("parts")
     if type(parts) is not int or parts < 0:
@@ -100,7 +100,7 @@ def _short(plan: Any) -> dict[str, Any]:
 
 
 def _prefix(plan: Any, store: TokenStore, parts: int) -> dict[str, Any]:
-    return {"build": told_build(store), "parts": parts, "chain": chain(store, parts)[:_CHAIN]}
+    return {"build": describe_build(store), "parts": parts, "chain": chain(store, parts)[:_CHAIN]}
 
 
 def _store_of(plan: Any) -> TokenStore | None:

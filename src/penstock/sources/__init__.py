@@ -1,7 +1,27 @@
-"""Raw files to documents.
+"""Sources: from raw files to documents.
 
-Takes paths, globs, directories, URLs or lists of texts. Gives batches of documents,
-each with the file and offset it came from. Promises that every byte of the
-decompressed input ends in a document, a separator, a skipped blank or a logged
-reject, and that how the input is cut into slices depends on the input alone.
+A source is a path, a glob, a directory, a URL or a list of texts. It becomes batches of documents,
+each with the file and offset it came from. Every byte of the decompressed input is part of a
+document, a separator, a skipped blank record or a logged reject. How the input is cut into slices
+depends on the input and the tokenizer alone.
 """
+
+from typing import TYPE_CHECKING
+
+from penstock.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from penstock.sources.listing import InputFile as InputFile
+    from penstock.sources.listing import list_files as list_files
+    from penstock.sources.settings import Format as Format
+    from penstock.sources.settings import ReadSettings as ReadSettings
+    from penstock.sources.texts import Texts as Texts
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "listing": "InputFile list_files",
+            "settings": "Format ReadSettings",
+            "texts": "Texts",
+        },
+    )

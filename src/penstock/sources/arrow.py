@@ -1,8 +1,8 @@
-"""Arrow arrays made from bytes and NumPy's, and read back, by their buffers.
+"""Conversions between Arrow arrays, bytes and NumPy arrays, by way of their buffers.
 
-`pa.array`, `pa.scalar` and `np.asarray` of an Arrow array do the same and ask on the way whether
-something is a pandas object. Where pandas is installed they import it to find out: 0.2 s on the
-thread that reads first, in which Ctrl-C may be lost.
+`pa.array`, `pa.scalar` and `np.asarray(arrow_array)` would do the same, but they check whether
+their argument is a pandas object. If pandas is installed, they import it for that check, which
+takes 0.2 s on the first thread that reads, and Ctrl-C may be lost in that time.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,14 @@ import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
-__all__ = ["binary_array", "bool_array", "byte_lengths", "null_rows"]
+ArrowArray = Any
+"""An array of pyarrow, which ships no types."""
+
+__all__ = ["ArrowArray", "binary_array", "bool_array", "byte_lengths", "null_rows"]
 
 
-def binary_array(texts: Sequence[bytes | None]) -> Any:
-    """A large_binary array of `texts`, of which some may be missing.
+def binary_array(texts: Sequence[bytes | None]) -> ArrowArray:
+    """A large_binary array of `texts`; None becomes a null.
 
     >>> binary_array([b"ab", None, b""]).to_pylist()
     [b'ab', None, b'']
@@ -32,8 +35,8 @@ def binary_array(texts: Sequence[bytes | None]) -> Any:
     return pa.Array.from_buffers(pa.large_binary(), len(texts), buffers)
 
 
-def bool_array(flags: NDArray[np.bool_]) -> Any:
-    """An array of truth values, as Arrow's `filter` wants them.
+def bool_array(flags: NDArray[np.bool_]) -> ArrowArray:
+    """An Arrow array of booleans, for Arrow's `filter`.
 
     >>> bool_array(np.array([True, False])).to_pylist()
     [True, False]
@@ -41,12 +44,14 @@ def bool_array(flags: NDArray[np.bool_]) -> Any:
     return pa.Array.from_buffers(pa.bool_(), len(flags), [None, _bits(flags)])
 
 
-def byte_lengths(texts: Any) -> NDArray[np.int64]:
-    """How many bytes each text of an array has, none where it is missing.
+def byte_lengths(texts: ArrowArray) -> NDArray[np.int64]:
+    """The length of each text in bytes; 0 for nulls.
 
     >>> byte_lengths(binary_array([b"ab", None, b"c"])).tolist()
     [2, 0, 1]
     """
+    # Arrow gives int32 for binary and int64 for large_binary arrays, and the length of a null is
+    # whatever its slot holds.
     lengths = pa.compute.binary_length(texts)
     dtype = np.dtype(f"i{lengths.type.byte_width}")
     values = np.frombuffer(
@@ -56,18 +61,20 @@ def byte_lengths(texts: Any) -> NDArray[np.int64]:
     return values
 
 
-def null_rows(array: Any) -> NDArray[np.intp]:
-    """The rows of an array that have no value.
+def null_rows(array: ArrowArray) -> NDArray[np.intp]:
+    """The indices of the nulls in an array.
 
     >>> null_rows(binary_array([b"ab", None, b"c"])).tolist()
     [1]
     """
     if not array.null_count:
         return np.zeros(0, np.intp)
+    # A sliced array shares its buffers, so its first bit may be inside a byte.
     missing = array.is_null()
     bits = np.unpackbits(np.frombuffer(missing.buffers()[1], np.uint8), bitorder="little")
     return np.flatnonzero(bits[missing.offset :][: len(missing)])
 
 
-def _bits(flags: NDArray[np.bool_]) -> Any:
+def _bits(flags: NDArray[np.bool_]) -> ArrowArray:
+    # Arrow stores eight booleans in a byte, the first one in the lowest bit.
     return pa.py_buffer(np.packbits(flags, bitorder="little"))

@@ -1,8 +1,8 @@
-"""Compressed files as streams of plain bytes.
+"""Decompression of input files.
 
-Every frame or member is read, not only the first. A stream that is cut short, or
-followed by something else, is an error at a known place. And a small file that grows
-without end (a bomb) is stopped while it grows, not after.
+Every frame or member of a file is read, not only the first. A stream that is cut off, or
+followed by other data, is an error with its position. A small file that expands without end (a
+decompression bomb) is stopped while it expands.
 """
 
 import bz2
@@ -17,7 +17,7 @@ from penstock.sources.listing import InputFile, open_file
 
 __all__ = ["Expanded"]
 
-# Below this much output no ratio is suspicious: 16 MiB fit anywhere.
+# A file may always expand to this size: 16 MiB fit into any memory.
 _FREE_BYTES = 16 << 20
 
 
@@ -27,8 +27,8 @@ class Expanded:
     def __init__(self, file: InputFile, max_expansion: int) -> None:
         if file.size == 0 and file.compression:
             raise SourceError(
-                f"{file.name} is empty, which no {file.compression} file is: it was cut off. "
-                "Fetch or write it again."
+                f"{file.name} is empty, and a {file.compression} file never is: it was cut off. "
+                "Download or write it again."
             )
         self._file = file
         self._limit = max(_FREE_BYTES, file.size * max_expansion)
@@ -39,12 +39,13 @@ class Expanded:
         self.position = 0
 
     def peek(self, num_bytes: int) -> bytes:
-        """The next `num_bytes` bytes, fewer only at the end, which `read` returns again."""
+        """The next `num_bytes` bytes, fewer only at the end; `read` returns them again."""
         self._peeked = self.read(num_bytes)
         return self._peeked
 
     def read(self, num_bytes: int) -> bytes:
-        """Up to `num_bytes` more bytes, fewer only at the end."""
+        """The next `num_bytes` bytes, fewer only at the end."""
+        # What was peeked comes first; it was counted in `position` when it was read.
         if self._peeked:
             data, self._peeked = self._peeked[:num_bytes], self._peeked[num_bytes:]
             return data if len(data) == num_bytes else data + self.read(num_bytes - len(data))
@@ -57,11 +58,12 @@ class Expanded:
             pieces.append(piece)
             missing -= len(piece)
             self.position += len(piece)
+            # Checked after each piece, so a bomb fills at most one read beyond the limit.
             if self._file.compression and self.position > self._limit:
                 raise SourceError(
-                    f"{self._file.name} ({self._file.size:,} bytes) grew past "
-                    f"{self._limit:,} bytes, more than {self._max_expansion} times its size: a "
-                    "decompression bomb, or very repetitive text. If it is meant to be so, raise "
+                    f"{self._file.name} ({self._file.size:,} bytes) expands to more than "
+                    f"{self._limit:,} bytes, over {self._max_expansion} times its size: a "
+                    "decompression bomb, or very repetitive text. If the file is right, raise "
                     "max_expansion."
                 )
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -75,12 +77,12 @@ class Expanded:
             raise SourceError(
                 f"{self._file.name} cannot be decompressed past byte {self.position:,} of its text "
                 f"({self._file.compression}: {error}). It was cut off or damaged, or something "
-                "follows the compressed data. Fetch or write it again."
+                "follows the compressed data. Download or write it again."
             ) from error
 
     @property
     def disk_position(self) -> int:
-        """How far the file on disk was read."""
+        """The position in the file on disk."""
         return self._raw.tell()
 
     def close(self) -> None:
@@ -95,14 +97,14 @@ def _decompressor(raw: BinaryIO, compression: str | None) -> Any:
         return _Streams(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), padding=b"\0")
     if compression == "bz2":
         return _Streams(raw, bz2.BZ2Decompressor, padding=b"")
-    # Arrow's streams go on after the end of a frame or member, and say when one is cut.
+    # Arrow's streams continue after the end of a frame or member, and fail if one is cut off.
     return pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), compression)
 
 
 class _Streams:
-    """All streams of an .xz or .bz2 file, and nothing else.
+    """All streams of an .xz or .bz2 file; any other data after them is an error.
 
-    Python's own readers ignore garbage after the first, and Arrow's fails on an empty .bz2 stream.
+    Python's own readers ignore such data, and Arrow's reader fails on an empty .bz2 stream.
     """
 
     def __init__(self, raw: BinaryIO, decoder: Callable[[], Any], *, padding: bytes) -> None:
@@ -113,13 +115,14 @@ class _Streams:
         self._waiting = b""
 
     def read(self, num_bytes: int) -> bytes:
-        """Up to `num_bytes`, empty only at the end."""
+        """At most `num_bytes` bytes, none only at the end."""
         while True:
             if self._decoder.eof:
                 self._waiting = self._next_stream()
                 if not self._waiting:
                     return b""
                 self._decoder = self._next_decoder()
+            # A decoder that was given a length limit may have output left and need no input.
             if self._decoder.needs_input and not self._waiting:
                 self._waiting = self._raw.read(1 << 16)
                 if not self._waiting:
@@ -130,7 +133,7 @@ class _Streams:
                 return data
 
     def _next_stream(self) -> bytes:
-        """The first bytes of the next stream; in .xz, zero bytes may stand between two."""
+        """The first bytes of the next stream; in .xz files, zero bytes may separate streams."""
         rest = bytes(self._decoder.unused_data.lstrip(self._padding))
         while not rest:
             more = self._raw.read(1 << 16)

@@ -1,27 +1,28 @@
-"""Documents on their way to the tokenizer.
+"""Batches of documents between the readers and the tokenizer.
 
-A batch holds its texts in one Arrow array, not as Python strings: the tokenizer
-reads the same buffers, and 100,000 short documents cost no objects. Beside each
-text stands where it came from. What did not become a document is counted here too,
-so that the sums can be checked at the end: bytes read = bytes of documents +
-separators + skipped blanks + rejects.
+A batch holds its texts in one Arrow array and not as Python strings. The tokenizer reads the
+same buffers, so 100,000 short documents need no Python objects. Each text has the file and the
+offset it came from. A batch also counts the bytes that did not become documents, so that the
+build can check the sum at the end:
+
+    bytes read = documents + separators + skipped blanks + rejected records
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.sources.arrow import bool_array
+from penstock.sources.arrow import ArrowArray, bool_array
 
 __all__ = [
     "Batch",
     "Edges",
     "Reject",
-    "Separated",
+    "SeparatedTexts",
     "Tally",
     "compact",
     "gather",
@@ -32,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reject:
-    """A record that was refused: where it lies, and why."""
+    """A record that was rejected, with its location and the reason."""
 
     file: int
     """Number of the input file in the sorted list of inputs."""
@@ -40,27 +41,27 @@ class Reject:
     """Byte offset in the decompressed file, or the row number in a table."""
     num_bytes: int
     reason: str
-    """One of a few fixed words, such as "bad_json"; counts are kept by it."""
+    """One of a few fixed words, such as "bad_json"; the manifest counts rejects by reason."""
     detail: str
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts that must add up."""
+    """Counts of documents and bytes; see the module docstring for the sum."""
 
     documents: int = 0
     skipped: int = 0
     rejected: int = 0
     replaced: int = 0
-    """Documents in which bytes that are not UTF-8 became U+FFFD."""
+    """Documents in which invalid UTF-8 was replaced by U+FFFD."""
     document_bytes: int = 0
     separator_bytes: int = 0
     skipped_bytes: int = 0
     rejected_bytes: int = 0
     text_bytes: int = 0
-    """Bytes of the documents' texts; less than `document_bytes` where a record holds more."""
+    """Bytes of the texts; fewer than `document_bytes` if a record has other fields too."""
     continued: int = 0
-    """Pieces of documents that end in a later piece; `documents` does not count them."""
+    """Pieces whose document ends in a later piece; not included in `documents`."""
 
     @property
     def total_bytes(self) -> int:
@@ -69,8 +70,9 @@ class Tally:
 
     def add(self, other: "Tally") -> None:
         """Add the counts of `other` to these."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        sums = zip(fields(self), astuple(self), astuple(other), strict=True)
+        for each, mine, more in sums:
+            setattr(self, each.name, mine + more)
 
     @classmethod
     def total(cls, tallies: Iterable["Tally"]) -> Self:
@@ -80,8 +82,8 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Separated:
-    """Documents as they lie in a block of text, all between the same separators.
+class SeparatedTexts:
+    """Documents inside a block of text, which all have the same separator between them.
 
     Every piece between separators is a document or empty. gigatoken reads such a block in
     place, which saves a copy of all text.
@@ -95,60 +97,63 @@ class Separated:
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Which texts of a batch begin or end something, where they are not whole documents."""
+    """For each text of a batch, whether a document begins or ends there.
+
+    Only batches with texts that are not whole documents have edges.
+    """
 
     begins: NDArray[np.bool_]
     """The text begins a document."""
     ends: NDArray[np.bool_]
     """The text ends a document."""
     closes: NDArray[np.bool_]
-    """The text ends a document or a piece of one, so a bound follows it."""
+    """The text ends a document or a stored piece of one, so its end is written to the bounds."""
 
     @classmethod
     def of(cls, *, begins: bool, ends: bool, closes: bool, num_texts: int = 1) -> Self:
-        """The edges of texts that are all alike."""
+        """The edges of texts that are all of the same kind."""
         return cls(*(np.full(num_texts, each) for each in (begins, ends, closes)))
 
     @classmethod
     def joined(cls, batches: Sequence["Batch"]) -> Self | None:
-        """The edges of all texts of `batches`; None where all are whole documents."""
+        """The edges of all texts of `batches`; None if all are whole documents."""
         if all(batch.edges is None for batch in batches):
             return None
         parts = [
             batch.edges or cls.of(begins=True, ends=True, closes=True, num_texts=len(batch))
             for batch in batches
         ]
-        names = ("begins", "ends", "closes")
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        columns = zip(*((part.begins, part.ends, part.closes) for part in parts), strict=True)
+        return cls(*map(np.concatenate, columns))
 
     def where(self, keep: NDArray[np.bool_]) -> "Edges":
-        """The edges of the texts for which `keep` holds."""
+        """The edges of the texts selected by `keep`."""
         return Edges(self.begins[keep], self.ends[keep], self.closes[keep])
 
 
 class Batch:
-    """Some documents of one or more files, in order."""
+    """Documents of one or more files, in order."""
 
     def __init__(
         self,
-        texts: Any,
+        texts: ArrowArray | SeparatedTexts,
         files: NDArray[np.uint64],
         offsets: NDArray[np.uint64],
         tally: Tally | None = None,
         rejects: list[Reject] | None = None,
         edges: Edges | None = None,
     ) -> None:
-        """Documents with where they came from.
+        """Documents and their origins.
 
         Args:
-            texts: A large_binary array (valid UTF-8, no nulls, unsliced), or `Separated`.
-            files: Number of the input file of each document.
-            offsets: Where each begins in it.
-            tally: What was read to find them.
-            rejects: What was refused on the way.
-            edges: Where documents begin and end; None where every text is a whole one.
+            texts: A large_binary array (valid UTF-8, no nulls, unsliced), or `SeparatedTexts`.
+            files: The number of the input file of each document.
+            offsets: The offset of each document in its file.
+            tally: Counts of everything that was read to find these documents.
+            rejects: Records that were rejected.
+            edges: Where documents begin and end; None if every text is a whole document.
         """
-        self.separated = texts if isinstance(texts, Separated) else None
+        self.separated = texts if isinstance(texts, SeparatedTexts) else None
         self._texts = None if self.separated else texts
         self.files = files
         self.offsets = offsets
@@ -156,16 +161,16 @@ class Batch:
         self.rejects = rejects or []
         self.edges = edges
         self.rules: list[tuple[int, str]] = []
-        """Of the files that begin in this batch and are read by "auto": number and rule."""
+        """The number and the rule of each file that begins in this batch and is read by "auto"."""
 
     def __len__(self) -> int:
         return len(self.files)
 
     @property
-    def texts(self) -> Any:
+    def texts(self) -> ArrowArray:
         """The documents as a large_binary array without gaps."""
         if self._texts is None:
-            assert self.separated is not None  # one of the two is always there
+            assert self.separated is not None  # a batch without an array has a block
             block = self.separated
             self._texts = compact(block.data, block.starts, block.stops)
         return self._texts
@@ -178,28 +183,32 @@ class Batch:
         return int(text_offsets(self.texts)[-1])
 
     def where(self, keep: NDArray[np.bool_]) -> "Batch":
-        """The documents for which `keep` holds; the counts are shared with this batch."""
+        """The documents selected by `keep`; the tally is shared with this batch."""
         texts = self.texts.filter(bool_array(keep))
         edges = self.edges.where(keep) if self.edges else None
         return Batch(texts, self.files[keep], self.offsets[keep], self.tally, edges=edges)
 
 
-def text_offsets(texts: Any) -> NDArray[np.int64]:
+def text_offsets(texts: ArrowArray) -> NDArray[np.int64]:
     """The `len + 1` offsets of an unsliced large Arrow array, as a view."""
     if not len(texts):
         return np.zeros(1, np.int64)
+    # Buffers of a large array: null bitmap, offsets, data. The offsets may be longer than needed.
     return np.frombuffer(texts.buffers()[1], np.int64, count=len(texts) + 1)
 
 
-def compact(data: bytes | memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Any:
+def compact(
+    data: bytes | memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]
+) -> ArrowArray:
     """The spans `[starts, stops)` of `data` as an Arrow array without gaps.
 
-    Spans are in order and do not overlap, so spans and the gaps between them tile
-    the data; Arrow's filter keeps the spans, at the speed of a copy.
+    The spans are in order and do not overlap, so the spans and the gaps between them cover the
+    data. Arrow's filter keeps the spans, at the speed of a memory copy.
 
     >>> compact(b"ab,c,,d", np.array([0, 3, 6]), np.array([2, 4, 7])).to_pylist()
     [b'ab', b'c', b'd']
     """
+    # Spans (2, 5) and (6, 8) give the edges 0 2 5 6 8: gap, span, gap, span. Odd tiles are kept.
     edges = np.empty(2 * len(starts) + 1, np.int64)
     edges[0] = 0
     edges[1::2] = starts
@@ -213,7 +222,8 @@ def compact(data: bytes | memoryview, starts: NDArray[np.int64], stops: NDArray[
 
 
 def is_utf8(data: bytes) -> bool:
-    """Whether `data` is valid UTF-8, at memory speed (Arrow checks 8 GB/s, Python 0.4)."""
+    """Whether `data` is valid UTF-8; Arrow checks 8 GB/s, Python's decoder 0.4 GB/s."""
+    # An array of one string over the same bytes; Arrow validates it without a copy.
     edges = np.array([0, len(data)], np.int64)
     buffers = [None, pa.py_buffer(edges), pa.py_buffer(data)]
     try:
@@ -226,7 +236,7 @@ def is_utf8(data: bytes) -> bool:
 def gather(batches: Iterator[Batch], target_bytes: int) -> Iterator[Batch]:
     """Join small batches into ones of at least `target_bytes`, in order.
 
-    A directory of a million tiny files would otherwise call the tokenizer a million times.
+    Without this, a directory of a million tiny files would call the tokenizer a million times.
     """
     held: list[Batch] = []
     size = 0

@@ -1,13 +1,14 @@
-"""JSON Lines: one object a line, the text in a named field.
+"""JSON Lines: one object per line, with the text in a named field.
 
-Arrow parses a whole block at once, but it is more lenient than the format: it takes
-two objects on a line, NaN, and objects spread over lines. So a block goes to Arrow
-only if every line begins with `{` and ends with `}`: then no object can span lines
-(after `}` at the end of a line nothing but `,`, `]` or `}` could go on, and the next
-line begins with `{`), and as many rows as lines means one object on each. Any other
-block, one that is not UTF-8, and any that Arrow refuses is parsed line by line with
-Python's json, which also finds the reason for each reject. Which way a block goes
-changes its speed, never its documents.
+Arrow parses a whole block at once, but it is more lenient than the format: it accepts two
+objects on a line, NaN, and objects that span several lines. So a block goes to Arrow only if
+every line begins with `{` and ends with `}`. Then no object can span lines: after `}` at the end
+of a line, only `,`, `]` or `}` could continue it, and the next line begins with `{`. And if there
+are as many rows as lines, every line has one object.
+
+Every other block, one that is not UTF-8, and one that Arrow refuses is parsed line by line with
+Python's json, which also gives the reason for each rejected line. The documents are the same
+either way; only the speed differs.
 """
 
 import json
@@ -19,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.json as pj
 
-from penstock.sources.arrow import binary_array, bool_array
+from penstock.sources.arrow import ArrowArray, binary_array, bool_array
 from penstock.sources.document import Batch, is_utf8
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.splitters import Spans, find_all
-from penstock.sources.validate import Reason, screen
+from penstock.sources.validate import Reason, validate
 
 __all__ = ["read_lines"]
 
@@ -31,8 +32,8 @@ __all__ = ["read_lines"]
 _MAX_BLOCK = (1 << 31) - 1024
 
 
-def read_lines(data: bytes, spans: Spans, *, file: int, start: int, reading: Reading) -> Batch:
-    """The documents of a block of lines, of which `spans` are the ones that are not blank."""
+def read_lines(data: bytes, spans: Spans, *, file: int, start: int, reading: ReadSettings) -> Batch:
+    """The documents of a block of lines; `spans` are the lines that are not blank."""
     path = reading.field.split(".")
 
     def line(row: int) -> bytes:
@@ -54,10 +55,10 @@ def read_lines(data: bytes, spans: Spans, *, file: int, start: int, reading: Rea
             texts = pa.compute.if_else(bool_array(bad), pa.nulls(len(bad), texts.type), texts)
 
     def why_null(row: int) -> Reason:
-        # Arrow says null for a missing field and for a null alike.
+        # Arrow gives null both for a missing field and for a null.
         return reasons.get(row) or _python_texts([line(row)], path, reading)[1][0]
 
-    batch = screen(
+    batch = validate(
         texts,
         file=file,
         places=(spans.starts + start).astype(np.uint64),
@@ -75,7 +76,7 @@ def _regular(data: bytes, spans: Spans) -> bool:
         return False
     text = np.frombuffer(data, np.uint8)
     last = text[spans.stops - 1]
-    if (last == 13).any():  # one carriage return may stand before the line end
+    if (last == 13).any():  # a carriage return may come before the line end
         last = np.where(last == 13, text[np.maximum(spans.stops - 2, spans.starts)], last)
     if (text[spans.starts] != ord("{")).any() or (last != ord("}")).any():
         return False
@@ -83,15 +84,17 @@ def _regular(data: bytes, spans: Spans) -> bool:
 
 
 def _suspects(data: bytes, spans: Spans) -> list[int]:
-    """Rows that may hold NaN or Infinity as a number, which Arrow takes and JSON has not."""
+    """Rows that may contain the number NaN or Infinity, which Arrow accepts and JSON forbids."""
     text = np.frombuffer(data, np.uint8)
     found = np.concatenate([find_all(data, word) for word in (b"NaN", b"Inf")])
+    # Inside a string the word follows a letter or a quote, mostly. A wrong suspicion costs time
+    # only, because Python parses the line again.
     found = found[np.isin(text[found - 1], list(b":,[- \t\r"))]
     return sorted(set((np.searchsorted(spans.starts, found, side="right") - 1).tolist()))
 
 
-def _arrow_texts(data: bytes, spans: Spans, path: list[str]) -> Any | None:
-    """The text of each line as a large_binary array, or None where Arrow refuses."""
+def _arrow_texts(data: bytes, spans: Spans, path: list[str]) -> ArrowArray | None:
+    """The text of each line as a large_binary array; None if Arrow refuses the block."""
     kind: Any = pa.large_string()
     for name in reversed(path[1:]):
         kind = pa.struct([(name, kind)])
@@ -105,6 +108,7 @@ def _arrow_texts(data: bytes, spans: Spans, path: list[str]) -> Any | None:
         )
     except pa.ArrowInvalid:
         return None
+    # Fewer or more rows than lines: an object spans lines, or a line has two.
     if table.num_rows != len(spans.starts):
         return None
     column = table.column(0).combine_chunks()
@@ -114,16 +118,16 @@ def _arrow_texts(data: bytes, spans: Spans, path: list[str]) -> Any | None:
 
 
 def _python_texts(
-    lines: Iterator[bytes] | list[bytes], path: list[str], reading: Reading
-) -> tuple[Any, dict[int, Reason], int]:
-    """The text of each line, or the reason why it has none, and how many were repaired."""
+    lines: Iterator[bytes] | list[bytes], path: list[str], reading: ReadSettings
+) -> tuple[ArrowArray, dict[int, Reason], int]:
+    """The text of each line, the reasons of lines without text, and the number of repairs."""
     texts: list[bytes | None] = []
     reasons: dict[int, Reason] = {}
     replaced = 0
     for row, line in enumerate(lines):
         try:
             text, repaired = _text_of(line, path, reading.errors == "replace")
-        except _Refused as refusal:
+        except _RefusedLine as refusal:
             text, repaired = None, False
             reasons[row] = refusal.args
         texts.append(text)
@@ -131,71 +135,74 @@ def _python_texts(
     return binary_array(texts), reasons, replaced
 
 
-class _Refused(Exception):  # noqa: N818  (carries a verdict, not an error)
-    """A line that holds no text: (reason, detail)."""
+class _RefusedLine(Exception):  # noqa: N818  (carries a reason, and is always caught)
+    """A line without text; its arguments are the reason and a detail."""
 
     args: Reason
 
 
 def _text_of(line: bytes, path: list[str], replace: bool) -> tuple[bytes, bool]:
-    """The text that `line` holds, and whether something in it was replaced by U+FFFD."""
+    """The text in `line`, and whether a part of it was replaced by U+FFFD."""
     try:
-        value, mended = _parse(line, replace)
+        value, repaired = _parse(line, replace)
     except RecursionError:
         return _deep_text(line, path), False
     for depth, name in enumerate(path):
         if not isinstance(value, _Object):
             inside = ".".join(path[:depth]) or "the line"
-            raise _Refused("not_an_object", f"{inside} holds {_kind(value)}")
+            raise _RefusedLine("not_an_object", f"{inside} holds {_kind(value)}")
+        # Arrow takes one of two equal keys, and other parsers take the other: refused.
         found = [item for key, item in value if key == name]
         if not found:
             known = ", ".join(f'"{key}"' for key, _ in value[:5]) or "no fields"
-            raise _Refused("missing_field", f'no field "{".".join(path)}"; it has {known}')
+            raise _RefusedLine("missing_field", f'no field "{".".join(path)}"; it has {known}')
         if len(found) > 1:
-            raise _Refused("duplicate_field", f'"{name}" is given {len(found)} times')
+            raise _RefusedLine("duplicate_field", f'"{name}" is given {len(found)} times')
         value = found[0]
     if not isinstance(value, str):
-        raise _Refused("not_a_string", f'"{".".join(path)}" holds {_kind(value)}')
+        raise _RefusedLine("not_a_string", f'"{".".join(path)}" holds {_kind(value)}')
     try:
-        return value.encode(), mended and "\ufffd" in value
+        return value.encode(), repaired and "\ufffd" in value
     except UnicodeEncodeError as error:
         if not replace:
-            raise _Refused("lone_surrogate", f"at character {error.start:,} of the text") from None
+            raise _RefusedLine(
+                "lone_surrogate", f"at character {error.start:,} of the text"
+            ) from None
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode(), True
 
 
 def _deep_text(line: bytes, path: list[str]) -> bytes:
-    """The text of a line nested deeper than Python parses; Arrow knows no such limit."""
+    """The text of a line that is nested too deeply for Python's json; Arrow has no such limit."""
     whole = Spans(np.zeros(1, np.int64), np.array([len(line)]), 0, 0)
     regular = _regular(line, whole) and not _suspects(line, whole)
     texts = _arrow_texts(line, whole, path) if regular else None
     text: bytes | None = texts[0].as_py() if texts is not None else None
     if text is None:
-        raise _Refused("nested_too_deep", "more levels than the parser allows")
+        raise _RefusedLine("nested_too_deep", "more levels than the parser allows")
     return text
 
 
 class _Object(list[tuple[str, Any]]):
-    """A JSON object with its keys in order, also those that come twice."""
+    """A JSON object with its keys in order, including repeated ones."""
 
 
 def _parse(line: bytes, replace: bool) -> tuple[Any, bool]:
-    """What `line` says, and whether bytes of it were replaced by U+FFFD."""
-    mended = False
+    """The value of `line`, and whether bytes of it were replaced by U+FFFD."""
+    repaired = False
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
         if not replace:
-            raise _Refused("invalid_utf8", f"{error.reason} at byte {error.start:,}") from None
-        text, mended = line.decode(errors="replace"), True
+            raise _RefusedLine("invalid_utf8", f"{error.reason} at byte {error.start:,}") from None
+        text, repaired = line.decode(errors="replace"), True
     try:
-        # Numbers are not needed, and a 5,000-digit one is valid JSON that int() refuses.
+        # Numbers are not needed, and int() refuses one of 5,000 digits, which is valid JSON.
         value = json.loads(
             text, object_pairs_hook=_Object, parse_constant=_refuse_constant, parse_int=_number
         )
     except json.JSONDecodeError as error:
-        raise _Refused("bad_json", f"{error.msg} at character {error.pos:,}") from None
-    return value, mended
+        raise _RefusedLine("bad_json", f"{error.msg} at character {error.pos:,}") from None
+    return value, repaired
 
 
 def _number(digits: str) -> int:
@@ -203,7 +210,7 @@ def _number(digits: str) -> int:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise _Refused("bad_json", f"{name} is not JSON")
+    raise _RefusedLine("bad_json", f"{name} is not JSON")
 
 
 def _kind(value: Any) -> str:

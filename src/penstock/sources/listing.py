@@ -1,9 +1,8 @@
-"""What the user named, as a list of files.
+"""The list of input files that the user named.
 
-Paths, globs, directories and URLs become one list, sorted by the bytes of their
-names so that every machine sees the same order. Nothing is guessed in silence: a
-pattern that matches nothing, a file listed twice and, in a directory, a suffix that
-is not known are errors.
+Paths, globs, directories and URLs become one list, sorted by the bytes of the names, so that
+every machine has the same order. Nothing is guessed silently: a pattern that matches nothing, a
+file that is listed twice, and a file with an unknown suffix in a directory are errors.
 """
 
 import glob
@@ -17,11 +16,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from penstock.errors import MissingExtraError, SourceError
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.texts import Texts
 from penstock.sources.walk import find_files, matching, refuse_unlisted
 
-__all__ = ["InputFile", "list_files", "open_file"]
+__all__ = ["InputFile", "list_files", "open_file", "read_fully", "refuse_changed"]
 
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _FORMATS = {
@@ -34,7 +33,8 @@ _FORMATS = {
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
-# No chained protocols and none that interpret the file they open (reference://, jinja).
+# No chained protocols, and none that interpret the file they open (reference://, jinja): what
+# they read, or run, would not be the file that the user named.
 _PROTOCOLS = frozenset(
     (
         *("abfs", "abfss", "adl", "az", "file", "ftp", "gcs", "gs", "hdfs", "hf", "http"),
@@ -45,7 +45,7 @@ _PROTOCOLS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """One file to read, as it was when it was listed."""
+    """One file to read, with its state at the time it was listed."""
 
     name: str
     """As the user wrote it, without credentials."""
@@ -54,25 +54,34 @@ class InputFile:
     size: int
     """Bytes on disk, before decompression."""
     stamp: str
-    """Modification time or ETag: tells a changed file from the one that was listed."""
+    """Modification time or ETag, to detect a file that changed after it was listed."""
     format: str
     compression: str | None = None
     texts: Texts | None = None
-    """The documents themselves, where they are not in a file."""
+    """The documents, if they are in memory and not in a file."""
 
     @property
     def remote(self) -> bool:
         """Whether the file is opened through fsspec."""
         return "://" in self.path
 
+    def describe(self) -> dict[str, str | int | None]:
+        """The file as JSON, for the manifest."""
+        return {
+            "name": self.name,
+            "bytes": self.size,
+            "format": self.format,
+            "compression": self.compression,
+        }
+
 
 def list_files(
-    inputs: str | os.PathLike[str] | Sequence[Any] | Texts, reading: Reading
+    inputs: str | os.PathLike[str] | Sequence[Any] | Texts, reading: ReadSettings
 ) -> list[InputFile]:
-    """The files that `inputs` names, sorted bytewise by name."""
+    """The files that `inputs` names, sorted by the bytes of their names."""
     if isinstance(inputs, Texts):
         size, stamp = inputs.num_bytes, inputs.digest
-        name = f"texts-{stamp[:16]}"  # so that other texts are another input
+        name = f"texts-{stamp[:16]}"  # other texts get another name
         return [InputFile(name=name, path="", size=size, stamp=stamp, format="texts", texts=inputs)]
     wanted = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
     if not wanted:
@@ -86,38 +95,46 @@ def list_files(
 
 
 def open_file(file: InputFile) -> BinaryIO:
-    """`file` opened for reading bytes, compressed as it lies.
+    """`file` opened for reading; a compressed file is not decompressed.
 
     Raises:
-        SourceError: the file is not the one that was listed any more.
+        SourceError: the file was removed after it was listed.
     """
     try:
-        stream = (
-            cast(BinaryIO, _filesystem(file.path).open(file.path, "rb"))
-            if file.remote
-            else Path(file.path).open("rb", buffering=0)  # noqa: SIM115  (the caller closes it)
-        )
+        if file.remote:
+            return cast(BinaryIO, _filesystem(file.path).open(file.path, "rb"))
+        return Path(file.path).open("rb", buffering=0)
     except FileNotFoundError:
-        raise SourceError(f"{file.name} was there when the build began and is gone now.") from None
-    return stream
+        raise _gone(file) from None
+
+
+def read_fully(stream: BinaryIO, num_bytes: int) -> bytes:
+    """The next `num_bytes` of `stream`, fewer only at its end; one `read` may return less."""
+    data = stream.read(num_bytes)
+    while len(data) < num_bytes and (more := stream.read(num_bytes - len(data))):
+        data += more
+    return data
+
+
+def _gone(file: InputFile) -> SourceError:
+    return SourceError(f"{file.name} was removed while it was read. Restore it and build again.")
 
 
 def refuse_changed(file: InputFile) -> None:
-    """Raise if `file` is not as it was listed.
+    """Raise if `file` changed after it was listed.
 
     Raises:
-        SourceError: its size, modification time or ETag differ.
+        SourceError: the size, modification time or ETag differ.
     """
     if file.texts is not None:
         return
     try:
-        size, stamp = (
-            _remote_state(_filesystem(file.path).info(file.path))
-            if file.remote
-            else _local_state(file.path)
-        )
+        if file.remote:
+            size, stamp = _remote_state(_filesystem(file.path).info(file.path))
+        else:
+            size, stamp = _local_state(Path(file.path).stat())
     except FileNotFoundError:
-        raise SourceError(f"{file.name} was there when the build began and is gone now.") from None
+        raise _gone(file) from None
     if (size, stamp) != (file.size, file.stamp):
         raise SourceError(
             f"{file.name} changed while it was read ({file.size:,} bytes when the build began, "
@@ -126,13 +143,13 @@ def refuse_changed(file: InputFile) -> None:
         )
 
 
-def _expand(pattern: str, reading: Reading) -> list[InputFile]:
+def _expand(pattern: str, reading: ReadSettings) -> list[InputFile]:
     if "://" in pattern:
         return _expand_remote(pattern, reading)
     path = Path(pattern)
     try:
         kind = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last of a NUL in a name
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
         kind = 0
     except OSError as error:
         raise SourceError(f"{pattern} cannot be read: {error.strerror or error}.") from error
@@ -157,7 +174,7 @@ def _names_nearby(path: Path) -> Iterable[str]:
         return []
 
 
-def _expand_directory(path: Path, reading: Reading) -> list[InputFile]:
+def _expand_directory(path: Path, reading: ReadSettings) -> list[InputFile]:
     if (path / "dataset_dict.json").is_file():
         splits = json.loads((path / "dataset_dict.json").read_bytes()).get("splits", [])
         raise SourceError(
@@ -175,14 +192,14 @@ def _expand_directory(path: Path, reading: Reading) -> list[InputFile]:
         shown = ", ".join(str(file) for file in sorted(unknown)[:5])
         raise SourceError(
             f"{len(unknown):,} of {len(found):,} files in {path} have suffixes that name no format "
-            f"({shown}). Name what to read with a glob such as '{path}/**/*.txt', or say "
+            f"({shown}). Name what to read with a glob such as '{path}/**/*.txt', or give "
             f'format="text" to read all of them as text.'
         )
     return [_local(str(file), reading) for file in found]
 
 
 def _dataset_files(state: Path) -> list[str]:
-    """The names of the files of a Hugging Face dataset, which lie beside its state.json."""
+    """The names of the files of a Hugging Face dataset; they are beside its state.json."""
     try:
         entries = json.loads(state.read_bytes())["_data_files"]
         return [Path(entry["filename"]).name for entry in entries]
@@ -190,7 +207,7 @@ def _dataset_files(state: Path) -> list[str]:
         raise SourceError(f"{state} does not list the files of a dataset: {error!r}.") from None
 
 
-def _local(path: str, reading: Reading) -> InputFile:
+def _local(path: str, reading: ReadSettings) -> InputFile:
     try:
         state = Path(path).stat()
     except FileNotFoundError:
@@ -198,29 +215,30 @@ def _local(path: str, reading: Reading) -> InputFile:
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}.") from error
     if not stat.S_ISREG(state.st_mode):
-        raise SourceError(f"{path} is not a regular file, so it cannot be read twice. Copy it.")
-    return _described(path, path, state.st_size, str(state.st_mtime_ns), reading)
+        raise SourceError(
+            f"{path} is not a regular file, and a build may read it twice. Copy it to a file."
+        )
+    return _described(path, path, *_local_state(state), reading)
 
 
-def _local_state(path: str) -> tuple[int, str]:
-    state = Path(path).stat()
+def _local_state(state: os.stat_result) -> tuple[int, str]:
     return state.st_size, str(state.st_mtime_ns)
 
 
-def _expand_remote(pattern: str, reading: Reading) -> list[InputFile]:
+def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
     protocol = pattern.partition("://")[0]
     if "::" in pattern or protocol not in _PROTOCOLS:
         raise SourceError(
-            f"{_redacted(pattern)} names a protocol that is not read: {protocol}://. "
-            f"These are: {', '.join(sorted(_PROTOCOLS))}."
+            f"{_redacted(pattern)} uses the protocol {protocol}://, which penstock does not read. "
+            f"Choose one of: {', '.join(sorted(_PROTOCOLS))}."
         )
     filesystem = _filesystem(pattern)
     try:
         is_directory = filesystem.isdir(pattern)
     except OSError as error:
         raise SourceError(
-            f"{_redacted(pattern)} cannot be reached: {error}. Look at the address and the "
-            "network, or download it and name the file here."
+            f"{_redacted(pattern)} cannot be reached: {error}. Check the address and the "
+            "network, or download the file and name the copy."
         ) from error
     if is_directory:
         refuse_unlisted(filesystem, pattern)
@@ -253,7 +271,7 @@ def _expand_remote(pattern: str, reading: Reading) -> list[InputFile]:
 
 
 def _refuse_unlisted_glob(filesystem: Any, pattern: str) -> None:
-    """Raise where a directory that the pattern reaches into cannot be listed."""
+    """Raise if a directory that the pattern searches cannot be listed."""
     protocol, _, path = pattern.partition("://")
     parts = path.split("/")
     first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
@@ -265,11 +283,11 @@ def _refuse_unlisted_glob(filesystem: Any, pattern: str) -> None:
 def _remote_state(info: dict[str, Any]) -> tuple[int, str]:
     if info.get("size") is None:
         raise SourceError(
-            f"{_redacted(str(info.get('name')))}: the server does not say how long the file is, so "
-            "a cut download could not be told from a whole one. Download it first."
+            f"{_redacted(str(info.get('name')))}: the server does not give the length of the file, "
+            "so an incomplete download could not be detected. Download it first."
         )
-    marks = (info.get(key) for key in ("ETag", "etag", "LastModified", "mtime", "created"))
-    return int(info["size"]), next((str(mark) for mark in marks if mark is not None), "")
+    stamps = (info.get(key) for key in ("ETag", "etag", "LastModified", "mtime", "created"))
+    return int(info["size"]), next((str(stamp) for stamp in stamps if stamp is not None), "")
 
 
 def _filesystem(path: str) -> Any:
@@ -285,7 +303,7 @@ def _filesystem(path: str) -> Any:
         ) from error
 
 
-def _described(name: str, path: str, size: int, stamp: str, reading: Reading) -> InputFile:
+def _described(name: str, path: str, size: int, stamp: str, reading: ReadSettings) -> InputFile:
     guessed, compression = _suffixes(name)
     kind = reading.format if reading.format != "auto" else guessed or "text"
     if kind in ("parquet", "arrow"):
@@ -305,7 +323,7 @@ def _suffixes(name: str) -> tuple[str | None, str | None]:
 
 
 def _redacted(url: str) -> str:
-    """`url` without user, password and query, which may hold secrets."""
+    """`url` without user, password and query, which may be secret."""
     return re.sub(r"//[^/]*@", "//", url).partition("?")[0]
 
 

@@ -1,8 +1,8 @@
-"""A slice of the input to batches of documents.
+"""Reading of one slice of the input as batches of documents.
 
-This is the one place that knows all formats. Text is read in blocks that fit the
-cache; a block ends at a record border, so nothing is ever seen in halves, and a
-record longer than a block makes the block longer.
+This module knows all formats. Text is read in blocks that fit into the processor's cache. A
+block ends at a record border, so no record is ever cut; a record that is longer than a block
+makes its block longer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,15 +11,15 @@ from typing import BinaryIO
 import numpy as np
 
 from penstock.errors import SourceError
-from penstock.sources.document import Batch, Reject, Separated, Tally, compact, gather, is_utf8
+from penstock.sources.document import Batch, Reject, SeparatedTexts, Tally, compact, gather, is_utf8
 from penstock.sources.jsonl import read_lines
-from penstock.sources.listing import InputFile, open_file, refuse_changed
-from penstock.sources.settings import BLOCK_BYTES, Reading
-from penstock.sources.slices import Slice, Span
+from penstock.sources.listing import InputFile, open_file, read_fully, refuse_changed
+from penstock.sources.settings import BLOCK_BYTES, ReadSettings
+from penstock.sources.slices import InputSpan, Slice
 from penstock.sources.splitters import Spans, Splitter, Whole, splitter_for
 from penstock.sources.tables import read_table
 from penstock.sources.texts import read_texts
-from penstock.sources.validate import screen
+from penstock.sources.validate import validate
 from penstock.sources.whole import IsCutSafe, read_whole, rule_of
 
 __all__ = ["BOM", "byte_order_mark", "read_slice"]
@@ -33,30 +33,30 @@ _FOREIGN_BOMS = {
     b"\xfe\xff": "UTF-16",
 }
 
-# How far back to look for the line end before a blank line that is full of spaces.
+# How far back to search for the line end before a blank line that is full of spaces.
 _LOOK_BACK = 1 << 12
 
 
 def read_slice(
     files: Sequence[InputFile],
     piece: Slice,
-    reading: Reading,
+    reading: ReadSettings,
     is_cut_safe: IsCutSafe | None = None,
 ) -> Iterator[Batch]:
-    """The documents of one slice, in batches of half a block or more where there is that much.
+    """The documents of one slice, in batches of at least half a block, except the last.
 
     Args:
         files: The inputs.
-        piece: What to read of them.
-        reading: How to read it.
-        is_cut_safe: Where a long document may be divided into several texts; without it, a
+        piece: The slice to read.
+        reading: The settings of the build.
+        is_cut_safe: Says where a long document may be divided into several texts. Without it, a
             document that ends in this slice is one text.
     """
     return gather(_read_spans(files, piece, reading, is_cut_safe), BLOCK_BYTES // 2)
 
 
 def _read_spans(
-    files: Sequence[InputFile], piece: Slice, reading: Reading, is_cut_safe: IsCutSafe | None
+    files: Sequence[InputFile], piece: Slice, reading: ReadSettings, is_cut_safe: IsCutSafe | None
 ) -> Iterator[Batch]:
     for span in piece.spans:
         file = files[span.file]
@@ -65,22 +65,23 @@ def _read_spans(
         elif file.format in ("parquet", "arrow"):
             yield from read_table(file, span.file, span.start, span.stop, reading)
         elif span.data is not None:
-            read_at = _held(span.data, span.start)
+            read_at = _in_memory(span.data, span.start)
             yield from _read_span(read_at, file, span, reading, is_cut_safe)
         else:
             with open_file(file) as stream:
-                yield from _read_span(_placed(stream), file, span, reading, is_cut_safe)
+                yield from _read_span(_seekable(stream), file, span, reading, is_cut_safe)
+        # After each span: a file that is written while it is read must not give a store.
         refuse_changed(file)
 
 
 def _read_span(
     read_at: "_ReadAt",
     file: InputFile,
-    span: Span,
-    reading: Reading,
+    span: InputSpan,
+    reading: ReadSettings,
     is_cut_safe: IsCutSafe | None,
 ) -> Iterator[Batch]:
-    """The documents of a span of text, by the rule of the settings or of its file."""
+    """The documents of a span of text, by the rule of the settings or of the file."""
     if file.format == "jsonl":
         yield from _read_text(read_at, file, span, reading, "lines")
         return
@@ -89,8 +90,9 @@ def _read_span(
         return
     data, rule = b"", span.documents
     if rule is None:
-        data, rule = _look(read_at, span, reading)
+        data, rule = _find_rule(read_at, span, reading)
     size, lead = span.stop - span.start, 0
+    # A whole document above the limit is rejected by `_read_text`, without reading all of it.
     is_rejected = span.begins and span.ends and size > reading.max_document_bytes
     if rule != "file" or is_rejected or not size:
         batches = _read_text(read_at, file, span, reading, rule)
@@ -109,15 +111,15 @@ def _read_span(
             is_cut_safe=is_cut_safe,
         )
     for number, batch in enumerate(batches):
-        if number == 0:
+        if number == 0:  # the byte order mark counts as separator, so that the bytes add up
             batch.tally.separator_bytes += lead
             if span.start == 0 and reading.documents == "auto":
                 batch.rules.append((span.file, rule))
         yield batch
 
 
-def _look(read_at: "_ReadAt", span: Span, reading: Reading) -> tuple[bytes, str]:
-    """The rule of a file, and what was read of it to find that out, from its beginning."""
+def _find_rule(read_at: "_ReadAt", span: InputSpan, reading: ReadSettings) -> tuple[bytes, str]:
+    """The rule of a file, and the beginning of it that was read to find the rule."""
     blocks: list[bytes] = []
 
     def read_blocks() -> Iterator[bytes]:
@@ -130,36 +132,33 @@ def _look(read_at: "_ReadAt", span: Span, reading: Reading) -> tuple[bytes, str]
 
 
 _ReadAt = Callable[[int, int], bytes]
-"""`read_at(place, size)`: that many bytes from there, fewer only at the end of the file."""
+"""`read_at(place, size)` returns `size` bytes from `place` on, fewer only at the end."""
 
 
-def _held(data: bytes, start: int) -> _ReadAt:
-    """Bytes that were read already, of which the first lies at `start`."""
+def _in_memory(data: bytes, start: int) -> _ReadAt:
+    """Reads from bytes in memory, whose first one has the offset `start` in the file."""
     view = memoryview(data)
     return lambda place, size: bytes(view[place - start : place - start + size])
 
 
-def _placed(stream: BinaryIO) -> _ReadAt:
-    """A file that can be read at any place."""
+def _seekable(stream: BinaryIO) -> _ReadAt:
+    """Reads from a file that can be read at any place."""
 
     def read_at(place: int, size: int) -> bytes:
         stream.seek(place)
-        data = stream.read(size)
-        while len(data) < size and (more := stream.read(size - len(data))):
-            data += more
-        return data
+        return read_fully(stream, size)
 
     return read_at
 
 
 def _read_text(
-    read_at: _ReadAt, file: InputFile, span: Span, reading: Reading, documents: str
+    read_at: _ReadAt, file: InputFile, span: InputSpan, reading: ReadSettings, documents: str
 ) -> Iterator[Batch]:
     """The documents of a byte range that begins and ends at record borders."""
     splitter = splitter_for(documents)
     place, size = span.start, BLOCK_BYTES
     if span.start == span.stop and isinstance(splitter, Whole):
-        yield _nothing(Tally(skipped=1))  # an empty file is a document that is empty
+        yield _empty(Tally(skipped=1))  # an empty file is a document without text
     while place < span.stop:
         size = min(size, span.stop - place)
         ended = place + size == span.stop
@@ -171,27 +170,28 @@ def _read_text(
             block = data if border == len(data) else data[:border]
             yield _read_block(block, splitter, file, span.file, place, reading)
             place, size = place + border, BLOCK_BYTES
+        # No border in `size` bytes, so the record is longer than that.
         elif size > reading.max_document_bytes + BLOCK_BYTES:
             length = _record_bytes(read_at, splitter, place, size, span.stop)
             yield _too_long(span.file, place, length, reading)
             place, size = place + length, BLOCK_BYTES
         else:
-            size *= 2  # and read anew: twice the work at most, also for a 1 GB line
+            size *= 2  # reads the record again: at most twice the work, also for a line of 1 GB
 
 
 def _refuse_short(file: InputFile, end: int, expected: int) -> None:
     if end < expected:
         raise SourceError(
-            f"{file.name} ended at byte {end:,} and not at {expected:,}, where it ended when the "
-            "build began. Run the build again when nothing writes to it."
+            f"{file.name} ended at byte {end:,}, not at {expected:,} as when the build began. Run "
+            "the build again when nothing writes to the file."
         )
 
 
 def _whole_records(read_at: _ReadAt, splitter: Splitter, place: int, size: int) -> int:
-    """How much of the next `size` bytes is whole records, by a look at their end.
+    """How many of the next `size` bytes are whole records, judged by their end.
 
-    Saves cutting off the rest afterwards, which would copy all of it. All of `size` where
-    the look does not tell.
+    Reading only these saves a copy of the whole block without the rest. Returns `size` if the
+    end contains no border.
     """
     if not splitter.cuts_anywhere:
         return size
@@ -201,7 +201,12 @@ def _whole_records(read_at: _ReadAt, splitter: Splitter, place: int, size: int) 
 
 
 def _read_block(
-    block: bytes, splitter: Splitter, file: InputFile, number: int, place: int, reading: Reading
+    block: bytes,
+    splitter: Splitter,
+    file: InputFile,
+    number: int,
+    place: int,
+    reading: ReadSettings,
 ) -> Batch:
     lead = byte_order_mark(block, file) if place == 0 else 0
     body = block[lead:] if lead else block
@@ -215,18 +220,20 @@ def _read_block(
 
 
 def _text_batch(
-    body: bytes, spans: Spans, splitter: Splitter, file: int, place: int, reading: Reading
+    body: bytes, spans: Spans, splitter: Splitter, file: int, place: int, reading: ReadSettings
 ) -> Batch:
-    """The documents of a block of text, in place where nothing has to be left out."""
+    """The documents of a block of text; not copied if no part of it has to be left out."""
     places = (spans.starts + place).astype(np.uint64)
     lengths = spans.stops - spans.starts
+    # Documents are used in place only if the whole block can be given to the tokenizer as it is:
+    # a constant separator, no blank pieces with bytes in them, no long documents, valid UTF-8.
     fits = not len(lengths) or int(lengths.max()) <= reading.max_document_bytes
     if splitter.separator and not spans.skipped_bytes and fits and is_utf8(body):
-        texts = Separated(body, splitter.separator, spans.starts, spans.stops)
+        texts = SeparatedTexts(body, splitter.separator, spans.starts, spans.stops)
         size = int(lengths.sum())
         tally = Tally(documents=len(places), document_bytes=size, text_bytes=size)
         return Batch(texts, np.full(len(places), file, np.uint64), places, tally)
-    return screen(
+    return validate(
         compact(body, spans.starts, spans.stops),
         file=file,
         places=places,
@@ -236,29 +243,35 @@ def _text_batch(
 
 
 def _account(tally: Tally, spans: Spans, num_bytes: int) -> None:
-    """Book what lies between the records, so that the bytes add up."""
+    """Count the bytes between the records, so that the sum is complete."""
     tally.skipped += spans.num_skipped
     tally.skipped_bytes += spans.skipped_bytes
     tally.separator_bytes = num_bytes - tally.total_bytes
 
 
 def byte_order_mark(block: bytes, file: InputFile) -> int:
-    """The length of a UTF-8 mark at the start of a file; another encoding is refused."""
+    """The length of a UTF-8 byte order mark at the start of a file; 0 if there is none.
+
+    Raises:
+        SourceError: the mark is that of another encoding.
+    """
     if block.startswith(BOM):
         return len(BOM)
     for mark, name in _FOREIGN_BOMS.items():
         if block.startswith(mark):
             raise SourceError(
-                f"{file.name} begins with the mark of {name}; penstock reads UTF-8. Convert it: "
+                f"{file.name} begins with the byte order mark of {name}, and penstock reads UTF-8. "
+                f"Convert it: "
                 f"iconv -f {name} -t UTF-8 {file.name} > converted.txt"
             )
     return 0
 
 
 def _record_bytes(read_at: _ReadAt, splitter: Splitter, place: int, seen: int, stop: int) -> int:
-    """How long a record that is too long to hold is, its separator included."""
+    """The length of a record that does not fit into memory, including its separator."""
     end = place + seen
     while end < stop:
+        # Overlaps the bytes before, because a separator may span the two reads.
         begin = max(place, end - max(splitter.lead, _LOOK_BACK))
         more = min(end + BLOCK_BYTES, stop)
         border = splitter.first_border(read_at(begin, more - begin))
@@ -268,14 +281,14 @@ def _record_bytes(read_at: _ReadAt, splitter: Splitter, place: int, seen: int, s
     return stop - place
 
 
-def _too_long(file: int, place: int, num_bytes: int, reading: Reading) -> Batch:
+def _too_long(file: int, place: int, num_bytes: int, reading: ReadSettings) -> Batch:
     detail = f"{num_bytes:,} bytes are more than max_document_bytes={reading.max_document_bytes:,}"
     reject = Reject(file=file, offset=place, num_bytes=num_bytes, reason="too_long", detail=detail)
-    return _nothing(Tally(rejected=1, rejected_bytes=num_bytes), reject)
+    return _empty(Tally(rejected=1, rejected_bytes=num_bytes), reject)
 
 
-def _nothing(tally: Tally, *rejects: Reject) -> Batch:
-    """A batch without documents, for what is to be counted."""
+def _empty(tally: Tally, *rejects: Reject) -> Batch:
+    """A batch without documents, for its counts."""
     none = np.zeros(0, np.uint64)
     texts = compact(b"", none.astype(np.int64), none.astype(np.int64))
     return Batch(texts, none, none, tally, list(rejects))

@@ -1,19 +1,19 @@
-"""Inputs cut into slices, by a rule that depends on the inputs and the tokenizer alone.
+"""Slices: how the inputs are cut, depending on the inputs and the tokenizer alone.
 
-A slice is about 64 MB of text and becomes one part of the store, whoever processes
-it and however often the build was killed before. Files are laid end to end in the
-order of their names:
+A slice is about 64 MB of text and becomes one part of the store. It is the same whichever worker
+processes it and however often the build was killed before. Files are taken in the order of
+their names:
 
-    small files     a.txt b.txt c.txt      grouped until they make a slice
-    a big file      │ d.txt │ d.txt │      cut at the first record border past each
-                                           n-th part of it, found by a short look
-    a compressed    │ e.gz │ e.gz │ e.     read in order and cut whenever a slice is
-                                           full, because nobody can look ahead
-    one document    │ f.txt ┆ f.txt │      longer than a slice, without a record border: cut
-                                           into pieces where the token ids stay the same
+    small files     a.txt b.txt c.txt      several of them form a slice
+    a large file    │ d.txt │ d.txt │      cut into n slices, each at the first record border
+                                           after a multiple of 1/n of its size
+    a compressed    │ e.gz │ e.gz │ e.     read in order and cut whenever a slice is full,
+    file                                   because it cannot be read from the middle
+    one document    │ f.txt ┆ f.txt │      longer than a slice and without record borders: cut
+                                           into pieces where no token id changes
 
-The first two kinds are ranges that a worker reads by itself; the third comes with its
-bytes. A table (Parquet, Arrow) is cut between row groups or record batches.
+Of the first two kinds, a slice is a byte range that a worker reads itself. Of a compressed file,
+a slice carries its text. A table (Parquet, Arrow) is cut between row groups or record batches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,55 +21,55 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from penstock.sources.decompress import Expanded
-from penstock.sources.listing import InputFile, open_file
-from penstock.sources.settings import RULE_BYTES, SLICE_BYTES, Reading
+from penstock.sources.listing import InputFile, open_file, read_fully
+from penstock.sources.settings import RULE_BYTES, SLICE_BYTES, ReadSettings
 from penstock.sources.splitters import Splitter, splitter_for
 from penstock.sources.tables import table_spans
 from penstock.sources.texts import text_spans
 from penstock.sources.whole import IsCutSafe, file_pieces, file_rule, rule_of, stream_pieces
 
-__all__ = ["Slice", "Span", "cut"]
+__all__ = ["InputSpan", "Slice", "cut"]
 
-# What a compressed file is taken to hold when small ones are grouped.
+# The assumed ratio of text to compressed bytes when small files are grouped.
 _NOMINAL_EXPANSION = 4
 _LOOK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class InputSpan:
     """A piece of one input: bytes, row groups, record batches or texts `[start, stop)`."""
 
     file: int
     start: int
     stop: int
     disk_bytes: int
-    """Its share of the file on disk, for showing progress."""
+    """How many bytes of the file on disk it stands for, to show progress."""
     data: bytes | None = field(default=None, repr=False)
-    """The text itself where it had to be read to be cut."""
+    """The text, if the file had to be read to cut it."""
     documents: str | None = None
-    """The rule that "auto" found for the file; None where the reader is to find it."""
+    """The rule that "auto" found for the file; None if the reader has to find it."""
     begins: bool = True
-    """Whether no document continues in this span that began in the one before."""
+    """False if the span continues a document of the span before it."""
     ends: bool = True
-    """Whether no document of this span continues in the next one."""
+    """False if the next span continues a document of this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What becomes one part of the store."""
+    """The input of one part of the store."""
 
     index: int
-    spans: tuple[Span, ...]
+    spans: tuple[InputSpan, ...]
 
     @property
     def disk_bytes(self) -> int:
-        """Its share of the files on disk."""
+        """How many bytes of the files on disk it stands for."""
         return sum(span.disk_bytes for span in self.spans)
 
 
 def cut(
     files: Sequence[InputFile],
-    reading: Reading,
+    reading: ReadSettings,
     *,
     slice_bytes: int = SLICE_BYTES,
     is_cut_safe: IsCutSafe | None = None,
@@ -81,12 +81,11 @@ def cut(
 
     Args:
         files: The inputs.
-        reading: How they are read.
+        reading: The settings of the build.
         slice_bytes: About how much text a slice holds.
-        is_cut_safe: Whether a document that is longer than a slice may be cut at a place. Without
-            it such a document is refused.
-        border: Where to divide the one document of the one file, whose parts are then two
-            documents.
+        is_cut_safe: Says where a document that is longer than a slice may be cut. Without it,
+            such a document is an error.
+        border: The byte that divides an input of one document into two documents.
     """
     cutter = _Cutter(reading, slice_bytes, is_cut_safe, border)
     index = 0
@@ -100,7 +99,7 @@ def cut(
 class _Cutter:
     """The arguments of `cut`."""
 
-    reading: Reading
+    reading: ReadSettings
     slice_bytes: int
     is_cut_safe: IsCutSafe | None
     border: int | None
@@ -108,18 +107,19 @@ class _Cutter:
     def cuts(self, rule: str, found: str | None) -> bool:
         """Whether a file is one document that is stored in pieces if it is long.
 
-        One that "auto" `found`, or that is divided in any case. A limit below a slice is meant:
-        the document is then read in one piece and rejected.
+        That is so if "auto" `found` this rule, or if the file is divided anyway. If
+        `max_document_bytes` is below a slice, the document is read in one piece and rejected.
         """
         is_limited = self.reading.max_document_bytes < self.slice_bytes
         return rule == "file" and not is_limited and (found == rule or self.border is not None)
 
 
 def _groups(files: Sequence[InputFile], slice_bytes: int) -> Iterator[list[int]]:
-    """Numbers of files that are cut together: one big file, or several small neighbours."""
+    """The numbers of files that are cut together: one large file, or several small ones."""
     group: list[int] = []
     held = 0
     for number, file in enumerate(files):
+        # By sizes on disk, which are known without reading: groups must not depend on contents.
         size = file.size * (_NOMINAL_EXPANSION if file.compression else 1)
         if size > slice_bytes and group:
             yield group
@@ -135,16 +135,18 @@ def _groups(files: Sequence[InputFile], slice_bytes: int) -> Iterator[list[int]]
 
 def _cut_group(
     files: Sequence[InputFile], group: list[int], cutter: _Cutter
-) -> Iterator[list[Span]]:
-    held: list[Span] = []
+) -> Iterator[list[InputSpan]]:
+    held: list[InputSpan] = []
     size = 0
     for number in group:
-        # Small plain files were grouped by their size; the others show theirs only now.
+        # Plain files were grouped by their size. The size of others is known only when they are
+        # read, so a group of them may give several slices.
         ranged = files[number].compression is None and files[number].format in ("text", "jsonl")
         for span, num_bytes in _cut_file(files[number], number, cutter):
             held.append(span)
             size += num_bytes
-            # Three quarters: a span ends at the last border before a full slice.
+            # Three quarters, because a span of a compressed file ends at the last border before
+            # the slice is full.
             is_full = size * 4 >= cutter.slice_bytes * 3 and (len(group) == 1 or not ranged)
             if is_full or not span.ends:
                 yield held
@@ -153,28 +155,29 @@ def _cut_group(
         yield held
 
 
-def _cut_file(file: InputFile, number: int, cutter: _Cutter) -> Iterator[tuple[Span, int]]:
-    """The spans of one file with the bytes each holds."""
+def _cut_file(file: InputFile, number: int, cutter: _Cutter) -> Iterator[tuple[InputSpan, int]]:
+    """The spans of one file, and how many bytes of text each holds."""
     if file.format in ("parquet", "arrow"):
         spans = list(table_spans(file, cutter.reading.field, cutter.slice_bytes))
         for start, stop, num_bytes in spans:
-            yield Span(number, start, stop, file.size // len(spans)), num_bytes
+            yield InputSpan(number, start, stop, file.size // len(spans)), num_bytes
     elif file.texts is not None:
         for start, stop, num_bytes in text_spans(file.texts, cutter.slice_bytes):
-            yield Span(number, start, stop, num_bytes), num_bytes
+            yield InputSpan(number, start, stop, num_bytes), num_bytes
     else:
         cut_text = _cut_compressed if file.compression else _cut_plain
         for span in cut_text(file, number, cutter):
             yield span, span.stop - span.start
 
 
-def _cut_plain(file: InputFile, number: int, cutter: _Cutter) -> Iterator[Span]:
+def _cut_plain(file: InputFile, number: int, cutter: _Cutter) -> Iterator[InputSpan]:
     """Spans of a file that can be read at any place."""
     reading = cutter.reading
+    # Rounded, so that a file a little above one slice is not cut into a full and a tiny one.
     num_slices = max(1, round(file.size / cutter.slice_bytes))
     is_auto = reading.documents == "auto" and file.format == "text"
     if is_auto and num_slices == 1 and cutter.border is None:
-        yield Span(number, 0, file.size, file.size)  # whoever reads it finds the rule
+        yield InputSpan(number, 0, file.size, file.size)  # the reader finds the rule
         return
     rule = file_rule(file, reading) if is_auto else reading.documents
     splitter = splitter_for("lines" if file.format == "jsonl" else rule)
@@ -183,18 +186,18 @@ def _cut_plain(file: InputFile, number: int, cutter: _Cutter) -> Iterator[Span]:
         pieces = file_pieces(file, cutter.slice_bytes, cutter.is_cut_safe, cutter.border)
         for start, stop, begins, ends in pieces:
             size = stop - start
-            yield Span(number, start, stop, size, None, rule, begins, ends)
+            yield InputSpan(number, start, stop, size, None, rule, begins, ends)
     elif num_slices > 1 and not splitter.cuts_anywhere and splitter.separator:
         stream = Expanded(file, reading.max_expansion)
         yield from _cut_stream(stream, number, splitter, cutter, found)
     else:
         ranges = _cut_range(file, splitter, 1 if rule == "file" else num_slices)
         for start, stop in ranges:
-            yield Span(number, start, stop, stop - start, None, found)
+            yield InputSpan(number, start, stop, stop - start, None, found)
 
 
-def _cut_compressed(file: InputFile, number: int, cutter: _Cutter) -> Iterator[Span]:
-    """Spans of a file that must be read in order, with their text."""
+def _cut_compressed(file: InputFile, number: int, cutter: _Cutter) -> Iterator[InputSpan]:
+    """Spans of a file that must be read in order; they carry their text."""
     reading = cutter.reading
     stream = Expanded(file, reading.max_expansion)
     rule = "lines" if file.format == "jsonl" else reading.documents
@@ -208,7 +211,7 @@ def _cut_compressed(file: InputFile, number: int, cutter: _Cutter) -> Iterator[S
     pieces = stream_pieces(file, stream, cutter.slice_bytes, cutter.is_cut_safe, cutter.border)
     for data, start, begins, ends in pieces:
         seen, on_disk = stream.disk_position - on_disk, stream.disk_position
-        yield Span(number, start, start + len(data), seen, data, rule, begins, ends)
+        yield InputSpan(number, start, start + len(data), seen, data, rule, begins, ends)
 
 
 def _cut_range(file: InputFile, splitter: Splitter, num_slices: int) -> Iterator[tuple[int, int]]:
@@ -219,10 +222,10 @@ def _cut_range(file: InputFile, splitter: Splitter, num_slices: int) -> Iterator
             for k in range(1, num_slices):
                 wanted = k * file.size // num_slices
                 if wanted <= start:
-                    continue  # one record is longer than a slice
+                    continue  # a record is longer than a slice
                 border = _border_after(stream, splitter, wanted, file.size)
                 if border >= file.size:
-                    break  # the last record goes on to the end: no use in looking again
+                    break  # the last record reaches to the end
                 if border > start:
                     yield start, border
                     start = border
@@ -231,39 +234,30 @@ def _cut_range(file: InputFile, splitter: Splitter, num_slices: int) -> Iterator
 
 def _border_after(stream: BinaryIO, splitter: Splitter, wanted: int, size: int) -> int:
     """The first place at or past `wanted` where a record begins, or `size`."""
+    # With "\n" and lead 1: if byte wanted - 1 is a line end, a record begins exactly at `wanted`.
     begin = wanted - min(splitter.lead, wanted)
     stream.seek(begin)
     seen = b""
     look = _LOOK_BYTES
     while True:
-        more = _read_fully(stream, look)
+        more = read_fully(stream, look)
         seen += more
         found = splitter.first_border(seen)
         if found >= 0:
             return min(begin + found, size)
         if not more:
             return size
-        # Of a long record only the end is kept, where a separator may have begun.
+        # Only the end of a long record is kept; a separator may have begun there.
         begin += max(0, len(seen) - _LOOK_BYTES)
         seen = seen[-_LOOK_BYTES:]
+        # Doubling keeps the number of searches small when a record has hundreds of megabytes.
         look = min(2 * look, 64 * _LOOK_BYTES)
-
-
-def _read_fully(stream: BinaryIO, num_bytes: int) -> bytes:
-    pieces = []
-    while num_bytes:
-        piece = stream.read(num_bytes)
-        if not piece:
-            break
-        pieces.append(piece)
-        num_bytes -= len(piece)
-    return b"".join(pieces)
 
 
 def _cut_stream(
     stream: Expanded, number: int, splitter: Splitter, cutter: _Cutter, rule: str | None
-) -> Iterator[Span]:
-    """Spans with their bytes, from a file that can only be read in order."""
+) -> Iterator[InputSpan]:
+    """Spans with their text, from a file that can only be read in order."""
     slice_bytes = cutter.slice_bytes
     limit = cutter.reading.max_document_bytes + slice_bytes
     try:
@@ -271,12 +265,14 @@ def _cut_stream(
         start = 0
         on_disk = 0
         while True:
+            # As much again as is held, so that a long record is searched log(n) times. Above the
+            # limit the record will be rejected, and memory must not grow further.
             more = stream.read(max(slice_bytes, min(len(held), limit)))
             held += more
             border = splitter.last_border(held) if more else len(held)
             if border:
                 seen, on_disk = stream.disk_position - on_disk, stream.disk_position
-                yield Span(number, start, start + border, seen, held[:border], rule)
+                yield InputSpan(number, start, start + border, seen, held[:border], rule)
                 start += border
                 held = held[border:]
             if not more:

@@ -1,16 +1,15 @@
-"""Text to records: where documents begin and end.
+"""Splitters: where documents begin and end in text.
 
-A splitter looks at bytes, never at lines as Python understands them: U+2028, form
-feed and a lone carriage return are text. It answers two questions. `spans` gives
-the documents of a block that ends at a border; what lies between two spans is
-separator or blank, so spans and gaps tile the block by construction. `border`
-finds a place in a file where a record begins without reading what came before it,
-which is what lets one 11 GB file be cut and read by many threads.
+A splitter works on bytes and not on lines as Python defines them: U+2028, form feed and a lone
+carriage return are ordinary text. It has two tasks. `spans` returns the documents of a block
+that ends at a record border; everything between two spans is separator or blank, so spans and
+gaps cover the block. `first_border` finds a place where a record begins, without reading the
+text before it. So many threads can read one 11 GB file.
 """
 
 import re
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +29,9 @@ __all__ = [
 
 _BLANK = np.zeros(256, bool)
 _BLANK[list(b" \t\r")] = True
-# From rare to common in text and code; a byte that is not listed is rarer still.
+# From rare to common in text and code; a byte that is not listed is rarer still (find: -1).
 _COMMON = bytes(reversed(b"etaoinsrhldcu\n mfpgwybvkxjqz,._-()=\"'/:;0123456789<>TSAIC"))
-# Bytes looked through at a time: what is compared and its result stay in the cache.
+# Bytes searched at a time; so few that they and the result of the comparison stay in the cache.
 _CHUNK = 1 << 18
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 
@@ -44,40 +43,40 @@ class Spans:
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
     num_skipped: int
-    """Pieces between separators that are empty or blank."""
+    """How many pieces between separators are empty or blank."""
     skipped_bytes: int
 
 
 class Splitter(Protocol):
-    """One way of telling documents apart."""
+    """A rule for where documents begin and end."""
 
     cuts_anywhere: bool
-    """Whether `first_border` needs no text from before its place."""
+    """Whether `first_border` is right without the text before its place."""
 
     @property
     def separator(self) -> bytes | None:
-        """What stands between documents, where it is always the same."""
+        """The bytes between documents, if they are always the same."""
 
     def spans(self, data: bytes) -> Spans:
-        """The documents of `data`, which begins and ends at a border or an end of the file."""
+        """The documents of `data`, which begins and ends at a record border."""
 
     def last_border(self, data: bytes) -> int:
-        """The last place in `data` after which a new record begins, or 0."""
+        """The last place in `data` where a record begins, or 0."""
 
     def first_border(self, data: bytes) -> int:
         """The first place in `data[1:]` where a record begins, or -1.
 
-        `data` begins before the place of interest by `lead` bytes, so that a
-        separator which ends exactly there is seen.
+        `data` begins `lead` bytes before the wanted place, so that a separator that ends
+        exactly there is found.
         """
 
     @property
     def lead(self) -> int:
-        """How many bytes before a place `first_border` has to see."""
+        """How many bytes before the wanted place `first_border` needs."""
 
 
 class Lines:
-    r"""A document a line; only `\n` ends a line, and blank lines are skipped."""
+    r"""One document per line; only `\n` ends a line, and blank lines are skipped."""
 
     cuts_anywhere = True
     separator = b"\n"
@@ -99,7 +98,7 @@ class Lines:
 
 
 class Paragraphs:
-    r"""Runs of lines between blank ones (`\n[ \t\r]*\n`)."""
+    r"""Documents between blank lines (`\n[ \t\r]*\n`)."""
 
     cuts_anywhere = True
     separator = None
@@ -108,6 +107,7 @@ class Paragraphs:
     def spans(self, data: bytes) -> Spans:
         """The paragraphs of `data`; line ends inside a paragraph belong to it."""
         starts, stops = line_edges(data)
+        # A paragraph begins at a full line after a blank one, and ends at one before a blank one.
         full = ~blank(data, starts, stops)
         before = np.concatenate(([False], full[:-1]))
         after = np.concatenate((full[1:], [False]))
@@ -136,8 +136,8 @@ class Separated:
 
     def __init__(self, separator: str) -> None:
         self.separator = separator.encode()
-        # "\n\n" in "\n\n\n" can be found in two places; which one counts depends on
-        # everything before it, so such files are read in order and never cut blindly.
+        # "\n\n" occurs in "\n\n\n" in two places, and which one counts depends on everything
+        # before it. Files with such a separator are read in order, and cut only where read.
         self.cuts_anywhere = not any(
             self.separator.startswith(self.separator[cut:]) for cut in range(1, len(self.separator))
         )
@@ -168,6 +168,7 @@ class Separated:
         places = find_all(data, self.separator)
         if self.cuts_anywhere:  # then two occurrences cannot overlap
             return places
+        # From left to right: an occurrence that overlaps the one before does not count.
         free, kept = 0, []
         for place in places.tolist():
             if place >= free:
@@ -182,7 +183,7 @@ class Separated:
 
 
 class Whole:
-    """One document a file."""
+    """One document per file."""
 
     cuts_anywhere = False
     separator = None
@@ -193,11 +194,11 @@ class Whole:
         return _without_blank(data, np.zeros(1, np.int64), np.array([len(data)]), also=b"\n")
 
     def last_border(self, data: bytes) -> int:
-        """0: a file has no borders inside."""
+        """0, because a file has no borders inside."""
         return 0
 
     def first_border(self, data: bytes) -> int:
-        """-1: a file has no borders inside."""
+        """-1, because a file has no borders inside."""
         return -1
 
 
@@ -214,10 +215,10 @@ def splitter_for(documents: str) -> Splitter:
 
 
 def find_all(data: bytes, wanted: bytes) -> NDArray[np.int64]:
-    """Every place where `wanted` begins in `data`, overlapping ones too.
+    """Every place where `wanted` begins in `data`, also overlapping ones.
 
-    Looking for its rarest byte with NumPy, and then at the others, takes half the time of
-    bytes.find.
+    NumPy searches the rarest byte of `wanted`, and then compares the others. That takes half the
+    time of `bytes.find`.
 
     >>> find_all(b"abababa", b"aba").tolist()
     [0, 2, 4]
@@ -240,9 +241,9 @@ def find_all(data: bytes, wanted: bytes) -> NDArray[np.int64]:
 
 
 def line_edges(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each line of `data` starts and stops, line ends left out.
+    """The start and stop of each line of `data`, without line ends.
 
-    The piece after the last line end counts only if it is not empty.
+    The piece after the last line end is a line only if it is not empty.
     """
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10)
     starts = np.concatenate((np.zeros(1, np.int64), ends + 1))
@@ -252,9 +253,9 @@ def line_edges(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def blank(
-    data: Any, starts: NDArray[np.int64], stops: NDArray[np.int64], also: bytes = b""
+    data: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64], also: bytes = b""
 ) -> NDArray[np.bool_]:
-    """Which pieces hold nothing but spaces, tabs, carriage returns (and the bytes `also`)."""
+    """Which pieces consist of spaces, tabs, carriage returns and the bytes `also`."""
     table = _BLANK
     if also:
         table = _BLANK.copy()
@@ -263,7 +264,8 @@ def blank(
     is_blank = np.ones(len(starts), bool)
     open_pieces = np.arange(len(starts))
     place = starts
-    # Most pieces are decided by their first byte, indented ones by a few more.
+    # One byte of all undecided pieces per round. The first byte decides most pieces, and a few
+    # more bytes decide those that are indented.
     for _ in range(32):
         inside = place < stops[open_pieces]
         open_pieces, place = open_pieces[inside], place[inside]

@@ -1,9 +1,9 @@
-"""Parquet files and Hugging Face datasets: one column of text, a document a row.
+"""Parquet files and Hugging Face datasets: one column of text, one document per row.
 
-Parquet is read by row group, with its page checksums verified where it has them. A
-dataset saved by `datasets.save_to_disk` is a directory of Arrow streams, which Arrow
-maps into memory without the `datasets` package. Either way only the one column is
-touched, and extension types are refused before anything is decoded.
+Parquet is read by row group, and page checksums are verified if the file has them. A dataset
+saved by `datasets.save_to_disk` is a directory of Arrow streams; Arrow maps them into memory
+without the `datasets` package. In both cases only the text column is read, and extension types
+are refused before anything is decoded.
 """
 
 from collections.abc import Iterator
@@ -15,20 +15,21 @@ import pyarrow as pa
 import pyarrow.compute
 
 from penstock.errors import SourceError
-from penstock.sources.arrow import byte_lengths
+from penstock.sources.arrow import ArrowArray, byte_lengths
 from penstock.sources.document import Batch
 from penstock.sources.listing import InputFile, open_file
-from penstock.sources.settings import BLOCK_BYTES, Reading
-from penstock.sources.validate import screen
+from penstock.sources.settings import BLOCK_BYTES, ReadSettings
+from penstock.sources.validate import validate
 
 __all__ = ["num_rows", "read_table", "table_spans"]
 
 
 def table_spans(file: InputFile, field: str, slice_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Ranges of row groups (record batches) of about `slice_bytes`, with their bytes."""
+    """Ranges of row groups (record batches) of about `slice_bytes` each, and their sizes."""
     sizes = _parquet_sizes(file, field) if file.format == "parquet" else _arrow_sizes(file, field)
     start, held = 0, 0
     for number, size in enumerate(sizes):
+        # A quarter above a slice is allowed: row groups are often close to a slice in size.
         if held and held + size > slice_bytes * 5 // 4:
             yield start, number, held
             start, held = number, 0
@@ -37,12 +38,12 @@ def table_spans(file: InputFile, field: str, slice_bytes: int) -> Iterator[tuple
 
 
 def read_table(
-    file: InputFile, number: int, start: int, stop: int, reading: Reading
+    file: InputFile, number: int, start: int, stop: int, reading: ReadSettings
 ) -> Iterator[Batch]:
     """The documents of the row groups (record batches) `[start, stop)` of `file`."""
     rows = _parquet_rows if file.format == "parquet" else _arrow_rows
     for first_row, column in rows(file, start, stop, reading.field):
-        yield screen(
+        yield validate(
             column,
             file=number,
             places=np.arange(first_row, first_row + len(column), dtype=np.uint64),
@@ -53,7 +54,7 @@ def read_table(
 
 @contextmanager
 def _our_errors(file: InputFile, kind: str) -> Iterator[None]:
-    """Whatever Arrow raises on damaged files, as an error of ours."""
+    """Turn the errors that Arrow raises for damaged files into a SourceError."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -73,10 +74,10 @@ def _open_parquet(file: InputFile, field: str | None = None) -> Any:
 
 
 def _parquet_sizes(file: InputFile, field: str) -> list[int]:
-    """Bytes of each row group, all columns counted.
+    """The size of each row group, with all its columns.
 
-    The size of the one column would be closer, but asking Arrow 26 for the metadata of a
-    column ends the process if they are damaged.
+    The size of the text column would be more exact. But Arrow 26 ends the process if the
+    metadata of a column is damaged and somebody asks for it.
     """
     metadata = _open_parquet(file, field).metadata
     return [
@@ -85,7 +86,9 @@ def _parquet_sizes(file: InputFile, field: str) -> list[int]:
     ]
 
 
-def _parquet_rows(file: InputFile, start: int, stop: int, field: str) -> Iterator[tuple[int, Any]]:
+def _parquet_rows(
+    file: InputFile, start: int, stop: int, field: str
+) -> Iterator[tuple[int, ArrowArray]]:
     parquet = _open_parquet(file, field)
     groups = [parquet.metadata.row_group(group) for group in range(stop)]
     row = sum(group.num_rows for group in groups[:start])
@@ -93,6 +96,7 @@ def _parquet_rows(file: InputFile, start: int, stop: int, field: str) -> Iterato
     num_bytes = sum(group.total_byte_size for group in groups[start:])
     with _our_errors(file, "Parquet"):
         batches = parquet.iter_batches(
+            # As many rows as make about one block of text, by the average size of a row.
             batch_size=max(1, min(65_536, BLOCK_BYTES * (end - row) // max(1, num_bytes))),
             row_groups=list(range(start, stop)),
             columns=[field],
@@ -101,6 +105,7 @@ def _parquet_rows(file: InputFile, start: int, stop: int, field: str) -> Iterato
         for batch in batches:
             yield row, _column(batch, field)
             row += batch.num_rows
+    # Some damaged files end early without an error of Arrow.
     if row != end:
         raise SourceError(f"{file.name} is damaged: it ends at row {row:,} and not at {end:,}.")
 
@@ -111,10 +116,10 @@ def _arrow_batches(file: InputFile) -> Iterator[Any]:
         yield from pa.ipc.open_stream(source)
 
 
-def _arrow_column(batch: Any, file: InputFile, field: str) -> Any:
-    """One column of a batch as it lies in the file, after a look at all its offsets.
+def _arrow_column(batch: Any, file: InputFile, field: str) -> ArrowArray:
+    """One column of a batch, after all its offsets were checked.
 
-    Arrow follows them unseen, and one that points past the text would end the process.
+    Arrow follows offsets unchecked, and one that points past the text would end the process.
     """
     with _our_errors(file, "an Arrow stream"):
         _refuse_no_text(batch.schema, file, field)
@@ -128,7 +133,9 @@ def _arrow_sizes(file: InputFile, field: str) -> list[int]:
     return [_arrow_column(batch, file, field).nbytes for batch in _arrow_batches(file)]
 
 
-def _arrow_rows(file: InputFile, start: int, stop: int, field: str) -> Iterator[tuple[int, Any]]:
+def _arrow_rows(
+    file: InputFile, start: int, stop: int, field: str
+) -> Iterator[tuple[int, ArrowArray]]:
     row = 0
     for number, batch in enumerate(_arrow_batches(file)):
         if number >= stop:
@@ -139,10 +146,14 @@ def _arrow_rows(file: InputFile, start: int, stop: int, field: str) -> Iterator[
 
 
 def _refuse_no_text(schema: Any, file: InputFile, field: str) -> None:
-    """Raise where there is no such column, or it does not hold text."""
+    """Raise if there is no such column, or if it does not hold text."""
     kind: Any = pa.struct(list(schema))
     for name in _path(schema, field):
-        known = [kind.field(i).name for i in range(kind.num_fields)] if _is_struct(kind) else []
+        known = (
+            [kind.field(i).name for i in range(kind.num_fields)]
+            if isinstance(kind, pa.StructType)
+            else []
+        )
         if name not in known:
             shown = ", ".join(f'"{each}"' for each in known[:5]) or "no such level"
             raise SourceError(
@@ -163,20 +174,17 @@ def _refuse_no_text(schema: Any, file: InputFile, field: str) -> None:
         )
 
 
-def _is_struct(kind: Any) -> bool:
-    return isinstance(kind, pa.StructType)
-
-
 def _path(schema: Any, field: str) -> list[str]:
-    """`a.b` is a column of that name if there is one, else field b of column a."""
+    """The names from the column to the field: `a.b` is one column if it exists, else two levels."""
     return [field] if field in schema.names else field.split(".")
 
 
-def _column(batch: Any, field: str) -> Any:
+def _column(batch: Any, field: str) -> ArrowArray:
     names = _path(batch.schema, field)
     column = batch.column(names[0])
     for name in names[1:]:
         column = pa.compute.struct_field(column, name)
+    # An index outside the dictionary would end the process when it is decoded.
     if isinstance(column.type, pa.DictionaryType):
         column.validate(full=True)
         column = column.dictionary_decode()
@@ -186,7 +194,7 @@ def _column(batch: Any, field: str) -> Any:
 
 
 def num_rows(file: InputFile) -> int:
-    """How many rows a table has."""
+    """The number of rows of a table."""
     if file.format == "parquet":
         return int(_open_parquet(file).metadata.num_rows)
     return sum(batch.num_rows for batch in _arrow_batches(file))

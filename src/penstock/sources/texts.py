@@ -1,4 +1,4 @@
-"""Documents that are in memory already."""
+"""Documents that are already in memory."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -8,16 +8,16 @@ import numpy as np
 from penstock.errors import SourceError
 from penstock.sources.arrow import binary_array
 from penstock.sources.document import Batch
-from penstock.sources.settings import BLOCK_BYTES, Reading
-from penstock.sources.validate import screen
+from penstock.sources.settings import BLOCK_BYTES, ReadSettings
+from penstock.sources.validate import validate
 
 __all__ = ["Texts", "read_texts", "text_spans"]
 
 
 class Texts:
-    """A list of strings to be built as documents.
+    """A list of strings as the documents of a build.
 
-    The wrapper tells texts from the names of files:
+    The class distinguishes texts from file names:
 
     >>> Texts(["one document", "another"])
     Texts(2 documents, 19 bytes)
@@ -45,7 +45,7 @@ class Texts:
         return len(self._texts)
 
     def encoded(self, start: int, stop: int) -> list[bytes]:
-        """Texts `[start, stop)` as UTF-8; lone surrogates stay, for the screen to find."""
+        """Texts `[start, stop)` as UTF-8; lone surrogates stay, and `validate` rejects them."""
         return [text.encode("utf-8", "surrogatepass") for text in self._texts[start:stop]]
 
     @property
@@ -55,7 +55,7 @@ class Texts:
 
     @property
     def digest(self) -> str:
-        """A digest of the texts and of where each ends."""
+        """A digest of the texts and their lengths."""
         total = hashlib.sha256()
         for text in self.encoded(0, len(self)):
             total.update(b"%d:" % len(text))
@@ -64,7 +64,7 @@ class Texts:
 
 
 def text_spans(texts: Texts, slice_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Ranges of texts of about `slice_bytes`, with their bytes."""
+    """Ranges of texts of about `slice_bytes` each, and the size of each range in bytes."""
     start, held = 0, 0
     for number, text in enumerate(texts.encoded(0, len(texts))):
         if held >= slice_bytes:
@@ -75,12 +75,12 @@ def text_spans(texts: Texts, slice_bytes: int) -> Iterator[tuple[int, int, int]]
 
 
 def read_texts(
-    texts: Texts, number: int, start: int, stop: int, reading: Reading
+    texts: Texts, number: int, start: int, stop: int, reading: ReadSettings
 ) -> Iterator[Batch]:
     """The documents `[start, stop)` of `texts`."""
-    for first, last, _ in _blocks(texts, start, stop):
+    for first, last in _blocks(texts, start, stop):
         data = texts.encoded(first, last)
-        yield screen(
+        yield validate(
             binary_array(data),
             file=number,
             places=np.arange(first, last, dtype=np.uint64),
@@ -90,12 +90,13 @@ def read_texts(
         )
 
 
-def _blocks(texts: Texts, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+def _blocks(texts: Texts, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Ranges of texts of about one block each."""
     first, held = start, 0
     for number in range(start, stop):
         held += len(texts.encoded(number, number + 1)[0])
         if held >= BLOCK_BYTES:
-            yield first, number + 1, held
+            yield first, number + 1
             first, held = number + 1, 0
     if first < stop:
-        yield first, stop, held
+        yield first, stop

@@ -1,48 +1,47 @@
-"""What every record goes through before it is a document, whatever file it came from.
+"""Validation of records from any kind of file.
 
-Nulls, bytes that are not UTF-8 and texts past the limit are rejected with a reason;
-empty and blank texts are skipped and counted. The usual batch has none of these, and
-passes at memory speed.
+Nulls, invalid UTF-8 and texts above the length limit are rejected with a reason. Empty and
+blank texts are skipped and counted. The usual batch has none of these and is checked at memory
+speed.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.sources.arrow import binary_array, bool_array, byte_lengths, null_rows
+from penstock.sources.arrow import ArrowArray, binary_array, bool_array, byte_lengths, null_rows
 from penstock.sources.document import Batch, Reject, Tally, text_offsets
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.splitters import blank
 
-__all__ = ["Reason", "screen"]
+__all__ = ["Reason", "validate"]
 
 Reason = tuple[str, str]
-"""A fixed word to count by, and a detail for people."""
+"""A fixed word to count by, and a detail for the reject log."""
 
 
-def screen(
-    texts: Any,
+def validate(
+    texts: ArrowArray,
     *,
     file: int,
     places: NDArray[np.uint64],
     record_bytes: NDArray[np.int64],
-    reading: Reading,
+    reading: ReadSettings,
     keep_blank: bool = False,
     why_null: Callable[[int], Reason] = lambda row: ("not_a_string", "null"),
 ) -> Batch:
-    """A batch of the records in `texts` (a large_binary array) that are documents.
+    """A batch of the valid documents in `texts`, a large_binary array.
 
     Args:
-        texts: One record each; null where there is no text.
-        file: Number of the input file.
-        places: Where each record lies in it.
-        record_bytes: How many bytes of the input each record stands for.
-        reading: The settings in force.
+        texts: The text of each record; null if the record has no text.
+        file: The number of the input file.
+        places: The offset of each record in the file.
+        record_bytes: The number of input bytes that each record takes up.
+        reading: The settings of the build.
         keep_blank: Whether blank texts are documents too.
-        why_null: The reason why a record has no text.
+        why_null: Returns the reason why a record has no text.
     """
     tally = Tally()
     reasons: dict[int, Reason] = {}
@@ -51,6 +50,7 @@ def screen(
     if not _valid(texts):
         texts, bad = _decoded(texts, reading, tally)
         reasons |= bad
+    # After the replacement of invalid bytes, because U+FFFD is longer than the byte it replaces.
     limit = reading.max_document_bytes
     lengths = byte_lengths(texts)
     for row in np.flatnonzero(lengths > limit):
@@ -59,10 +59,12 @@ def screen(
     keep = np.ones(len(texts), bool)
     keep[list(reasons)] = False
     texts = _plain(texts, keep)
+    # Only kept texts can be blank: a rejected record has its own reason.
     edges = text_offsets(texts)
     is_blank = blank(texts.buffers()[2] or b"", edges[:-1], edges[1:], also=b"\n")
     if keep_blank:
         is_blank[:] = False
+    # `keep` and `documents` are masks over all records, `is_blank` is one over the kept records.
     documents = keep.copy()
     documents[keep] = ~is_blank
     if is_blank.any():
@@ -88,8 +90,9 @@ def screen(
     return Batch(texts, files, places[documents].astype(np.uint64), tally, rejects)
 
 
-def _valid(texts: Any) -> bool:
+def _valid(texts: ArrowArray) -> bool:
     """Whether all of `texts` is UTF-8."""
+    # The same buffers as an array of strings, which Arrow can validate.
     buffers = texts.buffers()
     if buffers[2] is None:
         return True
@@ -101,8 +104,11 @@ def _valid(texts: Any) -> bool:
     return True
 
 
-def _decoded(texts: Any, reading: Reading, tally: Tally) -> tuple[Any, dict[int, Reason]]:
-    """Texts with U+FFFD in place of bad bytes, or the rows that have bad bytes."""
+def _decoded(
+    texts: ArrowArray, reading: ReadSettings, tally: Tally
+) -> tuple[ArrowArray, dict[int, Reason]]:
+    """The texts with U+FFFD in place of invalid bytes, and the rows to reject instead."""
+    # Slow, one Python object per text, but only batches with invalid bytes come here.
     values = texts.to_pylist()
     bad: dict[int, Reason] = {}
     for row, value in enumerate(values):
@@ -119,8 +125,9 @@ def _decoded(texts: Any, reading: Reading, tally: Tally) -> tuple[Any, dict[int,
     return texts, bad
 
 
-def _plain(texts: Any, keep: NDArray[np.bool_]) -> Any:
-    """The kept texts as gigatoken wants them: unsliced, without a null bitmap."""
+def _plain(texts: ArrowArray, keep: NDArray[np.bool_]) -> ArrowArray:
+    """The kept texts as gigatoken requires them: unsliced, without a null bitmap."""
+    # The first offset of a sliced array is not 0, also if the slice begins at row 0 of a column.
     first = np.frombuffer(texts.buffers()[1], np.int64, count=1, offset=8 * texts.offset)[0]
     if texts.offset or first or not keep.all():
         texts = texts.filter(bool_array(keep))

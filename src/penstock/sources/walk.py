@@ -1,8 +1,8 @@
-"""Directories and globs, listed in full or not at all.
+"""Listing of directories and globs, with an error for everything that cannot be listed.
 
-`os.walk`, `glob` and fsspec leave out a directory that they cannot list, in silence. A build
-would then miss its documents, and nothing would ever say so. Here every such directory is an
-error, with its name and the reason.
+`os.walk`, `glob` and fsspec silently leave out a directory that they cannot list. A build would
+then miss its documents without any sign of it. Here every such directory is an error, with its
+name and the reason.
 """
 
 # Names stay as the user wrote them: Path would make "a.txt" of "./a.txt".
@@ -21,10 +21,9 @@ __all__ = ["find_files", "matching", "refuse_unlisted"]
 
 
 def find_files(folder: str) -> list[str]:
-    """All files below `folder`, but for names that begin with a dot.
+    """All files below `folder`, except names that begin with a dot.
 
-    Links to directories are followed; one that leads back to a directory that was listed is not
-    listed again.
+    Links to directories are followed, and every real directory is listed once.
     """
     found: list[str] = []
     listed: set[str] = set()
@@ -50,7 +49,7 @@ def _entries(folder: str) -> list["os.DirEntry[str]"]:
 
 
 def _is_folder(entry: "os.DirEntry[str]") -> bool:
-    """Whether an entry is a directory or a link to one; asks the system about links only."""
+    """Whether an entry is a directory or a link to one; only links need a system call."""
     try:
         return entry.is_dir()
     except OSError as error:
@@ -58,10 +57,9 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def matching(pattern: str) -> list[str]:
-    """The files that a glob matches; `**` matches any number of directories, also none.
+    """The files that a glob matches; `**` matches any number of directories, including none.
 
-    As `glob.glob(pattern, recursive=True)`, but errors are not left out, and neither are links to
-    nothing.
+    Like `glob.glob(pattern, recursive=True)`, but errors are raised, and broken links are listed.
     """
     return [path for path in dict.fromkeys(_matches(pattern)) if not _is_directory(path)]
 
@@ -84,7 +82,7 @@ def _matches(pattern: str) -> Iterator[str]:
 
 
 def _below(folder: str, above: tuple[str, ...]) -> Iterator[str]:
-    """`folder`, and all that is in it at any depth; a link to a directory above ends there."""
+    """`folder` and everything below it; a link to one of its parents is not followed."""
     real = os.path.realpath(folder or os.curdir)
     if real in above or not _is_directory(folder):
         return
@@ -97,7 +95,7 @@ def _below(folder: str, above: tuple[str, ...]) -> Iterator[str]:
 
 
 def _matching_names(folder: str, pattern: str) -> list[str]:
-    """The names in a folder that match; a leading dot is matched by a dot only."""
+    """The names in a folder that match; only a pattern with a leading dot matches such names."""
     if not _is_directory(folder):
         return []
     names = fnmatch.filter(_names(folder or os.curdir), pattern)
@@ -112,32 +110,32 @@ def _names(folder: str) -> list[str]:
 
 
 def _exists(path: str) -> bool:
-    try:
-        os.lstat(path or os.curdir)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last of a NUL in a name
-        return False
-    except OSError as error:
-        raise _unlisted(path, error) from error
-    return True
+    """Whether there is something at `path`, also a broken link."""
+    return _mode(path, follow=False) != 0
 
 
 def _is_directory(path: str) -> bool:
-    """Whether `path` is a directory, or a link to one; a link to nothing is none."""
+    """Whether `path` is a directory or a link to one."""
+    return stat.S_ISDIR(_mode(path, follow=True))
+
+
+def _mode(path: str, *, follow: bool) -> int:
+    """The mode of the file at `path`; 0 if there is none."""
     try:
-        return stat.S_ISDIR(os.stat(path or os.curdir).st_mode)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last of a NUL in a name
-        return False
+        return os.stat(path or os.curdir, follow_symlinks=follow).st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
+        return 0
     except OSError as error:
         raise _unlisted(path, error) from error
 
 
 def refuse_unlisted(filesystem: Any, folder: str, depth: int | None = None) -> None:
-    """Raise where fsspec cannot list a directory below `folder`, which it would leave out.
+    """Raise if fsspec cannot list a directory below `folder`; fsspec itself would leave it out.
 
     Args:
-        filesystem: Of fsspec. One that finds files by itself, as those of object stores do, is
-            trusted to raise.
-        folder: Where to begin.
+        filesystem: A file system of fsspec. One with its own `find`, as object stores have, is
+            trusted to raise errors.
+        folder: The directory to begin with.
         depth: How many levels to list; all of them if None.
     """
     from fsspec.asyn import AsyncFileSystem
@@ -155,7 +153,7 @@ def refuse_unlisted(filesystem: Any, folder: str, depth: int | None = None) -> N
         except (FileNotFoundError, NotADirectoryError):
             if level > 1:
                 raise
-            return  # a pattern in a folder that does not exist, or in a file, matches nothing
+            return  # nothing matches in a folder that does not exist, or in a file
         except OSError as error:
             raise _unlisted(current, error) from error
         if depth is None or level < depth:

@@ -1,13 +1,14 @@
-"""Text files in which `documents="auto"` finds no separator: one document, every byte kept.
+"""Text files that are one document, because `documents="auto"` finds no separator in them.
 
-    rule_of      which rule a file follows, from its first 64 MB
-    find_cut     where a document longer than a slice may be cut
+    rule_of      the rule of a file, found in its first 64 MB
+    find_cut     a place where a document longer than a slice may be cut
     read_whole   the document, or one piece of it, as batches
 
-A cut must not change a single id. So it is made only where the tokenizer gives the same ids
-for the text around the cut as for its two halves; `IsCutSafe` asks the tokenizer. In GPT-2's
-pattern a line end between two other characters is such a place, a blank line is not. A
-tokenizer that adds something in front of every text has no such place.
+Every byte of such a file is kept, and a cut must not change a token id. So a document is cut
+only where the tokenizer gives the same ids for the text around the cut as for its two halves;
+`IsCutSafe` asks the tokenizer. With GPT-2, a line end between two other characters is such a
+place, and a blank line is not. A tokenizer that adds something in front of every text has no
+such place.
 """
 
 import re
@@ -22,9 +23,9 @@ from penstock.errors import SourceError
 from penstock.sources.arrow import binary_array
 from penstock.sources.decompress import Expanded
 from penstock.sources.document import Batch, Edges, Tally
-from penstock.sources.listing import InputFile, open_file
-from penstock.sources.settings import BLOCK_BYTES, RULE_BYTES, Reading
-from penstock.sources.validate import screen
+from penstock.sources.listing import InputFile, open_file, read_fully
+from penstock.sources.settings import BLOCK_BYTES, RULE_BYTES, ReadSettings
+from penstock.sources.validate import validate
 
 __all__ = [
     "CONTEXT_BYTES",
@@ -39,23 +40,23 @@ __all__ = [
 ]
 
 IsCutSafe = Callable[[str, str], bool]
-"""Whether a text may be cut between these two, of which only the ends at the cut count."""
+"""Whether a text may be cut between its two arguments, the text before and after the cut."""
 
 RANGE_BYTES = 1 << 20
-"""How far after the wanted place a cut is searched."""
+"""How far after the wanted place a cut is searched for."""
 CONTEXT_BYTES = 2_048
-"""How much text `find_cut` shows to `IsCutSafe` on each side: 512 characters of 4 bytes."""
-# A place that is not safe costs about a millisecond. A line end that is safe is found among the
-# first few; a tokenizer that has none is refused in a moment.
+"""How much text on each side `IsCutSafe` receives: 512 characters of at most 4 bytes."""
+# To try a place takes about a millisecond. If there are safe places, one of the first few line
+# ends is safe; a tokenizer without any is refused after so many tries.
 _MOST_TRIES = 32
-# A line end between two characters that are not white space; else, a single space.
+# A line end between two characters that are not white space, or else a single space.
 _PLACES = (re.compile(rb"(?<=\S)\r?\n(?=\S)"), re.compile(rb"(?<=\S) (?=\S)"))
 
 
 def rule_of(blocks: Iterable[bytes], separators: Sequence[str]) -> str:
     r"""The first of `separators` that the first 64 MB contain, or "file".
 
-    Reads no more blocks than it needs to decide.
+    Reads no more blocks than it needs.
 
     >>> rule_of([b"one<|endof", b"text|>two"], ["<|endoftext|>"])
     '<|endoftext|>'
@@ -66,7 +67,10 @@ def rule_of(blocks: Iterable[bytes], separators: Sequence[str]) -> str:
     longest = max((len(each.encode()) for each in separators), default=1)
     seen, tail = 0, b""
     for block in blocks:
+        # `tail` is one byte shorter than the longest separator: enough to find one that spans two
+        # blocks, and too short to find one twice.
         text = tail + block[: RULE_BYTES - seen]
+        # A later block may contain an earlier separator of the list, which takes precedence.
         for number, separator in enumerate(separators[:found]):
             if separator.encode() in text:
                 found = number
@@ -79,9 +83,10 @@ def rule_of(blocks: Iterable[bytes], separators: Sequence[str]) -> str:
 
 
 def find_cut(data: bytes, wanted: int, is_safe: IsCutSafe | None, tries: int = _MOST_TRIES) -> int:
-    r"""The first place in `data` from `wanted` on where the text may be cut, or -1.
+    r"""The first place in `data`, at or after `wanted`, where the text may be cut; or -1.
 
-    After a line end is tried first, then before it; a space only where no line end will do.
+    The place after a line end is tried first, then the place before it. Spaces are tried only if
+    no line end is safe.
 
     >>> data = b"one two\n\nthree\nfour"
     >>> find_cut(data, 4, lambda left, right: True), find_cut(data, 4, None)
@@ -103,7 +108,7 @@ def find_cut(data: bytes, wanted: int, is_safe: IsCutSafe | None, tries: int = _
 def _is_safe_at(data: bytes, place: int, is_safe: IsCutSafe) -> bool:
     begin = max(0, place - CONTEXT_BYTES)
     end = min(len(data), place + CONTEXT_BYTES)
-    # The ends of the window may fall inside a character: bytes 10xxxxxx continue one.
+    # The ends of the window may be inside a character: bytes of the form 10xxxxxx continue one.
     while begin < place and data[begin] & 0xC0 == 0x80:
         begin += 1
     while end < len(data) and end > place and data[end] & 0xC0 == 0x80:
@@ -121,29 +126,30 @@ def read_whole(
     name: str,
     start: int,
     edges: tuple[bool, bool],
-    reading: Reading,
+    reading: ReadSettings,
     is_cut_safe: IsCutSafe | None,
 ) -> Iterator[Batch]:
     """A document, or a piece of one, in blocks of about 4 MiB.
 
-    Blocks make the tokenizer 1.4 times as fast as one text of 64 MB, and are cut where the ids
-    stay the same; where there is no such place, a block is longer.
+    The tokenizer is 1.4 times as fast on blocks as on one text of 64 MB. Blocks are cut where no
+    id changes; without such a place, a block is longer.
 
     Args:
-        data: Its bytes, without a byte order mark.
-        file: Number of the input file.
-        name: Of the file, for messages.
-        start: Where `data` begins in it.
+        data: The bytes of the piece, without a byte order mark.
+        file: The number of the input file.
+        name: The name of the file, for messages.
+        start: The offset of `data` in the file.
         edges: Whether the document begins with this piece, and whether it ends with it.
-        reading: The settings in force.
-        is_cut_safe: Where blocks may be cut; None leaves one block.
+        reading: The settings of the build.
+        is_cut_safe: Says where blocks may be cut; None gives one block.
 
     Raises:
-        SourceError: a piece is not UTF-8. The document cannot be rejected as a whole any more,
-            and must not lose its middle.
+        SourceError: a piece is not UTF-8. Other pieces may be stored already, so the document
+            can't be rejected as a whole, and it must not lose its middle.
     """
+    # All blocks of a document share its origin, which is where the piece begins in the file.
     place = np.array([start], np.uint64)
-    batch = screen(
+    batch = validate(
         binary_array([data]),
         file=file,
         places=place,
@@ -170,17 +176,17 @@ def read_whole(
 
 
 def _only_text(batch: Batch) -> Any:
-    """The bytes of the one text of a batch, in place, or None where it was left out."""
+    """The buffer of the only text of a batch; None if the text was skipped or rejected."""
     return batch.texts.buffers()[2] if len(batch) else None
 
 
 def _piece(batch: Batch, data: bytes, name: str, edges: tuple[bool, bool]) -> Any:
-    """The text of a piece, whose tally counts a document only where one ends."""
+    """The text of a piece; its tally counts a document only where the document ends."""
     if batch.rejects:
         reject = batch.rejects[0]
         raise SourceError(
-            f"{name} is one document, which is stored in pieces, and the piece from byte "
-            f"{reject.offset:,} on cannot be used: {reject.reason}, {reject.detail}. "
+            f"{name} is one document that is stored in pieces, and the piece from byte "
+            f"{reject.offset:,} on cannot be stored: {reject.reason}, {reject.detail}. "
             'documents="lines" rejects only the line, and errors="replace" puts U+FFFD where '
             "bytes are not UTF-8."
         )
@@ -198,7 +204,7 @@ def _piece(batch: Batch, data: bytes, name: str, edges: tuple[bool, bool]) -> An
 
 
 def _borders(text: Any, is_cut_safe: IsCutSafe | None) -> Iterator[int]:
-    """Where blocks of a text begin and end, from 0 to its end."""
+    """The offsets where blocks of a text begin and end, from 0 to its length."""
     view = memoryview(text)
     start = 0
     yield start
@@ -214,8 +220,8 @@ def _borders(text: Any, is_cut_safe: IsCutSafe | None) -> Iterator[int]:
     yield len(view)
 
 
-def file_rule(file: InputFile, reading: Reading) -> str:
-    """The rule that "auto" finds for a text file; reads its first 64 MB at most."""
+def file_rule(file: InputFile, reading: ReadSettings) -> str:
+    """The rule that "auto" finds for a text file; reads at most its first 64 MB."""
     stream = Expanded(file, reading.max_expansion)
     try:
         return rule_of(iter(lambda: stream.read(BLOCK_BYTES), b""), reading.separators)
@@ -226,7 +232,7 @@ def file_rule(file: InputFile, reading: Reading) -> str:
 def file_pieces(
     file: InputFile, slice_bytes: int, is_cut_safe: IsCutSafe | None, border: int | None
 ) -> Iterator[tuple[int, int, bool, bool]]:
-    """The pieces of a plain file: start, stop, whether a document begins and whether it ends."""
+    """The pieces of a plain file: start, stop, and whether a document begins and ends there."""
     edges = (0, file.size) if border is None else (0, border, file.size)
     for first, last in pairwise(edges):
         size = last - first
@@ -234,7 +240,7 @@ def file_pieces(
         start = first
         for k in range(1, num_pieces):
             wanted = first + k * size // num_pieces
-            if wanted <= start:
+            if wanted <= start:  # the last cut was found far behind its wanted place
                 continue
             place = _cut_after(file, wanted, last, is_cut_safe)
             if place is None:
@@ -245,14 +251,11 @@ def file_pieces(
 
 
 def _cut_after(file: InputFile, wanted: int, last: int, is_safe: IsCutSafe | None) -> int | None:
-    """Where to cut; None where the document ends before a place is found."""
+    """The first safe place after `wanted`; None if the document ends before one is found."""
     begin = max(0, wanted - CONTEXT_BYTES)
     with open_file(file) as stream:
         stream.seek(begin)
-        data = b""
-        size = min(wanted + RANGE_BYTES + CONTEXT_BYTES, last) - begin
-        while len(data) < size and (more := stream.read(size - len(data))):
-            data += more
+        data = read_fully(stream, min(wanted + RANGE_BYTES + CONTEXT_BYTES, last) - begin)
     found = find_cut(data, wanted - begin, is_safe)
     if found >= 0:
         return begin + found
@@ -268,7 +271,8 @@ def stream_pieces(
     is_cut_safe: IsCutSafe | None,
     border: int | None,
 ) -> Iterator[tuple[bytes, int, bool, bool]]:
-    """The pieces of a file that is read in order: text, start, and the edges as above."""
+    """The pieces of a file that is read in order: text, start, and the same two edges."""
+    # A rest of up to one and a half slices stays whole, as rounding does for plain files.
     most = slice_bytes * 3 // 2
     place = 0
     try:
@@ -280,9 +284,11 @@ def stream_pieces(
                     wanted = min(wanted, last - place)
                 held += stream.read(wanted - len(held))
                 is_rest = len(held) < wanted or (last is not None and place + len(held) == last)
+                # The document ends in `held`, and the rest is short enough for one piece.
                 if is_rest and len(held) <= most:
                     break
                 end = find_cut(held, slice_bytes, is_cut_safe)
+                # All of the range up to the end was searched: the piece is longer, but whole.
                 if end < 0 and is_rest and len(held) <= slice_bytes + RANGE_BYTES:
                     break
                 if end < 0:
@@ -298,8 +304,8 @@ def stream_pieces(
 def _no_place(file: InputFile, wanted: int, is_safe: IsCutSafe | None) -> SourceError:
     if is_safe is None:
         return SourceError(
-            f"{file.name} is one document and longer than a slice, and without a tokenizer it "
-            "cannot be cut."
+            f"{file.name} is one document that is longer than a slice. It cannot be cut without a "
+            "tokenizer."
         )
     return SourceError(
         f'{file.name} is one document for documents="auto", and too long to be tokenized at once. '

@@ -1,7 +1,35 @@
-"""Token arrays on disk.
+"""Stores: directories of tokens on disk.
 
-Takes documents and a tokenizer, gives a directory of plain `.npy` files under one
-manifest. Promises that its bytes depend on inputs and settings alone, that a build
-killed at any moment goes on where it stopped, and that whatever was damaged since is
-found by `verify`. docs/store-format.md is the specification.
+A build takes documents and a tokenizer, and writes a directory of `.npy` files with one manifest.
+The bytes of a store depend on its inputs and settings alone. A build that is killed at any moment
+can be resumed, and `verify` finds any later damage. docs/store-format.md is the specification.
 """
+
+from typing import TYPE_CHECKING
+
+from penstock.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from penstock.store.build import build as build
+    from penstock.store.job import BuildProgress as BuildProgress
+    from penstock.store.manifest import Manifest as Manifest
+    from penstock.store.manifest import PartRecord as PartRecord
+    from penstock.store.manifest import read_manifest as read_manifest
+    from penstock.store.reader import Origin as Origin
+    from penstock.store.reader import TokenStore as TokenStore
+    from penstock.store.summary import Lengths as Lengths
+    from penstock.store.summary import Summary as Summary
+    from penstock.store.summary import summarize as summarize
+    from penstock.store.verify import verify as verify
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "build": "build",
+            "job": "BuildProgress",
+            "manifest": "Manifest PartRecord read_manifest",
+            "reader": "Origin TokenStore",
+            "summary": "Lengths Summary summarize",
+            "verify": "verify",
+        },
+    )

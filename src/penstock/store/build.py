@@ -1,37 +1,37 @@
-"""`build`: raw text to a sealed store.
+"""`build`: turn raw text into a finished store.
 
-Seconds, not hours, and safe to kill: run the same call again and it goes on. The bytes
-of the store depend on inputs and settings alone.
+A build may be killed at any moment; the same call resumes it. The bytes of the store depend on
+the inputs and the settings alone, not on threads, timing or interruptions.
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.sources.document import Tally
 from penstock.sources.settings import Format
-from penstock.sources.texts import Texts
 from penstock.store.existing import committed, earlier_build, killed_at_the_end, remember_stamps
-from penstock.store.explain import count_rules
+from penstock.store.explain import count_rules, refuse_only_bad
 from penstock.store.files import remove_temporary, sync_directory, write_file
 from penstock.store.holdout import SIDES, parse_split
-from penstock.store.job import Job, Progress, refuse_only_bad
+from penstock.store.job import BuildProgress, BuildSettings, EngineName, Inputs, Job, prepare
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
 from penstock.store.manifest import (
     FILE_NAME,
     builds,
     counts,
-    of_all_builds,
+    manifest_bytes,
+    part_file,
     read_manifest,
     rejects_file,
-    spell,
+    shared_settings,
 )
-from penstock.store.prepare import Prepared, prepare
 from penstock.store.reader import TokenStore
 from penstock.store.workers import run
 from penstock.tokenize.tokenizer import SpecialTokens
@@ -40,10 +40,10 @@ __all__ = ["begin", "build", "commit", "execute", "intact", "refuse_lost_bytes"]
 
 
 def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read best)
-    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Texts,
+    inputs: Inputs,
     store: str | os.PathLike[str],
     *,
-    tokenizer: Any = "gpt2",
+    tokenizer: object = "gpt2",
     format: Format = "auto",
     documents: str = "auto",
     field: str = "text",
@@ -52,175 +52,180 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     bos: bool | str = False,
     special_tokens: SpecialTokens = "text",
     add_tokens: Literal["auto"] | Sequence[str] | None = None,
-    chat: Any = None,
+    chat: object = None,
     split: str | None = None,
     append: bool = False,
     max_bad: float = 0.001,
     max_document_bytes: int = 1 << 30,
     max_expansion: int = 200,
-    engine: Literal["auto", "gigatoken", "tokenizers"] = "auto",
+    engine: EngineName = "auto",
     threads: int | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[BuildProgress], None] | None = None,
 ) -> TokenStore:
     """Tokenize `inputs` into a store in the directory `store`, and open it.
 
-    A build that was killed goes on; one that is finished already returns at once. With
-    `split` there are two stores, `store/train` and `store/val`, and the first is opened.
+    The same call resumes a build that was killed, and returns at once if the store is finished.
+    With `split` it writes two stores, `store/train` and `store/val`, and opens the first.
 
     Args:
         inputs: Paths, globs, directories or URLs, or `Texts` in memory. Files may be plain,
-            .gz, .zst, .bz2 or .xz, and are taken in the order of their names.
+            .gz, .zst, .bz2 or .xz, and are read in the order of their names.
         store: The directory to write.
         tokenizer: A name, a path or an object; see `load_tokenizer`.
-        format: "text", "jsonl", "parquet", "arrow"; "auto" goes by the suffix.
-        documents: In text files, "auto": the text between `<|endoftext|>`, or between the
-            tokenizer's end token, if the first 64 MB of a file contain it (`</s>` never counts);
-            otherwise the file is one document, of which every byte is kept. Or "lines",
-            "paragraphs", "file", or "sep:SEPARATOR". A JSON line or a row of a table is a document.
+        format: "text", "jsonl", "parquet" or "arrow"; "auto" decides by the file name's suffix.
+        documents: What a document is in text files. "auto": the text between `<|endoftext|>`, or
+            between the tokenizer's end token, if the first 64 MB of a file contain it (`</s>`
+            never counts). Otherwise the file is one document, and all its bytes are kept. Other
+            values: "lines", "paragraphs", "file", or "sep:SEPARATOR". A JSON line or a row of a
+            table is always a document.
         field: The JSON field or table column that holds the text; `a.b` is nested.
-        errors: Documents that are not UTF-8: "strict" rejects them, "replace" mends them.
-        eos: Whether a document ends with the tokenizer's end token, or which token it is.
-        bos: Whether it begins with one; it is never put twice.
-        special_tokens: "text" takes `<|endoftext|>` in a document as text, "parse" as a token.
-        add_tokens: Special tokens to add to the tokenizer; their ids follow its vocabulary and are
-            recorded in the store. "auto" adds the markers of the chat template that it lacks.
-        chat: A chat template, or a `Chat`: the inputs are conversations (JSON Lines, JSON arrays,
-            Parquet), and each token is stored with whether it is trained on. The tokens at the
-            ends are the template's; `eos` is put, and trained on, only where it writes none.
-        split: "tail:0.1" holds out the documents that begin in the last tenth, and the last
-            tenth of the characters where the input is one document; "hash:0.1" holds out a tenth
-            of the documents. A split that leaves a side empty is an error.
-        append: Add `inputs` to a finished store as new parts; old parts are not touched.
-        max_bad: How many rejects to bear: a share of all records below 1 (ten are always
-            borne), else a number.
-        max_document_bytes: Longer documents are rejected. A file that "auto" keeps whole is never
-            too long if this is more than a slice (64 MB), since it is stored in pieces.
-        max_expansion: Compressed files that grow more than this many times are refused.
-        engine: Which program tokenizes; the ids are the same.
-        threads: How many slices are tokenized at once, one a core where not given; changes speed
-            and memory only.
-        progress: Called about ten times a second, from the calling thread.
+        errors: "strict" rejects documents that are not UTF-8, "replace" puts U+FFFD where bytes
+            are invalid.
+        eos: Whether a document ends with the tokenizer's end token, or the name of the token.
+        bos: Whether a document begins with the tokenizer's start token, or the name of the token.
+            A token that is there already is not added a second time.
+        special_tokens: How to read `<|endoftext|>` in a document: "text" as ordinary text,
+            "parse" as the special token.
+        add_tokens: Special tokens to add to the tokenizer. Their ids follow its vocabulary and
+            are recorded in the store. "auto" adds the markers of the chat template that the
+            tokenizer lacks.
+        chat: A chat template, or a `Chat`. The inputs are then conversations (JSON Lines, JSON
+            arrays, Parquet), and the store records for each token whether it is trained on. The
+            template writes the tokens around each turn; `eos` is added, and trained on, only if
+            the template writes no end token.
+        split: "tail:0.1" holds out the documents that begin in the last tenth of the input; if the
+            input is one document, the last tenth of its characters. "hash:0.1" holds out a tenth
+            of the documents, chosen by a digest of their text. A split that leaves one side empty
+            is an error.
+        append: Add `inputs` to a finished store as new parts. Existing parts do not change.
+        max_bad: How many rejected records to allow. Below 1: a share of all records, but at least
+            ten. From 1 on: a number of records.
+        max_document_bytes: Longer documents are rejected. If this is more than a slice (64 MB), a
+            file that "auto" keeps whole is never too long, because it is stored in pieces.
+        max_expansion: Compressed files that expand more than this many times are refused.
+        engine: The program that tokenizes. The token ids do not depend on it.
+        threads: How many slices are tokenized at once; by default one per core. Changes speed and
+            memory only.
+        progress: Called about ten times a second with a `BuildProgress`, from the calling thread.
 
     Raises:
-        SourceError: an input cannot be read as asked, or too many records are bad.
+        SourceError: an input cannot be read as asked, or too many records were rejected.
         TokenizerError: the tokenizer cannot be loaded, or its two engines disagree.
         StoreError: the directory holds something else.
-        DiskFullError: there is no room; run again when there is.
+        DiskFullError: the disk is full; make room and run the same call again.
 
     >>> import tempfile
+    >>> from penstock import Texts
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     store = build(Texts(["To be,", "or not to be."]), f"{folder}/store")
     ...     print(len(store), store.num_tokens, store.text(1))
     2 10 or not to be.
     """
-    prepared = prepare(
-        inputs,
-        store,
-        tokenizer=tokenizer,
-        format=format,
-        documents=documents,
-        field=field,
-        errors=errors,
-        eos=eos,
-        bos=bos,
-        special_tokens=special_tokens,
-        add_tokens=add_tokens,
-        chat=chat,
-        split=split,
-        append=append,
-        max_bad=max_bad,
-        max_document_bytes=max_document_bytes,
-        max_expansion=max_expansion,
-        engine=engine,
-        threads=threads,
+    job = prepare(
+        BuildSettings(
+            inputs=inputs,
+            store=store,
+            tokenizer=tokenizer,
+            format=format,
+            documents=documents,
+            field=field,
+            errors=errors,
+            eos=eos,
+            bos=bos,
+            special_tokens=special_tokens,
+            add_tokens=add_tokens,
+            chat=chat,
+            split=split,
+            append=append,
+            max_bad=max_bad,
+            max_document_bytes=max_document_bytes,
+            max_expansion=max_expansion,
+            engine=engine,
+            threads=threads,
+        )
     )
-    with locked(prepared.directory):
-        begun = begin(prepared)
+    with locked(job.directory):
+        begun = begin(job)
         if begun is not None:
-            execute(begun, prepared, progress)
-    return TokenStore(prepared.directory / "train" if split else prepared.directory)
+            execute(begun, progress)
+    return TokenStore(job.directory / "train" if split else job.directory)
 
 
-def begin(prepared: Prepared, *, live: bool = False) -> Job | None:
-    """What is to be done under the lock, for `execute`; None where the store is finished already.
+def begin(job: Job, *, live: bool = False) -> Job | None:
+    """The job that `execute` has to run; None if the store is finished already.
+
+    The caller holds the store's lock.
 
     Args:
-        prepared: The build.
-        live: Whether its parts are read while others are made; see `Job`.
+        job: The build.
+        live: Whether its parts are read while others are built; see `Job`.
     """
-    directory, files, settings = prepared.directory, prepared.files, prepared.settings
-    if killed_at_the_end(directory, prepared.stamped):
+    if killed_at_the_end(job):
         return None
-    earlier = earlier_build(directory, settings, files, prepared.append)
-    if earlier is not None and not prepared.append:
+    earlier = earlier_build(job)
+    if earlier is not None and not job.settings.append:
         return None
-    return Job(
-        directory=directory,
-        files=files,
+    return replace(
+        job,
         first_file=sum(len(done["inputs"]) for done in builds(earlier)),
-        reading=prepared.reading,
-        tokenizer=prepared.tokenizer,
-        eos_id=settings["eos_id"],
-        bos_id=settings["bos_id"],
-        split=parse_split(prepared.split, files, prepared.reading),
         first_part=sum(done["slices"] for done in builds(earlier)),
-        max_bad=prepared.max_bad,
-        chat=prepared.chat,
+        split=parse_split(job.settings.split, job.files, job.reading),
         live=live,
     )
 
 
-def execute(
-    job: Job, prepared: Prepared, progress: Callable[[Progress], None] | None = None
-) -> None:
-    """Run a build under its lock, from the journal to the manifest."""
-    directories = [job.side_directory(side) for side in (SIDES if job.split else ("",))]
+def execute(job: Job, progress: Callable[[BuildProgress], None] | None = None) -> None:
+    """Run a build from the journal to the manifest; the caller holds the store's lock."""
+    sides = SIDES if job.split else ("",)
     journal = Journal(job.directory)
-    begun = journal.begin(prepared.stamped)
-    for each in {job.directory, *directories}:
+    begun = journal.begin(job.stamped)
+    for each in {job.directory, *map(job.side_directory, sides)}:
         each.mkdir(exist_ok=True)
         remove_temporary(each)
+    # Only sizes are compared, which is fast. A record is written after its files were synced, so
+    # a missing or shorter file was changed by somebody else; its slice is made again.
     sealed = [record for record in begun if intact(job, record)]
-    done = run(
-        job,
-        job.slices(),
-        sealed,
-        num_threads=prepared.threads,
-        progress=progress,
-    )
+    done = run(job, job.slices(), sealed, num_threads=job.num_threads, progress=progress)
     refuse_lost_bytes(job, done)
     refuse_only_bad(job.files, done)
     _refuse_empty_side(job, done)
     if job.chat is not None:
         job.chat.report.log()
+    # Before the manifest: after it, a kill would leave a finished store that accepts changed
+    # inputs of the same size.
     remember_stamps(job.directory, job.files)
-    for side in SIDES[::-1] if job.split else ("",):
-        commit(job, side, prepared.settings, done, job.side_directory(side))
+    # The training side is committed last: `earlier_build` takes its manifest as the sign that
+    # both sides are there.
+    for side in reversed(sides):
+        commit(job, side, done, job.side_directory(side))
     journal.end()
 
 
 def intact(job: Job, record: SealedSlice) -> bool:
-    """Whether the files of a sealed slice are there, as long as they were."""
+    """Whether all files of a sealed slice exist and have the recorded size."""
     for side, part in record.parts.items():
         for kind, (size, _) in part.files.items():
-            path = job.side_directory(side) / f"part-{part.number:05d}.{kind}.npy"
+            path = job.side_directory(side) / part_file(part.number, kind)
             if not path.exists() or path.stat().st_size != size:
                 return False
     return True
 
 
 def refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
-    """Raise if the bytes of plain text files do not all appear in the counts."""
+    """Raise if the counts do not cover every byte of the plain text files."""
     if any(file.compression or file.format not in ("text", "jsonl") for file in job.files):
-        return
+        return  # how many bytes of text they hold is not known beforehand
     counted = sum(record.tally.total_bytes for record in done)
     size = sum(file.size for file in job.files)
     if counted != size:
-        raise StoreError(f"{size:,} bytes were to be read, and {counted:,} were accounted for.")
+        raise StoreError(
+            f"The inputs have {size:,} bytes, and the build accounted for {counted:,}. This is a "
+            "defect of penstock; the store was not finished."
+        )
 
 
 def _refuse_empty_side(job: Job, done: list[SealedSlice]) -> None:
-    """Raise if the split leaves nothing to train on or nothing held out."""
+    """Raise if the split leaves one side without documents."""
     for side in SIDES if job.split else ():
         directory = job.side_directory(side)
         num_documents = sum(record.parts[side].num_documents for record in done)
@@ -234,12 +239,11 @@ def _refuse_empty_side(job: Job, done: list[SealedSlice]) -> None:
             )
 
 
-def commit(
-    job: Job, side: str, settings: dict[str, Any], done: list[SealedSlice], directory: Path
-) -> None:
+def commit(job: Job, side: str, done: list[SealedSlice], directory: Path) -> None:
     """Write the reject log and then the manifest of one side into its directory."""
+    settings = job.recorded
     if settings["append"] and committed(directory, settings):
-        return  # by a build that was killed before it came to the other side
+        return  # by a build that was killed before it committed the other side
     earlier = read_manifest(directory) if settings["append"] else None
     parts = list(earlier.parts) if earlier else []
     parts += [record.parts[side] for record in done if record.parts[side].num_documents]
@@ -250,7 +254,7 @@ def commit(
         "format": "penstock-store",
         "version": 2 if "pieces" in counted else 1,
         "dtype": job.tokenizer.dtype.name,
-        **of_all_builds(settings),
+        **shared_settings(settings),
         "side": side or None,
         "counts": counted,
         "builds": [
@@ -265,24 +269,25 @@ def commit(
             },
         ],
     }
+    # The manifest is the commit point. Everything that it names must be on disk before it, and
+    # its own name must be on disk before the journal is removed.
     sync_directory(directory)
-    write_file(directory / FILE_NAME, [spell(contents, parts)])
+    write_file(directory / FILE_NAME, [manifest_bytes(contents, parts)])
     sync_directory(directory)
 
 
 def _tally(done: list[SealedSlice]) -> dict[str, int]:
-    """The counts of all slices; `pieces` only where there are more than documents."""
+    """The counts of all slices; `pieces` only if there are more of them than documents."""
     tally = asdict(Tally.total(record.tally for record in done))
     continued = tally.pop("continued")
     return tally | ({"pieces": tally["documents"] + continued} if continued else {})
 
 
 def _reject_log(job: Job, done: list[SealedSlice]) -> tuple[bytes, dict[str, int]]:
-    """All rejects in order, a line each, and how many there are of each reason."""
-    lines = []
-    reasons: dict[str, int] = {}
-    for record in done:
-        for reject in record.rejects:
-            lines.append(canonical_json({**asdict(reject), "file": job.files[reject.file].name}))
-            reasons[reject.reason] = reasons.get(reject.reason, 0) + 1
-    return b"".join(line + b"\n" for line in lines), dict(sorted(reasons.items()))
+    """All rejected records in order, one line each, and the number of each reason."""
+    rejects = [reject for record in done for reject in record.rejects]
+    lines = [
+        canonical_json({**asdict(reject), "file": job.files[reject.file].name}) + b"\n"
+        for reject in rejects
+    ]
+    return b"".join(lines), dict(sorted(Counter(each.reason for each in rejects).items()))

@@ -1,17 +1,17 @@
-"""Conversations into a store: what `build` does with documents that are chats.
+"""Builds of conversations: from JSON records to tokens and loss masks.
 
-A record is a line of JSON, in any shape that `penstock.chat` knows. It becomes one document:
-the tokens of the rendered conversation, and for each of them whether it is trained on.
-Records that hold no conversation, that the template refuses, or in which nothing is trained
-on, go to the reject log with their reason, like any other record that is no document.
+A record is a line of JSON, in any format that `penstock.chat` knows. It becomes one document:
+the tokens of the rendered conversation, and for each token whether it is trained on. Records
+without a conversation, those that the template refuses, and those without trained tokens are
+rejected with a reason, like any other record that is not a valid document.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BufferedReader, RawIOBase
-from typing import Any, BinaryIO, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,12 @@ from penstock.sources.texts import Texts
 from penstock.store.part import PartBuilder
 from penstock.tokenize.tokenizer import load_tokenizer
 
+if TYPE_CHECKING:
+    from penstock.store.job import BuildSettings
+
 __all__ = ["ChatStage", "chat_files", "chat_stage"]
 
-# An array or a table is read whole; lines are not.
+# JSON arrays and tables are read whole, so their size is limited. Lines are read one by one.
 _MAX_WHOLE = 1 << 30
 _BLOCK_BYTES = 1 << 20
 _BLANK = b"\xef\xbb\xbf \t\r\n"
@@ -37,17 +40,16 @@ _COMPARED = 200
 
 @dataclass(frozen=True, slots=True)
 class ChatStage:
-    """Renders the documents of a build."""
+    """Renders the conversations of a build as tokens."""
 
     chat: Chat
     eos: bool | str
-    """The end token to put, which is none where the template ends turns by itself."""
-    bos: bool | str
+    """The end token to add; False if the template ends turns itself."""
     report: TurnReport
-    """Counts turns that are not trained on, or not to their end."""
+    """Counts turns that are not trained on, or not up to their end."""
 
     def fill(self, builder: PartBuilder, batch: Batch, first_file: int) -> list[Reject]:
-        """Add the conversations of `batch` to a part; gives the records that were refused."""
+        """Add the conversations of `batch` to a part; returns the records that were refused."""
         rendered = list(self._rendered(batch))
         counted = [script for script, _ in rendered if script is not None]
         self.report.add(counted, ended=builder.eos_id is not None)
@@ -58,6 +60,8 @@ class ChatStage:
             scripts = [_closed(script) for script in scripts]
         encoded = self.chat.encode(scripts)
         trained = encoded.num_trained
+        # A script may have trained characters and no trained token, if a token covers more than
+        # them. Such records are refused, and the others are encoded again.
         if not trained.all():
             refused |= {rows[place]: _nothing(None) for place in np.flatnonzero(trained == 0)}
             kept = np.flatnonzero(trained)
@@ -75,7 +79,7 @@ class ChatStage:
         self.chat.compare([script for script, error in rendered if script and not error])
 
     def _rendered(self, batch: Batch) -> Iterator[tuple[ChatText | None, ChatError | None]]:
-        """Each record as a script, and why it is not to be stored, if so."""
+        """Each record as a script, and the reason if it is not stored."""
         for text in batch.texts.to_pylist():
             try:
                 conversation = to_conversation(_parsed(text))
@@ -86,34 +90,26 @@ class ChatStage:
                 yield script, None if script.trained else _nothing(conversation, script)
 
 
-def chat_stage(
-    chat: Any,
-    tokenizer: Any,
-    engine: Literal["auto", "gigatoken", "tokenizers"],
-    special_tokens: str,
-    *,
-    eos: bool | str,
-    bos: bool | str,
-    add_tokens: Literal["auto"] | Sequence[str] | None = None,
-) -> ChatStage:
-    """The stage that a build asks for with `chat=`, a template or a `Chat`."""
+def chat_stage(settings: "BuildSettings") -> ChatStage:
+    """The stage for a build with `chat=`, which is a template or a `Chat`."""
+    chat, parsed = settings.chat, settings.special_tokens == "parse"
     if not isinstance(chat, Chat):
-        loaded = load_tokenizer(tokenizer, engine=engine)
-        parsed = special_tokens == "parse"
-        chat = Chat(chat, loaded, special_in_content=parsed, add_tokens=add_tokens)
-    elif special_tokens == "parse":
+        loaded = load_tokenizer(settings.tokenizer, engine=settings.engine)
+        chat = Chat(chat, loaded, special_in_content=parsed, add_tokens=settings.add_tokens)
+    elif parsed:
         raise StoreError('Give special_in_content=True to Chat, and not special_tokens="parse".')
-    elif add_tokens:
+    elif settings.add_tokens:
         raise StoreError("Give add_tokens= to Chat, which has the tokenizer already.")
-    return ChatStage(chat, False if eos is True and chat.ends_turns else eos, bos, chat.report())
+    eos = False if settings.eos is True and chat.ends_turns else settings.eos
+    return ChatStage(chat, eos, chat.report())
 
 
 def chat_files(files: list[InputFile]) -> list[InputFile]:
-    """The inputs as files of which each line is a record.
+    """The inputs as files in which each line is a record.
 
-    JSON arrays and tables are read whole, and their elements become texts. A line may be an
-    array too, of messages: so a file is one array only where its first line is not all of one,
-    or nothing comes after it.
+    JSON arrays and tables are read whole, and their elements become texts. A line may also be an
+    array, of messages. So a file is one array of records only if its first line is not a complete
+    array, or if nothing follows it.
     """
     return [_as_lines(file) for file in files]
 
@@ -122,24 +118,24 @@ def _as_lines(file: InputFile) -> InputFile:
     if file.texts is not None:
         return file
     if file.format in ("parquet", "arrow"):
-        return _held(file, _table_rows(file))
+        return _as_texts(file, _table_rows(file))
     if file.compression is None and not _is_lines(file):
-        return _held(file, _array_items(file))
+        return _as_texts(file, _array_items(file))
     return replace(file, format="text")
 
 
-def _held(file: InputFile, records: Iterator[Any]) -> InputFile:
+def _as_texts(file: InputFile, records: Iterator[Any]) -> InputFile:
     if file.size > _MAX_WHOLE:
         raise SourceError(
-            f"{file.name} has {file.size:,} bytes, and conversations in an array or a table are "
-            "read whole. Convert it to JSON Lines, one conversation a line."
+            f"{file.name} has {file.size:,} bytes, and an array or a table of conversations "
+            "is read whole. Convert it to JSON Lines, one conversation per line."
         )
     texts = Texts([json.dumps(record, ensure_ascii=False, default=str) for record in records])
     return replace(file, format="texts", texts=texts)
 
 
 def _is_lines(file: InputFile) -> bool:
-    """Whether each line is a record, and the file not one array of them."""
+    """Whether each line is a record; otherwise the file is one array of records."""
     with BufferedReader(cast(RawIOBase, open_file(file)), _BLOCK_BYTES) as stream:
         line, more = _first_line(stream)
     if line[:1] != b"[":
@@ -152,7 +148,7 @@ def _is_lines(file: InputFile) -> bool:
 
 
 def _first_line(stream: BinaryIO) -> tuple[bytes, bool]:
-    """The first line that holds something, and whether anything comes after it."""
+    """The first line that is not blank, and whether anything follows it."""
     line = b""
     while not line and (found := stream.readline(_MAX_WHOLE)):
         line = found.strip(_BLANK)
@@ -166,11 +162,11 @@ def _array_items(file: InputFile) -> Iterator[Any]:
         items = json.loads(data)
     except ValueError as error:
         raise SourceError(
-            f"{file.name} begins as a JSON array and is none: {error}. Give an array of "
-            "conversations, or JSON Lines with one conversation a line."
+            f"{file.name} begins like a JSON array and is not one: {error}. Give an array of "
+            "conversations, or JSON Lines with one conversation per line."
         ) from None
-    told = [isinstance(item, dict) and ("role" in item or "from" in item) for item in items]
-    if told and all(told):  # the messages of one conversation
+    is_message = [isinstance(each, dict) and ("role" in each or "from" in each) for each in items]
+    if items and all(is_message):  # one conversation
         items = [items]
     yield from items
 
@@ -194,7 +190,7 @@ def _parsed(text: bytes) -> Any:
     except RecursionError:
         raise ChatError("nested_too_deep", "More levels than the parser allows.") from None
     except ValueError as error:
-        raise ChatError("bad_json", f"The record is no JSON: {error}.") from None
+        raise ChatError("bad_json", f"The record is not JSON: {error}.") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -202,18 +198,18 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _nothing(conversation: Conversation | None, script: ChatText | None = None) -> ChatError:
-    told = ""
+    detail = ""
     if conversation is not None and script is not None:
         said = sum(message["role"] == "assistant" for message in conversation.messages)
         left = f", {len(script.rewritten)} rewritten by the template" if script.rewritten else ""
-        told = f": {len(conversation.messages)} messages, {said} of the assistant{left}"
-    return ChatError("nothing_to_train", f"No token is trained on{told}.")
+        detail = f": {len(conversation.messages)} messages, {said} of the assistant{left}"
+    return ChatError("nothing_to_train", f"No token is trained on{detail}.")
 
 
 def _closed(script: ChatText) -> ChatText:
-    """`script` with the blanks at its end trained on, where they follow what was said.
+    """`script` with the blanks at its end trained on, if they follow a trained turn.
 
-    The end token comes behind them, and is to be said too.
+    The end token comes after these blanks and is trained on, so they must be too.
     """
     start, stop = script.trained[-1]
     if script.text[stop:].strip():
@@ -224,15 +220,16 @@ def _closed(script: ChatText) -> ChatText:
 def _with_edges(
     encoded: EncodedChats, eos_id: int | None, bos_id: int | None
 ) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.uint8]]:
-    """The conversations with a first and a last token, where they are wanted and not there.
+    """The conversations with begin and end tokens, if these are wanted and not there already.
 
-    An end token is trained on if it ends what the assistant says.
+    An end token is trained on if it follows a trained token.
     """
     ids, loss, offsets = encoded.ids, encoded.loss, encoded.offsets
     if eos_id is not None and len(encoded):
         wanted = ids[offsets[1:] - 1] != eos_id
         places = offsets[1:][wanted]
         ids, loss = np.insert(ids, places, eos_id), np.insert(loss, places, loss[places - 1])
+        # Each inserted token moves the following documents by one.
         offsets = offsets + np.concatenate(([0], np.cumsum(wanted)))
     if bos_id is not None and len(encoded):
         wanted = ids[offsets[:-1]] != bos_id
@@ -243,7 +240,7 @@ def _with_edges(
 
 
 def _rejected(batch: Batch, refused: dict[int, ChatError], first_file: int) -> list[Reject]:
-    """The refused records, moved from the documents to the rejects of the tally."""
+    """The refused records; the tally of the batch counts them as rejects from now on."""
     sizes = np.diff(text_offsets(batch.texts))
     rejects = []
     for row in sorted(refused):

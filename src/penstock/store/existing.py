@@ -1,19 +1,18 @@
-"""What a directory holds already when a build comes to it.
+"""What the directory of a build contains before the build begins.
 
     nothing                     the build begins
-    the same build, killed      it goes on (the journal knows where)
+    the same build, killed      it is resumed (the journal says where)
     the same build, finished    nothing is left to do
-    anything else               refused, with what differs
+    anything else               an error that says what differs
 
-A finished store remembers its inputs by name, size and the time of their last change, the
-last in a file beside the manifest that another machine can do without.
+A finished store remembers the name and size of its inputs in the manifest. Their modification
+times are in a file beside it, which is not part of the store: a copy works without it.
 """
 
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
@@ -21,81 +20,75 @@ from penstock.sources.listing import InputFile
 from penstock.store.explain import differences
 from penstock.store.files import write_file
 from penstock.store.holdout import SIDES
+from penstock.store.job import Job
 from penstock.store.journal import Journal
 from penstock.store.manifest import (
     FILE_NAME,
+    JsonObject,
     Manifest,
     builds,
-    of_all_builds,
     read_manifest,
+    shared_settings,
 )
 
 __all__ = ["committed", "earlier_build", "killed_at_the_end", "remember_stamps"]
 
 _STAMPS = ".stamps.json"
 _SHOWN = 5
+# Files that a build leaves before its journal is written. Versions up to 0.1 kept a lock in the
+# store itself.
+_OURS = re.compile(r"\.lock|\.readers|\.\.building\.json\.\d+\.\d+\.tmp")
 
 
-def killed_at_the_end(directory: Path, stamped: dict[str, Any]) -> bool:
+def killed_at_the_end(job: Job) -> bool:
     """Whether this very build is committed already, and only its journal was left behind."""
-    journal = Journal(directory)
+    journal = Journal(job.directory)
     begun = journal.begun()
     if begun is None:
         return False
-    sides = [directory / side for side in SIDES] if begun["split"] else [directory]
-    if not all(committed(side, begun) for side in sides):
+    sides = SIDES if begun["split"] else ("",)
+    if not all(committed(job.side_directory(side), begun) for side in sides):
         return False
+    # All manifests are written, so the journal says nothing more. If it is of another build, that
+    # one is complete too, and this build is compared with it like with any finished store.
     journal.end()
-    return canonical_json(begun) == canonical_json(stamped)
+    return canonical_json(begun) == canonical_json(job.stamped)
 
 
-def earlier_build(
-    directory: Path, settings: dict[str, Any], files: Sequence[InputFile], append: bool
-) -> Manifest | None:
-    """The manifest that is there already, if the wanted build agrees with it."""
-    place = directory / "train" if settings["split"] else directory
-    unfinished = (directory / ".building.json").exists()
-    finished = (place / FILE_NAME).exists() and not unfinished
-    if not (finished or unfinished):
-        _refuse_other_split(directory, settings["split"])
-    if not append:
-        if not finished:
-            if (place / FILE_NAME).exists():
-                raise StoreError(
-                    f"{directory} holds an append that was not finished. Repeat that append, with "
-                    "append=True, to finish it."
-                )
-            _refuse_foreign(directory)
-            return None
-        manifest = read_manifest(place)
-        _refuse_other(directory, manifest, settings)
-        _refuse_changed(directory, files)
-        if not _stamps(directory):
-            remember_stamps(directory, files)
+def earlier_build(job: Job) -> Manifest | None:
+    """The manifest that is in the directory already; None if there is none.
+
+    Raises:
+        StoreError: the directory holds something that this build cannot continue.
+    """
+    settings = job.recorded
+    first_side = job.side_directory(SIDES[0] if settings["split"] else "")
+    unfinished = Journal(job.directory).begun() is not None
+    has_manifest = (first_side / FILE_NAME).exists()
+    if not (has_manifest or unfinished):
+        _refuse_other_split(job.directory, settings["split"])
+    if job.settings.append:
+        manifest = read_manifest(first_side)
+        _refuse_append(job.directory, manifest, settings)
         return manifest
-    manifest = read_manifest(place)
-    if _is_tail(settings["split"]):
+    if not has_manifest:
+        if not unfinished:
+            _refuse_foreign(job.directory)
+        return None
+    if unfinished:
         raise StoreError(
-            'A store with split="tail" cannot grow: its validation side is the end of the data. '
-            'Build with split="hash", which holds out the same documents when data is added.'
+            f"{job.directory} holds an append that was not finished. Repeat that append, with "
+            "append=True, to finish it."
         )
-    told, kept = of_all_builds(settings), of_all_builds(manifest.contents)
-    if kept != told:
-        raise StoreError(
-            f"{directory} was built with other settings, and ids of two kinds cannot share a "
-            f"store: {differences(kept, told)}."
-        )
-    present = _names(manifest)
-    twice = [each["name"] for each in settings["inputs"] if each["name"] in present]
-    if twice:
-        raise StoreError(
-            f"{', '.join(twice[:5])} {'is' if len(twice) == 1 else 'are'} in {directory} already; "
-            "appended again, its documents would be trained on twice as often."
-        )
+    manifest = read_manifest(first_side)
+    _refuse_other(job.directory, manifest, settings)
+    _refuse_changed(job.directory, job.files)
+    if not _stamps(job.directory):
+        remember_stamps(job.directory, job.files)
     return manifest
 
 
-def committed(directory: Path, settings: dict[str, Any]) -> bool:
+def committed(directory: Path, settings: JsonObject) -> bool:
     """Whether the last build in the manifest of `directory` is the one with these settings."""
     if not (directory / FILE_NAME).exists():
         return False
@@ -104,60 +97,82 @@ def committed(directory: Path, settings: dict[str, Any]) -> bool:
 
 
 def _refuse_foreign(directory: Path) -> None:
-    """Raise where the directory holds something that no build put there."""
-    if (directory / ".building.json").exists():
-        return
-    ours = re.compile(r"\.lock|\.readers|\.\.building\.json\.\d+\.\d+\.tmp")
-    found = sorted(entry.name for entry in directory.iterdir() if not ours.fullmatch(entry.name))
+    """Raise if the directory holds a file that no build wrote."""
+    found = sorted(entry.name for entry in directory.iterdir() if not _OURS.fullmatch(entry.name))
     if found:
         raise StoreError(
-            f"{directory} is not empty and not a store; it holds {', '.join(found[:5])}. Choose "
-            "another directory, or empty this one."
+            f"{directory} is not empty and not a store; it holds {', '.join(found[:_SHOWN])}. "
+            "Choose another directory, or empty this one."
         )
 
 
 def _refuse_other_split(directory: Path, split: str | None) -> None:
-    """Raise where a finished store has two sides and was to have one, or the other way round."""
+    """Raise if a finished store has two sides and should have one, or the other way round."""
     if split and (directory / FILE_NAME).exists():
         raise StoreError(
             f"{directory} is a finished store that was built without a split, and split={split!r} "
-            "makes two stores. Choose another directory, delete this one to build anew, or leave "
-            "split out."
+            "makes two stores. Choose another directory, delete this one to build it again, or "
+            "leave split out."
         )
     if split or not (directory / SIDES[0] / FILE_NAME).exists():
         return
     then = read_manifest(directory / SIDES[0]).contents["split"]
-    if then:  # else two stores that were built one by one, in a directory of something else
+    if then:  # otherwise these are two stores that were built separately in one directory
         raise StoreError(
             f"{directory} is a finished store that was built with split={then!r}. Choose another "
-            f"directory, delete this one to build anew, or give split={then!r} again."
+            f"directory, delete this one to build it again, or give split={then!r} again."
         )
 
 
-def _refuse_other(directory: Path, manifest: Manifest, settings: dict[str, Any]) -> None:
-    """Raise where a finished store is not what this build would give."""
-    kept = of_all_builds(manifest.contents)
+def _refuse_append(directory: Path, manifest: Manifest, settings: JsonObject) -> None:
+    """Raise if the inputs cannot be appended to the store."""
+    if _is_tail(settings["split"]):
+        raise StoreError(
+            'A store with split="tail" cannot grow: its validation side is the end of the data. '
+            'Build with split="hash", which holds out the same documents when data is added.'
+        )
+    old, new = shared_settings(manifest.contents), shared_settings(settings)
+    if old != new:
+        raise StoreError(
+            f"{directory} was built with other settings, and ids of two kinds cannot share a "
+            f"store: {differences(old, new)}."
+        )
+    present = _names(manifest)
+    twice = [each["name"] for each in settings["inputs"] if each["name"] in present]
+    if twice:
+        raise StoreError(
+            f"{', '.join(twice[:_SHOWN])} {'is' if len(twice) == 1 else 'are'} in {directory} "
+            "already. If they were appended again, their documents would be trained on twice as "
+            "often."
+        )
+
+
+def _refuse_other(directory: Path, manifest: Manifest, settings: JsonObject) -> None:
+    """Raise if a finished store is not what this build would give."""
+    shared = shared_settings(manifest.contents)
+    # Any single build of the store counts as the same: its call returns at once, also after
+    # others were appended.
     for done in builds(manifest):
-        told = {**kept, "reading": done["reading"], "inputs": done["inputs"], "append": False}
-        if canonical_json(told) == canonical_json(settings):
+        old = {**shared, "reading": done["reading"], "inputs": done["inputs"], "append": False}
+        if canonical_json(old) == canonical_json(settings):
             return
     first, *later = builds(manifest)
     inputs = [each for done in (first, *later) for each in done["inputs"]]
-    told = {**kept, "reading": first["reading"], "inputs": inputs, "append": False}
-    changed = differences(told, settings) or f"in {1 + len(later)} builds, by appending"
-    added = _to_append(manifest, settings)
-    ways = "Delete it to build anew, or choose another directory."
-    if added:
-        ways = (
-            f"Delete it to build anew, choose another directory, or add {added} alone, by a build "
-            "with append=True."
-        )
-    raise StoreError(f"{directory} is a finished store that was built otherwise: {changed}. {ways}")
+    old = {**shared, "reading": first["reading"], "inputs": inputs, "append": False}
+    changed = differences(old, settings) or f"in {1 + len(later)} builds, by appending"
+    added = _appendable(manifest, settings)
+    also = f" You can also add {added} alone, by a build with append=True." if added else ""
+    raise StoreError(
+        f"{directory} is a finished store that was built differently: {changed}. Delete it to "
+        f"build it again, or choose another directory.{also}"
+    )
 
 
-def _to_append(manifest: Manifest, settings: dict[str, Any]) -> str:
-    """The inputs that an append would take; "" if there are none, or it would not."""
-    if of_all_builds(manifest.contents) != of_all_builds(settings) or _is_tail(settings["split"]):
+def _appendable(manifest: Manifest, settings: JsonObject) -> str:
+    """The names of the inputs that an append would accept; "" if it would accept none."""
+    if shared_settings(manifest.contents) != shared_settings(settings):
+        return ""
+    if _is_tail(settings["split"]):
         return ""
     present = _names(manifest)
     new = [each["name"] for each in settings["inputs"] if each["name"] not in present]
@@ -170,12 +185,11 @@ def _is_tail(split: str | None) -> bool:
 
 
 def _names(manifest: Manifest) -> set[str]:
-    """Of the inputs of all builds."""
     return {each["name"] for done in builds(manifest) for each in done["inputs"]}
 
 
 def remember_stamps(directory: Path, files: Sequence[InputFile]) -> None:
-    """Keep when each input was changed last, beside those of earlier builds."""
+    """Write the modification time of each input, beside those of earlier builds."""
     stamps = _stamps(directory) | {file.name: file.stamp for file in files}
     write_file(directory / _STAMPS, [canonical_json(stamps)])
 
@@ -183,19 +197,19 @@ def remember_stamps(directory: Path, files: Sequence[InputFile]) -> None:
 def _stamps(directory: Path) -> dict[str, str]:
     try:
         kept = json.loads((directory / _STAMPS).read_bytes())
-    except (FileNotFoundError, ValueError):  # copied without it, or damaged
+    except (FileNotFoundError, ValueError):  # the store was copied without it, or it is damaged
         return {}
     return kept if isinstance(kept, dict) else {}
 
 
 def _refuse_changed(directory: Path, files: Sequence[InputFile]) -> None:
-    """Raise where an input of a finished store was changed since, though it is as long as then."""
+    """Raise if an input of a finished store has its old size and another modification time."""
     kept = _stamps(directory)
     changed = [file.name for file in files if kept.get(file.name, file.stamp) != file.stamp]
     if changed:
         raise StoreError(
-            f"{directory} is finished, but {', '.join(changed[:5])} "
+            f"{directory} is finished, but {', '.join(changed[:_SHOWN])} "
             f"{'was' if len(changed) == 1 else 'were'} changed or replaced after it was built. "
-            f"Delete the directory to build anew; if the contents are still the same, delete "
+            f"Delete the directory to build it again. If the contents are still the same, delete "
             f"{directory / _STAMPS}."
         )

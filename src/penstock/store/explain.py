@@ -1,39 +1,58 @@
-"""What two descriptions of one thing differ in, for messages.
+"""Messages about builds: what differs, what a document is, and what was rejected.
 
     eos_id: 256 -> None                       a field
     reading.documents: 'lines' -> 'file'      a field of a field
     inputs: a.txt: 12 bytes -> 17             an input that both have
-    inputs: b.txt is left out                 one that only the old has, and
-    inputs: c.txt is new                      only the new
-    stamps: d.txt was changed or replaced     one that is as long as it was
+    inputs: b.txt is left out                 an input that only the old build has
+    inputs: c.txt is new                      an input that only the new build has
+    stamps: d.txt was changed or replaced     an input of the same length
 
-Five at most are told: a directory of a thousand files is one answer, not a thousand.
+At most five differences are shown, so that a directory of a thousand files stays readable.
 """
 
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from penstock.errors import SourceError
 from penstock.sources.settings import separator_in
+from penstock.store.manifest import JsonObject
 
-__all__ = ["differences"]
+if TYPE_CHECKING:
+    from penstock.sources.listing import InputFile
+    from penstock.store.job import Job
+    from penstock.store.journal import SealedSlice
+
+__all__ = [
+    "count_rules",
+    "describe_rules",
+    "differences",
+    "log_rules",
+    "refuse_bad",
+    "refuse_only_bad",
+    "rule_text",
+]
 
 _SHOWN = 5
+_log = logging.getLogger("penstock")
+_WORDS = {"lines": "a line", "paragraphs": "a paragraph", "file": "a whole file"}
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The fields that differ, as `name: old -> new`."""
+def differences(old: JsonObject, new: JsonObject) -> str:
+    """The fields that differ between two records, as `name: old -> new`."""
     return ", ".join(_fields(old, new, "")[:_SHOWN])
 
 
-def _fields(old: dict[str, Any], new: dict[str, Any], prefix: str) -> list[str]:
+def _fields(old: JsonObject, new: JsonObject, prefix: str) -> list[str]:
     found = []
     for key in sorted({*old, *new}):
         before, after = old.get(key), new.get(key)
         if before == after:
             continue
         if key == "stamps" and isinstance(before, list) and isinstance(after, list):
-            # Of the inputs' last changes. One whose length is another is told already.
+            # Modification times are listed in the order of the inputs, so they can be compared
+            # only if the inputs are equal. If these differ, that is reported already.
             if old.get("inputs") == new.get("inputs"):
                 files = zip(old["inputs"], before, after, strict=True)
                 changed = [file["name"] for file, then, now in files if then != now]
@@ -47,8 +66,8 @@ def _fields(old: dict[str, Any], new: dict[str, Any], prefix: str) -> list[str]:
     return found
 
 
-def _inputs(before: Any, after: Any) -> list[str]:
-    """What differs between two lists of things with names; nothing if they are no such lists."""
+def _inputs(before: object, after: object) -> list[str]:
+    """The differences between two lists of named objects; [] if they are something else."""
     old, new = _by_name(before), _by_name(after)
     if old is None or new is None:
         return []
@@ -58,50 +77,35 @@ def _inputs(before: Any, after: Any) -> list[str]:
             found.append(f"{name} is left out")
         elif name not in old:
             found.append(f"{name} is new")
+        elif old[name].get("bytes") != new[name].get("bytes"):
+            found.append(f"{name}: {_bytes(old[name])} bytes -> {_bytes(new[name])}")
         else:
-            found += [f"{name}: {each}" for each in _changes(old[name], new[name])]
+            found += [f"{name}: {each}" for each in _fields(old[name], new[name], "")]
     return found
 
 
-def _by_name(told: Any) -> dict[str, dict[str, Any]] | None:
-    if not isinstance(told, list) or not all(isinstance(each, dict) for each in told):
+def _by_name(value: object) -> dict[str, JsonObject] | None:
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         return None
-    named = {str(each["name"]): each for each in told if "name" in each}
-    return named if len(named) == len(told) else None  # URLs are told without their queries
+    named = {str(each["name"]): each for each in value if "name" in each}
+    # URLs are recorded without their queries, so two inputs may have one name.
+    return named if len(named) == len(value) else None
 
 
-def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    if old.get("bytes") != new.get("bytes"):
-        return [f"{_number(old.get('bytes'))} bytes -> {_number(new.get('bytes'))}"]
-    return _fields(old, new, "")
+def _bytes(file: JsonObject) -> str:
+    size = file.get("bytes")
+    return f"{size:,}" if isinstance(size, int) else repr(size)
 
 
-def _number(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else repr(value)
-
-
-if TYPE_CHECKING:
-    from penstock.store.job import Job
-
-__all__ = ["count_rules", "describe_rules", "log_rules", "rule_text"]
-
-_log = logging.getLogger("penstock")
-_WORDS = {
-    "lines": "a line",
-    "paragraphs": "a paragraph",
-    "file": "a whole file",
-}
-
-
-def count_rules(records: "list[Any]") -> dict[str, dict[str, int]]:
-    """The member of a build in the manifest that counts files by rule; nothing without "auto"."""
+def count_rules(records: "Sequence[SealedSlice]") -> dict[str, dict[str, int]]:
+    """How many files follow each rule that "auto" found, for the manifest; {} without "auto"."""
     total: Counter[str] = Counter()
     for record in records:
         total.update(record.rules)
     return {"documents": dict(sorted(total.items()))} if total else {}
 
 
-def describe_rules(builds: list[dict[str, Any]]) -> str:
+def describe_rules(builds: list[JsonObject]) -> str:
     """What a document is in the inputs of all `builds` of a manifest.
 
     >>> reading = {"documents": "auto"}
@@ -114,11 +118,10 @@ def describe_rules(builds: list[dict[str, Any]]) -> str:
     total: Counter[str] = Counter()
     for done in builds:
         texts = [each for each in done["inputs"] if each.get("format") == "text"]
-        records = len(done["inputs"]) - len(texts)
         rules = done.get("documents") or {done["reading"].get("documents", "lines"): len(texts)}
         for rule, number in rules.items():
             total[rule_text(rule)] += number
-        total["a record"] += records
+        total["a record"] += len(done["inputs"]) - len(texts)
     found = {words: number for words, number in total.items() if number}
     if len(found) < 2:
         return "".join(found)
@@ -128,7 +131,7 @@ def describe_rules(builds: list[dict[str, Any]]) -> str:
 
 
 def rule_text(rule: str | None) -> str:
-    """What a document is by one rule; None is for files of records.
+    """What a document is by one rule; None means files of records.
 
     >>> rule_text("lines"), rule_text("<|endoftext|>"), rule_text(None)
     ('a line', "the text between '<|endoftext|>'", 'a record')
@@ -140,7 +143,7 @@ def rule_text(rule: str | None) -> str:
 
 
 def log_rules(job: "Job", rules: list[tuple[int, str]]) -> None:
-    """Log the rule of a file, the first time that the build meets this rule."""
+    """Log the rule of a file, once for each rule that the build finds."""
     for number, rule in rules:
         if rule in job.rules_seen:
             continue
@@ -149,3 +152,47 @@ def log_rules(job: "Job", rules: list[tuple[int, str]]) -> None:
         why = f"no {separators}" if rule == "file" else repr(rule)
         name = job.files[number].name
         _log.info("%s: a document is %s; the first 64 MB contain %s", name, rule_text(rule), why)
+
+
+def refuse_bad(
+    files: "Sequence[InputFile]", max_bad: float, sealed: "dict[int, SealedSlice]"
+) -> None:
+    """Raise if the leading sealed slices have more rejected records than `max_bad` allows.
+
+    Only slices before the first gap count, in order, so that the result does not depend on which
+    worker was faster.
+    """
+    found = []
+    records = 0
+    for number in range(len(sealed)):
+        if number not in sealed:
+            return
+        tally = sealed[number].tally
+        found += sealed[number].rejects
+        records += tally.documents + tally.rejected
+        # Ten rejects are always allowed: 0.1 % of a small input would be none.
+        limit = max(10.0, max_bad * records) if max_bad < 1 else max_bad
+        if len(found) > limit:
+            shown = "\n".join(
+                f"  {files[each.file].name}, offset {each.offset:,}: {each.reason}, {each.detail}"
+                for each in found[:_SHOWN]
+            )
+            raise SourceError(
+                f"{len(found):,} of {records:,} records were rejected, more than the {limit:,.0f} "
+                f"that max_bad={max_bad:g} allows. The first:\n{shown}\n"
+                "Repair the input, name the right field or format, or raise max_bad; the build "
+                "then resumes where it stopped."
+            )
+
+
+def refuse_only_bad(files: "Sequence[InputFile]", done: "Sequence[SealedSlice]") -> None:
+    """Raise if records were rejected and no document is left, as in one file that is not UTF-8."""
+    rejects = [reject for record in done for reject in record.rejects]
+    if rejects and not any(record.tally.documents for record in done):
+        first = rejects[0]
+        raise SourceError(
+            f"No document is left to store: all {len(rejects):,} records were rejected. The first, "
+            f"{files[first.file].name}, offset {first.offset:,}: {first.reason}, {first.detail}. "
+            'Repair the input, or change how it is read: errors="replace" puts U+FFFD where bytes '
+            'are not UTF-8, and documents="lines" rejects single lines.'
+        )

@@ -1,14 +1,14 @@
-"""Files that are either there in full or not at all.
+"""Writing of files that survive a crash as a whole or not at all.
 
-A file is written under a temporary name, forced to disk, renamed, and its directory
-forced to disk: after a power cut the name shows the old contents or the new ones,
-never half. When forcing fails, the file is abandoned and not tried again, because the
-kernel may have dropped the pages and would report success the second time.
+A file is written under a temporary name, synced to disk and renamed, and then its directory is
+synced. After a power cut, the name has the old contents or the new ones, never a part of them.
+If a sync fails, the file is abandoned and the sync is not repeated: the kernel may have dropped
+the pages, and would report success the second time.
 
-Large files go to the disk directly (O_DIRECT), not through the page cache: what a build
-writes it does not read again, while filling the cache took a fifth of its time and drove
-out the input. A stream does read it, and says so. Where the file system knows no such
-thing, the same bytes go the usual way.
+Large files go to the disk directly (O_DIRECT) and not through the page cache. A build does not
+read again what it writes, and filling the cache took a fifth of its time and displaced the
+input. A live build does read its parts, and writes them through the cache. If the file system
+does not support direct writes, the same bytes are written in the usual way.
 """
 
 import errno
@@ -16,6 +16,7 @@ import hashlib
 import mmap
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -38,17 +39,17 @@ __all__ = [
 
 @cache
 def keep_freed_memory() -> None:
-    """Have malloc keep the memory of large arrays for the next ones, once in a process.
+    """Make malloc keep the memory of large arrays for the next ones; once per process.
 
-    glibc gives freed memory back to the system when it is more than twice the largest array
-    that was freed before, and an array that needs it again waits for every page of it. After
-    one large array, never touched, that is 64 MiB (see M_MMAP_THRESHOLD in mallopt(3)). Without
-    it, a tenth of a build was spent on pages, and loaders were up to a quarter slower, by chance.
+    glibc returns freed memory to the system if it is more than twice the largest array that was
+    freed before. The next array then waits for each of its pages. Freeing one large array, which
+    was never touched, raises that limit to 64 MiB (see M_MMAP_THRESHOLD in mallopt(3)). Without
+    this, a build spent a tenth of its time on pages, and some loaders were a quarter slower.
     """
     np.empty((32 << 20) - (1 << 16), np.uint8)
 
 
-# Up to here a file is left in the page cache: small ones cost little, and are read again soon.
+# Up to this size a file stays in the page cache: small files cost little, and are read again soon.
 _CACHED_BYTES = 4 << 20
 _BLOCK_BYTES = 1 << 20
 
@@ -59,22 +60,22 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tuple[int, str]:
     """Write `pieces` (bytes or contiguous arrays) to `path`; returns its size and SHA-256.
 
-    The caller forces the directory to disk, once for all files it renamed into it.
+    The caller syncs the directory, once for all files that were renamed into it.
 
     Args:
         path: The file.
         pieces: Its contents.
-        live: It is read again at once: also a large one stays in the page cache, and it is left
-            to the caller to force it to disk, with `sync_file`.
+        live: The file is read again at once. It stays in the page cache, and the caller syncs it
+            with `sync_file`.
 
     Raises:
-        DiskFullError: there is no room; nothing is left behind.
+        DiskFullError: the disk is full; nothing is left behind.
     """
     temporary = _temporary(path)
     digest = hashlib.sha256()
     size = 0
     direct = False
-    stream = temporary.open("xb", buffering=0)  # one that is there already is not ours to remove
+    stream = temporary.open("xb", buffering=0)  # "x": an existing file is not ours to remove
     try:
         with stream:
             file = stream.fileno()
@@ -82,7 +83,9 @@ def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tupl
                 digest.update(block)
                 if size == _CACHED_BYTES and not live:
                     direct = _set_direct(file, True)
-                if direct and len(block) < _BLOCK_BYTES:  # no whole number of the disk's blocks
+                if (
+                    direct and len(block) < _BLOCK_BYTES
+                ):  # the end; O_DIRECT writes whole disk blocks
                     direct = _set_direct(file, False)
                 size += len(block)
                 direct = _write(file, block, direct)
@@ -101,10 +104,10 @@ def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tupl
 
 
 def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
-    """All bytes of `pieces` in blocks of one size, but for the last.
+    """All bytes of `pieces` in blocks of one size, except the last.
 
-    In one buffer that begins where the disk wants it; what is hashed and written from there
-    is still in the processor's cache.
+    All blocks use one buffer, which is aligned as O_DIRECT requires. A block is still in the
+    processor's cache when it is hashed and written.
     """
     buffer: memoryview = _own.__dict__.pop("buffer", None) or _new_buffer()
     room = np.frombuffer(buffer, np.uint8)
@@ -113,7 +116,7 @@ def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
         view = memoryview(piece).cast("B") if len(piece) else memoryview(b"")
         while view:
             taken = min(len(view), _BLOCK_BYTES - filled)
-            # By NumPy, which lets other threads run meanwhile.
+            # NumPy releases the GIL for this copy.
             room[filled : filled + taken] = np.frombuffer(view, np.uint8, taken)
             filled += taken
             view = view[taken:]
@@ -126,41 +129,44 @@ def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
 
 
 def _new_buffer() -> memoryview:
-    """A block of whole pages, of this process alone: by default a fork would share it."""
-    if hasattr(mmap, "MAP_PRIVATE"):
-        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        return memoryview(mmap.mmap(-1, _BLOCK_BYTES, flags=private))
-    return memoryview(mmap.mmap(-1, _BLOCK_BYTES))  # Windows, which has no fork
+    """A block of whole pages that a forked child does not share."""
+    if sys.platform == "win32":  # no fork there, and no flags
+        buffer = mmap.mmap(-1, _BLOCK_BYTES)
+    else:
+        buffer = mmap.mmap(-1, _BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return memoryview(buffer)
 
 
 def _temporary(path: Path) -> Path:
-    """A name that no other writer has, also not on another machine with the same numbers."""
+    """A name that no other writer has, also not a process with the same id elsewhere."""
     drawn = int.from_bytes(os.urandom(6), "little")
     return path.with_name(f".{path.name}.{os.getpid()}.{drawn}.tmp")
 
 
 def _write(file: int, view: memoryview, direct: bool) -> bool:
-    """Write all of `view`; returns whether the file still goes past the page cache."""
+    """Write all of `view`; returns whether O_DIRECT is still on."""
     while view:
         try:
             view = view[os.write(file, view) :]
         except OSError as error:
             if not direct or error.errno != errno.EINVAL:
                 raise
-            direct = _set_direct(file, False)  # opened so, and yet not written so
+            direct = _set_direct(
+                file, False
+            )  # some file systems accept the flag and refuse to write
     return direct
 
 
 def _set_direct(file: int, wanted: bool) -> bool:
-    """Switch writing past the page cache on or off; returns whether it is on."""
-    if not hasattr(os, "O_DIRECT"):  # macOS and Windows
+    """Turn O_DIRECT on or off; returns whether it is on."""
+    if sys.platform != "linux":  # macOS and Windows have no O_DIRECT
         return False
     import fcntl
 
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     try:
         fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT)
-    except OSError:  # the file system knows no such thing
+    except OSError:  # the file system does not support it
         return False
     return wanted
 
@@ -169,17 +175,17 @@ def _no_room(path: Path, size: int, error: OSError) -> DiskFullError:
     try:
         free = f"{shutil.disk_usage(path.parent).free:,} bytes are free"
     except OSError:
-        free = "how much is free cannot be told"
+        free = "the free space is unknown"
     return DiskFullError(
         error.errno,
         f"No room to write {path}: it needs more than {size:,} bytes, and {free} "
-        f"({error.strerror}). All that was finished before is kept; make room and run the same "
-        "command again to go on",
+        f"({error.strerror}). Finished parts are kept; make room and run the same command again "
+        "to resume",
     )
 
 
 def sync_file(path: Path) -> None:
-    """Force a file to disk that was written without; where that fails, it is removed."""
+    """Sync a file to disk that was written with `live`; if that fails, the file is removed."""
     handle = os.open(path, os.O_RDWR)
     try:
         os.fsync(handle)
@@ -193,8 +199,8 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Force the names in a directory to disk."""
-    if os.name == "nt":  # Windows has no such call; renames are journalled there
+    """Sync the names in a directory to disk."""
+    if os.name == "nt":  # not possible on Windows, where renames are journalled
         return
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -204,7 +210,7 @@ def sync_directory(path: Path) -> None:
 
 
 def remove_temporary(directory: Path) -> None:
-    """Remove what writers that were killed left behind; only under the store's lock."""
+    """Remove the temporary files of killed writers; the caller holds the store's lock."""
     for path in directory.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 

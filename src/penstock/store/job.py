@@ -1,92 +1,71 @@
-"""What a build has to do, and how far it is."""
+"""One build: the arguments of the call, and what they mean for its inputs.
 
+    BuildSettings   the arguments of `build` or `stream`, as the user gave them
+    Job             the same after the inputs were listed and the tokenizer was loaded
+
+Everything that the bytes of a store depend on is in `Job.recorded`. Two builds with equal
+records give the same store, and a build that was killed is resumed only if they are equal.
+"""
+
+import logging
+import os
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from penstock.errors import SourceError
+import numpy as np
+
+from penstock.errors import StoreError, TokenizerError
+from penstock.sources.arrow import binary_array
 from penstock.sources.document import Batch
-from penstock.sources.listing import InputFile
+from penstock.sources.listing import InputFile, list_files
 from penstock.sources.read import read_slice
-from penstock.sources.settings import Reading
+from penstock.sources.settings import Format, ReadSettings
 from penstock.sources.slices import Slice, cut
-from penstock.store.cuts import cut_safety
-from penstock.store.holdout import Split
+from penstock.sources.texts import Texts
+from penstock.sources.whole import IsCutSafe
+from penstock.store.holdout import Split, parse_split
 from penstock.store.journal import SealedSlice
-from penstock.tokenize.tokenizer import Tokenizer
-
-__all__ = ["refuse_bad", "refuse_only_bad"]
-
-
-def refuse_bad(files: list[InputFile], max_bad: float, sealed: dict[int, SealedSlice]) -> None:
-    """Raise once the rejects of the leading sealed slices are past the limit.
-
-    Judged on prefixes in the order of slices, so that the verdict does not depend on which
-    worker was faster.
-    """
-    rejected = records = 0
-    for number in range(len(sealed)):
-        if number not in sealed:
-            return
-        tally = sealed[number].tally
-        rejected += tally.rejected
-        records += tally.documents + tally.rejected
-        limit = max(10.0, max_bad * records) if max_bad < 1 else max_bad
-        if rejected > limit:
-            raise SourceError(_too_many(files, max_bad, sealed, number, rejected, records, limit))
-
-
-def refuse_only_bad(files: list[InputFile], done: list[SealedSlice]) -> None:
-    """Raise if there are rejects and no documents, as of one file that is not UTF-8."""
-    rejects = [reject for record in done for reject in record.rejects]
-    if rejects and not any(record.tally.documents for record in done):
-        first = rejects[0]
-        raise SourceError(
-            f"Nothing is left to store: all {len(rejects):,} records were rejected. The first, "
-            f"{files[first.file].name}, offset {first.offset:,}: {first.reason}, {first.detail}. "
-            'Repair the input, or read it otherwise: errors="replace" puts U+FFFD where bytes are '
-            'not UTF-8, and documents="lines" rejects single lines.'
-        )
-
-
-def _too_many(
-    files: list[InputFile],
-    max_bad: float,
-    sealed: dict[int, SealedSlice],
-    last: int,
-    rejected: int,
-    records: int,
-    limit: float,
-) -> str:
-    found = [reject for number in range(last + 1) for reject in sealed[number].rejects]
-    shown = "\n".join(
-        f"  {files[each.file].name}, offset {each.offset:,}: {each.reason}, {each.detail}"
-        for each in found[:5]
-    )
-    return (
-        f"{rejected:,} of {records:,} records were rejected, more than the {limit:,.0f} that "
-        f"max_bad={max_bad:g} allows. The first:\n{shown}\n"
-        "Mend the input, name the right field or format, or raise max_bad; the build then goes on "
-        "where it stopped."
-    )
-
+from penstock.store.manifest import JsonObject
+from penstock.tokenize.engines import Engine, TokenizersEngine
+from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from penstock.store.chats import ChatStage
 
-__all__ = ["Job", "Progress"]
+__all__ = [
+    "BuildProgress",
+    "BuildSettings",
+    "EngineName",
+    "Inputs",
+    "Job",
+    "cut_safety",
+    "prepare",
+    "separators_of",
+]
+
+Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Texts
+EngineName = Literal["auto", "gigatoken", "tokenizers"]
+
+_log = logging.getLogger("penstock")
+
+# Lengths of the texts on either side of a cut that are tried out. Sixteen in a row cover the
+# remainders of runs such as "aaaa…", which a model pairs up from their beginning.
+_LENGTHS = range(48, 64)
+_LONG = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a build is; what a progress callback is given."""
+class BuildProgress:
+    """The state of a running build, as a progress callback receives it."""
 
     done_bytes: int
     total_bytes: int
-    """On disk, so for compressed inputs less than the text they hold."""
+    """Bytes on disk; of compressed inputs, fewer than the text they hold."""
     text_bytes: int
     num_documents: int
     num_tokens: int
@@ -94,37 +73,114 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """Everything a worker needs to know."""
+class BuildSettings:
+    """The arguments of `build` and `stream`; `build` documents each of them."""
 
+    inputs: Inputs
+    store: str | os.PathLike[str]
+    tokenizer: object
+    format: Format
+    documents: str
+    field: str
+    errors: Literal["strict", "replace"]
+    eos: bool | str
+    bos: bool | str
+    special_tokens: SpecialTokens
+    max_bad: float
+    max_document_bytes: int
+    max_expansion: int
+    engine: EngineName
+    threads: int | None
+    add_tokens: Literal["auto"] | Sequence[str] | None = None
+    chat: object = None
+    split: str | None = None
+    append: bool = False
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise StoreError(f"threads must be at least 1; got {self.threads}.")
+        if not self.max_bad >= 0:  # also refuses NaN
+            raise StoreError(
+                f"max_bad={self.max_bad} is neither a share nor a number of records. Give a share "
+                "below 1, or the number of records that may be rejected."
+            )
+        if self.add_tokens == "auto" and self.chat is None:
+            raise StoreError(
+                'add_tokens="auto" (--add-tokens auto) adds the markers of a chat template, and no '
+                "template was given. Name the tokens to add."
+            )
+        parse_split(self.split, (), self.read_settings)
+
+    @property
+    def read_settings(self) -> ReadSettings:
+        """How the inputs are read; the separators depend on the tokenizer and come later."""
+        return ReadSettings(
+            format=self.format,
+            documents=self.documents if self.chat is None else "lines",
+            field=self.field,
+            errors=self.errors,
+            max_document_bytes=self.max_document_bytes,
+            max_expansion=self.max_expansion,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A build whose inputs are listed and whose tokenizer is loaded."""
+
+    settings: BuildSettings
     directory: Path
     files: list[InputFile]
-    first_file: int
-    """How many input files earlier builds of the same store have."""
-    reading: Reading
+    reading: ReadSettings
     tokenizer: Tokenizer
-    eos_id: int | None
-    bos_id: int | None
-    split: Split | None
-    first_part: int
-    """How many slices earlier builds of the same store have."""
-    max_bad: float
-    """A share of all records if below 1, else a number of them."""
+    recorded: JsonObject
+    """Everything that the bytes of the store depend on, as JSON."""
     chat: "ChatStage | None" = None
     """Renders documents that are conversations."""
+    split: Split | None = None
+    first_file: int = 0
+    """Number of input files of earlier builds of the same store."""
+    first_part: int = 0
+    """Number of slices of earlier builds of the same store."""
     live: bool = False
-    """Whether parts are read while others are made. The first slice is then made by all threads
-    together and the others by one, as long as nobody waits; parts are announced before they are on
-    disk, and the comparison with the reference waits until the first of them is sealed."""
+    """Whether parts are read while others are built. Then all threads together make the first
+    slice, and one thread makes the others as long as no reader waits. Parts are announced before
+    they are on disk, and they are compared with the reference tokenizer after that."""
     sealing: Callable[[SealedSlice], AbstractContextManager[None]] = lambda _: nullcontext()
-    """Entered with each slice before anybody hears of it, and left when its record is written."""
+    """Entered with each slice before it is announced, and left when its record is written."""
     stop: threading.Event = field(default_factory=threading.Event)
-    """Set when the run ends, also by an error: for slices that are waited for."""
+    """Set when the run ends, also by an error."""
     rules_seen: set[str] = field(default_factory=set)
     """The rules that "auto" found and that were logged."""
 
+    @property
+    def eos_id(self) -> int | None:
+        """The id after each document, if any."""
+        found: int | None = self.recorded["eos_id"]
+        return found
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id before each document, if any."""
+        found: int | None = self.recorded["bos_id"]
+        return found
+
+    @property
+    def num_threads(self) -> int:
+        """How many slices are tokenized at once; by default one per core of this process."""
+        if self.settings.threads is not None:
+            return self.settings.threads
+        # The cores that this process may use: in a container, fewer than the machine has.
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+        return cores or 1
+
+    @property
+    def stamped(self) -> JsonObject:
+        """`recorded`, and the modification time of each input."""
+        return {**self.recorded, "stamps": [file.stamp for file in self.files]}
+
     def slices(self) -> Iterator[Slice]:
-        """The inputs, cut into what becomes one part each."""
+        """The inputs, cut into slices; each becomes one part."""
         return cut(
             self.files,
             self.reading,
@@ -144,5 +200,143 @@ class Job:
             yield batch
 
     def side_directory(self, side: str) -> Path:
-        """Where the parts of one side of the split go."""
+        """The directory that holds the parts of one side of the split."""
         return self.directory / side if side else self.directory
+
+
+def prepare(settings: BuildSettings) -> Job:
+    """List the inputs, load the tokenizer and create the directory; nothing else is written."""
+    files = list_files(settings.inputs, settings.read_settings)
+    tokenizer, eos, bos = settings.tokenizer, settings.eos, settings.bos
+    special_tokens, add_tokens = settings.special_tokens, settings.add_tokens
+    stage = None
+    if settings.chat is not None:
+        from penstock.store.chats import chat_files, chat_stage
+
+        stage = chat_stage(settings)
+        # The template's markers were added to the tokenizer, and it decides about end tokens.
+        tokenizer, special_tokens, add_tokens = stage.chat.tokenizer, "text", None
+        eos, files = stage.eos, chat_files(files)
+    loaded = load_tokenizer(
+        tokenizer, special_tokens=special_tokens, engine=settings.engine, add_tokens=add_tokens
+    )
+    _log_omitted_start(loaded, bos, stage)
+    reading = replace(settings.read_settings, separators=separators_of(loaded))
+    recorded: JsonObject = {
+        "tokenizer": loaded.describe(),
+        "eos_id": _edge_id(loaded, eos, "eos"),
+        "bos_id": _edge_id(loaded, bos, "bos"),
+        "split": settings.split,
+        "reading": reading.describe(),
+        "inputs": [file.describe() for file in files],
+        "append": settings.append,
+        **({} if stage is None else {"chat": stage.chat.describe()}),
+    }
+    return Job(
+        settings=settings,
+        directory=_made_directory(Path(settings.store)),
+        files=files,
+        reading=reading,
+        tokenizer=loaded,
+        recorded=recorded,
+        chat=stage,
+    )
+
+
+def _made_directory(directory: Path) -> Path:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        taken = next(each for each in (directory, *directory.parents) if each.exists())
+        raise StoreError(
+            f"{taken} is a file, and a store is a directory. Choose a name that is not taken."
+        ) from None
+    return directory
+
+
+def separators_of(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """The separators that "auto" looks for: `<|endoftext|>`, and the tokenizer's end token.
+
+    `</s>` is never one of them, because it is also an HTML tag.
+    """
+    tokens = ["<|endoftext|>", tokenizer.eos_token]
+    return tuple(dict.fromkeys(token for token in tokens if token and token != "</s>"))
+
+
+def _log_omitted_start(tokenizer: Tokenizer, bos: bool | str, stage: "ChatStage | None") -> None:
+    """Warn if the tokenizer itself would begin each text with a token that the store lacks."""
+    definition = tokenizer.definition
+    if definition is None or definition.begins_with is None or bos is not False:
+        return
+    token = definition.begins_with
+    if stage is not None and stage.chat.begins_with(token):
+        return
+    known = tokenizer.bos_id is not None and definition.token_id(token) == tokenizer.bos_id
+    how = "bos=True (--bos)" if known else f'bos="{token}" (--bos-token "{token}")'
+    _log.warning(
+        "%s begins each text with %s when it is called by itself. This build does not; %s does.",
+        tokenizer.name,
+        token,
+        how,
+    )
+
+
+def _edge_id(tokenizer: Tokenizer, wanted: bool | str, which: Literal["eos", "bos"]) -> int | None:
+    """The id to put at one end of each document, or None."""
+    if wanted is False:
+        return None
+    if isinstance(wanted, str):
+        return tokenizer.token_id(wanted)
+    found = tokenizer.eos_id if which == "eos" else tokenizer.bos_id
+    if found is None:
+        raise TokenizerError(
+            f"{tokenizer.name} does not say which of its tokens "
+            f'{"ends" if which == "eos" else "begins"} a document. Name it with {which}="TOKEN", '
+            f"or leave it out with {which}=False."
+        )
+    return found
+
+
+def cut_safety(engine: Engine, reference: Engine | None = None) -> IsCutSafe:
+    r"""A function that says whether a text may be cut at a place without changing a token id.
+
+        left ┆ right      ids(left + right) == ids(left) + ids(right), for windows of several
+                          lengths, and left and right share no pre-token
+
+    The second condition extends the first one beyond the windows. A model sees one pre-token at
+    a time, so text further away cannot influence ids across the cut. Without it, a model that
+    pairs up "aaaa…" from its beginning may or may not end with a token that crosses the cut,
+    depending on whether the number of letters is odd or even. For an object of the user, whose
+    pre-tokens are unknown, the windows alone decide.
+
+    Args:
+        engine: The engine that tokenizes.
+        reference: Another engine for the same tokenizer, which may know its pre-tokens.
+
+    >>> from penstock import load_tokenizer
+    >>> is_safe = cut_safety(load_tokenizer("gpt2").reference)
+    >>> is_safe("one\n", "two"), is_safe("one\n\n", "two"), is_safe("on", "e")
+    (True, False, False)
+    """
+    known = next((each for each in (engine, reference) if isinstance(each, TokenizersEngine)), None)
+
+    def is_safe(left: str, right: str) -> bool:
+        last = _LENGTHS.stop
+        if known is not None and not known.splits(left[-last:], right[:last]):
+            return False
+        windows = [(left[-length:], right[:last]) for length in _LENGTHS]
+        windows += [(left[-last:], right[:length]) for length in _LENGTHS]
+        return _agree(engine, [*windows, (left[-_LONG:], right[:_LONG])])
+
+    return is_safe
+
+
+def _agree(engine: Engine, windows: list[tuple[str, str]]) -> bool:
+    """Whether the ids of the two sides of every window are the ids of both in one text."""
+    texts = {text for one, two in windows for text in (one, two, one + two)}
+    ids, offsets = engine.encode(binary_array([text.encode() for text in texts]))
+    parts = dict(zip(texts, np.split(ids, offsets[1:-1]), strict=True))
+    return all(
+        np.array_equal(np.concatenate((parts[one], parts[two])), parts[one + two])
+        for one, two in windows
+    )

@@ -1,18 +1,17 @@
-"""What a build writes down while it runs, so that a kill costs at most the slices in work.
+"""The journal of a running build; after a kill, only the slices in progress are repeated.
 
-    .building.json          settings and inputs, written first: a build with others refuses to go on
-    .slice-000007.json      one slice is sealed: its parts' records, its counts, its rejects
-    .ready-000008.json      the same of one that can be read, but may not outlive a power cut
-    .many-000009            one that is being made has more than 65,536 tokens already
-    .awaited                touched by readers of a store that grows, while they wait for a part
+    .building.json          settings and inputs; a build with others is refused
+    .slice-000007.json      a sealed slice: the records of its parts, its counts, its rejects
+    .ready-000008.json      the same for a slice that can be read, but may not survive a power cut
+    .many-000009            a slice in progress that has more than 65,536 tokens already
+    .awaited                touched by readers of a growing store while they wait for a part
 
-A slice's record is renamed into place after its parts are on disk, so a record that can
-be read means parts that are whole. When the manifest is written, the journal is removed.
+The record of a slice is renamed into place after its parts are on disk. So if a record can be
+read, its parts are whole. When the manifest is written, the journal is removed.
 
-Readers of a store that grows need not wait for the disk: what was written is in the page cache,
-and whoever reads a part before it is forced to disk reads the same bytes. That holds until the
-machine is started anew, so an announcement names the start it was made in and is void in any
-other.
+Readers of a growing store need not wait for the disk. A part that was written is in the page
+cache, and a reader gets the same bytes from there before they are on disk. That holds until the
+machine restarts, so an announcement contains the boot id and counts only under the same one.
 """
 
 import json
@@ -21,40 +20,39 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.sources.document import Reject, Tally
 from penstock.store.explain import differences
 from penstock.store.files import sync_directory, write_file
-from penstock.store.manifest import PartRecord
+from penstock.store.manifest import JsonObject, PartRecord
 
 __all__ = ["MANY_TOKENS", "Journal", "SealedSlice"]
 
 MANY_TOKENS = 65_536
-"""More of them than a usual row has."""
+"""More tokens than a usual row has."""
 
 
 @dataclass(slots=True)
 class SealedSlice:
-    """The record of one slice that is safe on disk."""
+    """The record of one slice whose parts are on disk."""
 
     number: int
     tally: Tally
     parts: dict[str, PartRecord]
-    """By the side of the split they belong to; a store without a split has the side ""."""
+    """By side of the split; a store without a split has the one side ""."""
     rejects: list[Reject] = field(default_factory=list)
     rules: dict[str, int] = field(default_factory=dict)
-    """How many of the files that begin here follow each rule that "auto" found."""
+    """How many files that begin in this slice follow each rule that "auto" found."""
 
-    def spell(self) -> bytes:
-        """As JSON."""
+    def to_json(self) -> bytes:
+        """The record as JSON."""
         return canonical_json(
             {
                 "number": self.number,
                 "tally": asdict(self.tally),
-                "parts": {side: part.spell() for side, part in self.parts.items()},
+                "parts": {side: part.to_json() for side, part in self.parts.items()},
                 "rejects": [asdict(reject) for reject in self.rejects],
                 "rules": self.rules,
             }
@@ -62,19 +60,14 @@ class SealedSlice:
 
     @classmethod
     def parse(cls, data: bytes) -> "SealedSlice":
-        """The record that `spell` wrote."""
-        told = json.loads(data)
-        parts = {}
-        for side, part in told["parts"].items():
-            files = {kind: (entry[0], entry[1]) for kind, entry in part["files"].items()}
-            counts = (part["part"], part["documents"], part["tokens"])
-            parts[side] = PartRecord(*counts, files, part.get("continued", 0))
+        """The record that `to_json` wrote."""
+        record = json.loads(data)
         return cls(
-            told["number"],
-            Tally(**told["tally"]),
-            parts,
-            [Reject(**reject) for reject in told["rejects"]],
-            told.get("rules", {}),
+            record["number"],
+            Tally(**record["tally"]),
+            {side: PartRecord.of(part) for side, part in record["parts"].items()},
+            [Reject(**reject) for reject in record["rejects"]],
+            record.get("rules", {}),
         )
 
 
@@ -86,85 +79,89 @@ class Journal:
         self._settings = directory / ".building.json"
         self._awaited = directory / ".awaited"
 
-    def begun(self) -> dict[str, Any] | None:
-        """The settings of the build that was begun and not ended, or None."""
+    def begun(self) -> JsonObject | None:
+        """The settings of the build that was begun and not finished, or None."""
         try:
-            told: dict[str, Any] = json.loads(self._settings.read_bytes())
+            settings: JsonObject = json.loads(self._settings.read_bytes())
         except FileNotFoundError:
             return None
-        return told
+        return settings
 
-    def begin(self, settings: dict[str, Any]) -> list[SealedSlice]:
-        """Start a build, or go on with one; returns the slices that are sealed already.
+    def begin(self, settings: JsonObject) -> list[SealedSlice]:
+        """Start or resume a build; returns the slices that are sealed already.
 
         Raises:
-            StoreError: an unfinished build with other settings is in the way.
+            StoreError: the directory holds an unfinished build with other settings.
         """
         kept = self.begun()
         if kept is None:
-            self.forget()
+            self.forget()  # records without settings: a build was killed while it removed them
+            # On disk before any part is written: parts without settings belong to no build.
             write_file(self._settings, [canonical_json(settings)])
             sync_directory(self._directory)
             return []
         if kept != json.loads(canonical_json(settings)):
             raise StoreError(
                 f"{self._directory} holds an unfinished build with other settings: "
-                f"{differences(kept, settings)}. Repeat it with the old ones to finish it, or "
-                "delete the directory to start anew."
+                f"{differences(kept, settings)}. Repeat it with the old settings to finish it, or "
+                "delete the directory to start again."
             )
         paths = sorted(self._directory.glob(".slice-*.json"))
         return [SealedSlice.parse(path.read_bytes()) for path in paths]
 
     def seal(self, record: SealedSlice) -> None:
         """Write the record of a slice whose parts are on disk."""
-        write_file(self._slice(record.number), [record.spell()])
+        write_file(self._slice(record.number), [record.to_json()])
         sync_directory(self._directory)
+        # Only now: a reader that finds no announcement must find the record.
         self._ready(record.number).unlink(missing_ok=True)
         self._many(record.number).unlink(missing_ok=True)
 
     def announce(self, record: SealedSlice) -> None:
         """Write the record of a slice whose parts can be read, but may not be on disk yet."""
-        started = _machine_start()
-        if started is not None:
+        boot = _boot_id()
+        if boot is not None:
             path = self._ready(record.number)
+            # Not synced, and not by `write_file`: it is void after a restart anyway.
             temporary = path.with_suffix(".tmp")
-            with suppress(OSError):  # a full disk is told by what needs the room
-                temporary.write_bytes(started + b"\n" + record.spell())
+            with suppress(OSError):  # if the disk is full, `seal` reports it
+                temporary.write_bytes(boot + b"\n" + record.to_json())
                 temporary.rename(path)
 
     def readable(self, number: int) -> SealedSlice | None:
-        """The record of a slice that is sealed, or was announced since the machine started."""
+        """The record of a slice that is sealed or announced; None if it is neither."""
+        # The sealed record first: the announcement is removed after the record is written.
         try:
             return SealedSlice.parse(self._slice(number).read_bytes())
         except FileNotFoundError:
             pass
         try:
-            started, _, record = self._ready(number).read_bytes().partition(b"\n")
+            boot, _, record = self._ready(number).read_bytes().partition(b"\n")
         except FileNotFoundError:
             return None
-        return SealedSlice.parse(record) if started == _machine_start() else None
+        return SealedSlice.parse(record) if boot == _boot_id() else None
 
-    def tell_many(self, number: int) -> None:
-        """Say that a slice will have more than `MANY_TOKENS` tokens, before it has all of them."""
+    def announce_many(self, number: int) -> None:
+        """Announce that a slice in progress has more than `MANY_TOKENS` tokens."""
         with suppress(OSError):
             self._many(number).touch()
 
     def has_many(self, number: int) -> bool:
-        """Whether that was said of a slice."""
+        """Whether `announce_many` was called for a slice."""
         return self._many(number).exists()
 
     def await_readers(self) -> None:
-        """Make it possible for readers to say that they wait."""
+        """Create the file that waiting readers touch."""
         with suppress(OSError):
             self._awaited.touch()
 
     def ask(self) -> None:
-        """Say that a reader waits; nothing comes of it where no build is under way."""
+        """Signal that a reader waits; without a running build this has no effect."""
         with suppress(OSError):
             os.utime(self._awaited)
 
     def asked(self) -> int:
-        """A number that is another one when a reader has said so since."""
+        """The mtime of `.awaited`; it changes when a reader waits."""
         try:
             return self._awaited.stat().st_mtime_ns
         except OSError:
@@ -183,18 +180,19 @@ class Journal:
         """Remove the journal of a build whose manifest is written."""
         self.forget()
         self._awaited.unlink(missing_ok=True)
+        # Last: as long as it is there, the next build sees that this one may be incomplete.
         self._settings.unlink(missing_ok=True)
 
     def forget(self) -> None:
-        """Forget all slices, so that a build with the same settings makes them anew."""
+        """Remove the records of all slices, so that the next build makes them again."""
         for pattern in (".slice-*.json", ".ready-*.json", ".many-*"):
             for path in self._directory.glob(pattern):
                 path.unlink()
 
 
 @cache
-def _machine_start() -> bytes | None:
-    """A name for the time since the machine was started, where the system gives one."""
+def _boot_id() -> bytes | None:
+    """The boot id of the machine; None if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     except OSError:

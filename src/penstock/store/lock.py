@@ -1,7 +1,14 @@
-"""One writer at a time.
+"""One writer at a time for each directory.
 
-The lock is the kernel's (`flock`), so it ends with the process that holds it, however
-that ends. Nothing has to be cleaned up after a kill, and a second writer is told at once.
+    out/owt/           the store
+    out/.owt.lock      its lock, while somebody writes the store
+
+The lock is beside the store. If it were inside, deleting the store during a build would delete
+the lock as well: the next build would make a new one, and both would write. A store that is
+copied while it is written cannot carry a lock along either.
+
+The lock is the kernel's (`flock`, taken by filelock). It ends with the process that holds it,
+however that ends, so nothing has to be cleaned up after a kill.
 """
 
 import os
@@ -10,103 +17,114 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from penstock.errors import StoreBusyError, StoreError
 
-__all__ = ["close_held", "hold", "locked"]
+__all__ = ["lock_holder", "lock_path", "locked"]
 
-# A forked child has the same locks, and would keep them after the process that took them has
-# ended; so what is held is closed there, which lets go of nothing here.
-_held: set[int] = set()
-
-
-def hold(handle: int) -> bool:
-    """Lock an open file until it is closed with `close_held`; whether that could be done."""
-    if not _try_lock(handle):
-        return False
-    _held.add(handle)
-    return True
+# Not 0: a lock that its holder removes at this very moment looks held for one attempt.
+_WAIT_SECONDS = 0.04
+_POLL_SECONDS = 0.01
 
 
-def close_held(handle: int) -> None:
-    """Close a file that was locked, unless a fork has done so."""
-    if handle in _held:
-        _held.discard(handle)
-        os.close(handle)
+def lock_path(directory: Path) -> Path:
+    """The file that is locked while `directory` is written.
+
+    Relative paths and links to the same directory share one lock. If the parent is not writable,
+    as around a mount point, the lock is `.lock` inside the directory.
+    """
+    resolved = directory.resolve()
+    beside = resolved.with_name(f".{resolved.name}.lock") if resolved.name else resolved / ".lock"
+    is_usable = os.access(beside.parent, os.W_OK) or beside.exists()
+    return beside if is_usable else resolved / ".lock"
 
 
-def _let_go() -> None:
-    for handle in list(_held):
-        close_held(handle)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
+def lock_holder(directory: Path) -> str:
+    """The process id that is written in the lock of `directory`; "" if there is none."""
+    path = lock_path(directory)
+    try:
+        return "" if path.is_symlink() else path.read_text(errors="replace")[:32].strip()
+    except OSError:
+        return ""
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the writer's lock of the store in `directory`.
+    """Hold the writer's lock of `directory`.
+
+    A forked child does not hold it: filelock closes the child's copy of the descriptor.
 
     Raises:
-        StoreBusyError: another process (or thread) holds it.
-        StoreError: the lock is a link to another file.
+        StoreBusyError: another process, or another thread of this one, holds the lock.
+        StoreError: the lock file is a link to another file.
+        OSError: the file system is read-only or has no locks.
     """
-    handle = _opened(directory / ".lock")
-    if not hold(handle):
-        holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(handle)
-        raise StoreBusyError(
-            f"{directory} is being written by another process (pid {holder}). Two writers "
-            "would spoil each other's parts. Wait for it, or stop it and run this again."
-        )
+    path = lock_path(directory)
+    lock, process = _acquired(path, directory), os.getpid()
     try:
-        with suppress(OSError):  # a disk too full for it is told by what needs the room
-            _note_holder(handle)
         yield
     finally:
-        close_held(handle)
+        if os.getpid() == process:  # a forked child must not remove the lock of its parent
+            # Removed while it is still held. A process that waits for this file finds, once it
+            # gets the lock, that the name is gone, and starts again (see `_acquired`). Nobody
+            # can lock a new file and find this process still writing: its work is done.
+            with suppress(OSError):  # Windows does not remove open files
+                if path.lstat().st_nlink == 1:
+                    path.unlink()
+            lock.release()
 
 
-def _opened(path: Path) -> int:
-    """The lock file, made where it is missing.
-
-    What is written to it must not end up elsewhere: a store may come from anywhere, and bring a
-    link to another file under this name.
-    """
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-    if path.is_symlink():  # O_NOFOLLOW refuses it, too, but not on Windows
-        raise StoreError(
-            f"{path} is a link to another file, which this would overwrite. A lock is a file of "
-            "its own: delete the link and run this again."
+def _acquired(path: Path, directory: Path) -> FileLock:
+    """The lock at `path`, held by this process."""
+    while True:
+        if path.is_symlink():  # filelock refuses it too, with an error that does not say why
+            raise StoreError(
+                f"{path} is a link to another file. A lock must be a file of its own: delete the "
+                "link and run this again."
+            )
+        descriptors: list[int] = []
+        # fallback_to_soft: without flock, filelock would use a marker file, which a killed
+        # process leaves behind for ever.
+        lock = FileLock(
+            path,
+            timeout=_WAIT_SECONDS,
+            poll_interval=_POLL_SECONDS,
+            thread_local=False,
+            fallback_to_soft=False,
+            on_acquired=descriptors.append,
         )
-    return os.open(path, flags, 0o644)
+        try:
+            lock.acquire()
+        except Timeout:
+            holder = lock_holder(directory) or "unknown"
+            raise StoreBusyError(
+                f"{directory} is being written by another process (pid {holder}). Two writers "
+                "would overwrite each other's files. Wait for it, or stop it and run this again."
+            ) from None
+        if _is_named(descriptors[0], path):
+            with suppress(OSError):  # if the disk is full, the first real write reports that
+                _write_holder(descriptors[0])
+            return lock
+        lock.release()  # the last holder removed this file after we opened it
 
 
-def _note_holder(handle: int) -> None:
-    """Write this process's number into the lock, for people; not into a file with other names."""
-    found = os.fstat(handle)
+def _is_named(descriptor: int, path: Path) -> bool:
+    """Whether the open file is still the one at `path`.
+
+    The number of links is not enough: NFS renames an open file instead of removing it.
+    """
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    return False
+
+
+def _write_holder(descriptor: int) -> None:
+    """Write this process's id into the lock, for messages.
+
+    Not into a file with several names: one of them may be a file of the user.
+    """
+    found = os.fstat(descriptor)
     if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
-        os.ftruncate(handle, 0)
-        os.write(handle, f"{os.getpid()}\n".encode())
-
-
-def _try_lock(handle: int) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return _try_lock_windows(handle)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _try_lock_windows(handle: int) -> bool:
-    import msvcrt
-
-    try:
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
-    except OSError:
-        return False
-    return True
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())

@@ -1,10 +1,9 @@
-"""The manifest: what a store is, and its only commit point.
+"""The manifest of a store, which is its only commit point.
 
-A directory is a store if and only if it has a valid `penstock.json`. The file carries a
-digest of itself (SHA-256 of its bytes with the digest's 64 places filled with zeros),
-counts that must add up, and the size and SHA-256 of every other file. It names no paths:
-a part's files are called by its number. Whatever it says is checked against limits
-before anything is allocated.
+A directory is a store if and only if it has a valid `penstock.json`. The manifest contains a
+digest of itself (SHA-256 of its bytes, with zeros in place of the digest), counts that must add
+up, and the size and SHA-256 of every other file. It contains no paths: the files of a part are
+named by its number. All values are checked against limits before memory is allocated.
 """
 
 import json
@@ -21,26 +20,30 @@ from penstock.store.npy import HEADER_BYTES
 __all__ = [
     "FILE_NAME",
     "KINDS",
+    "JsonObject",
     "Manifest",
     "PartRecord",
     "builds",
     "check_contents",
     "check_part",
     "counts",
-    "of_all_builds",
+    "manifest_bytes",
     "part_file",
     "read_manifest",
     "rejects_file",
-    "spell",
+    "shared_settings",
 ]
 
+JsonObject = dict[str, Any]
+"""A JSON object; its values are checked where they are read from a file."""
+
 _HEX = re.compile(r"[0-9a-f]{64}")
-_MAX_COUNT = 2**62
+_MAX_COUNT = 2**62  # sums of counts still fit into int64
 _MAX_VOCAB = 2**32
 
 
-def check_contents(contents: dict[str, Any]) -> None:
-    """Raise ValueError, KeyError or TypeError where a field is absent, odd or out of range."""
+def check_contents(contents: JsonObject) -> None:
+    """Raise ValueError, KeyError or TypeError if a field is missing, wrong or out of range."""
     vocab_size = _check_tokenizer(contents["tokenizer"])
     if contents["dtype"] == "uint16" and vocab_size > 65_536:
         raise ValueError(f"a vocabulary of {vocab_size:,} does not fit uint16")
@@ -60,8 +63,8 @@ def check_contents(contents: dict[str, Any]) -> None:
         _count(contents["counts"][name], f"counts.{name}")
 
 
-def _check_tokenizer(tokenizer: dict[str, Any]) -> int:
-    """Raise where the tokenizer is described oddly; returns the size of its vocabulary."""
+def _check_tokenizer(tokenizer: JsonObject) -> int:
+    """Check the description of the tokenizer; returns the size of its vocabulary."""
     _string(tokenizer["name"], "tokenizer.name")
     _string(tokenizer["canary"], "tokenizer.canary")
     vocab_size = _count(tokenizer["vocab_size"], "tokenizer.vocab_size", _MAX_VOCAB)
@@ -72,30 +75,29 @@ def _check_tokenizer(tokenizer: dict[str, Any]) -> int:
     return vocab_size
 
 
-def _check_build(done: dict[str, Any], place: str) -> None:
-    _count(done["slices"], f"{place}.slices")
-    for name, value in done["counts"].items():
-        _count(value, f"{place}.counts.{name}")
-    _count(done["rejects"]["bytes"], f"{place}.rejects.bytes")
-    _digest(done["rejects"]["sha256"], f"{place}.rejects.sha256")
-    for reason, value in done["rejects"]["reasons"].items():
-        _count(value, f"{place}.rejects.reasons.{reason}")
-    for rule, value in done.get("documents", {}).items():
-        _count(value, f"{place}.documents.{rule}")
+def _check_build(done: JsonObject, path: str) -> None:
+    _count(done["slices"], f"{path}.slices")
+    _count(done["rejects"]["bytes"], f"{path}.rejects.bytes")
+    _digest(done["rejects"]["sha256"], f"{path}.rejects.sha256")
+    reasons, rules = done["rejects"]["reasons"], done.get("documents", {})
+    for name, group in (("counts", done["counts"]), ("reasons", reasons), ("documents", rules)):
+        for key, value in group.items():
+            _count(value, f"{path}.{name}.{key}")
     if not isinstance(done["reading"], dict):
-        raise ValueError(f"{place}.reading is {done['reading']!r:.60}")
+        raise ValueError(f"{path}.reading is {done['reading']!r:.60}")
     for each in done["inputs"]:
-        _string(each["name"], f"{place}.inputs.name")
-        _count(each["bytes"], f"{place}.inputs.bytes")
+        _string(each["name"], f"{path}.inputs.name")
+        _count(each["bytes"], f"{path}.inputs.bytes")
 
 
-def check_part(entry: dict[str, Any], dtype: str) -> None:
-    """Raise where the record of a part is odd, or its files cannot be as long as it says."""
+def check_part(entry: JsonObject, dtype: str) -> None:
+    """Raise if the record of a part is wrong, or its file sizes do not fit its counts."""
     number, documents, tokens = counts = entry["part"], entry["documents"], entry["tokens"]
     if not all(type(count) is int and 0 <= count <= _MAX_COUNT for count in counts):
         raise ValueError(f"a count of part {number!r:.60} is out of range")
     if "continued" in entry:
         _count(entry["continued"], f"continued of part {number}", documents)
+    # Arithmetic instead of NumPy, because a store may have 10,000 parts.
     sizes = {
         "tokens": HEADER_BYTES + tokens * (2 if dtype == "uint16" else 4),
         "bounds": HEADER_BYTES + documents * 8,
@@ -112,45 +114,46 @@ def check_part(entry: dict[str, Any], dtype: str) -> None:
             raise ValueError(f"part {number} has no digest of its {kind}")
 
 
-def _count(value: Any, name: str, limit: int = _MAX_COUNT) -> int:
+def _count(value: object, name: str, limit: int = _MAX_COUNT) -> int:
+    # `type`, because True is an instance of int.
     if type(value) is not int or not 0 <= value <= limit:
         raise ValueError(f"{name} is {value!r:.60}")
     return value
 
 
-def _string(value: Any, name: str) -> None:
+def _string(value: object, name: str) -> None:
     if not isinstance(value, str):
         raise ValueError(f"{name} is {value!r:.60}")
 
 
-def _digest(value: Any, name: str) -> None:
+def _digest(value: object, name: str) -> None:
     if not isinstance(value, str) or not _HEX.fullmatch(value):
-        raise ValueError(f"{name} is no digest: {value!r:.80}")
+        raise ValueError(f"{name} is not a digest: {value!r:.80}")
 
 
 FILE_NAME = "penstock.json"
 KINDS = ("tokens", "bounds", "origin")
 _VERSIONS = (1, 2)
-"""The second one only of stores that hold documents in pieces."""
+"""Version 2 is used only for stores that hold documents in pieces."""
 _ZEROS = "0" * 64
 
 
 @dataclass(frozen=True, slots=True)
 class PartRecord:
-    """What the manifest says of one part."""
+    """The entry of one part in the manifest."""
 
     number: int
     num_documents: int
-    """Documents, or pieces of documents: entries of the bounds."""
+    """Documents or pieces of documents, that is, entries of the bounds."""
     num_tokens: int
     files: dict[str, tuple[int, str]]
-    """Size and SHA-256 of the file of each kind."""
+    """The size and SHA-256 of the file of each kind."""
     num_continued: int = 0
     """How many of `num_documents` are pieces whose document continues in the next part."""
 
-    def spell(self) -> dict[str, Any]:
-        """As it stands in the manifest."""
-        # In one order, also when the record was read back from the journal, which sorts.
+    def to_json(self) -> JsonObject:
+        """The entry as JSON."""
+        # In a fixed order, also if the record was read from the journal, which sorts keys.
         kinds = [kind for kind in (*KINDS, "loss") if kind in self.files]
         return {
             "part": self.number,
@@ -160,19 +163,26 @@ class PartRecord:
             "files": {kind: list(self.files[kind]) for kind in kinds},
         }
 
+    @classmethod
+    def of(cls, entry: JsonObject) -> "PartRecord":
+        """The record that `to_json` wrote."""
+        files = {kind: (size, digest) for kind, (size, digest) in entry["files"].items()}
+        counts = (entry["part"], entry["documents"], entry["tokens"])
+        return cls(*counts, files, entry.get("continued", 0))
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A store's contents and counts."""
+    """A manifest that was read and checked."""
 
     digest: str
-    contents: dict[str, Any]
-    """Everything but the parts, as it stands in the file."""
+    contents: JsonObject
+    """The file as JSON, without the parts."""
     parts: tuple[PartRecord, ...]
 
     @property
     def num_pieces(self) -> int:
-        """Entries of the bounds of all parts: each document counts as often as it has pieces."""
+        """Entries of the bounds of all parts; a document counts once for each of its pieces."""
         return sum(part.num_documents for part in self.parts)
 
     @property
@@ -204,10 +214,11 @@ def rejects_file(number: int) -> str:
     return f"rejects-{number:05d}.jsonl" if number else "rejects.jsonl"
 
 
-def spell(contents: dict[str, Any], parts: list[PartRecord]) -> bytes:
-    """The bytes of a manifest: readable, one part a line, with its own digest in front."""
+def manifest_bytes(contents: JsonObject, parts: list[PartRecord]) -> bytes:
+    """The bytes of a manifest: indented JSON, one part per line, with its own digest first."""
+    # The digest is computed with zeros in its place, and then put there; it has the same length.
     head = json.dumps({"digest": _ZEROS, **contents}, indent=1, ensure_ascii=True)
-    lines = ",\n  ".join(json.dumps(part.spell()) for part in parts)
+    lines = ",\n  ".join(json.dumps(part.to_json()) for part in parts)
     text = head.removesuffix("\n}") + ',\n "parts": [\n  ' + lines + "\n ]\n}\n"
     data = text.encode()
     return data.replace(_ZEROS.encode(), digest_bytes(data).encode(), 1)
@@ -217,17 +228,20 @@ def read_manifest(directory: Path) -> Manifest:
     """The manifest of the store in `directory`, checked.
 
     Raises:
-        StoreError: there is none, it is damaged, or it is of another kind or version.
+        StoreError: there is none, it is damaged, or its kind or version is not supported.
     """
     path = directory / FILE_NAME
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise StoreError(_absent(directory)) from None
+    # By a pattern and not by a JSON parser: nothing is parsed before the digest is right.
     claimed = data[: len(_ZEROS) + 64].decode(errors="replace")
     found = re.match(r'\{\s*"digest": "([0-9a-f]{64})"', claimed)
     if not found:
-        raise StoreError(f"{path} does not begin with a digest, so it is damaged or no manifest.")
+        raise StoreError(
+            f"{path} does not begin with a digest, so it is damaged or not a manifest."
+        )
     blank = data.replace(found[1].encode(), _ZEROS.encode(), 1)
     actual = digest_bytes(blank)
     if actual != found[1]:
@@ -245,7 +259,7 @@ def _absent(directory: Path) -> str:
     if (whole / ".building.json").exists():
         return (
             f"{directory} holds a build that was not finished. Run the same `penstock build` "
-            "command again: it goes on where it stopped."
+            "command again to resume it."
         )
     sides = [side for side in ("train", "val") if (directory / side / FILE_NAME).exists()]
     if sides:
@@ -254,7 +268,7 @@ def _absent(directory: Path) -> str:
 
 
 def _checked(data: bytes, path: Path) -> Manifest:
-    """A manifest whose every number is within limits and adds up."""
+    """The manifest in `data`, after all its values were checked."""
     try:
         contents = json.loads(data)
         if contents["format"] != "penstock-store":
@@ -267,7 +281,10 @@ def _checked(data: bytes, path: Path) -> Manifest:
         if contents["dtype"] not in ("uint16", "uint32"):
             raise StoreError(f"{path} names the dtype {contents['dtype']!r}, not uint16 or uint32.")
         check_contents(contents)
-        parts = tuple(_part(entry, contents["dtype"]) for entry in contents.pop("parts"))
+        entries = contents.pop("parts")
+        for entry in entries:
+            check_part(entry, contents["dtype"])
+        parts = tuple(map(PartRecord.of, entries))
         manifest = Manifest(contents["digest"], contents, parts)
         counted = contents["counts"]
         for name, total in counts(parts).items():
@@ -278,34 +295,27 @@ def _checked(data: bytes, path: Path) -> Manifest:
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, StoreError):
             raise
-        raise StoreError(f"{path} lacks or misspells a field: {error!r}.") from error
+        raise StoreError(f"{path} has a missing or wrong field: {error!r}.") from error
     numbers = [part.number for part in parts]
     if numbers != sorted(set(numbers)):
         raise StoreError(f"{path} lists parts twice or out of order.")
     return manifest
 
 
-def _part(entry: dict[str, Any], dtype: str) -> PartRecord:
-    check_part(entry, dtype)
-    files = {kind: (size, digest) for kind, (size, digest) in entry["files"].items()}
-    continued = entry.get("continued", 0)
-    return PartRecord(entry["part"], entry["documents"], entry["tokens"], files, continued)
-
-
 def counts(parts: Sequence[PartRecord]) -> dict[str, int]:
-    """What a manifest counts of its parts; `pieces` only where they are more than documents."""
+    """The counts of a manifest; `pieces` only if there are more of them than documents."""
     manifest = Manifest("", {}, tuple(parts))
-    told = {"documents": manifest.num_documents, "tokens": manifest.num_tokens}
+    total = {"documents": manifest.num_documents, "tokens": manifest.num_tokens}
     has_pieces = manifest.num_pieces != manifest.num_documents
-    return told | ({"pieces": manifest.num_pieces} if has_pieces else {})
+    return total | ({"pieces": manifest.num_pieces} if has_pieces else {})
 
 
-def builds(manifest: Manifest | None) -> list[dict[str, Any]]:
-    """The builds that made a store, the first one and all that were appended."""
+def builds(manifest: Manifest | None) -> list[JsonObject]:
+    """The builds of a store: the first one and all appends; [] without a manifest."""
     return manifest.contents["builds"] if manifest else []
 
 
-def of_all_builds(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that every build of one store shares; only chat stores have "chat"."""
+def shared_settings(settings: JsonObject) -> JsonObject:
+    """The settings that all builds of one store share; only chat stores have "chat"."""
     shared = ("tokenizer", "eos_id", "bos_id", "split", "chat")
     return {key: settings[key] for key in shared if key in settings}

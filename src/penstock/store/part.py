@@ -1,12 +1,12 @@
-"""One part of a store: what a slice of the input becomes.
+"""One part of a store, made from one slice of the input.
 
-    tokens   the quick fox <eos> jumps <eos> …      uint16 or uint32, documents end to end
-    bounds                    4             6       where each document ends
-    origin       (file, offset)  (file, offset)     where each document came from
-    loss       0    1    1     1      0     0       only of chats: is the token trained on?
+    tokens   the quick fox <eos> jumps <eos> …      uint16 or uint32, documents concatenated
+    bounds                    4             6       the end of each document
+    origin       (file, offset)  (file, offset)     the origin of each document
+    loss       0    1    1     1      0     0       only in chat stores: is the token trained on?
 
-The parts are put together in memory (a slice is 64 MB of text, its tokens 30), because
-the header of an array file says how long it is.
+A part is assembled in memory (64 MB of text become about 30 MB of tokens), because the header of
+an array file contains its length.
 """
 
 from dataclasses import dataclass, field
@@ -19,79 +19,80 @@ from numpy.typing import NDArray
 from penstock.sources.document import Batch, Edges
 from penstock.store.files import write_file
 from penstock.store.manifest import PartRecord, part_file
-from penstock.store.npy import header
+from penstock.store.npy import array_layout, header
 from penstock.tokenize.tokenizer import Tokenizer
 
 __all__ = ["Encoded", "PartBuilder", "join_documents"]
 
-Encoded = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint8] | None, int]
-"""Tokens, where documents or pieces end, where they came from, loss, and how many continue."""
+TokenArray = NDArray[Any]
+"""Token ids, as uint16 or uint32."""
+Encoded = tuple[TokenArray, NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint8] | None, int]
+"""The arguments of `PartBuilder.append`."""
 
 
 @dataclass(slots=True)
 class PartBuilder:
-    """Collects the documents of one part and seals it."""
+    """Collects the documents of one part and writes its files."""
 
     tokenizer: Tokenizer
     eos_id: int | None
-    """Put after each document, where not None."""
+    """The token after each document, or None."""
     bos_id: int | None
     num_tokens: int = 0
     num_documents: int = 0
     """Documents, or pieces of documents: entries of the bounds."""
     num_continued: int = 0
-    """Those of them that another part continues."""
+    """How many of these are continued in the next part."""
     _bound: int = 0
-    _tokens: list[NDArray[Any]] = field(default_factory=list)
-    _bounds: list[NDArray[np.uint64]] = field(default_factory=list)
-    _origins: list[NDArray[np.uint64]] = field(default_factory=list)
-    _losses: list[NDArray[np.uint8]] = field(default_factory=list)
+    _tokens: list[TokenArray] = field(default_factory=list)
+    _bounds: list[NDArray[Any]] = field(default_factory=list)
+    _origins: list[NDArray[Any]] = field(default_factory=list)
+    _losses: list[NDArray[Any]] = field(default_factory=list)
 
     def add(self, batch: Batch) -> None:
-        """Tokenize a batch and append it; documents without a single token are skipped."""
+        """Tokenize a batch and append it; documents without a token are skipped."""
         self.append(*self.encode(batch))
 
-    def encode(self, batch: Batch) -> "Encoded":
-        """What `append` takes, of a batch; several may be encoded at a time."""
+    def encode(self, batch: Batch) -> Encoded:
+        """The arguments of `append` for a batch; several threads may encode at a time."""
         ids, offsets = self.tokenizer.encode_batch(batch)
-        if batch.edges is not None:
-            return self._joined(batch, batch.edges, ids, offsets)
-        files, places = batch.files, batch.offsets
-        lengths = np.diff(offsets)
-        if len(lengths) and not lengths.all():
-            full = lengths > 0
+        origins, edges = np.stack((batch.files, batch.offsets), axis=1), batch.edges
+        full = np.diff(offsets) > 0
+        if edges is None and not full.all():
             batch.tally.documents -= int((~full).sum())
             batch.tally.skipped += int((~full).sum())
-            files, places = files[full], places[full]
+            origins = origins[full]
             offsets = np.concatenate((offsets[:1], offsets[1:][full]))
-        tokens, ends = join_documents(
-            ids, offsets, self.tokenizer.dtype, eos_id=self.eos_id, bos_id=self.bos_id
-        )
-        return tokens, ends, np.stack((files, places), axis=1), None, 0
-
-    def _joined(
-        self, batch: Batch, edges: Edges, ids: NDArray[np.uint32], offsets: NDArray[np.int64]
-    ) -> "Encoded":
-        """The same of texts that are not all whole documents; a bound stands where one closes."""
         tokens, ends = join_documents(
             ids, offsets, self.tokenizer.dtype, eos_id=self.eos_id, bos_id=self.bos_id, edges=edges
         )
-        origins = np.stack((batch.files, batch.offsets), axis=1)
+        if edges is None:
+            return tokens, ends, origins, None, 0
+        # Texts that are not all whole documents: only one that closes a piece has a bound.
         continued = int((edges.closes & ~edges.ends).sum())
         return tokens, ends[edges.closes], origins[edges.closes], None, continued
 
     def append(
         self,
-        tokens: NDArray[Any],
+        tokens: TokenArray,
         ends: NDArray[np.int64],
         origins: NDArray[np.uint64],
         loss: NDArray[np.uint8] | None = None,
         num_continued: int = 0,
     ) -> None:
-        """Append documents that are tokens already; `loss` for all of a part or for none."""
+        """Append tokenized documents.
+
+        Args:
+            tokens: The ids of all documents, concatenated.
+            ends: The end of each document or piece in `tokens`.
+            origins: The file and offset of each.
+            loss: Whether each token is trained on; given for all documents of a part or for none.
+            num_continued: How many pieces the next part continues.
+        """
+        # `ends` count from the beginning of this batch, bounds from the beginning of the part.
         bounds = ends.astype(np.uint64) + np.uint64(self.num_tokens)
         full = np.diff(bounds, prepend=np.uint64(self._bound)) > 0
-        if not full.all():  # a piece without a token has no bound
+        if not full.all():  # a piece without tokens gets no bound
             bounds, origins = bounds[full], origins[full]
             num_continued = num_continued if full[-1] else 0
         self._tokens.append(tokens)
@@ -105,28 +106,23 @@ class PartBuilder:
         self._bound = int(bounds[-1]) if len(bounds) else self._bound
 
     def seal(self, directory: Path, number: int, *, live: bool = False) -> PartRecord:
-        """Write the files; each is forced to disk, the directory is left to the caller.
+        """Write the files of the part and return its record.
 
-        A part without documents has no files: no manifest would list them. Those of one that
-        is read at once are not forced to disk yet, if `live`.
+        Each file is synced to disk, unless `live`; the caller syncs the directory. A part without
+        documents has no files, because the manifest does not list it.
         """
         if not self.num_documents:
             return PartRecord(number, 0, 0, {})
-        dtype = self.tokenizer.dtype
-        contents: dict[str, tuple[np.dtype[Any], tuple[int, ...], list[Any]]] = {
-            "tokens": (dtype, (self.num_tokens,), self._tokens),
-            "bounds": (np.dtype("<u8"), (self.num_documents,), self._bounds),
-            "origin": (np.dtype("<u8"), (self.num_documents, 2), self._origins),
-        }
+        arrays = {"tokens": self._tokens, "bounds": self._bounds, "origin": self._origins}
         if self._losses:
-            contents["loss"] = (np.dtype("u1"), (self.num_tokens,), self._losses)
-        files = {
-            kind: write_file(
-                directory / part_file(number, kind), [header(kept, shape), *arrays], live=live
-            )
-            for kind, (kept, shape, arrays) in contents.items()
-        }
-        return PartRecord(number, self.num_documents, self.num_tokens, files, self.num_continued)
+            arrays["loss"] = self._losses
+        counts = {"num_documents": self.num_documents, "num_tokens": self.num_tokens}
+        files = {}
+        for kind, pieces in arrays.items():
+            layout = array_layout(kind, self.tokenizer.dtype, **counts)
+            path = directory / part_file(number, kind)
+            files[kind] = write_file(path, [header(*layout), *pieces], live=live)
+        return PartRecord(number, **counts, files=files, num_continued=self.num_continued)
 
 
 def join_documents(
@@ -137,11 +133,11 @@ def join_documents(
     eos_id: int | None = None,
     bos_id: int | None = None,
     edges: Edges | None = None,
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Documents end to end with their first and last tokens, and where each ends.
+) -> tuple[TokenArray, NDArray[np.int64]]:
+    """The documents concatenated, with their first and last tokens, and the end of each.
 
-    A token that stands there already is not put a second time. Ids must fit into `dtype`. Texts
-    that begin or end inside a document, as `edges` says, get no token there.
+    A token that is there already is not added a second time. Ids must fit into `dtype`. Texts
+    that begin or end inside a document, according to `edges`, get no token there.
 
     >>> join_documents(np.array([5, 6, 7]), np.array([0, 2, 3]), np.dtype("<u2"), eos_id=9)
     (array([5, 6, 9, 7, 9], dtype=uint16), array([3, 5]))
@@ -150,6 +146,7 @@ def join_documents(
         return ids[offsets[0] : offsets[-1]].astype(dtype), offsets[1:] - offsets[0]
     first = _absent(bos_id, ids, offsets[:-1], None if edges is None else edges.begins)
     last = _absent(eos_id, ids, offsets[1:] - 1, None if edges is None else edges.ends)
+    # Example: ids 5 6 | 7 with eos 9 get the lengths 3 2, the ends 3 5, and 9 at places 2 and 4.
     lengths = np.diff(offsets) + first + last
     ends = np.cumsum(lengths)
     tokens = np.empty(ends[-1], dtype)
@@ -158,7 +155,7 @@ def join_documents(
         if token is not None:
             tokens[places] = token
             is_own[places] = False
-    # One pass, narrowed on the way, and other threads can run meanwhile.
+    # One pass that also narrows the ids; NumPy releases the GIL for it.
     tokens[is_own] = ids[offsets[0] : offsets[-1]]
     return tokens, ends
 
@@ -169,13 +166,14 @@ def _absent(
     places: NDArray[np.int64],
     wanted: NDArray[np.bool_] | None,
 ) -> NDArray[np.bool_]:
-    """For which texts `token` is wanted and does not stand at its place already."""
+    """Which texts need `token`, because it is wanted and not at its place already."""
     if token is None:
         return np.zeros(len(places), bool)
     if wanted is None:
         return np.asarray(ids[places] != token)
     absent = wanted.copy()
-    # An empty text, which only a piece may be, has no token at its place, and perhaps no place.
+    # Only a piece may be an empty text. Then its place holds a token of its neighbour, or is
+    # outside the array.
     for text in np.flatnonzero(wanted):
         place = int(places[text])
         absent[text] = not 0 <= place < len(ids) or ids[place] != token

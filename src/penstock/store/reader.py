@@ -1,10 +1,9 @@
-"""Reading a store: any token, any document, in place.
+"""Random access to the tokens and documents of a store.
 
-Opening reads the manifest and nothing else. A part is mapped into memory when it is
-first touched, after its size and header were found to be what the manifest says; the
-number of parts mapped at once is bounded, so a store of 10,000 parts opens in a blink
-and reads with 256 file descriptors, faster with more. NumPy is all it takes to train
-from a store: the tokenizer is loaded only to decode.
+Opening a store reads its manifest only. A part is mapped into memory when it is first used,
+after its size and header were compared with the manifest. The number of parts that are mapped at
+once is limited, so a store of 10,000 parts can be read with 256 file descriptors, and faster
+with more. Training from a store needs NumPy only: the tokenizer is loaded to decode.
 """
 
 import mmap
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import StoreError
 from penstock.store.manifest import Manifest, PartRecord, part_file, read_manifest
-from penstock.store.npy import HEADER_BYTES, header
+from penstock.store.npy import HEADER_BYTES, array_layout, header
 
 if TYPE_CHECKING:
     from penstock.tokenize.tokenizer import Tokenizer
@@ -32,24 +31,25 @@ if TYPE_CHECKING:
 __all__ = ["Origin", "TokenStore", "tokenizer_of"]
 
 
-def tokenizer_of(manifest: Manifest, tokenizer: Any = None) -> "Tokenizer":
+def tokenizer_of(manifest: Manifest, tokenizer: object = None) -> "Tokenizer":
     """The tokenizer that the store was built with.
 
     Raises:
-        StoreError: `tokenizer`, or what the recorded name means today, is another one.
+        StoreError: `tokenizer`, or the tokenizer that the recorded name now means, differs.
     """
     from penstock.tokenize.tokenizer import load_tokenizer
 
-    told = manifest.contents["tokenizer"]
-    added = tuple(told.get("added_tokens", ()))
+    recorded = manifest.contents["tokenizer"]
+    added = tuple(recorded.get("added_tokens", ()))
     if tokenizer is None:
-        found = _by_name(told["name"], added)
+        found = _by_name(recorded["name"], added)
     else:
         found = load_tokenizer(tokenizer, add_tokens=added)
-    undigested = told["digest"] is None
-    if found.digest != told["digest"] or (undigested and found.canary != told["canary"]):
+    digest = recorded["digest"]
+    # A tokenizer without a digest is recognised by its ids of a test text.
+    if found.digest != digest or (digest is None and found.canary != recorded["canary"]):
         raise StoreError(
-            f"The store was tokenized with {told['name']} (digest {str(told['digest'])[:8]}), and "
+            f"The store was tokenized with {recorded['name']} (digest {str(digest)[:8]}), and "
             f"{found.name} has the digest {str(found.digest)[:8]}. The same id would mean other "
             "text. Give the tokenizer of the store with tokenizer=."
         )
@@ -63,15 +63,16 @@ def _by_name(name: str, added: tuple[str, ...]) -> "Tokenizer":
     return load_tokenizer(name, add_tokens=added)
 
 
-# Every mapped file holds a descriptor, and all open stores share half of those that the
-# process may have. Opening a part again takes 60 µs, as long as a whole batch from open ones.
+# Every mapped file needs a descriptor, and all open stores together use at most half of those
+# that the process may have. To open a part again takes 60 µs, as long as to read a whole batch
+# from open parts.
 _open_stores: "WeakSet[TokenStore]" = WeakSet()
-_MOST_MAPPED = 16_384  # of the 65,530 maps that Linux lets a process have
+_MOST_MAPPED = 16_384  # Linux allows a process 65,530 maps
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a document came from."""
+    """The input file and offset of a document."""
 
     file: str
     offset: int
@@ -79,11 +80,10 @@ class Origin:
 
 
 class TokenStore:
-    """A sealed store, open for reading.
+    """A finished store, open for reading.
 
-    Safe to use from several threads, to pickle, and to use after a fork. Arrays are
-    views of the files where they lie in one part, so they are read-only and stay valid
-    as long as you keep them.
+    It may be used from several threads and after a fork, and it can be pickled. Arrays that are
+    in one part are views of its file: they are read-only, and valid as long as you keep them.
     """
 
     growing = False
@@ -107,6 +107,7 @@ class TokenStore:
         )
 
     def _counted(self) -> str:
+        """The number of documents, and of their pieces if there are more, as text."""
         documents = self.manifest.num_documents
         pieces = f" in {len(self):,} pieces" if len(self) != documents else ""
         return f"{documents:,} documents{pieces}"
@@ -117,10 +118,10 @@ class TokenStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["path"])  # type: ignore[misc]
         if self.digest != state["digest"]:
-            raise StoreError(f"{self.path} is not the store it was when it was pickled.")
+            raise StoreError(f"{self.path} changed after the store was pickled.")
 
     def __len__(self) -> int:
-        """Documents; one that is stored in pieces counts as often as it has pieces."""
+        """The number of documents; one that is stored in pieces counts once for each piece."""
         return int(self._document_ends[-1]) if len(self._document_ends) else 0
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
@@ -139,16 +140,16 @@ class TokenStore:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in all documents, end and begin tokens included."""
+        """Tokens of all documents, including begin and end tokens."""
         return int(self._token_ends[-1]) if len(self._token_ends) else 0
 
     @property
     def part_tokens(self) -> NDArray[np.int64]:
-        """How many tokens each part has."""
+        """The number of tokens of each part."""
         return np.diff(self._token_ends, prepend=0)
 
     def document(self, index: int) -> NDArray[Any]:
-        """The tokens of one document, its end token included.
+        """The tokens of one document, including its end token.
 
         Negative indices count from the end, as in a list.
         """
@@ -158,16 +159,17 @@ class TokenStore:
         return self.part_array(part, "tokens")[start : int(bounds[within])]
 
     def tokens(self, start: int, stop: int) -> NDArray[Any]:
-        """The tokens `[start, stop)` of all documents laid end to end, across parts.
+        """The tokens `[start, stop)` of all documents concatenated.
 
-        A view where they lie in one part, else a copy.
+        A view if they are all in one part, else a copy.
         """
         if not 0 <= start <= stop <= self.num_tokens:
             raise IndexError(
                 f"tokens [{start:,}, {stop:,}) are not in a store of {self.num_tokens:,} tokens"
             )
+        # "right": a token at the end of a part is the first one of the next part.
         part = int(np.searchsorted(self._token_ends, start, side="right"))
-        # Copied part by part: to hold a view of each would be to hold all their files open.
+        # Copied part by part, because views of all parts would keep all their files open.
         joined = np.empty(stop - start, self.dtype)
         done = 0
         while done < len(joined):
@@ -181,13 +183,13 @@ class TokenStore:
         return joined
 
     def origin(self, index: int) -> Origin:
-        """The file and place that document `index` came from."""
+        """The file and offset that document `index` came from."""
         part, within = self._find_document(index)
         file, offset = self.part_array(part, "origin")[within].tolist()
         if file >= len(self._input_names):
             raise StoreError(
-                f"{self.path}: document {index:,} says that it came from input file {file}, the "
-                f"manifest lists {len(self._input_names)}. Copy or build the store again."
+                f"{self.path}: document {index:,} names input file {file}, and the manifest lists "
+                f"{len(self._input_names)} files. Copy or build the store again."
             )
         return Origin(self._input_names[file], offset)
 
@@ -199,7 +201,7 @@ class TokenStore:
     def edges(self, index: int) -> tuple[bool, bool]:
         """Whether a document begins at `index`, and whether it ends there.
 
-        Both for a whole document; a piece of one lacks the edges that other pieces have.
+        Both are true for a whole document.
         """
         part, within = self._find_document(index)
         parts = self.manifest.parts
@@ -207,14 +209,14 @@ class TokenStore:
         ends = within < parts[part].num_documents - 1 or not parts[part].num_continued
         return begins, ends
 
-    def decode(self, index: int, tokenizer: Any = None) -> bytes:
-        """The bytes of document `index`, without the tokens that were put around it.
+    def decode(self, index: int, tokenizer: object = None) -> bytes:
+        """The bytes of document `index`, without its begin and end tokens.
 
-        A document that is stored in pieces has several indices, one a piece.
+        A document that is stored in pieces has one index for each piece.
 
         Args:
-            index: Number of the document.
-            tokenizer: What the store was built with, where its name alone does not find it.
+            index: The number of the document.
+            tokenizer: The tokenizer of the store, if its recorded name does not find it.
         """
         tokens = self.document(index)
         edges = self.manifest.contents
@@ -225,12 +227,12 @@ class TokenStore:
             tokens = tokens[1:]
         return tokenizer_of(self.manifest, tokenizer).decode(tokens)
 
-    def text(self, index: int, tokenizer: Any = None) -> str:
+    def text(self, index: int, tokenizer: object = None) -> str:
         """The text of document `index`; see `decode`."""
         return self.decode(index, tokenizer).decode(errors="replace")
 
     def part_array(self, part: int, kind: str) -> NDArray[Any]:
-        """One array of one part, mapped into memory and checked on first touch."""
+        """One array of one part; it is checked and mapped into memory on first use."""
         key = (part, kind)
         with self._lock:
             array = self._mapped.get(key)
@@ -239,41 +241,43 @@ class TokenStore:
                 return array
             array = self._map(self.manifest.parts[part], kind)
             self._mapped[key] = array
+            # The least recently used map goes; arrays that somebody holds stay valid.
             while len(self._mapped) > _most_mapped():
                 self._mapped.popitem(last=False)
             return array
 
     def _map(self, part: PartRecord, kind: str) -> NDArray[Any]:
         path = self.path / part_file(part.number, kind)
-        dtype, shape = expected_array(part, kind, self.dtype)
+        counts = {"num_documents": part.num_documents, "num_tokens": part.num_tokens}
+        dtype, shape = array_layout(kind, self.dtype, **counts)
         with _opened(path) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size != part.files[kind][0]:
                 raise StoreError(
                     f"{path} has {size:,} bytes, and its manifest says {part.files[kind][0]:,}. It "
-                    "was cut off or overwritten, perhaps while copying. Copy or build it again."
+                    "was cut off or overwritten, perhaps during a copy. Copy or build it again."
                 )
             if stream.read(HEADER_BYTES) != header(dtype, shape):
                 raise StoreError(
-                    f"{path} does not begin as a {kind} file of part {part.number} does: another "
-                    "file stands in its place, or it is damaged. Copy or build it again."
+                    f"{path} does not begin like the {kind} file of part {part.number}: it is "
+                    "another file, or damaged. Copy or build it again."
                 )
             if 0 in shape:
                 return np.zeros(shape, dtype)
-            # A plain array over the map: NumPy's memmap class costs ten times as much to slice.
+            # Viewed as a plain array: to slice NumPy's memmap class takes ten times as long.
             mapped = np.memmap(stream, dtype, "r", HEADER_BYTES, shape)
             if kind == "tokens" and self._exceeds_memory:
-                _read_no_more_than_asked(mapped)
+                _advise_random(mapped)
             return mapped.view(np.ndarray)
 
     @cached_property
     def _exceeds_memory(self) -> bool:
-        """Whether the tokens cannot all stay in memory once they were read."""
+        """Whether the tokens are too many to stay in the page cache."""
         return self.num_tokens * int(self.dtype.itemsize) > _memory_bytes() // 2
 
     def _find_document(self, index: int) -> tuple[int, int]:
         known = int(self._document_ends[-1]) if len(self._document_ends) else 0
-        if not 0 <= index < known:  # of a store that is still written, there may be more
+        if not 0 <= index < known:  # a growing store may have more documents than are known
             if not -len(self) <= index < len(self):
                 raise IndexError(f"document {index:,} is not in a store of {len(self):,} documents")
             index %= len(self)
@@ -282,46 +286,34 @@ class TokenStore:
         return part, index - before
 
 
-def expected_array(
-    part: PartRecord, kind: str, dtype: "np.dtype[Any]"
-) -> tuple["np.dtype[Any]", tuple[int, ...]]:
-    """The type and shape that one file of a part must have."""
-    return {
-        "tokens": (dtype, (part.num_tokens,)),
-        "bounds": (np.dtype("<u8"), (part.num_documents,)),
-        "origin": (np.dtype("<u8"), (part.num_documents, 2)),
-        "loss": (np.dtype("u1"), (part.num_tokens,)),
-    }[kind]
-
-
 def _most_mapped() -> int:
     """How many files each open store may keep mapped."""
     try:
         import resource
 
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    except ImportError:  # Windows, where a map holds none
-        descriptors = _MOST_MAPPED
-    if descriptors < 0:  # without limit
+    except ImportError:  # Windows, where a map needs no descriptor
+        descriptors = -1
+    if descriptors < 0:  # unlimited
         descriptors = _MOST_MAPPED
     return max(1, min(descriptors // 2, _MOST_MAPPED) // max(1, len(_open_stores)))
 
 
 def _memory_bytes() -> int:
-    if not hasattr(os, "sysconf"):  # Windows
+    if sys.platform == "win32":
         return sys.maxsize
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _read_no_more_than_asked(mapped: "np.memmap[Any, Any]") -> None:
-    """Tell the kernel that what lies beside a row is not wanted next.
+def _advise_random(mapped: "np.memmap[Any, Any]") -> None:
+    """Tell the kernel not to read ahead in this map.
 
-    It fetches some 100 KB around every page by default. That warms up a store which fits into
-    memory, and is thrown away again where it does not: 32 rows took 54 ms so, and 3 without.
+    By default it reads about 100 KB around every page. That fills the cache with a store that
+    fits into memory. Of a larger store it is discarded before it is used: 32 rows took 54 ms with
+    it and 3 ms without.
     """
-    mapping = mapped._mmap  # type: ignore[attr-defined]
-    if hasattr(mmap, "MADV_RANDOM"):
-        mapping.madvise(mmap.MADV_RANDOM)
+    if sys.platform != "win32":
+        mapped._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
 
 
 def _opened(path: Path) -> Any:

@@ -1,35 +1,34 @@
-"""What a store holds, in numbers.
+"""Statistics of a store: counts, lengths of documents, rejected records.
 
-Counts come from the manifest; lengths of documents are read from the bounds, a million
-at a time. How often each length occurs is counted, not which document has it, so the
-quantiles are exact and the memory is bounded: documents that differ in length need
-tokens, and 10^12 tokens allow at most 1.4 million lengths.
+Counts come from the manifest. The lengths of documents are computed from the bounds, a million
+at a time. Only the number of documents of each length is kept, so quantiles are exact and memory
+is limited: 10^12 tokens are enough for at most 1.4 million different lengths.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StoreError
 from penstock.store.explain import describe_rules
-from penstock.store.manifest import FILE_NAME, read_manifest
+from penstock.store.manifest import FILE_NAME, JsonObject, read_manifest
 from penstock.store.reader import TokenStore
 
 __all__ = ["Bin", "Lengths", "Summary", "bytes_per_token", "rejects_by_reason", "summarize"]
 
 _AT_ONCE = 1 << 20
-# Lengths below this are counted in an array, which is 20 times as fast as sorting them.
+# Shorter lengths are counted in an array, which is 20 times as fast as sorting them.
 _SHORT = 1 << 16
 _OTHER = {"train": "val", "val": "train"}
 
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """How many documents have `first` to `last` tokens."""
+    """The number of documents that have `first` to `last` tokens."""
 
     first: int
     last: int
@@ -38,9 +37,9 @@ class Bin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lengths:
-    """How long documents are, in tokens, those put around them included.
+    """The lengths of documents in tokens, including begin and end tokens.
 
-    A quantile is a length that occurs: the least that the given share of documents do
+    A quantile is a length that occurs: the smallest one that the given share of documents does
     not exceed.
     """
 
@@ -53,50 +52,50 @@ class Lengths:
     p99: int
     max: int
     histogram: tuple[Bin, ...]
-    """Two bins an octave (1, 2, 3, 4-5, 6-7, 8-11, …), from the shortest to the longest."""
+    """Two bins per power of two (1, 2, 3, 4-5, 6-7, 8-11, …), from the shortest length on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """All that `penstock info` shows."""
+    """Everything that `penstock info` shows."""
 
     store: str
     digest: str
     num_documents: int
-    """One that is stored in pieces counts once."""
+    """A document that is stored in pieces counts once."""
     num_pieces: int
-    """Entries of the bounds, which `lengths` are about."""
+    """Entries of the bounds; `lengths` describes these."""
     documents: str
-    """What a document is, in words."""
+    """What a document is, as text."""
     num_tokens: int
     num_trained: int | None
-    """Tokens that are trained on, where the store says so; None where all are."""
+    """Tokens that are trained on; None if the store has no loss mask."""
     bytes_per_token: float | None
-    """Bytes of text a token stands for; see `bytes_per_token`."""
+    """Bytes of text per token; see `bytes_per_token`."""
     lengths: Lengths | None
-    """None where there is no document."""
-    tokenizer: dict[str, Any]
-    """Name, digest, canary and size of the vocabulary, as the manifest has them."""
+    """None if there is no document."""
+    tokenizer: JsonObject
+    """Name, digest, canary and vocabulary size, as in the manifest."""
     eos_id: int | None
     bos_id: int | None
     dtype: str
     num_parts: int
     disk_bytes: int
     num_builds: int
-    """One, and one more for each append."""
-    inputs: tuple[dict[str, Any], ...]
+    """The first build and all appends."""
+    inputs: tuple[JsonObject, ...]
     num_skipped: int
-    """Empty and blank records; of both sides, where the store was split."""
+    """Empty and blank records, of both sides of a split."""
     num_replaced: int
-    """Documents in which bytes that are not UTF-8 became U+FFFD; of both sides."""
+    """Documents with invalid UTF-8 that was replaced by U+FFFD, of both sides."""
     rejects: dict[str, int]
-    """By reason; of both sides."""
+    """The number of rejected records by reason, of both sides."""
     split: str | None
     side: str | None
 
 
 def summarize(store: TokenStore) -> Summary:
-    """The numbers of `store`; reads all bounds and no tokens.
+    """The statistics of `store`; reads all bounds and no tokens.
 
     >>> import tempfile, penstock
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -136,12 +135,12 @@ def summarize(store: TokenStore) -> Summary:
 def bytes_per_token(store: TokenStore) -> float | None:
     """Bytes of text in the documents of `store`, divided by its tokens.
 
-    Of both sides together where the store was split. None where it cannot be told: the
-    store is empty or of chats, its other side is not there, or its manifest counts JSON lines
-    and not the texts in them.
+    Both sides of a split count together. None if the value is unknown: the store is empty or
+    holds chats, its other side is missing, or its manifest counts JSON lines and not the texts in
+    them.
     """
     builds = store.manifest.contents["builds"]
-    if "chat" in store.manifest.contents:  # the template's words are tokens too
+    if "chat" in store.manifest.contents:  # the template adds tokens
         return None
     num_tokens = store.num_tokens + _other_side_tokens(store)
     num_bytes = 0
@@ -160,17 +159,16 @@ def _num_trained(store: TokenStore) -> int | None:
     return sum(int(store.part_array(part, "loss").sum(dtype=np.int64)) for part in parts)
 
 
-def rejects_by_reason(builds: list[dict[str, Any]]) -> dict[str, int]:
-    """How many records all `builds` of a manifest rejected, by reason."""
-    total: dict[str, int] = {}
+def rejects_by_reason(builds: list[JsonObject]) -> dict[str, int]:
+    """The number of records that all `builds` of a manifest rejected, by reason."""
+    total: Counter[str] = Counter()
     for done in builds:
-        for reason, number in done["rejects"]["reasons"].items():
-            total[reason] = total.get(reason, 0) + number
+        total.update(done["rejects"]["reasons"])
     return dict(sorted(total.items()))
 
 
 def count_lengths(store: TokenStore) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """The lengths that documents have, ascending, and how many documents have each."""
+    """The different lengths of documents, ascending, and the number of documents of each."""
     short = np.zeros(_SHORT, np.int64)
     held = [(np.zeros(0, np.uint64), np.zeros(0, np.int64))]
     for lengths in _lengths_in_order(store):
@@ -178,6 +176,7 @@ def count_lengths(store: TokenStore) -> tuple[NDArray[np.uint64], NDArray[np.int
         short += np.bincount(lengths[is_short].astype(np.int64), minlength=_SHORT)
         if not is_short.all():
             held.append(np.unique(lengths[~is_short], return_counts=True))
+        # Merged now and then, so that memory depends on the different lengths only.
         if sum(len(values) for values, _ in held[1:]) > _AT_ONCE:
             held = [_merged(held)]
     there = np.flatnonzero(short)
@@ -201,7 +200,7 @@ def _lengths_in_order(store: TokenStore) -> Iterator[NDArray[np.uint64]]:
 def _merged(
     held: list[tuple[NDArray[np.uint64], NDArray[np.int64]]],
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Several lists of values and counts as one, each value once."""
+    """Several lists of values and counts merged into one, with each value once."""
     values, places = np.unique(np.concatenate([each for each, _ in held]), return_inverse=True)
     counts = np.zeros(len(values), np.int64)
     np.add.at(counts, places, np.concatenate([each for _, each in held]))
@@ -230,6 +229,7 @@ def _lengths(values: NDArray[np.uint64], counts: NDArray[np.int64]) -> Lengths:
 
 
 def _histogram(values: NDArray[np.uint64], counts: NDArray[np.int64]) -> tuple[Bin, ...]:
+    # 1 2 3 4 6 8 12 16 …: each edge is twice the one two places before it.
     edges = [1, 2, 3]
     while edges[-1] <= int(values[-1]):
         edges.append(edges[-2] * 2)
@@ -240,7 +240,7 @@ def _histogram(values: NDArray[np.uint64], counts: NDArray[np.int64]) -> tuple[B
     return tuple(bins[filled[0] : filled[-1] + 1])
 
 
-def _total(builds: list[dict[str, Any]], name: str) -> int:
+def _total(builds: list[JsonObject], name: str) -> int:
     return sum(int(done["counts"].get(name, 0)) for done in builds)
 
 
@@ -252,7 +252,7 @@ def _disk_bytes(store: TokenStore) -> int:
 
 
 def _other_side_tokens(store: TokenStore) -> float:
-    """Tokens of the other side of a split; nothing without a split, -inf where it is lost."""
+    """Tokens of the other side of a split; 0 without a split, -inf if it is missing."""
     side = store.manifest.contents["side"]
     if side is None:
         return 0

@@ -1,8 +1,8 @@
-"""`verify`: every byte of a store against its manifest.
+"""`verify`: compare every byte of a store with its manifest.
 
-One flipped bit anywhere is found: in the manifest by its own digest, in every other file
-by its SHA-256. Beyond bytes, what they mean is checked too: documents end in ascending
-order where the tokens end, ids are in the vocabulary, origins name inputs that exist.
+A single flipped bit is found: in the manifest by its own digest, in every other file by its
+SHA-256. The meaning of the bytes is checked too: the ends of documents ascend to the end of the
+tokens, ids are in the vocabulary, and origins name inputs that exist.
 """
 
 import os
@@ -22,14 +22,14 @@ __all__ = ["verify"]
 def verify(
     path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None
 ) -> TokenStore:
-    """Read the whole store in `path` and return it, open, if nothing is wrong with it.
+    """Check the whole store in `path`, and open it.
 
     Args:
         path: The store.
-        progress: Called with the number of parts checked and of all parts.
+        progress: Called with the number of checked parts and the number of all parts.
 
     Raises:
-        StoreError: something is; the message names the file and what was found.
+        StoreError: something is wrong; the message names the file and the problem.
     """
     store = TokenStore(path)
     for number, done in enumerate(store.manifest.contents["builds"]):
@@ -60,10 +60,11 @@ def _check_file(path: Path, size: int, digest: str) -> None:
 
 
 def _check_meaning(store: TokenStore, number: int, part: PartRecord) -> None:
-    """What no digest can say: that the arrays fit together."""
+    """Check that the arrays fit together, which no digest can show."""
     place = f"{store.path}, part {part.number}"
     bounds = store.part_array(number, "bounds")
     tokens = store.part_array(number, "tokens")
+    # Strictly ascending: a document without tokens would make `document()` return nothing.
     edges = np.concatenate((np.zeros(1, np.uint64), bounds))
     if int(edges[-1]) != part.num_tokens or (edges[1:] <= edges[:-1]).any():
         raise StoreError(
@@ -75,10 +76,12 @@ def _check_meaning(store: TokenStore, number: int, part: PartRecord) -> None:
             f"{place} holds the id {tokens.max():,}; the vocabulary has {vocab_size:,}."
         )
     if "chat" in store.manifest.contents and "loss" not in part.files:
-        raise StoreError(f"{place} has no loss mask, and the store is of chats.")
+        raise StoreError(f"{place} has no loss mask, and the store holds chats.")
     if "loss" in part.files and int(store.part_array(number, "loss").max()) > 1:
-        raise StoreError(f"{place} has a loss mask with other values than 0 and 1.")
+        raise StoreError(f"{place} has a loss mask with values other than 0 and 1.")
     origins = store.part_array(number, "origin")
     num_files = sum(len(done["inputs"]) for done in store.manifest.contents["builds"])
     if len(origins) and int(np.max(origins[:, 0])) >= num_files:
-        raise StoreError(f"{place} names input file {origins[:, 0].max()} of {num_files}.")
+        raise StoreError(
+            f"{place} names input file {origins[:, 0].max()}, and there are {num_files}."
+        )

@@ -1,13 +1,13 @@
-"""Slices through the pipeline, several at a time.
+"""Threads that take slices through the whole build, several at a time.
 
-A worker takes the next slice and carries it from reading to fsync alone: nothing is
-handed between threads, and NumPy, Arrow, gigatoken and hashlib all work without the
-interpreter lock. As many tokenize at once as there are threads to use; a few workers more
-hash, write and wait for the disk meanwhile. Whoever finishes first seals first; the order
-of parts is that of slices, not of time.
+A worker takes the next slice and does everything for it, from reading to fsync. Nothing is
+passed between threads, and NumPy, Arrow, gigatoken and hashlib all release the GIL. A semaphore
+lets as many workers tokenize as there are threads to use; a few more workers hash, write and
+wait for the disk while those tokenize. Slices are sealed in any order, and the order of the
+parts is the order of the slices.
 
-Of a build whose parts are read meanwhile, one worker alone works while nobody waits for it
-(`penstock.store.live`).
+In a live build, whose parts are read while others are built, one worker works alone as long as
+no reader waits for it (`penstock.store.live`).
 """
 
 import itertools
@@ -21,55 +21,17 @@ from dataclasses import dataclass, field
 from penstock.errors import TokenMismatchError
 from penstock.sources.document import Batch, Reject, Tally
 from penstock.sources.slices import Slice
-from penstock.store.comparison import Comparison
-from penstock.store.explain import log_rules
+from penstock.store.explain import log_rules, refuse_bad
 from penstock.store.files import keep_freed_memory, sync_directory, sync_file
 from penstock.store.holdout import SIDES
-from penstock.store.job import Job, Progress, refuse_bad
+from penstock.store.job import BuildProgress, Job
 from penstock.store.journal import MANY_TOKENS, Journal, SealedSlice
 from penstock.store.live import Readers, give_way
 from penstock.store.manifest import part_file
 from penstock.store.part import Encoded, PartBuilder
+from penstock.tokenize.oracle import SliceSample, compare
 
 __all__ = ["run"]
-
-
-@dataclass(slots=True)
-class _Shared:
-    """What workers share; what several of them change, under one lock."""
-
-    slices: Iterator[Slice]
-    comparison: Comparison
-    tokenizing: threading.Semaphore
-    stop: threading.Event
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    reading_lock: threading.Lock = field(default_factory=threading.Lock)
-    wake: threading.Event = field(default_factory=threading.Event)
-    begun: threading.Event = field(default_factory=threading.Event)
-    """Set when the first slice is made, and others may take the next ones."""
-    hurry: threading.Event = field(default_factory=threading.Event)
-    """Set while all workers are to take slices, and not the first alone."""
-    ended: bool = False
-    """Whether a worker found nothing left to do, or failed."""
-    readable: float | None = None
-    """When the first part that is read meanwhile was announced."""
-    sealed: dict[int, SealedSlice] = field(default_factory=dict)
-    num_slices: int = 0
-    """Cut so far; only touched under `reading_lock`."""
-    error: BaseException | None = None
-    done_bytes: int = 0
-    text_bytes: int = 0
-    num_documents: int = 0
-    num_tokens: int = 0
-
-    def advance(self, disk_bytes: int) -> None:
-        """Count bytes of the input as done, for showing progress."""
-        with self.lock:
-            self.done_bytes += disk_bytes
-
-
-class _Stopped(Exception):  # noqa: N818  (not an error: another worker failed, or Ctrl-C)
-    """The build was told to stop."""
 
 
 def run(
@@ -78,249 +40,311 @@ def run(
     sealed: list[SealedSlice],
     *,
     num_threads: int,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[BuildProgress], None] | None = None,
 ) -> list[SealedSlice]:
     """Process all slices that are not sealed yet; returns the records of all, in order.
 
-    Any error stops the others at the next block; what is sealed by then stays. Returns
-    within about a second after an interrupt, whatever the workers are doing.
+    An error in one worker stops the others at their next block, and sealed slices stay. After an
+    interrupt this returns within about a second, whatever the workers are doing.
     """
     keep_freed_memory()
-    journal = Journal(job.directory)
-    shared = _Shared(
-        slices,
-        Comparison(job),
-        tokenizing=threading.Semaphore(num_threads),
-        stop=job.stop,
-        sealed={record.number: record for record in sealed},
-    )
-    shared.num_tokens = sum(p.num_tokens for r in sealed for p in r.parts.values())
-    shared.num_documents = sum(record.tally.documents for record in sealed)
-    shared.text_bytes = sum(record.tally.total_bytes for record in sealed)
-    refuse_bad(job.files, job.max_bad, shared.sealed)
-    if job.live:
-        journal.await_readers()
-    else:
-        shared.begun.set()
-        shared.hurry.set()
-    readers = Readers(journal)
-    workers = [
-        threading.Thread(
-            target=_work,
-            args=(job, shared, journal, i, num_threads if i == 0 and job.live else 0),
-            daemon=True,
-            name=f"build-{i}",
-        )
-        for i in range(num_threads + 1 + num_threads // 4)
-    ]
-    for worker in workers:
-        worker.start()
-    total_bytes = sum(file.size for file in job.files)
-    try:
-        while any(worker.is_alive() for worker in workers):
-            shared.wake.wait(0.1)
-            shared.wake.clear()
-            if job.live:
-                wanted = shared.ended or readers.wait(shared.readable)
-                (shared.hurry.set if wanted else shared.hurry.clear)()
-            if progress:
-                progress(_progress(shared, total_bytes))
-    finally:
-        shared.stop.set()
-        shared.hurry.set()
-        # Daemon threads: one that is deep in a gigabyte document does not hold up the exit.
-        for worker in workers:
-            worker.join(timeout=1.0 / len(workers))
-    if isinstance(shared.error, TokenMismatchError):
-        # Other slices may hold wrong ids too, and the same build with engine="tokenizers" would
-        # keep those that are sealed.
-        journal.forget()
-    if shared.error is not None:
-        raise shared.error
-    return [shared.sealed[number] for number in range(shared.num_slices) if number in shared.sealed]
+    return _Workers(job, slices, sealed, num_threads).run(progress)
 
 
-def _progress(shared: _Shared, total_bytes: int) -> Progress:
-    with shared.lock:
-        rejects = sum(record.tally.rejected for record in shared.sealed.values())
-        return Progress(
-            done_bytes=shared.done_bytes,
-            total_bytes=total_bytes,
-            text_bytes=shared.text_bytes,
-            num_documents=shared.num_documents,
-            num_tokens=shared.num_tokens,
-            num_rejects=rejects,
-        )
+class _Stopped(Exception):  # noqa: N818  (not an error: another worker failed, or Ctrl-C)
+    """The build is to stop."""
 
 
-def _work(job: Job, shared: _Shared, journal: Journal, worker: int, num_helpers: int) -> None:
-    """Take slice after slice; the first one with helpers, where there are, and before all others.
+@dataclass(slots=True)
+class _Tokenized:
+    """One slice as tokens, before its parts are written."""
 
-    So the first part is there as soon as all cores together can make it. The second one is made
-    by the second worker, while the first writes: rows at the end of a part reach into the next.
-    """
-    try:
-        if not num_helpers:
-            shared.begun.wait()
-        for number in itertools.count():
-            _await_turn(job, shared, is_free=worker == 0 or (worker == 1 and number == 0))
-            if shared.stop.is_set():
-                return
-            with shared.tokenizing:
-                piece = _next_slice(shared)
-                if piece is None:
-                    return
-                filled = _tokenize(job, shared, piece, num_helpers)
-            shared.begun.set()
-            num_helpers = 0
-            record = _seal(job, piece, filled)
-            del filled  # half a slice, not to be held while the next one is read
-            with job.sealing(record):
-                if job.live:
-                    journal.announce(record)
-                    shared.readable = shared.readable or time.monotonic()
-                    _force(job, record)
-                journal.seal(record)
-            with shared.lock:
-                shared.sealed[piece.index] = record
-                refuse_bad(job.files, job.max_bad, shared.sealed)
-            _compare_later(job, shared, piece)
-    except _Stopped:
-        return
-    except BaseException as error:  # noqa: BLE001  (raised again in the calling thread)
-        with shared.lock:
-            if shared.error is None:
-                shared.error = error
-        shared.stop.set()
-    finally:
-        shared.ended = True
-        for event in (shared.begun, shared.hurry, shared.wake):
-            event.set()
+    builders: dict[str, PartBuilder]
+    sample: SliceSample
+    tally: Tally = field(default_factory=Tally)
+    rejects: list[Reject] = field(default_factory=list)
+    rules: Counter[str] = field(default_factory=Counter)
+    first: Batch | None = None
+    """The first documents of the build, if this slice holds them and they were not compared."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(builder.num_tokens for builder in self.builders.values())
 
 
-def _await_turn(job: Job, shared: _Shared, *, is_free: bool) -> None:
-    """Wait until this worker is needed, and let those who read go before it."""
-    if not is_free:
-        shared.hurry.wait()
-    if job.live and shared.begun.is_set():
-        give_way()
+class _Workers:
+    """The workers of one build and the state that they share."""
 
+    def __init__(
+        self, job: Job, slices: Iterator[Slice], sealed: list[SealedSlice], num_threads: int
+    ) -> None:
+        self._job = job
+        self._journal = Journal(job.directory)
+        self._names = [file.name for file in job.files]
+        self._num_threads = num_threads
+        self._tokenizing = threading.Semaphore(num_threads)
+        # Cutting a compressed file reads it, which may take seconds. The separate lock lets
+        # progress be shown while a worker cuts.
+        self._cutting = threading.Lock()
+        self._slices = slices
+        self._num_slices = 0
+        # Guards everything from here to `_error`.
+        self._lock = threading.Lock()
+        self._sealed = {record.number: record for record in sealed}
+        self._done_bytes = 0
+        self._text_bytes = sum(record.tally.total_bytes for record in sealed)
+        self._num_documents = sum(record.tally.documents for record in sealed)
+        self._num_tokens = sum(p.num_tokens for each in sealed for p in each.parts.values())
+        self._is_first = True
+        self._error: BaseException | None = None
+        self._wake = threading.Event()
+        # Set when the first slice is made, and other workers may take the next ones.
+        self._begun = threading.Event()
+        # Set while all workers are to take slices, and not the first one alone.
+        self._hurry = threading.Event()
+        self._ended = False  # whether a worker found nothing left to do, or failed
+        self._readable: float | None = None  # when the first live part was announced
 
-def _next_slice(shared: _Shared) -> Slice | None:
-    """The next slice that nobody has sealed; cutting compressed files happens in here."""
-    with shared.reading_lock:
-        for piece in shared.slices:
-            if shared.stop.is_set():
-                raise _Stopped
-            shared.num_slices = piece.index + 1
-            with shared.lock:
-                done = piece.index in shared.sealed
-            if not done:
-                return piece
-            shared.advance(piece.disk_bytes)
-    return None
-
-
-_Filled = tuple[dict[str, PartBuilder], Tally, list[Reject], dict[str, int]]
-
-
-def _tokenize(job: Job, shared: _Shared, piece: Slice, num_helpers: int) -> _Filled:
-    """One slice from text to the tokens of its parts."""
-    sides = SIDES if job.split else ("",)
-    builders = {side: PartBuilder(job.tokenizer, job.eos_id, job.bos_id) for side in sides}
-    tally = Tally()
-    rejects: list[Reject] = []
-    rules: Counter[str] = Counter()
-    left = piece.disk_bytes
-    told = not job.live
-    for batch, encoded in _encoded(job, piece, builders, num_helpers):
-        if shared.stop.is_set():
-            raise _Stopped
-        tokens_before = sum(builder.num_tokens for builder in builders.values())
-        shared.comparison.see(piece.index, batch)
-        if encoded is not None:
-            builders[""].append(*encoded)
+    def run(self, progress: Callable[[BuildProgress], None] | None) -> list[SealedSlice]:
+        job = self._job
+        refuse_bad(job.files, job.settings.max_bad, self._sealed)
+        if job.live:
+            self._journal.await_readers()
         else:
-            for side, share in _sides(job, batch):
-                rejects += _fill(job, builders[side], share)
-        if not told and builders[""].num_tokens > MANY_TOKENS:
-            Journal(job.directory).tell_many(piece.index)
-            told = True
-        tally.add(batch.tally)
-        rejects += batch.rejects
-        rules.update(rule for _, rule in batch.rules)
-        log_rules(job, batch.rules)
-        tokens = sum(builder.num_tokens for builder in builders.values()) - tokens_before
-        seen = min(left, batch.tally.total_bytes)
-        left -= seen
-        shared.advance(seen)
-        with shared.lock:
-            shared.text_bytes += batch.tally.total_bytes
-            shared.num_documents += batch.tally.documents
-            shared.num_tokens += tokens
-    shared.advance(left)
-    if not job.live:
-        shared.comparison.settle(piece.index)
-    return builders, tally, rejects, dict(sorted(rules.items()))
+            self._begun.set()
+            self._hurry.set()
+        readers = Readers(self._journal)
+        workers = [
+            threading.Thread(target=self._work, args=(i,), daemon=True, name=f"build-{i}")
+            for i in range(self._num_threads + 1 + self._num_threads // 4)
+        ]
+        for worker in workers:
+            worker.start()
+        try:
+            while any(worker.is_alive() for worker in workers):
+                self._wake.wait(0.1)
+                self._wake.clear()
+                if job.live:
+                    wanted = self._ended or readers.wait(self._readable)
+                    (self._hurry.set if wanted else self._hurry.clear)()
+                if progress:
+                    progress(self._progress())
+        finally:
+            job.stop.set()
+            self._hurry.set()
+            # Daemon threads: one that is deep in a gigabyte document does not delay the exit.
+            for worker in workers:
+                worker.join(timeout=1.0 / len(workers))
+        if isinstance(self._error, TokenMismatchError):
+            # Other slices may hold wrong ids too, and the same build with engine="tokenizers"
+            # would keep the slices that are sealed.
+            self._journal.forget()
+        if self._error is not None:
+            raise self._error
+        return [
+            self._sealed[number] for number in range(self._num_slices) if number in self._sealed
+        ]
 
+    def _progress(self) -> BuildProgress:
+        with self._lock:
+            return BuildProgress(
+                done_bytes=self._done_bytes,
+                total_bytes=sum(file.size for file in self._job.files),
+                text_bytes=self._text_bytes,
+                num_documents=self._num_documents,
+                num_tokens=self._num_tokens,
+                num_rejects=sum(record.tally.rejected for record in self._sealed.values()),
+            )
 
-def _compare_later(job: Job, shared: _Shared, piece: Slice) -> None:
-    """Make the comparisons that were put off so that a part can be read sooner."""
-    if job.live:
-        with shared.tokenizing:  # one call more at a time would load another tokenizer
-            shared.comparison.settle(piece.index)
+    def _work(self, worker: int) -> None:
+        """Take slice after slice.
 
+        In a live build, the first worker makes the first slice with helpers, before all others
+        begin: so the first part is ready as soon as all cores together can make it. The second
+        worker makes the second slice while the first one writes, because rows at the end of a
+        part reach into the next part.
+        """
+        num_helpers = self._num_threads if worker == 0 and self._job.live else 0
+        try:
+            if not num_helpers:
+                self._begun.wait()
+            for number in itertools.count():
+                self._await_turn(is_free=worker == 0 or (worker == 1 and number == 0))
+                if not self._make_part(num_helpers if number == 0 else 0):
+                    return
+        except _Stopped:
+            pass
+        except BaseException as error:  # noqa: BLE001  (raised again in the calling thread)
+            with self._lock:
+                if self._error is None:
+                    self._error = error
+            self._job.stop.set()
+        finally:
+            self._ended = True
+            for event in (self._begun, self._hurry, self._wake):
+                event.set()
 
-def _encoded(
-    job: Job, piece: Slice, builders: dict[str, PartBuilder], num_helpers: int
-) -> Iterator[tuple[Batch, Encoded | None]]:
-    """The batches of a slice, in order; with helpers, as tokens already."""
-    batches = job.batches(piece)
-    if num_helpers < 2 or job.split is not None or job.chat is not None:
-        for batch in batches:
-            yield batch, None
-        return
-    with ThreadPoolExecutor(num_helpers, thread_name_prefix="build-help") as helpers:
-        pending: deque[tuple[Batch, Future[Encoded]]] = deque()
-        for batch in batches:
-            pending.append((batch, helpers.submit(builders[""].encode, batch)))
-            if len(pending) > 2 * num_helpers:
-                done, encoded = pending.popleft()
+    def _make_part(self, num_helpers: int) -> bool:
+        """Take the next slice from text to disk; False if none is left, or the build stops."""
+        if self._job.stop.is_set():
+            return False
+        with self._tokenizing:
+            piece = self._next_slice()
+            if piece is None:
+                return False
+            tokenized = self._tokenize(piece, num_helpers)
+            if not self._job.live:
+                self._compare(tokenized)
+        self._begun.set()
+        self._seal(piece, tokenized)
+        if self._job.live:
+            # Under the semaphore, because one more call at a time would load another tokenizer.
+            with self._tokenizing:
+                self._compare(tokenized)
+        return True
+
+    def _await_turn(self, *, is_free: bool) -> None:
+        """Wait until this worker is needed, at a lower priority than the readers of the parts."""
+        if not is_free:
+            self._hurry.wait()
+        if self._job.live and self._begun.is_set():
+            give_way()
+
+    def _next_slice(self) -> Slice | None:
+        """The next slice that is not sealed."""
+        with self._cutting:
+            for piece in self._slices:
+                if self._job.stop.is_set():
+                    raise _Stopped
+                self._num_slices = piece.index + 1
+                with self._lock:
+                    if piece.index not in self._sealed:
+                        return piece
+                    self._done_bytes += piece.disk_bytes
+        return None
+
+    def _tokenize(self, piece: Slice, num_helpers: int) -> _Tokenized:
+        """Read one slice and tokenize it."""
+        job = self._job
+        builders = {
+            side: PartBuilder(job.tokenizer, job.eos_id, job.bos_id)
+            for side in (SIDES if job.split else ("",))
+        }
+        sample = SliceSample(job.tokenizer, piece.index, self._names, job.first_file)
+        done = _Tokenized(builders, sample)
+        left = piece.disk_bytes
+        for batch, encoded in self._encoded(piece, builders, num_helpers):
+            if job.stop.is_set():
+                raise _Stopped
+            num_tokens = done.num_tokens
+            self._pick(batch, done)
+            if encoded is not None:
+                builders[""].append(*encoded)
+            else:
+                self._fill(batch, done)
+            if job.live and num_tokens <= MANY_TOKENS < done.num_tokens:
+                self._journal.announce_many(piece.index)
+            done.tally.add(batch.tally)
+            done.rejects += batch.rejects
+            done.rules.update(rule for _, rule in batch.rules)
+            log_rules(job, batch.rules)
+            # The text of a compressed file is longer than its share of the disk.
+            on_disk = min(left, batch.tally.total_bytes)
+            left -= on_disk
+            with self._lock:
+                self._done_bytes += on_disk
+                self._text_bytes += batch.tally.total_bytes
+                self._num_documents += batch.tally.documents
+                self._num_tokens += done.num_tokens - num_tokens
+        with self._lock:
+            self._done_bytes += left
+        return done
+
+    def _pick(self, batch: Batch, done: _Tokenized) -> None:
+        """Choose the documents to compare with the reference tokenizer.
+
+        The first documents of the build are compared before anything is sealed, and a sample of
+        every slice before that slice is sealed. In a live build both wait until the part can be
+        read, because loading the reference takes as long as making the first part.
+        """
+        with self._lock:
+            is_first = self._is_first and len(batch) > 0
+            self._is_first &= not is_first
+        done.sample.add(batch)
+        if is_first and self._job.live:
+            done.first = batch
+        elif is_first:
+            self._compare_first(batch)
+
+    def _compare(self, done: _Tokenized) -> None:
+        """Compare what `_pick` chose.
+
+        Raises:
+            TokenMismatchError: an id differs.
+        """
+        if done.first is not None:
+            self._compare_first(done.first)
+        done.sample.compare()
+
+    def _compare_first(self, batch: Batch) -> None:
+        compare(self._job.tokenizer, batch.texts)
+        if self._job.chat is not None:
+            self._job.chat.compare(batch)
+
+    def _encoded(
+        self, piece: Slice, builders: dict[str, PartBuilder], num_helpers: int
+    ) -> Iterator[tuple[Batch, Encoded | None]]:
+        """The batches of a slice, in order; with helpers, as tokens already."""
+        batches = self._job.batches(piece)
+        if num_helpers < 2 or self._job.split is not None or self._job.chat is not None:
+            for batch in batches:
+                yield batch, None
+            return
+        with ThreadPoolExecutor(num_helpers, thread_name_prefix="build-help") as helpers:
+            pending: deque[tuple[Batch, Future[Encoded]]] = deque()
+            for batch in batches:
+                pending.append((batch, helpers.submit(builders[""].encode, batch)))
+                if len(pending) > 2 * num_helpers:
+                    done, encoded = pending.popleft()
+                    yield done, encoded.result()
+            for done, encoded in pending:
                 yield done, encoded.result()
-        for done, encoded in pending:
-            yield done, encoded.result()
 
+    def _fill(self, batch: Batch, done: _Tokenized) -> None:
+        """Tokenize a batch into the parts of its sides."""
+        job = self._job
+        for side, share in job.split.sides(batch) if job.split else [("", batch)]:
+            if job.chat is None:
+                done.builders[side].add(share)
+            else:
+                done.rejects += job.chat.fill(done.builders[side], share, job.first_file)
 
-def _fill(job: Job, builder: PartBuilder, batch: Batch) -> list[Reject]:
-    """Add a batch to a part; gives what is no conversation to train on, where they should be."""
-    if job.chat is None:
-        builder.add(batch)
-        return []
-    return job.chat.fill(builder, batch, job.first_file)
+    def _seal(self, piece: Slice, done: _Tokenized) -> None:
+        """Write the parts of one slice, and then its record.
 
-
-def _seal(job: Job, piece: Slice, filled: _Filled) -> SealedSlice:
-    """Write the parts of one slice; to disk, unless they are read first."""
-    builders, tally, rejects, rules = filled
-    parts = {}
-    for side, builder in builders.items():
-        directory = job.side_directory(side)
-        parts[side] = builder.seal(directory, job.first_part + piece.index, live=job.live)
-        if not job.live:
-            sync_directory(directory)
-    return SealedSlice(piece.index, tally, parts, rejects, rules)
-
-
-def _force(job: Job, record: SealedSlice) -> None:
-    """Force to disk what was written without."""
-    for side, part in record.parts.items():
-        for kind in part.files:
-            sync_file(job.side_directory(side) / part_file(part.number, kind))
-        sync_directory(job.side_directory(side))
-
-
-def _sides(job: Job, batch: Batch) -> list[tuple[str, Batch]]:
-    if job.split is None:
-        return [("", batch)]
-    held_out = job.split.held_out(batch)
-    return [("train", batch.where(~held_out)), ("val", batch.where(held_out))]
+        The record comes last, because it promises that the parts are whole and on disk. A live
+        build announces the parts in between: readers get them from the page cache.
+        """
+        job = self._job
+        parts = {
+            side: builder.seal(
+                job.side_directory(side), job.first_part + piece.index, live=job.live
+            )
+            for side, builder in done.builders.items()
+        }
+        done.builders.clear()  # frees half a slice of memory before the slow fsyncs
+        rules = dict(sorted(done.rules.items()))
+        record = SealedSlice(piece.index, done.tally, parts, done.rejects, rules)
+        with job.sealing(record):
+            if job.live:
+                self._journal.announce(record)
+                self._readable = self._readable or time.monotonic()
+                for side, part in record.parts.items():
+                    for kind in part.files:
+                        sync_file(job.side_directory(side) / part_file(part.number, kind))
+            for side in parts:
+                sync_directory(job.side_directory(side))
+            self._journal.seal(record)
+        with self._lock:
+            self._sealed[piece.index] = record
+            refuse_bad(job.files, job.settings.max_bad, self._sealed)

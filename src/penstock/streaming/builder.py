@@ -14,9 +14,8 @@ from collections.abc import Callable
 
 from penstock.errors import StoreBusyError
 from penstock.store.build import begin, execute
-from penstock.store.job import Progress
+from penstock.store.job import BuildProgress, Job
 from penstock.store.lock import locked
-from penstock.store.prepare import Prepared
 from penstock.streaming.dropping import serve
 
 __all__ = ["Builder"]
@@ -29,20 +28,20 @@ class Builder:
     """One process's part in a build.
 
     Args:
-        prepared: The build.
+        job: The build.
         ahead: With a number, parts are dropped behind the readers, and made at most so many
             slices ahead of them; None keeps all.
     """
 
-    def __init__(self, prepared: Prepared, *, ahead: int | None) -> None:
-        self._prepared = prepared
+    def __init__(self, job: Job, *, ahead: int | None) -> None:
+        self._job = job
         self._ahead = ahead
         self._stop = threading.Event()
         self._process = os.getpid()
         self.error: BaseException | None = None
         self.building = False
         """Whether this process is the one that builds."""
-        self.progress: Progress | None = None
+        self.progress: BuildProgress | None = None
         """How far it is, where it is this process that builds."""
         self._thread = threading.Thread(target=self._run, name="penstock-stream", daemon=True)
         self._thread.start()
@@ -74,23 +73,23 @@ class Builder:
     def _build(self) -> bool:
         """Build if nobody else does; whether the store is finished."""
         try:
-            with locked(self._prepared.directory):
+            with locked(self._job.directory):
                 self.building = True
-                job = begin(self._prepared, live=True)
+                job = begin(self._job, live=True)
                 if job is None:
                     return True
                 if self._ahead is None:
-                    execute(job, self._prepared, self._tell)
+                    execute(job, self._tell)
                     return True
-                serve(job, self._prepared, self._ahead, self._stop, self._tell)
+                serve(job, self._ahead, self._stop, self._tell)
                 return True
         except StoreBusyError:
             self.building = False
             return False
 
     @property
-    def _tell(self) -> Callable[[Progress], None]:
-        def tell(progress: Progress) -> None:
+    def _tell(self) -> Callable[[BuildProgress], None]:
+        def tell(progress: BuildProgress) -> None:
             self.progress = progress
             if self._stop.is_set():
                 raise _Closed

@@ -24,10 +24,9 @@ from penstock.sources.slices import Slice
 from penstock.store.build import commit, intact, refuse_lost_bytes
 from penstock.store.existing import remember_stamps
 from penstock.store.files import remove_temporary
-from penstock.store.job import Job, Progress
+from penstock.store.job import BuildProgress, Job
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.manifest import FILE_NAME, part_file
-from penstock.store.prepare import Prepared
 from penstock.store.workers import run
 from penstock.streaming.marks import wanted_slices
 
@@ -40,14 +39,13 @@ _NAP_SECONDS = 0.02
 
 def serve(
     job: Job,
-    prepared: Prepared,
     ahead: int,
     stop: threading.Event,
-    progress: Callable[[Progress], None],
+    progress: Callable[[BuildProgress], None],
 ) -> None:
     """Make the slices that readers want, under the store's lock, until told to stop."""
     journal = Journal(job.directory)
-    begun = journal.begin(prepared.stamped)
+    begun = journal.begin(job.stamped)
     remove_temporary(job.directory)
     service = _Service(job, {record.number: record for record in begun})
     while not stop.is_set():
@@ -62,7 +60,7 @@ def serve(
             sweep,
             service.slices(first, sweep.stop),
             known,
-            num_threads=min(prepared.threads, ahead + 1),
+            num_threads=min(job.num_threads, ahead + 1),
             progress=progress,
         )
         if service.num_slices == len(service.records) and not _whole(job.directory).exists():
@@ -70,7 +68,7 @@ def serve(
             refuse_lost_bytes(job, done)
             remember_stamps(job.directory, job.files)
             _whole(job.directory).parent.mkdir(exist_ok=True)
-            commit(job, "", prepared.settings, done, _whole(job.directory).parent)
+            commit(job, "", done, _whole(job.directory).parent)
 
 
 def _whole(directory: Path) -> Path:

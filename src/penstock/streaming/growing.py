@@ -12,7 +12,6 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -24,14 +23,15 @@ from numpy.typing import NDArray
 from penstock.digest import canonical_json
 from penstock.errors import StoreBusyError, StoreError, UnknownLengthError
 from penstock.store.explain import differences
-from penstock.store.job import Progress
+from penstock.store.job import BuildProgress
 from penstock.store.journal import MANY_TOKENS, Journal
+from penstock.store.lock import lock_holder
 from penstock.store.manifest import (
     FILE_NAME,
     Manifest,
     PartRecord,
-    of_all_builds,
     read_manifest,
+    shared_settings,
 )
 from penstock.store.reader import TokenStore
 from penstock.streaming.builder import Builder
@@ -75,7 +75,7 @@ class GrowingStore(TokenStore):
         self._ahead = ahead
         self._builder = builder
         told = {key: stamped[key] for key in ("reading", "inputs")}
-        contents = {"dtype": dtype, **of_all_builds(stamped), "builds": [told]}
+        contents = {"dtype": dtype, **shared_settings(stamped), "builds": [told]}
         self._open(Manifest("", contents, ()))
         self._journal = Journal(path)
         self._is_ours = False
@@ -175,7 +175,7 @@ class GrowingStore(TokenStore):
         return self.manifest.digest
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> BuildProgress | None:
         """How far the build is, where this process is the one that builds."""
         return None if self._builder is None else self._builder.progress
 
@@ -233,12 +233,15 @@ class GrowingStore(TokenStore):
     def _refuse_other(self, manifest: Manifest) -> None:
         """Raise where the manifest is not of this build, or not of the parts that were read."""
         first = manifest.contents["builds"][0]
-        told = {**of_all_builds(manifest.contents), **{k: first[k] for k in ("reading", "inputs")}}
+        told = {
+            **shared_settings(manifest.contents),
+            **{k: first[k] for k in ("reading", "inputs")},
+        }
         ours = {key: self._stamped[key] for key in told if key in self._stamped}
         known = self.manifest.parts
         if canonical_json(told) != canonical_json(ours) or manifest.parts[: len(known)] != known:
             raise StoreError(
-                f"{self.path} is a finished store that was built otherwise: "
+                f"{self.path} is a finished store that was built differently: "
                 f"{differences(told, ours) or 'its parts are others'}. Choose another directory, "
                 "or delete this one."
             )
@@ -301,10 +304,8 @@ class GrowingStore(TokenStore):
     def _told_builder(self) -> str:
         if self._builder is not None and self._builder.building:
             return "This very process builds it."
-        with suppress(OSError):
-            holder = (self.path / ".lock").read_text(errors="replace").strip()
-            if holder:
-                return f"The process that builds it, or did last, is {holder}."
+        if holder := lock_holder(self.path):
+            return f"The process that builds it, or did last, is {holder}."
         return "No process has begun to build it."
 
     def part_array(self, part: int, kind: str) -> NDArray[Any]:

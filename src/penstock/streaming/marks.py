@@ -17,8 +17,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from penstock.store.lock import close_held, hold
-
 __all__ = ["Mark", "Wishes", "has_readers", "wanted_slices"]
 
 _FOLDER = ".readers"
@@ -26,6 +24,56 @@ _SIZE = 1024  # bytes, written at once
 _MOST = 100  # slices named
 _TRIES = 1_000  # to read a mark
 _serial = itertools.count()
+
+# A forked child has the same locks, and would keep them after the process that took them has
+# ended; so what is held is closed there, which lets go of nothing here.
+_held: set[int] = set()
+
+
+def hold(handle: int) -> bool:
+    """Lock an open file until it is closed with `close_held`; whether that could be done."""
+    if not _try_lock(handle):
+        return False
+    _held.add(handle)
+    return True
+
+
+def close_held(handle: int) -> None:
+    """Close a file that was locked, unless a fork has done so."""
+    if handle in _held:
+        _held.discard(handle)
+        os.close(handle)
+
+
+def _let_go() -> None:
+    for handle in list(_held):
+        close_held(handle)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return _try_lock_windows(handle)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _try_lock_windows(handle: int) -> bool:
+    import msvcrt
+
+    try:
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+    except OSError:
+        return False
+    return True
 
 
 class Mark:

@@ -9,9 +9,9 @@ from penstock.errors import StoreBusyError, StoreError
 from penstock.sources.settings import Format
 from penstock.sources.texts import Texts
 from penstock.store.build import begin
+from penstock.store.job import BuildSettings, prepare
 from penstock.store.lock import locked
 from penstock.store.manifest import FILE_NAME
-from penstock.store.prepare import prepare
 from penstock.streaming.builder import Builder
 from penstock.streaming.growing import GrowingStore
 from penstock.tokenize.tokenizer import SpecialTokens
@@ -88,33 +88,35 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and three of its own)
         raise StoreError(f"ahead={ahead} lets nothing be made before it is read; use 1 or more.")
     if not timeout > 0:
         raise StoreError(f"timeout={timeout} leaves no time to wait; give seconds above 0.")
-    prepared = prepare(
-        inputs,
-        store,
-        tokenizer=tokenizer,
-        format=format,
-        documents=documents,
-        field=field,
-        errors=errors,
-        eos=eos,
-        bos=bos,
-        special_tokens=special_tokens,
-        max_bad=max_bad,
-        max_document_bytes=max_document_bytes,
-        max_expansion=max_expansion,
-        engine=engine,
-        threads=threads,
+    job = prepare(
+        BuildSettings(
+            inputs=inputs,
+            store=store,
+            tokenizer=tokenizer,
+            format=format,
+            documents=documents,
+            field=field,
+            errors=errors,
+            eos=eos,
+            bos=bos,
+            special_tokens=special_tokens,
+            max_bad=max_bad,
+            max_document_bytes=max_document_bytes,
+            max_expansion=max_expansion,
+            engine=engine,
+            threads=threads,
+        )
     )
-    if (prepared.directory / FILE_NAME).exists():
+    if (job.directory / FILE_NAME).exists():
         # Finished: whether it is the one that is meant, is told here and not in the first batch.
-        with suppress(StoreBusyError), locked(prepared.directory):
-            begin(prepared)
+        with suppress(StoreBusyError), locked(job.directory):
+            begin(job)
     kept = None if keep else ahead
     return GrowingStore(
-        prepared.directory,
-        prepared.stamped,
-        prepared.tokenizer.dtype.name,
+        job.directory,
+        job.stamped,
+        job.tokenizer.dtype.name,
         timeout=timeout,
         ahead=kept,
-        builder=Builder(prepared, ahead=kept),
+        builder=Builder(job, ahead=kept),
     )

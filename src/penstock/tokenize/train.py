@@ -22,7 +22,7 @@ from penstock.errors import SourceError, TokenizerError
 from penstock.sources.document import Batch, Reject
 from penstock.sources.listing import InputFile, list_files
 from penstock.sources.read import read_slice
-from penstock.sources.settings import Reading
+from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 from penstock.tokenize.definition import Config
 
@@ -55,7 +55,7 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
     *,
     vocab_size: int,
     special_tokens: Sequence[str] = ("<|endoftext|>",),
-    reading: Reading | None = None,
+    reading: ReadSettings | None = None,
     max_bytes: int | None = None,
     max_bad: float = 0.001,
     progress: Callable[[int, int], None] | None = None,
@@ -96,7 +96,7 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
         )
     if max_bytes is not None and max_bytes < 1:
         raise SourceError(f"max_bytes={max_bytes} leaves no text to learn from.")
-    reading = replace(reading or Reading(), separators=_separators(special_tokens))
+    reading = replace(reading or ReadSettings(), separators=_separators(special_tokens))
     files = list_files(inputs, reading)
     reader = _Reader(files, reading, max_bytes, max_bad, progress)
     # The text is never held in memory: `tokenizers` pulls it, and the reader counts on the way.
@@ -119,7 +119,7 @@ class _Reader:
     """Reads the texts of all documents and counts them."""
 
     files: list[InputFile]
-    reading: Reading
+    reading: ReadSettings
     max_bytes: int | None
     max_bad: float
     progress: Callable[[int, int], None] | None

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from penstock.errors import PlanError, StoreBusyError, TrainError
 from penstock.store.files import remove_temporary, sync_directory, write_file
-from penstock.store.lock import locked
+from penstock.store.lock import lock_path, locked
 from penstock.train.config import ModelConfig
 from penstock.train.distributed import World
 from penstock.train.model import GPT
@@ -164,7 +164,7 @@ def locked_output(output: Path, world: World) -> Iterator[None]:
             except StoreBusyError as error:
                 raise TrainError(
                     f"Another process is training into {output}; its process id is in "
-                    f"{output / '.lock'}. Wait for it, stop it, or use another output."
+                    f"{lock_path(output)}. Wait for it, stop it, or use another output."
                 ) from error
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
