@@ -102,7 +102,7 @@ class Penstock(Case):
 class PenstockNarrow(Penstock):
     """Ids left as narrow as they are stored, made when they are wanted."""
 
-    choices = ({"narrow": True, "prefetch": 0},)
+    choices = ({"format": "narrow", "prefetch": 0},)
 
     def open(self, **choice):
         self.opened = self.loader(self.rows(self.folder, LENGTH), BATCH, seed=SEED, **choice)

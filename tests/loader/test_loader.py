@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import PlanError, ResumeError
+from penstock.loader import BatchFormat
 from penstock.loader.loader import Loader
 from penstock.order.plan import Plan
 from penstock.order.shuffle import Block
@@ -104,7 +105,7 @@ def test_ids_name_each_row(windows, other_store):
         weights={"one": 0.7, "two": 0.3},
         seed=5,
     )
-    loader = Loader(plan, 6, ids=True, rank=1, world_size=2)
+    loader = Loader(plan, 6, format=BatchFormat(ids=True), rank=1, world_size=2)
     for step in (0, 1, 50):
         batch = loader[step]
         first = step * 12 + 6
@@ -117,7 +118,7 @@ def test_ids_name_each_row(windows, other_store):
 
 
 def test_ids_may_be_written_to(windows):
-    loader = Loader(windows, 8, ids=True, prefetch=0)
+    loader = Loader(windows, 8, format=BatchFormat(ids=True), prefetch=0)
     expected = [loader[step]["sample"].tolist() for step in range(6)]
     found = []
     for batch in loader:
@@ -131,7 +132,7 @@ def test_ids_may_be_written_to(windows):
 
 
 def test_filled_rows_have_no_ids(numbered):
-    batch = Loader(numbered(5), 4, epochs=1, drop_last=False, ids=True)[-1]
+    batch = Loader(numbered(5), 4, epochs=1, drop_last=False, format=BatchFormat(ids=True))[-1]
 
     for name in ("source", "epoch", "sample", "position"):
         assert batch[name].tolist()[1:] == [-1, -1, -1]
@@ -139,7 +140,7 @@ def test_filled_rows_have_no_ids(numbered):
 
 
 def test_narrow_ids_are_as_stored(windows, flat):
-    loader = Loader(windows, 8, seed=3, narrow=True, steps=80)
+    loader = Loader(windows, 8, seed=3, format="narrow", steps=80)
     wide = Loader(windows, 8, seed=3, steps=80)
     for batch, expected in zip(loader, wide, strict=True):
         assert list(batch) == ["tokens"]
@@ -151,7 +152,7 @@ def test_narrow_ids_are_as_stored(windows, flat):
 def test_narrow_batches_say_which_targets_do_not_count(store):
     windows = Windows(store, LENGTH, tail="pad")
     settings = {"epochs": 1, "drop_last": False, "shuffle": "none"}
-    narrow = Loader(windows, 7, **settings, narrow=True)[-1]
+    narrow = Loader(windows, 7, **settings, format="narrow")[-1]
     wide = Loader(windows, 7, **settings)[-1]
 
     assert torch.equal(narrow["target_mask"], wide["targets"] != -100)
@@ -192,7 +193,7 @@ def test_only_some_sources_may_have_a_short_row(store, other_store):
 
 @pytest.mark.parametrize("shuffle", ["full", "none", "part", "block", Block(rows=4, group=3)])
 def test_every_way_to_shuffle_reads_every_row_once(windows, shuffle):
-    loader = Loader(windows, 1, shuffle=shuffle, epochs=1, ids=True)
+    loader = Loader(windows, 1, shuffle=shuffle, epochs=1, format=BatchFormat(ids=True))
 
     assert sorted(batch["sample"].item() for batch in loader) == list(range(len(windows)))
 
@@ -218,7 +219,7 @@ def test_a_run_is_cut_only_at_its_end(numbered, num_rows, rows, world_size, epoc
                 epochs=epochs,
                 drop_last=drop_last,
                 prefetch=0,
-                ids=True,
+                format=BatchFormat(ids=True),
             )
             for rank in range(world_size)
         ]
@@ -248,7 +249,7 @@ def test_a_run_is_cut_only_at_its_end(numbered, num_rows, rows, world_size, epoc
 
 
 def test_a_run_without_end_has_no_length_and_goes_on(numbered):
-    loader = Loader(numbered(5), 4, ids=True)
+    loader = Loader(numbered(5), 4, format=BatchFormat(ids=True))
     epochs = [next(iter(loader))["epoch"].tolist() for _ in range(100)]
 
     assert [epoch for batch in epochs for epoch in batch] == [at // 5 for at in range(400)]
@@ -354,7 +355,7 @@ def test_a_finished_run_goes_on_with_more_epochs(numbered):
     """Nothing is lost or read twice where the last batch was filled up."""
     loader = Loader(numbered(10), 4, epochs=1, drop_last=False)
     assert len(inputs(loader)) == 3
-    longer = Loader(numbered(10), 4, epochs=2, drop_last=False, ids=True)
+    longer = Loader(numbered(10), 4, epochs=2, drop_last=False, format=BatchFormat(ids=True))
     longer.load_state_dict(loader.state_dict())
 
     positions = [position for batch in longer for position in batch["position"].tolist()]
@@ -484,6 +485,21 @@ WEIGHTED = {"weights": {"data": 1}}
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"fields": "tuple", "ids": True}, "ids=True adds named fields, which a tuple has not"),
+        ({"fields": "narrow", "lengths": {0: 8}}, "so lengths={0: 8} cannot cut them."),
+        ({"fingerprint": "text"}, "fingerprint='text' is not \"samples\" or"),
+    ],
+)
+def test_a_format_refuses_settings_that_contradict_each_other(settings, message):
+    with pytest.raises(PlanError) as caught:
+        BatchFormat(**settings)
+
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
         ({}, "batch_size=None and global_batch_size=None: give one of them, the rows a step on"),
         (
             {"batch_size": 4, "global_batch_size": 8},
@@ -498,27 +514,20 @@ WEIGHTED = {"weights": {"data": 1}}
             {"global_batch_size": {0: 8, 100: 9}, "rank": 0, "world_size": 4},
             "a global batch of 9 rows does not divide over 4 ranks; 1 row would be left over at",
         ),
-        ({"batch_size": 4, "rank": 1}, "rank=1 and world_size=None are given together or not at"),
+        ({"batch_size": 4, "rank": 1}, "rank=1 and world_size=None: give both or neither."),
         ({"batch_size": 4, "rank": 4, "world_size": 4}, "Rank 4 of 4 cannot be; ranks are 0 to"),
         ({"batch_size": 0}, "A batch of 0 rows from position 0 on cannot be"),
         ({"batch_size": 4, "epochs": 1, "steps": 1}, "epochs=1 and steps=1 both end the run; gi"),
-        ({"batch_size": 4, "epochs": 0}, "epochs=0 is not a run; use at least 1."),
-        ({"batch_size": 4, "steps": -3}, "steps=-3 is not a run; use at least 1."),
-        ({"batch_size": 4, "prefetch": -1}, "prefetch=-1 is less than none; use 0 or more."),
-        ({"batch_size": 4, "format": "jax"}, 'format=\'jax\' is not "dict", "tuple" or "hf".'),
+        ({"batch_size": 4, "epochs": 0}, "epochs=0 is not possible; use at least 1."),
+        ({"batch_size": 4, "steps": -3}, "steps=-3 is not possible; use at least 1."),
+        ({"batch_size": 4, "prefetch": -1}, "prefetch=-1 must be at least 0."),
         (
-            {"batch_size": 4, "format": "tuple", "ids": True},
-            'ids=True needs names for what it adds; use format="dict".',
+            {"batch_size": 4, "format": "jax"},
+            'format=\'jax\' is not "dict", "tuple", "hf" or "narrow".',
         ),
         (
-            {"batch_size": 4, "format": "hf", "narrow": True},
-            "narrow=True gives rows as they are stored, and nothing is made of them: it does not "
-            "go with format='hf' and lengths=None.",
-        ),
-        ({"batch_size": 4, "fingerprint": "text"}, "fingerprint='text' is not \"samples\" or"),
-        (
-            {"batch_size": 4, "lengths": {0: 5}},
-            "lengths={0: 5} asks for rows of 5 tokens from position 0 on; rows of 16 are cut into "
+            {"batch_size": 4, "format": BatchFormat(lengths={0: 5})},
+            "lengths={0: 5} asks for rows of 5 tokens from position 0 on. Rows of 16 are cut into "
             "equal ones, so it must divide that.",
         ),
     ],

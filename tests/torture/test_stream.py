@@ -10,6 +10,7 @@ import time
 import pytest
 
 import penstock
+from penstock.loader import BatchFormat
 from penstock.loader.loader import Loader
 from penstock.rows.windows import Windows
 from penstock.sources.slices import cut
@@ -27,7 +28,9 @@ cut.__kwdefaults__["slice_bytes"] = {SLICE_BYTES}
 options = json.loads(sys.argv[5])
 options |= {{"tokenizer": "bytes", "threads": 2, "timeout": 30}}
 growing = penstock.stream(sys.argv[1], sys.argv[2], documents="lines", **options)
-loader = penstock.Loader(penstock.Windows(growing, 64), 8, epochs=2, fingerprint="tokens")
+import penstock.loader
+format = penstock.loader.BatchFormat(fingerprint="tokens")
+loader = penstock.Loader(penstock.Windows(growing, 64), 8, epochs=2, format=format)
 state = json.loads(sys.argv[3])
 if state:
     loader.load_state_dict(state)
@@ -55,7 +58,9 @@ def expected(text, tmp_path_factory):
         store = penstock.build(
             text, tmp_path_factory.mktemp("built") / "s", tokenizer="bytes", documents="lines"
         )
-    loader = Loader(Windows(store, 64), 8, epochs=2, fingerprint="tokens", shuffle="part")
+    loader = Loader(
+        Windows(store, 64), 8, epochs=2, format=BatchFormat(fingerprint="tokens"), shuffle="part"
+    )
     return [loader.fingerprint for _ in loader]
 
 

@@ -136,7 +136,7 @@ def measure_speed(
     batches = {"int64": iter(wide)}
     next(batches["int64"])
     first_batch = time.perf_counter() - begun
-    batches["narrow"] = iter(Loader(rows, batch_size, narrow=True))
+    batches["narrow"] = iter(Loader(rows, batch_size, format="narrow"))
     rates: dict[str, list[float]] = {"int64": [], "narrow": []}
     peak = before or 0
     for turn in range(2 * _NUM_TURNS):

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from penstock.loader.packed import one_row
 from penstock.rows.packs import Packs
+from penstock.rows.protocol import Fields, Integers, WrappedRows
+from penstock.rows.tokens import Stream
 
 __all__ = ["MaskedPacks", "OneRow", "PaddedDress", "named_pair"]
 
@@ -81,36 +82,24 @@ class OneRow:
         return one_row(self.dress(batch))
 
 
-class MaskedPacks:
-    """Packs that also say, as `attention_mask`, which places hold a token; also rows.
+class MaskedPacks(WrappedRows):
+    """Packs that also return, as `attention_mask`, which columns hold a token.
 
     The mask decides what padding holds and which labels count; batches do not have it.
     """
 
-    gives_loss = True
-    whole_documents = True
-
     def __init__(self, packs: Packs) -> None:
+        super().__init__(packs)
         self.packs = packs
-        self.length = packs.length
-
-    def __len__(self) -> int:
-        return len(self.packs)
 
     def __repr__(self) -> str:
         return repr(self.packs)
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "packs" or name.startswith("_"):  # not there yet, while being unpickled
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.packs, name)
+    def over(self, stream: Stream) -> "MaskedPacks":
+        """Return the same rows over a later snapshot of a store that is being written."""
+        return MaskedPacks(self.packs.over(stream))
 
-    @property
-    def digest(self) -> str:
-        """That of the packs: the mask adds nothing to them."""
-        return self.packs.digest
-
-    def read(self, samples: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    def read(self, samples: Integers) -> Fields:
         """The rows `samples`, as packs give them, and the mask (rows, length)."""
         fields = self.packs.read(samples)
         # A row has one token more than targets.

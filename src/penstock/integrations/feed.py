@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 from penstock.errors import PlanError
 from penstock.integrations.cuts import EpochCuts
 from penstock.integrations.rank_rows import RankRows, Span
-from penstock.loader.batch import Format
+from penstock.loader.arguments import AnyPlan
+from penstock.loader.batch_format import Format
 from penstock.loader.loader import Loader
-from penstock.order.growing import GrowingPlan
-from penstock.order.plan import Plan
+from penstock.streaming.plan import StreamedPlan
 
 __all__ = [
     "EvaluationBatches",
@@ -66,7 +66,7 @@ class Place(Protocol):
 class Feed:
     """What batches are made of, and how they look."""
 
-    plan: Plan
+    plan: AnyPlan
     global_batch: int
     """Rows of a step on all ranks together."""
     rank: int
@@ -86,17 +86,13 @@ class Feed:
 
     def loader(self, *, epochs: int | None = None) -> Loader:
         """A loader of full steps over all positions: without end, or so many epochs a loop."""
-        plan: Any = self.plan
-        growing = isinstance(plan, GrowingPlan)
         return Loader(
-            plan.sources["data"] if growing else plan,
-            seed=plan.seed if growing else None,
+            self.plan,
             global_batch_size=self.global_batch,
             rank=self.rank,
             world_size=self.world_size,
             epochs=epochs,
-            format=self.format,
-            narrow=self.narrow,
+            format="narrow" if self.narrow else self.format,
         )
 
     @property
@@ -117,7 +113,7 @@ class Feed:
         Where text is still being read, only `wait` finds out.
         """
         plan: Any = self.plan
-        if wait and isinstance(plan, GrowingPlan):
+        if wait and isinstance(plan, StreamedPlan):
             plan.reach(self.global_batch)
         if plan.epoch_rows is not None and plan.epoch_rows < self.global_batch:
             raise PlanError(

@@ -9,7 +9,7 @@ from penstock.errors import PlanError
 from penstock.integrations.dress import MaskedPacks, PaddedDress, named_pair
 from penstock.integrations.windows import Labels, check_labels
 from penstock.loader.loader import Loader
-from penstock.loader.packed import check_packed, gives_positions, keep_documents_apart
+from penstock.loader.packed import check_packed, keep_documents_apart
 from penstock.order.plan import Plan
 from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
@@ -32,7 +32,7 @@ def formatted(rows: Any, pad_id: int | None, labels: Labels) -> Formatted:
     """What a loader needs to know to make batches of `rows`."""
     check_labels(labels)
     shifted = labels == "shifted"
-    packed = not shifted and gives_positions([rows])
+    packed = not shifted and rows.gives_positions
     if isinstance(rows, Windows):
         return Formatted(rows if shifted else rows.overlapping(), named_pair, False, packed)
     if isinstance(rows, Packs):
@@ -82,8 +82,7 @@ class RowItems(Dataset[dict[str, torch.Tensor]]):
             1,
             rank=0,
             world_size=1,
-            format="hf" if labels == "same" and not dressed.narrow else "dict",
-            narrow=dressed.narrow,
+            format="narrow" if dressed.narrow else "hf" if labels == "same" else "dict",
             prefetch=0,
         )
         self._dress = dressed.dress

@@ -14,8 +14,9 @@ import torch
 from penstock.errors import MissingExtraError, PlanError
 from penstock.integrations.feed import EvaluationBatches, Feed, TrainingBatches
 from penstock.integrations.progress import Progress, per_device
-from penstock.loader.arguments import plan_of
-from penstock.order.plan import Plan
+from penstock.loader.arguments import AnyPlan, plan_of
+from penstock.rows.protocol import Rows
+from penstock.streaming.snapshots import Snapshot
 
 try:
     from lightning.pytorch import LightningDataModule
@@ -102,7 +103,7 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         """A loader of every row once, in order."""
         return EvaluationBatches(self.feed(rows, shuffle="none"), self.device_rows)
 
-    def plan(self, rows: Any, shuffle: Any) -> Plan:
+    def plan(self, rows: Any, shuffle: Any) -> AnyPlan:
         """The order of `rows`."""
         return plan_of(rows, self.seed, shuffle)
 
@@ -120,10 +121,10 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
     def teardown(self, stage: str | None = None) -> None:
         """Stop to read text ahead, where it is streamed."""
         rows: Any = getattr(self, "train_dataset", None)
-        for store in getattr(getattr(rows, "stream", None), "members", ()):
-            if hasattr(store, "await_parts") and stage in (None, "fit"):
-                store.close()
-                self.train_dataset = None
+        store = rows.stream.members[0] if isinstance(rows, Rows) and rows.stream else None
+        if isinstance(store, Snapshot) and stage in (None, "fit"):
+            store.source.close()
+            self.train_dataset = None
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is: the same on every rank."""

@@ -12,7 +12,8 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from penstock.loader.batch import Maker
-from penstock.loader.read import IGNORED, Assembler, Block
+from penstock.loader.batch_format import IGNORED
+from penstock.loader.read import Assembler, Block
 from penstock.order.shard import PADDING, Shard
 from penstock.order.steps import Steps
 
@@ -72,11 +73,10 @@ class RankRows(Dataset[Any]):
     def _widths(self, span: Span) -> list[int] | None:
         """The width of the widest row on all ranks, where rows are as wide as they must be."""
         (source,) = self._feed.plan.sources.values()
-        widths: Any = getattr(source, "widths", None)
-        if widths is None:
+        if source.side is None:
             return None
         _, _, samples = self._feed.plan.locate(np.arange(*span.step))
-        return [int(widths(samples).max())]
+        return [int(source.widths(samples).max())]
 
     @cached_property
     def _assembler(self) -> Assembler:

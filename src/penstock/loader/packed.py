@@ -13,7 +13,7 @@ Transformers is never imported here: where it was not, there is no model of it.
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -22,7 +22,7 @@ import torch
 
 from penstock.errors import PlanError
 
-__all__ = ["check_packed", "gives_positions", "keep_documents_apart", "one_row", "prepare"]
+__all__ = ["check_packed", "keep_documents_apart", "one_row", "prepare"]
 
 # 4.53.1 was the first that masks by position_ids, in Llama; 4.55 the first in GPT-2.
 _LEAST = (4, 55)
@@ -32,11 +32,6 @@ _TRIED = ("eager", "sdpa")
 _TOLERANCE = 1e-3
 
 _prepared: "WeakSet[torch.nn.Module]" = WeakSet()
-
-
-def gives_positions(sources: Iterable[Any]) -> bool:
-    """Whether batches of some of these rows have `position_ids`, so several documents a row."""
-    return any(getattr(rows, "borders", False) is True for rows in sources)
 
 
 def check_packed() -> None:

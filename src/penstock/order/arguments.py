@@ -6,7 +6,7 @@ numbers of sources, and rows. What cannot be meant is refused with the value tha
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from operator import index, itemgetter
@@ -16,6 +16,7 @@ from penstock.errors import PlanError
 from penstock.order.schedule import Exhausted, Stage
 from penstock.order.segments import Members
 from penstock.order.weights import Weight, as_fraction, exact_weights, is_finite, tempered_weights
+from penstock.rows.protocol import Rows
 
 __all__ = [
     "Caps",
@@ -91,27 +92,21 @@ class Terms(NamedTuple):
         return {"position": self.position, "sources": list(self.sources or ())}
 
 
-def num_rows_of(name: str, source: Sized) -> int:
-    """The rows of a source that has a name and a digest."""
+def num_rows_of(name: str, source: Rows) -> int:
+    """Return the rows of a source, and check its name."""
     if not isinstance(name, str) or not name:
         raise PlanError(f"A source is called {name!r}; a name is a string, and not empty.")
-    if not isinstance(getattr(source, "digest", None), str):
-        raise PlanError(
-            f'Source "{name}" is a {type(source).__name__} without a digest, so a state could '
-            "not tell it from other data. Give rows with len() and .digest."
-        )
     return len(source)
 
 
-def part_rows_of(name: str, source: Sized, size: int) -> list[int]:
-    """The rows of each part of a source."""
-    parts = getattr(source, "part_rows", None)
-    if parts is None:
+def part_rows_of(name: str, source: Rows, size: int) -> list[int]:
+    """Return the rows of each part of a source."""
+    if source.part_rows is None:
         raise PlanError(
             f'shuffle="part" needs to know the parts of source "{name}", but it has no part_rows. '
             'Choose shuffle="full" or shuffle="block".'
         )
-    parts = [index(rows) for rows in parts]
+    parts = [index(rows) for rows in source.part_rows]
     if sum(parts) != size or min(parts, default=0) < 0:
         raise PlanError(
             f'The parts of source "{name}" hold {sum(parts):,} rows, but it has {size:,}. '

@@ -12,7 +12,7 @@ machine. A run is a range of its positions.
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from operator import index
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,9 @@ from penstock.order.schedule import Schedule
 from penstock.order.shuffle import Block, Domain, Mode, spell_mode
 from penstock.order.weighted import Mixture
 from penstock.order.weights import Weight
+from penstock.rows.protocol import Rows, RowsLike, as_rows
 
-__all__ = ["ORDER_FORMAT", "Plan", "Rows", "Sample"]
+__all__ = ["ORDER_FORMAT", "Plan", "Sample"]
 
 ORDER_FORMAT = 1
 """Bound into every digest. It grows when equal arguments come to mean another order."""
@@ -49,23 +50,6 @@ _CHANGING_FORMAT = (
 _CHUNK_ROWS = 8_192  # at a time: their arrays stay in the cache, which is twice as fast
 _DRAWN_STAGES = 10
 _MOST_EPOCHS = 10_000_000  # a minute of work, and 80 MB of positions
-
-
-class Rows(Protocol):
-    """What a plan needs to know of a source.
-
-    Two attributes are used where they exist: `num_tokens`, an integer, for display; and
-    `part_rows`, how many rows each part holds, for `shuffle="part"`.
-    """
-
-    def __len__(self) -> int:
-        """How many rows there are; it must not change."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """A name computed from the contents."""
-        ...
 
 
 class Sample(NamedTuple):
@@ -115,7 +99,7 @@ class Plan:
 
     def __init__(
         self,
-        rows: Rows | Mapping[str, Rows],
+        rows: RowsLike | Mapping[str, RowsLike],
         *,
         weights: Mapping[str, Weight] | None = None,
         seed: int = 0,
@@ -124,7 +108,10 @@ class Plan:
         schedule: Mapping[int, Mapping[str, Weight] | Sequence[str]] | None = None,
         max_epochs: float | Mapping[str, float] | Caps | None = None,
     ) -> None:
-        self.sources: dict[str, Rows] = dict(rows) if isinstance(rows, Mapping) else {"data": rows}
+        given = rows if isinstance(rows, Mapping) else {"data": rows}
+        self.sources: dict[str, Rows] = {
+            name: as_rows(source, name) for name, source in given.items()
+        }
         """The rows by name, in the order given."""
         if not self.sources:
             raise PlanError("A plan needs at least one source; this one has none.")
@@ -302,7 +289,7 @@ class Plan:
             Leaf(
                 name=name,
                 rows=size,
-                tokens=getattr(self.sources[name], "num_tokens", None),
+                tokens=self.sources[name].num_tokens,
                 asked=share,
                 delivered=counts[name],
             )

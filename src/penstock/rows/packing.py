@@ -20,17 +20,16 @@ the result: a change here would change the rows of every run.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock.rows.protocol import Array, Integers
 
 __all__ = ["PACKING_FORMAT", "Layout", "best_fit", "one_each", "pack"]
 
 PACKING_FORMAT = 1
 """Bound into every digest. It grows when equal lengths come to be packed otherwise."""
-
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Layout:
     """Tokens that are in no row, because their documents were cut off."""
 
 
-def pack(bounds: NDArray[Any], length: int) -> Layout:
+def pack(bounds: Array, length: int) -> Layout:
     """Fit the documents that end at `bounds` into rows of `length` tokens, 2 or more.
 
     >>> layout = pack(np.array([5, 7, 19, 22, 23]), length=8)
@@ -101,7 +100,7 @@ def pack(bounds: NDArray[Any], length: int) -> Layout:
     )
 
 
-def one_each(bounds: NDArray[Any], length: int, *, split: bool) -> Layout:
+def one_each(bounds: Array, length: int, *, split: bool) -> Layout:
     """The documents that end at `bounds`, a row each; longer ones cut off, or split over rows.
 
     >>> one_each(np.array([3, 9]), length=4, split=True).sizes.tolist()
@@ -125,7 +124,7 @@ def one_each(bounds: NDArray[Any], length: int, *, split: bool) -> Layout:
     return Layout(np.arange(len(starts) + 1), starts, piece_sizes, num_empty, num_long, num_cut)
 
 
-def _documents(bounds: NDArray[Any]) -> tuple[Integers, Integers]:
+def _documents(bounds: Array) -> tuple[Integers, Integers]:
     """Where documents begin, and how long they are."""
     ends = bounds.astype(np.int64)
     begins = np.zeros_like(ends)

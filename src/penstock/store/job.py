@@ -1,8 +1,7 @@
 """What a build has to do, and how far it is."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,8 +115,6 @@ class Job:
     """Whether parts are read while others are made. The first slice is then made by all threads
     together and the others by one, as long as nobody waits; parts are announced before they are on
     disk, and the comparison with the reference waits until the first of them is sealed."""
-    sealing: Callable[[SealedSlice], AbstractContextManager[None]] = lambda _: nullcontext()
-    """Entered with each slice before anybody hears of it, and left when its record is written."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Set when the run ends, also by an error: for slices that are waited for."""
     rules_seen: set[str] = field(default_factory=set)

@@ -175,12 +175,11 @@ def _work(job: Job, shared: _Shared, journal: Journal, worker: int, num_helpers:
             num_helpers = 0
             record = _seal(job, piece, filled)
             del filled  # half a slice, not to be held while the next one is read
-            with job.sealing(record):
-                if job.live:
-                    journal.announce(record)
-                    shared.readable = shared.readable or time.monotonic()
-                    _force(job, record)
-                journal.seal(record)
+            if job.live:
+                journal.announce(record)
+                shared.readable = shared.readable or time.monotonic()
+                _force(job, record)
+            journal.seal(record)
             with shared.lock:
                 shared.sealed[piece.index] = record
                 refuse_bad(job.files, job.max_bad, shared.sealed)

@@ -13,13 +13,13 @@ from penstock.store.lock import locked
 from penstock.store.manifest import FILE_NAME
 from penstock.store.prepare import prepare
 from penstock.streaming.builder import Builder
-from penstock.streaming.growing import GrowingStore
+from penstock.streaming.snapshots import StreamedStore
 from penstock.tokenize.tokenizer import SpecialTokens
 
 __all__ = ["stream"]
 
 
-def stream(  # noqa: PLR0913  (the arguments of `build`, and three of its own)
+def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
     inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Texts,
     store: str | os.PathLike[str],
     *,
@@ -36,10 +36,8 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and three of its own)
     max_expansion: int = 200,
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto",
     threads: int | None = None,
-    keep: bool = True,
-    ahead: int = 4,
     timeout: float = 600.0,
-) -> GrowingStore:
+) -> StreamedStore:
     """Begin to build a store in the background, and read it as it grows.
 
     The build is that of `build`, with the same arguments and the same bytes. `Windows` and
@@ -66,10 +64,6 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and three of its own)
         engine: Which program tokenizes; the ids are the same.
         threads: How many slices are tokenized at once at most, while a reader waits; changes
             speed and memory only.
-        keep: Whether the store stays on disk. Otherwise parts are removed behind the readers,
-            and made again in the next epoch or when a run resumes.
-        ahead: Without `keep`, how many slices (of 64 MB of text) may be made before they are
-            read.
         timeout: Seconds that may pass between two sealed slices before a reader gives up.
 
     Raises:
@@ -84,8 +78,6 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and three of its own)
     [[2514, 307, 11, 50256], [273, 407, 284, 307, 13, 50256]]
     >>> folder.cleanup()
     """
-    if ahead < 1:
-        raise StoreError(f"ahead={ahead} lets nothing be made before it is read; use 1 or more.")
     if not timeout > 0:
         raise StoreError(f"timeout={timeout} leaves no time to wait; give seconds above 0.")
     prepared = prepare(
@@ -109,12 +101,10 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and three of its own)
         # Finished: whether it is the one that is meant, is told here and not in the first batch.
         with suppress(StoreBusyError), locked(prepared.directory):
             begin(prepared)
-    kept = None if keep else ahead
-    return GrowingStore(
+    return StreamedStore(
         prepared.directory,
         prepared.stamped,
         prepared.tokenizer.dtype.name,
         timeout=timeout,
-        ahead=kept,
-        builder=Builder(prepared, ahead=kept),
+        builder=Builder(prepared),
     )
