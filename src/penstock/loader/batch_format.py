@@ -23,7 +23,7 @@ import torch
 from penstock.errors import PlanError
 from penstock.rows.protocol import Rows
 
-__all__ = ["IGNORED", "Batch", "BatchFormat", "Format", "Shape", "check_targets", "unread_targets"]
+__all__ = ["IGNORED", "Batch", "BatchFormat", "Format", "Shape", "Tensors"]
 
 IGNORED = -100
 """The target that losses ignore."""
@@ -151,46 +151,45 @@ class Shape:
         names = ("input_ids", "labels") if self.format == "hf" else ("inputs", "targets")
         return {names[0]: inputs, names[1]: targets, **tensors}
 
+    def unread_targets(self, sources: Mapping[str, Rows], position: int) -> int:
+        """Return how many tokens of windows are the target of no row, as rows are at a position."""
+        per_row = self.row_targets(self.length_at(position))
+        return sum(rows.unread(per_row) for rows in _windows(sources).values())
+
+    def check_targets(self, sources: Mapping[str, Rows]) -> None:
+        """Warn if `format="hf"` leaves out targets of windows; raise if nothing could keep them."""
+        if self.format != "hf":
+            return
+        if self.lengths and any(rows.whole_documents for rows in sources.values()):
+            raise PlanError(
+                f"lengths={dict(self.lengths)} would cut packed documents in two, and with "
+                'format="hf" the token after each cut is not a target. Use format="dict", or leave '
+                "lengths out."
+            )
+        # The shortest rows leave out the most targets.
+        length = min([self.length, *(length for _, length in self.lengths)])
+        kept = self.row_targets(length)
+        for name, rows in _windows(sources).items():
+            if not kept:
+                raise PlanError(
+                    f'Rows of {length} token have no target with format="hf": the model shifts '
+                    "labels itself, so it needs rows of 2 tokens or more."
+                )
+            if rows.stride is not None and rows.stride > kept:
+                cut = f" while lengths= cuts rows to {length:,}" if length < self.length else ""
+                # The stack is this method, Loader.__init__, and the caller, who can change it.
+                warnings.warn(
+                    f'format="hf" leaves out {_left_out(rows, rows.stride, kept)} of source '
+                    f'"{name}"{cut}: the model shifts labels itself, so the first token of a row '
+                    "is not a target. Rows that overlap keep them: "
+                    f"Windows(…, {rows.length}, stride={kept}).",
+                    stacklevel=3,
+                )
+
 
 def _unshifted(mask: torch.Tensor) -> torch.Tensor:
     """Return whether each input is a target of the one before it; models ignore the first."""
     return torch.cat((mask[:, :1], mask[:, :-1]), dim=1)
-
-
-def unread_targets(sources: Mapping[str, Rows], shape: Shape, length: int) -> int:
-    """Return how many tokens of windows are the target of no row, while rows have `length`."""
-    per_row = shape.row_targets(length)
-    return sum(rows.unread(per_row) for rows in _windows(sources).values())
-
-
-def check_targets(sources: Mapping[str, Rows], shape: Shape) -> None:
-    """Warn if `format="hf"` leaves out targets of windows; raise if nothing could keep them."""
-    if shape.format != "hf":
-        return
-    if shape.lengths and any(rows.whole_documents for rows in sources.values()):
-        raise PlanError(
-            f"lengths={dict(shape.lengths)} would cut packed documents in two, and with "
-            'format="hf" the token after each cut is not a target. Use format="dict", or leave '
-            "lengths out."
-        )
-    # The shortest rows leave out the most targets.
-    length = min([shape.length, *(length for _, length in shape.lengths)])
-    kept = shape.row_targets(length)
-    for name, rows in _windows(sources).items():
-        if not kept:
-            raise PlanError(
-                f'Rows of {length} token have no target with format="hf": the model shifts labels '
-                "itself, so it needs rows of 2 tokens or more."
-            )
-        if rows.stride is not None and rows.stride > kept:
-            cut = f" while lengths= cuts rows to {length:,}" if length < shape.length else ""
-            # The stack is check_targets, Loader.__init__, and the caller, who can change this.
-            warnings.warn(
-                f'format="hf" leaves out {_left_out(rows, rows.stride, kept)} of source "{name}"'
-                f"{cut}: the model shifts labels itself, so the first token of a row is not a "
-                f"target. Rows that overlap keep them: Windows(…, {rows.length}, stride={kept}).",
-                stacklevel=3,
-            )
 
 
 def _windows(sources: Mapping[str, Rows]) -> dict[str, Rows]:

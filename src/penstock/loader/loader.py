@@ -17,18 +17,11 @@ import torch
 from penstock.errors import PlanError, ResumeError
 from penstock.loader.arguments import AnyPlan, batch_sizes, plan_of, topology
 from penstock.loader.batch import Made, Maker
-from penstock.loader.batch_format import (
-    Batch,
-    BatchFormat,
-    Format,
-    Shape,
-    check_targets,
-    unread_targets,
-)
+from penstock.loader.batch_format import Batch, BatchFormat, Format, Shape
 from penstock.loader.device import DeviceCopy
 from penstock.loader.packed import check_packed
 from penstock.loader.prefetch import Ahead
-from penstock.loader.read import MOST_STEPS, Assembler, Block
+from penstock.loader.read import MOST_STEPS, Assembler
 from penstock.loader.run import Run
 from penstock.loader.state import State, check_state, identify, write_state
 from penstock.loader.state_prefix import identity_at, position_of
@@ -113,24 +106,17 @@ class Loader:
         self._prefetch = prefetch
         self.device = torch.device(device) if device is not None else torch.device("cpu")
         chosen = format if isinstance(format, BatchFormat) else BatchFormat(fields=format)
-        self._assembler = Assembler(
-            self.plan,
-            self._run.shard,
-            end=self._run.end,
-            by_tokens=chosen.fingerprint == "tokens",
-        )
+        end, by_tokens = self._run.end, chosen.fingerprint == "tokens"
+        self._assembler = Assembler(self.plan, self._run.shard, end=end, by_tokens=by_tokens)
         side = self._assembler.side
         if chosen.lengths and side:
             raise PlanError(
-                f"lengths={chosen.lengths} cuts rows of one length; rows of Documents are as long "
-                "as their documents."
+                f"lengths={chosen.lengths}: rows of Documents are as long as their documents."
             )
         self.shape = Shape(chosen, self._assembler.length)
-        check_targets(self.plan.sources, self.shape)
+        self.shape.check_targets(self.plan.sources)
         whole = self._assembler.whole_documents
-        self._maker = Maker(
-            self.shape, self.device, end=self._run.end, side=side, whole_documents=whole
-        )
+        self._maker = Maker(self.shape, self.device, end=end, side=side, whole_documents=whole)
         self.fingerprint: int | None = None
         """The fingerprint of the last batch on this rank. The sum over all ranks does not depend
         on their number."""
@@ -147,12 +133,8 @@ class Loader:
 
     @property
     def unread_targets(self) -> int:
-        """Tokens of all windows that are the target of no row, in the format in use.
-
-        If `lengths` change, with rows as long as they are at the position.
-        """
-        length = self.shape.length_at(self.position)
-        return unread_targets(self.plan.sources, self.shape, length)
+        """Tokens of windows that are the target of no row, in the format at the position."""
+        return self.shape.unread_targets(self.plan.sources, self.position)
 
     @property
     def ends(self) -> bool:
@@ -166,12 +148,7 @@ class Loader:
 
     @property
     def step(self) -> int:
-        """The number of the next step, which is that of `loader[step]`.
-
-        Steps are counted from the start of the pass, so it is `len(loader)` after the last step of
-        a pass. After a resume with another batch size, no step of that size may begin at the
-        position; then steps are counted from the position.
-        """
+        """The number of the next step, which is that of `loader[step]`; see `Run.lay_out`."""
         return self._run.step
 
     def __len__(self) -> int:
@@ -193,7 +170,7 @@ class Loader:
         if self._streamed is not None and not self.has_step(step):
             raise IndexError(f"step {step:,} is not in a run of {len(self):,} steps")
         copy = DeviceCopy(self.device) if self.device.type == "cuda" else None
-        made = next(self._maker.batches(self._block(step, step + 1), copy))
+        made = next(self._maker.batches(self._assembler.block(step, step + 1), copy))
         if made.finish is not None:
             made.finish()
         return made
@@ -208,8 +185,8 @@ class Loader:
         return self._iterate(self._stop_iterator())
 
     def _check_packed(self) -> None:
-        packed = any(rows.gives_positions for rows in self.plan.sources.values())
-        if self.shape.format == "hf" and packed:
+        rows = self.plan.sources.values()
+        if self.shape.format == "hf" and any(each.gives_positions for each in rows):
             check_packed()
 
     def _stop_iterator(self) -> int:
@@ -286,7 +263,7 @@ class Loader:
         step = first
         most = 1  # the first batch is needed at once; then blocks grow
         while step < (last := self._steps_before(step)):
-            block = self._block(step, last, most)
+            block = self._assembler.block(step, last, most)
             most = min(4 * most, MOST_STEPS)
             batches = self._maker.batches(block, copy)
             if copy is not None:
@@ -307,17 +284,6 @@ class Loader:
     def has_step(self, step: int) -> bool:
         """Return whether the pass has a step; wait if a streamed store has to tell."""
         return step < self._steps_before(step)
-
-    def _block(self, first: int, last: int, most: int = MOST_STEPS) -> Block:
-        try:
-            return self._assembler.block(first, last, most)
-        except Exception as error:
-            start = self._run.steps.span(first)[0]
-            error.add_note(
-                f"While reading a block of steps from step {first:,} on (position {start:,}), as "
-                f"rank {self.rank} of {self.world_size}."
-            )
-            raise
 
     def seek(self, position: int) -> None:
         """Go to a position of the global order; the next batch begins there."""
@@ -357,11 +323,10 @@ class Loader:
         except ResumeError:
             if on_change == "error":
                 raise
-        limit = self._run.limit
-        if not 0 <= position <= limit:
+        if position > self._run.limit:
             raise ResumeError(
-                f"This state is at position {position:,}, past the end of this run at {limit:,}. "
-                "Give the loader more steps."
+                f"This state is at position {position:,}, past the end of this run at "
+                f"{self._run.limit:,}. Give the loader more steps."
             )
         self.seek(position)
 

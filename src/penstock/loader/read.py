@@ -124,28 +124,28 @@ class Assembler:
             most: The most steps; a smaller block is ready sooner.
         """
         lot, stop = self._steps(first_step, last_step, most)
-        rows = slice(lot.edges[first_step - lot.first], lot.edges[stop - lot.first])
-        located = lot.located[:, rows]
+        steps = slice(first_step - lot.first, stop - lot.first)
+        rows = slice(lot.edges[steps.start], lot.edges[steps.stop])
+        located, spans = lot.located[:, rows], lot.spans[steps]
         if self._ahead.begin() and stop < last_step:
             # Four times as many steps, because the blocks of a run grow by that at first.
             self._announce(stop, last_step, 4 * most)
-        tokens, targets, extras = self.read(located)
+        try:
+            tokens, targets, extras = self.read(located)
+        except Exception as error:
+            error.add_note(
+                f"While reading a block of steps from step {first_step:,} on (position "
+                f"{spans[0][0]:,}), as rank {self.shard.rank} of {self.shard.world_size}."
+            )
+            raise
         self._ahead.end()
         values = of_tokens(tokens, targets, located[3]) if lot.values is None else lot.values[rows]
-        if lot.values is None:
-            values[located[3] == PADDING] = 0
-        edges = [edge - rows.start for edge in lot.edges[first_step - lot.first : stop - lot.first]]
-        return Block(
-            first_step,
-            [*edges, rows.stop - rows.start],
-            lot.spans[first_step - lot.first : stop - lot.first],
-            tokens,
-            targets,
-            extras,
-            located,
-            combine(values, edges),
-            self._widths(first_step, stop) if self.side else None,
-        )
+        values = np.where(located[3] == PADDING, np.uint64(0), values)
+        edges = [edge - rows.start for edge in lot.edges[steps]]
+        prints = combine(values, edges)
+        widths = self._widths(first_step, stop) if self.side else None
+        edges.append(rows.stop - rows.start)
+        return Block(first_step, edges, spans, tokens, targets, extras, located, prints, widths)
 
     def _announce(self, first: int, last: int, most: int) -> None:
         """Tell the kernel which rows the next block will read."""
@@ -191,7 +191,6 @@ class Assembler:
         values = None
         if not self._by_tokens:
             values = of_samples(self._keys[located[0]], located[1], located[2], located[3])
-            values[located[3] == PADDING] = 0
         starts, sizes = self.shard.steps.spans(first, stop)
         edges = np.concatenate(([0], np.cumsum(self.shard.rows(first, stop)))).tolist()
         spans = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))

@@ -233,7 +233,7 @@ class Run:
             warnings.warn(
                 f"This run is over: {read} read, so this loop has no batches. Give {more} to train "
                 "further, or call loader.seek(0) to read the same batches again.",
-                stacklevel=4,
+                stacklevel=5,
             )
         return None
 
