@@ -375,11 +375,11 @@ def test_an_iterator_that_was_overtaken_says_so(windows):
             for _ in range(taken):
                 next(old)
             move()
-            with pytest.raises(ResumeError, match="This iterator was overtaken"):
+            with pytest.raises(ResumeError, match="This iterator was replaced"):
                 next(old)
     unused = iter(loader)
     next(iter(loader))
-    with pytest.raises(ResumeError, match="This iterator was overtaken"):
+    with pytest.raises(ResumeError, match="This iterator was replaced"):
         next(unused)
 
 
@@ -500,10 +500,10 @@ def test_a_format_refuses_settings_that_contradict_each_other(settings, message)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "batch_size=None and global_batch_size=None: give one of them, the rows a step on"),
+        ({}, "batch_size=None and global_batch_size=None: give one of them, the rows of a step on"),
         (
             {"batch_size": 4, "global_batch_size": 8},
-            "batch_size=4 and global_batch_size=8: give one of them, the rows a step on this rank",
+            "batch_size=4 and global_batch_size=8: give one of them, the rows of a step on this rank",
         ),
         (
             {"global_batch_size": 500, "rank": 0, "world_size": 8},
@@ -542,7 +542,7 @@ def test_refuses_what_cannot_be_a_run(windows, settings, message):
 def test_refuses_settings_that_belong_to_the_plan(windows):
     plan = Plan(windows, weights={"data": 1})
 
-    with pytest.raises(PlanError, match="seed and shuffle belong to the plan, which was given"):
+    with pytest.raises(PlanError, match=r"seed=1 is set on the plan; pass it to Plan\(…\)"):
         Loader(plan, 4, seed=1, shuffle="full")
     with pytest.raises(PlanError, match="epochs=2 has no meaning in a mixture: each source"):
         Loader(plan, 4, epochs=2)
@@ -568,12 +568,12 @@ def test_refuses_more_steps_than_a_capped_plan_has(windows):
 
     assert len(Loader(plan, 4)) == rows // 4
     assert len(Loader(plan, 4, drop_last=False)) == -(-rows // 4)
-    with pytest.raises(PlanError, match=rf"1,000 steps need 4,000 rows, .* ends after {rows}"):
+    with pytest.raises(PlanError, match=rf"steps=1,000 needs 4,000 rows, .* ends after {rows}"):
         Loader(plan, 4, steps=1000)
 
 
 def test_refuses_rows_that_cannot_share_a_batch(store, windows, tmp_path, gpt2):
-    with pytest.raises(PlanError, match=r'equally long; these are not: "a" 16, "b" 8\.'):
+    with pytest.raises(PlanError, match=r'the same length; these have: "a" 16, "b" 8\.'):
         Loader(Plan({"a": windows, "b": Windows(store, 8)}), 4)
     other = penstock.build(penstock.Texts(["some text " * 20]), tmp_path / "gpt2", tokenizer=gpt2)
     with pytest.raises(PlanError, match=r"come from different tokenizers \(digests: \"a\" 2770"):
@@ -589,5 +589,5 @@ def test_refuses_rows_that_cannot_be_read():
     class Lines(list):
         digest = "lines"
 
-    with pytest.raises(PlanError, match=r'Source "data" is a Lines, which a plan can order and a'):
+    with pytest.raises(PlanError, match=r'Source "data" is a Lines, which a plan can order but a'):
         Loader(Lines("abc"), 2)

@@ -21,7 +21,7 @@ REFUSED = {
     "rows that nothing tells from others": (
         {"rows": [1, 2, 3]},
         'Source "data" is a list without a digest, so a state could not tell it from other data. '
-        "Give rows with len() and .digest.",
+        'Pass rows, such as Windows("stores/owt", length=1024).',
     ),
     "weight missing": (
         {"weights": {"web": 1}},

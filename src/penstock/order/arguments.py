@@ -22,7 +22,7 @@ __all__ = [
     "Caps",
     "Terms",
     "cap_rows",
-    "num_rows_of",
+    "check_name",
     "part_rows_of",
     "quoted",
     "read_members",
@@ -92,11 +92,11 @@ class Terms(NamedTuple):
         return {"position": self.position, "sources": list(self.sources or ())}
 
 
-def num_rows_of(name: str, source: Rows) -> int:
-    """Return the rows of a source, and check its name."""
+def check_name(name: str) -> str:
+    """Return the name of a source, if it is one."""
     if not isinstance(name, str) or not name:
         raise PlanError(f"A source is called {name!r}; a name is a string, and not empty.")
-    return len(source)
+    return name
 
 
 def part_rows_of(name: str, source: Rows, size: int) -> list[int]:

@@ -22,7 +22,7 @@ from penstock.errors import PlanError
 from penstock.order.arguments import (
     Caps,
     cap_rows,
-    num_rows_of,
+    check_name,
     part_rows_of,
     quoted,
     read_members,
@@ -110,14 +110,14 @@ class Plan:
     ) -> None:
         given = rows if isinstance(rows, Mapping) else {"data": rows}
         self.sources: dict[str, Rows] = {
-            name: as_rows(source, name) for name, source in given.items()
+            check_name(name): as_rows(source, name) for name, source in given.items()
         }
         """The rows by name, in the order given."""
         if not self.sources:
             raise PlanError("A plan needs at least one source; this one has none.")
         self.names = tuple(self.sources)
         """The names of the sources by the numbers that `locate` gives."""
-        self.sizes = tuple(num_rows_of(name, source) for name, source in self.sources.items())
+        self.sizes = tuple(map(len, self.sources.values()))
         """The rows of each source."""
         self.seed = index(seed)
         self.shuffle = shuffle
