@@ -503,7 +503,7 @@ def test_a_format_refuses_settings_that_contradict_each_other(settings, message)
         ({}, "batch_size=None and global_batch_size=None: give one of them, the rows of a step on"),
         (
             {"batch_size": 4, "global_batch_size": 8},
-            "batch_size=4 and global_batch_size=8: give one of them, the rows of a step on this rank",
+            "batch_size=4 and global_batch_size=8: give one of them, the rows of a step on",
         ),
         (
             {"global_batch_size": 500, "rank": 0, "world_size": 8},
@@ -544,7 +544,7 @@ def test_refuses_settings_that_belong_to_the_plan(windows):
 
     with pytest.raises(PlanError, match=r"seed=1 is set on the plan; pass it to Plan\(…\)"):
         Loader(plan, 4, seed=1, shuffle="full")
-    with pytest.raises(PlanError, match="epochs=2 has no meaning in a mixture: each source"):
+    with pytest.raises(PlanError, match="epochs=2 is not defined for a mixture: every source"):
         Loader(plan, 4, epochs=2)
 
 
@@ -581,7 +581,7 @@ def test_refuses_rows_that_cannot_share_a_batch(store, windows, tmp_path, gpt2):
     mixed = Plan({"a": windows, "b": Windows(store, LENGTH, borders=True)})
     with pytest.raises(PlanError, match="Some sources of this plan give 'document_ids' and oth"):
         next(iter(Loader(mixed, 16)))
-    with pytest.raises(PlanError, match="These rows also give document_ids, position_ids, cu_s"):
+    with pytest.raises(PlanError, match="These rows also have document_ids, position_ids, cu_s"):
         next(iter(Loader(Windows(store, LENGTH, borders=True), 4, format="tuple")))
 
 

@@ -205,8 +205,8 @@ def test_another_run_is_refused_by_name(what, windows, other_store, tmp_path, gp
         after.load_state_dict(json.loads(json.dumps(before.state_dict())))
 
     assert str(caught.value).startswith(
-        "This checkpoint belongs to another order of the data, so position 16 would not be the "
-        "row it was. Changed since: "
+        "This checkpoint belongs to another order of the data, so position 16 would hold "
+        "another row. Changed since: "
     )
     assert named in str(caught.value)
     assert "To begin the new order at 0, start without this state" in str(caught.value)

@@ -95,6 +95,11 @@ class MaskedPacks(WrappedRows):
     def __repr__(self) -> str:
         return repr(self.packs)
 
+    @property
+    def padding_share(self) -> float:
+        """The share of all columns that hold no token."""
+        return self.packs.padding_share
+
     def over(self, stream: Stream) -> "MaskedPacks":
         """Return the same rows over a later snapshot of a store that is being written."""
         return MaskedPacks(self.packs.over(stream))
