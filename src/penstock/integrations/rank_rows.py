@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from penstock.loader.batch import Maker
 from penstock.loader.batch_format import IGNORED
-from penstock.loader.read import Assembler, Block
+from penstock.loader.read import Assembler, StepBlock
 from penstock.order.shard import PADDING, Shard
 from penstock.order.steps import Steps
 
@@ -53,7 +53,7 @@ class RankRows(Dataset[Any]):
         located[3, :real] = np.arange(span.first, span.stop)
         located[:3, :real] = self._feed.plan.locate(located[3, :real])
         tokens, targets, extras = self._assembler.read(located)
-        block = Block(
+        block = StepBlock(
             first_step=0,
             edges=[0, span.size],
             spans=[(span.first, span.stop)],

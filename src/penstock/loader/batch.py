@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from penstock.loader.batch_format import IGNORED, Batch, Shape, Tensors
 from penstock.loader.device import DeviceCopy
-from penstock.loader.read import IDS, Block
+from penstock.loader.read import IDS, StepBlock
 from penstock.order.shard import PADDING
 from penstock.rows.documents import narrowed
 from penstock.rows.protocol import Array, Fields, Side
@@ -43,7 +43,7 @@ def _cut(rows: Array, length: int, overlap: bool) -> Array:
     return rows.reshape(-1, length)
 
 
-def host_arrays(block: Block, number: int, shape: Shape, length: int) -> Fields:
+def host_arrays(block: StepBlock, number: int, shape: Shape, length: int) -> Fields:
     """Return the arrays of one step of a block, as they are copied to the device.
 
     Ids are in the rows of the block and in the dtype of the store; all other fields are in rows
@@ -113,7 +113,7 @@ class Maker:
         other._end = end
         return other
 
-    def batches(self, block: Block, copy: DeviceCopy | None = None) -> Iterator[Made]:
+    def batches(self, block: StepBlock, copy: DeviceCopy | None = None) -> Iterator[Made]:
         """Yield the batches of a block, one per step; each is made when it is asked for."""
         made = self._plain(block) if self._is_plain(block) else self._any(block, copy)
         stops = [stop if self._end is None else min(stop, self._end) for _, stop in block.spans]
@@ -122,7 +122,7 @@ class Maker:
         for step, stop, fingerprint, (batch, finish) in fields:
             yield Made(step, stop, batch, fingerprint, finish)
 
-    def _is_plain(self, block: Block) -> bool:
+    def _is_plain(self, block: StepBlock) -> bool:
         """Return whether batches are only inputs and targets of full rows, on the CPU."""
         return (
             block.targets is None
@@ -134,7 +134,7 @@ class Maker:
             and self._device.type == "cpu"
         )
 
-    def _plain(self, block: Block) -> Iterator[tuple[Batch, None]]:
+    def _plain(self, block: StepBlock) -> Iterator[tuple[Batch, None]]:
         """Yield what `Shape.to_batch` would, by views of NumPy, which cost a tenth of torch's."""
         tokens, as_tuple = block.tokens, self._shape.format == "tuple"
         for start, stop in pairwise(block.edges):
@@ -143,7 +143,7 @@ class Maker:
             yield (inputs, targets) if as_tuple else {"inputs": inputs, "targets": targets}, None
 
     def _any(
-        self, block: Block, copy: DeviceCopy | None
+        self, block: StepBlock, copy: DeviceCopy | None
     ) -> Iterator[tuple[Batch, Callable[[], None] | None]]:
         """Yield any batch, with the function that finishes it."""
         for number, (start, _) in enumerate(block.spans):

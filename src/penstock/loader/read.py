@@ -26,7 +26,7 @@ from penstock.rows.supervised import supervised
 from penstock.rows.windows import JoinedWindows, Windows
 from penstock.streaming.plan import StreamedPlan
 
-__all__ = ["IDS", "MOST_STEPS", "Assembler", "Block"]
+__all__ = ["IDS", "MOST_STEPS", "Assembler", "StepBlock"]
 
 IDS = ("tokens", "labels", "targets", "attention_mask")
 """The fields that become int64 on the device: ids (see `penstock.transforms`), and a mask."""
@@ -41,7 +41,7 @@ _LOT_BLOCKS = 8
 
 
 @dataclass(slots=True)
-class Block:
+class StepBlock:
     """The rows of consecutive steps."""
 
     first_step: int
@@ -115,7 +115,7 @@ class Assembler:
         other._lot = _EMPTY
         return other
 
-    def block(self, first_step: int, last_step: int, most: int = MOST_STEPS) -> Block:
+    def block(self, first_step: int, last_step: int, most: int = MOST_STEPS) -> StepBlock:
         """Return as many steps from `first_step` as make a block.
 
         Args:
@@ -145,7 +145,7 @@ class Assembler:
         prints = combine(values, edges)
         widths = self._widths(first_step, stop) if self.side else None
         edges.append(rows.stop - rows.start)
-        return Block(first_step, edges, spans, tokens, targets, extras, located, prints, widths)
+        return StepBlock(first_step, edges, spans, tokens, targets, extras, located, prints, widths)
 
     def _announce(self, first: int, last: int, most: int) -> None:
         """Tell the kernel which rows the next block will read."""

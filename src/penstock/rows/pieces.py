@@ -159,10 +159,10 @@ class PieceRows(Rows):
 
     def _read(
         self, samples: Integers, width: int, *, pad_id: int = 0, side: Side = "right"
-    ) -> tuple[Fields, "Spans"]:
+    ) -> tuple[Fields, "PieceSpans"]:
         """Return `tokens` (rows, width + 1), the masks of their targets, and the pieces."""
         samples = self._checked(samples)
-        spans = Spans(self.index, samples, width, side)
+        spans = PieceSpans(self.index, samples, width, side)
         tokens = np.zeros((len(samples), width + 1), self.stream.dtype)
         if pad_id:
             tokens.fill(pad_id)
@@ -187,7 +187,7 @@ class PieceRows(Rows):
         self,
         target: Array,
         offsets: Integers,
-        spans: "Spans",
+        spans: "PieceSpans",
         source_of: Callable[[int], Array],
         *,
         skipped: int,
@@ -208,7 +208,7 @@ class PieceRows(Rows):
                 flat[offset : offset + size] = source[begin : begin + size]
 
 
-class Spans:
+class PieceSpans:
     """Where the pieces of some rows come from, and which columns they fill."""
 
     def __init__(self, index: RowIndex, samples: Integers, width: int, side: Side) -> None:

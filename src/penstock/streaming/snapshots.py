@@ -115,7 +115,7 @@ class StreamedStore:
         self._journal = Journal(path)
         self._is_ours = False  # whether the journal was found to be of this build
         self._num_slices = 0
-        self._asked = -1.0  # when the builder was last told that a reader waits
+        self._asked = -1.0  # when a waiting reader was last reported to the builder
         build = {key: stamped[key] for key in ("reading", "inputs")}
         contents = {"dtype": dtype, **of_all_builds(stamped), "builds": [build]}
         self._manifest = Manifest("", contents, ())

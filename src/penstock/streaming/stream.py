@@ -1,4 +1,4 @@
-"""`stream`: train on text while it is being tokenized."""
+"""`stream`: trains on text while it is being tokenized."""
 
 import os
 from collections.abc import Sequence
@@ -38,14 +38,14 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
     threads: int | None = None,
     timeout: float = 600.0,
 ) -> StreamedStore:
-    """Begin to build a store in the background, and read it as it grows.
+    """Start to build a store in the background, and return it while it is being written.
 
-    The build is that of `build`, with the same arguments and the same bytes. `Windows` and
-    `Packs` take what is returned, and a `Loader` over them gives the rows of the finished store
-    in the order of `shuffle="part"`, the first of them after about a second.
+    It has the arguments of `build` and writes the same bytes. Pass the result to `Windows` or
+    `Packs`. A `Loader` over them yields the rows of the finished store in the order of
+    `shuffle="part"`. The first batch comes after about a second.
 
-    Called by several processes for one directory, one of them builds and all read; should it
-    die, another goes on. On machines without a common disk each builds the same store.
+    If several processes call it for one directory, one of them builds and all read. If the builder
+    dies, another one continues. Machines without a shared disk each build the same store.
 
     Args:
         inputs: As in `build`, and so are all arguments up to `threads`.
@@ -64,7 +64,7 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
         engine: Which program tokenizes; the ids are the same.
         threads: How many slices are tokenized at once at most, while a reader waits; changes
             speed and memory only.
-        timeout: Seconds that may pass between two sealed slices before a reader gives up.
+        timeout: The most seconds between two sealed slices before a reader raises an error.
 
     Raises:
         SourceError: an input cannot be read as asked.
@@ -79,7 +79,7 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
     >>> folder.cleanup()
     """
     if not timeout > 0:
-        raise StoreError(f"timeout={timeout} leaves no time to wait; give seconds above 0.")
+        raise StoreError(f"timeout={timeout} must be more than 0 seconds.")
     prepared = prepare(
         inputs,
         store,
@@ -98,7 +98,7 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
         threads=threads,
     )
     if (prepared.directory / FILE_NAME).exists():
-        # Finished: whether it is the one that is meant, is told here and not in the first batch.
+        # A finished store with other settings is refused here, and not at the first batch.
         with suppress(StoreBusyError), locked(prepared.directory):
             begin(prepared)
     return StreamedStore(
