@@ -37,6 +37,7 @@ def plan_of(
                 f"shuffle={shuffle!r} needs all rows, and these are of a store that is still being "
                 'written. Leave it out, or use shuffle="part"; or build the store first.'
             )
+        # Also after the store is finished: the order must not depend on when it was.
         return StreamedPlan(rows, seed=seed or 0)
     return Plan(rows, seed=seed or 0, shuffle=shuffle or "full")
 

@@ -291,7 +291,7 @@ class Loader:
         limit = self._run.limit
         if not 0 <= position <= limit:
             raise PlanError(f"Position {position:,} is not in a run of {limit:,} rows.")
-        self._stop_iterator()
+        self._stop_iterator()  # before the position changes: its thread reads the same run
         self._run.position = position
         self._run.lay_out()
         self._share()

@@ -104,6 +104,7 @@ class Run:
             self._pass_rows = self._find_pass_rows()
         rows, position, start = self._pass_rows, self.position, 0
         if rows is not None and self._epochs is not None:
+            # 25 rows into passes of 10: this pass begins at 20.
             start = position // rows * rows
         self.end: int | None = None if rows is None else start + rows
         """The position after the last row of the pass; None if it has no end, or not yet."""
@@ -179,8 +180,11 @@ class Run:
         """
         streamed = self._streamed
         if streamed is not None and (self.num_steps is None or step < self.num_steps):
+            # All rows of the step must be known, or that the store has fewer rows.
             streamed.reach(self.steps.span(step)[1])
             if not streamed.complete:
+                # Only steps that are full with the known rows: later parts may add rows to the
+                # next one.
                 known = self.steps.count(streamed.num_rows, drop_last=True)
                 return known if self.num_steps is None else min(known, self.num_steps)
             self.find_end()

@@ -75,6 +75,7 @@ class PieceRows(Rows):
             new = range(len(known.part_rows), len(self.stream.ends))
             added = [of_layout(self._lay_out(self.stream.bounds(number))) for number in new]
             self.index = joined([known, *added])
+        # Rows up to the end of each part: a search in it finds the part of a row.
         self._row_ends = np.cumsum(self.part_rows)
         if self.stream.sealed and not self.index.num_rows:
             path = self.stream.members[0].path
@@ -230,6 +231,7 @@ class PieceSpans:
     def same_document(self) -> NDArray[np.bool_]:
         """Return whether the next column holds a token of the same document."""
         same = self.real()
+        # The last token of each piece predicts nothing.
         same.reshape(-1)[self.rows * self.width + self.columns + self.sizes - 1] = False
         return same
 

@@ -79,6 +79,7 @@ class ArrayFile:
     def digest(self) -> str:
         """A digest of the size, the dtype and 16 sampled blocks, computed once."""
         size = self._checked_size()
+        # Spread evenly. A set, because blocks of a small file overlap.
         offsets = sorted({size * k // _NUM_SAMPLED for k in range(_NUM_SAMPLED)})
         with self.path.open("rb") as stream:
             blocks = []
@@ -242,6 +243,7 @@ class Stream:
 
     def read_ahead(self, starts: Integers, length: int) -> None:
         """Ask the kernel to load `length` ids from each of `starts`; return without waiting."""
+        # Sorted by piece, so that each piece is opened once.
         numbers = np.searchsorted(self.ends, starts, side="right")
         order = np.argsort(numbers, kind="stable")
         for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):

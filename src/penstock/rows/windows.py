@@ -152,6 +152,8 @@ class Windows(Rows):
     def _count(self) -> None:
         """Count the full rows, and all rows if no more tokens will follow."""
         length, stride, num_tokens = self.length, self.stride, self.stream.num_tokens
+        # Row r needs tokens r * stride to r * stride + length. With 10 tokens, length=3 and
+        # stride=3: rows begin at 0, 3 and 6, and the last one ends with token 9.
         full = (num_tokens - length - 1) // stride + 1 if num_tokens > length else 0
         self._num_full = self._num_rows = full
         if not self.stream.sealed:
@@ -237,6 +239,7 @@ class Windows(Rows):
         """Return how many tokens are the target of no row if a row trains on `per_row` targets."""
         last = len(self) - 1
         targets = self.stream.num_tokens - 1
+        # Each row but the last adds `stride` new targets, or only `per_row` if there are gaps.
         before = last * min(self.stride, per_row)
         return targets - before - min(per_row, targets - last * self.stride)
 
@@ -247,9 +250,11 @@ class Windows(Rows):
         In a snapshot, only parts are listed whose rows are final: the last row that begins in
         the part is known to be full, which may take tokens of later parts.
         """
-        begins = -(-self.stream.ends // self.stride)  # rows that begin before each part's end
+        # Rows that begin before each part's end: a division that rounds up.
+        begins = -(-self.stream.ends // self.stride)
         if self.stream.sealed:
             return np.diff(np.minimum(begins, self._num_rows), prepend=0)
+        # The last row that begins in a part must not be the padded or dropped tail of the store.
         final = (begins - 1) * self.stride + self.length + 1 <= self.stream.least_tokens
         return np.diff(begins[: int(final.sum())], prepend=0)
 
@@ -315,6 +320,7 @@ class JoinedWindows:
 
     def read(self, sources: Integers, samples: Integers) -> Array:
         """Return the tokens of row `samples[i]` of source `sources[i]`, for all i."""
+        # Offsets in the joined stream: those in the source, after the tokens of earlier sources.
         starts = samples * self._strides[sources] + self._before[sources]
         numbers = np.searchsorted(self._stream.ends, starts, side="right")
         return gather(self._stream, numbers, starts, self._width)

@@ -94,6 +94,8 @@ class StreamedPlan:
         part_rows = np.asarray(rows.part_rows, np.int64)
         ends = np.cumsum(part_rows)
         sealed = rows.stream is not None and rows.stream.sealed
+        # `len(rows)` is not known before the store is finished, so an unfinished plan is made of
+        # the parts whose rows are final.
         ordered = rows if sealed else _KnownRows(part_rows)
         has_rows = sealed or int(part_rows.sum()) > 0
         plan = Plan(ordered, seed=self.seed, shuffle="part") if has_rows else None
@@ -161,6 +163,7 @@ class StreamedPlan:
         Raises:
             BaseException: the error that ended the build or the wait.
         """
+        # A later snapshot may have no new rows, so more than one may be needed.
         while not self.complete and self.num_rows < position:
             self._exchange_later()
 

@@ -219,6 +219,7 @@ class StreamedStore:
         if self._sealed:
             return
         parts: list[PartRecord] = []
+        # Slices are read in order, without gaps: workers may seal a later one first.
         while self._begun() and (record := self._journal.readable(self._num_slices)) is not None:
             parts += [part for part in record.parts.values() if part.num_documents]
             self._num_slices += 1
@@ -282,6 +283,7 @@ class StreamedStore:
 
     def await_later(self, than: TokenStore) -> None:
         """Wait until there is a later snapshot than `than`, unless the store is finished."""
+        # A snapshot is the same object until there is news.
         timer = StallTimer()
         while (store := self.snapshot()) is than and not store.sealed:
             self._wait(timer)
