@@ -261,9 +261,7 @@ def microbatches(batch: dict[str, Tensor], rows: int) -> Iterator[list[Tensor | 
 class RowSubset(WrappedRows):
     """A number of evenly spaced rows of a source, the same ones for every batch size."""
 
-    # These describe all rows, not the subset.
-    num_tokens = None
-    part_rows = None
+    num_tokens = part_rows = None  # those of the rows describe all rows, not the subset
 
     def __init__(self, rows: Rows, num_rows: int) -> None:
         super().__init__(rows)
@@ -294,8 +292,7 @@ class RowSubset(WrappedRows):
         return self.rows.widths(self._chosen(samples))
 
     def _chosen(self, samples: Integers) -> Integers:
-        # 3 of 10 rows: [0, 1, 2] * 10 // 3 = [0, 3, 6].
-        return np.asarray(samples, np.int64) * len(self.rows) // len(self)
+        return np.asarray(samples, np.int64) * len(self.rows) // len(self)  # 3 of 10: 0, 3, 6
 
 
 def stores_of(rows: Rows) -> tuple[TokenStore | ArrayFile, ...]:
