@@ -102,7 +102,7 @@ class Penstock(Case):
 class PenstockNarrow(Penstock):
     """Ids in the stored dtype, without a prefetch thread."""
 
-    choices = ({"narrow": True, "prefetch": 0},)
+    choices = ({"format": "narrow", "prefetch": 0},)
 
     def open(self, **choice):
         self.opened = self.loader(self.rows(self.folder, LENGTH), BATCH, seed=SEED, **choice)

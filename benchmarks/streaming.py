@@ -6,7 +6,6 @@ All cases read one file with a document per line, in batches of 32 rows of 1,024
 
     penstock, streaming        ps.stream: the whole file, tokenized while it is read
     penstock, whole documents  the same with documents="<|endoftext|>": 5 kB each, not 40 bytes
-    penstock, not kept         by lines, with keep=False: parts are dropped behind the reader
     penstock, preprocessed     a finished store, shuffled, from the page cache
     datasets, streaming        load_dataset("text", streaming=True), tokenized by batches of
                                1,000, concatenated and split (`group_texts`), in a DataLoader
@@ -41,7 +40,7 @@ import torch
 from measure import AnonymousMemory, forked, machine
 
 import penstock as ps
-from penstock.loader.loader import Loader
+from penstock.loader import BatchFormat, Loader
 from penstock.rows.windows import Windows
 from penstock.tokenize.definition import find_definition
 
@@ -175,7 +174,7 @@ def same_rows(path, folder, workers):
     """A digest of all rows of a stream, the number of batches, and whether no row repeats."""
     store, digest, count = Path(tempfile.mkdtemp(dir=folder)), hashlib.sha256(), 0
     with ps.stream(path, store, threads=max(1, workers), documents="lines") as growing:
-        loader = Loader(Windows(growing, LENGTH), BATCH, epochs=1, ids=True)
+        loader = Loader(Windows(growing, LENGTH), BATCH, epochs=1, format=BatchFormat(ids=True))
         seen = []
         for batch in loader.as_dataloader(num_workers=workers):
             digest.update(batch["inputs"].numpy().tobytes())
@@ -235,7 +234,6 @@ def run(options, folder):
     cases = {
         "penstock, streaming": lambda: streamed(path, folder),
         "penstock, whole documents": lambda: streamed(path, folder, documents=corpus.SEPARATOR),
-        "penstock, not kept": lambda: streamed(path, folder, keep=False),
         "penstock, preprocessed": lambda: preprocessed(built),
     }
     if find_spec("datasets") and find_spec("transformers"):

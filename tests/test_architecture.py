@@ -1,8 +1,8 @@
 """Imports point one way, and nothing in the package can run code that came as data.
 
 errors, digest, paths ← sources ← tokenize ← chat ← store ← rows ← loader ← everything around
-errors, digest ← order ← loader
-store ← streaming ← loader
+errors, digest, rows.protocol ← order ← loader
+store, rows, order ← streaming ← loader
 """
 
 import ast
@@ -26,10 +26,12 @@ MAY_IMPORT = {
     "tokenize": BASE | {"sources"},
     "chat": BASE | {"sources", "tokenize"},
     "store": BASE | {"sources", "tokenize", "chat"},
-    "order": BASE,
-    "transforms": BASE,
+    # The interface of rows: it imports nothing but NumPy and errors.
+    "order": BASE | {"rows.protocol"},
+    "transforms": BASE | {"rows.protocol"},
     "rows": BASE | {"sources", "tokenize", "chat", "store"},
-    "streaming": BASE | {"sources", "tokenize", "chat", "store"},
+    # A streamed plan is a plan over rows of a snapshot.
+    "streaming": BASE | {"sources", "tokenize", "chat", "store", "rows", "order"},
     "loader": BASE | {"sources", "tokenize", "chat", "store", "order", "rows", "streaming"},
     "integrations": BASE
     | {"sources", "tokenize", "chat", "store", "order", "rows", "streaming", "loader", "catalog"},
@@ -85,7 +87,8 @@ def test_a_module_imports_only_what_its_part_may(path):
     part = part_of(path)
     allowed = MAY_IMPORT.get(part)
     if allowed is not None:
-        assert {name.partition(".")[0] for name in ours(path)} <= allowed | {part}
+        found = {name for name in ours(path) if name not in allowed}
+        assert {name.partition(".")[0] for name in found} <= allowed | {part}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from penstock.loader import BatchFormat
 from penstock.loader.loader import Loader
 from penstock.rows.windows import Windows
 from penstock.testing import assert_resumable, global_rows
@@ -33,7 +34,7 @@ def holds(kind, windows, **settings):
 
 def test_a_loader_holds(windows):
     holds(Loader, windows)
-    holds(Loader, windows, epochs=None, ids=True)
+    holds(Loader, windows, epochs=None, format=BatchFormat(ids=True))
 
 
 class OffByOne(Loader):
@@ -86,8 +87,8 @@ class ShortensTheRest(Loader):
 
     def load_state_dict(self, state, **options):
         super().load_state_dict(state, **options)
-        if self._num_steps > self.step:
-            self._num_steps -= 1
+        if self._run.num_steps > self.step:
+            self._run.num_steps -= 1
 
 
 class ForgetsTheEnd(Loader):
@@ -95,7 +96,7 @@ class ForgetsTheEnd(Loader):
 
     def load_state_dict(self, state, **options):
         super().load_state_dict(state, **options)
-        self._end = self._num_steps = None
+        self._run.end = self._run.num_steps = None
 
 
 class OneOfItsOwn(Loader):
@@ -110,7 +111,7 @@ class Uneven(Loader):
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self._num_steps -= self.rank != 1
+        self._run.num_steps -= self.rank != 1
 
 
 class SameOnEveryRank(Loader):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.loader import BatchFormat
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,11 +32,11 @@ def named(batch):
     "options",
     [
         {},
-        {"ids": True},
-        {"lengths": {0: 64, 500: 256}},
-        {"lengths": {0: 64}, "format": "tuple"},
+        {"format": BatchFormat(ids=True)},
+        {"format": BatchFormat(lengths={0: 64, 500: 256})},
+        {"format": BatchFormat(fields="tuple", lengths={0: 64})},
         {"format": "hf", "shuffle": "none"},
-        {"narrow": True},
+        {"format": "narrow"},
     ],
     ids=str,
 )

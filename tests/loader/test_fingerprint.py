@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.loader.fingerprint import of_samples, of_tokens, read_log
+from penstock.loader import BatchFormat
+from penstock.loader.fingerprint import log_fingerprints, of_samples, of_tokens, read_log
 from penstock.loader.loader import Loader
 from penstock.order.plan import Plan
 from penstock.rows.windows import Windows
@@ -27,7 +28,7 @@ def test_the_sum_over_ranks_is_that_of_one_process(store, kind, tail):
                 global_batch_size=12,
                 rank=rank,
                 world_size=world_size,
-                fingerprint=kind,
+                format=BatchFormat(fingerprint=kind),
                 epochs=2,
                 drop_last=False,
                 seed=7,
@@ -71,8 +72,8 @@ def test_one_other_bit_is_always_seen():
 
 @pytest.mark.parametrize("kind", ["samples", "tokens"])
 def test_a_batch_that_was_filled_up_has_the_fingerprint_of_its_rows(numbered, kind):
-    filled = Loader(numbered(5), 8, epochs=1, drop_last=False, fingerprint=kind)
-    alone = Loader(numbered(5), 1, epochs=1, fingerprint=kind)
+    filled = Loader(numbered(5), 8, epochs=1, drop_last=False, format=BatchFormat(fingerprint=kind))
+    alone = Loader(numbered(5), 1, epochs=1, format=BatchFormat(fingerprint=kind))
 
     assert fingerprints(filled) == [sum(fingerprints(alone)) % 2**64]
 
@@ -120,10 +121,9 @@ def test_sources_are_told_apart_by_name(numbered):
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_log_has_a_line_for_each_step_handed_out(numbered, tmp_path, prefetch):
     log = tmp_path / "logs" / "run.jsonl"
-    settings = {"prefetch": prefetch, "fingerprint_log": log, "steps": 20}
-    loader = Loader(numbered(50), 8, **settings)
+    loader = Loader(numbered(50), 8, prefetch=prefetch, steps=20)
     expected = []
-    for _ in loader:
+    for _ in log_fingerprints(loader, log):
         expected.append(loader.fingerprint)
         if len(expected) == 5:
             break
@@ -133,8 +133,8 @@ def test_a_log_has_a_line_for_each_step_handed_out(numbered, tmp_path, prefetch)
     assert [line["position"] for line in lines] == [8, 16, 24, 32, 40]
     assert [int(line["fingerprint"], 16) for line in lines] == expected
     # Another run goes on with the same file; steps that are repeated count once.
-    again = Loader(numbered(50), 8, **settings)
+    again = Loader(numbered(50), 8, prefetch=prefetch, steps=20)
     again.seek(32)
-    expected = expected[:4] + fingerprints(again)
+    expected = expected[:4] + [again.fingerprint for _ in log_fingerprints(again, log)]
     assert [int(each, 16) for each in read_log(log).values()] == expected
     assert list(read_log(log)) == [8 * step for step in range(1, 21)]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import PlanError, ResumeError
+from penstock.loader import BatchFormat
 from penstock.loader.loader import Loader
 from penstock.order.plan import Plan
 from penstock.order.shuffle import Block
@@ -104,7 +105,7 @@ def test_ids_name_each_row(windows, other_store):
         weights={"one": 0.7, "two": 0.3},
         seed=5,
     )
-    loader = Loader(plan, 6, ids=True, rank=1, world_size=2)
+    loader = Loader(plan, 6, format=BatchFormat(ids=True), rank=1, world_size=2)
     for step in (0, 1, 50):
         batch = loader[step]
         first = step * 12 + 6
@@ -117,7 +118,7 @@ def test_ids_name_each_row(windows, other_store):
 
 
 def test_ids_may_be_written_to(windows):
-    loader = Loader(windows, 8, ids=True, prefetch=0)
+    loader = Loader(windows, 8, format=BatchFormat(ids=True), prefetch=0)
     expected = [loader[step]["sample"].tolist() for step in range(6)]
     found = []
     for batch in loader:
@@ -131,7 +132,7 @@ def test_ids_may_be_written_to(windows):
 
 
 def test_filled_rows_have_no_ids(numbered):
-    batch = Loader(numbered(5), 4, epochs=1, drop_last=False, ids=True)[-1]
+    batch = Loader(numbered(5), 4, epochs=1, drop_last=False, format=BatchFormat(ids=True))[-1]
 
     for name in ("source", "epoch", "sample", "position"):
         assert batch[name].tolist()[1:] == [-1, -1, -1]
@@ -139,7 +140,7 @@ def test_filled_rows_have_no_ids(numbered):
 
 
 def test_narrow_ids_are_as_stored(windows, flat):
-    loader = Loader(windows, 8, seed=3, narrow=True, steps=80)
+    loader = Loader(windows, 8, seed=3, format="narrow", steps=80)
     wide = Loader(windows, 8, seed=3, steps=80)
     for batch, expected in zip(loader, wide, strict=True):
         assert list(batch) == ["tokens"]
@@ -151,7 +152,7 @@ def test_narrow_ids_are_as_stored(windows, flat):
 def test_narrow_batches_say_which_targets_do_not_count(store):
     windows = Windows(store, LENGTH, tail="pad")
     settings = {"epochs": 1, "drop_last": False, "shuffle": "none"}
-    narrow = Loader(windows, 7, **settings, narrow=True)[-1]
+    narrow = Loader(windows, 7, **settings, format="narrow")[-1]
     wide = Loader(windows, 7, **settings)[-1]
 
     assert torch.equal(narrow["target_mask"], wide["targets"] != -100)
@@ -192,7 +193,7 @@ def test_only_some_sources_may_have_a_short_row(store, other_store):
 
 @pytest.mark.parametrize("shuffle", ["full", "none", "part", "block", Block(rows=4, group=3)])
 def test_every_way_to_shuffle_reads_every_row_once(windows, shuffle):
-    loader = Loader(windows, 1, shuffle=shuffle, epochs=1, ids=True)
+    loader = Loader(windows, 1, shuffle=shuffle, epochs=1, format=BatchFormat(ids=True))
 
     assert sorted(batch["sample"].item() for batch in loader) == list(range(len(windows)))
 
@@ -218,7 +219,7 @@ def test_a_run_is_cut_only_at_its_end(numbered, num_rows, rows, world_size, epoc
                 epochs=epochs,
                 drop_last=drop_last,
                 prefetch=0,
-                ids=True,
+                format=BatchFormat(ids=True),
             )
             for rank in range(world_size)
         ]
@@ -248,7 +249,7 @@ def test_a_run_is_cut_only_at_its_end(numbered, num_rows, rows, world_size, epoc
 
 
 def test_a_run_without_end_has_no_length_and_goes_on(numbered):
-    loader = Loader(numbered(5), 4, ids=True)
+    loader = Loader(numbered(5), 4, format=BatchFormat(ids=True))
     epochs = [next(iter(loader))["epoch"].tolist() for _ in range(100)]
 
     assert [epoch for batch in epochs for epoch in batch] == [at // 5 for at in range(400)]
@@ -354,7 +355,7 @@ def test_a_finished_run_goes_on_with_more_epochs(numbered):
     """Nothing is lost or read twice where the last batch was filled up."""
     loader = Loader(numbered(10), 4, epochs=1, drop_last=False)
     assert len(inputs(loader)) == 3
-    longer = Loader(numbered(10), 4, epochs=2, drop_last=False, ids=True)
+    longer = Loader(numbered(10), 4, epochs=2, drop_last=False, format=BatchFormat(ids=True))
     longer.load_state_dict(loader.state_dict())
 
     positions = [position for batch in longer for position in batch["position"].tolist()]
@@ -374,11 +375,11 @@ def test_an_iterator_that_was_overtaken_says_so(windows):
             for _ in range(taken):
                 next(old)
             move()
-            with pytest.raises(ResumeError, match="This iterator was overtaken"):
+            with pytest.raises(ResumeError, match="This iterator was replaced"):
                 next(old)
     unused = iter(loader)
     next(iter(loader))
-    with pytest.raises(ResumeError, match="This iterator was overtaken"):
+    with pytest.raises(ResumeError, match="This iterator was replaced"):
         next(unused)
 
 
@@ -484,10 +485,25 @@ WEIGHTED = {"weights": {"data": 1}}
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "batch_size=None and global_batch_size=None: give one of them, the rows a step on"),
+        ({"fields": "tuple", "ids": True}, "ids=True adds named fields, which a tuple has not"),
+        ({"fields": "narrow", "lengths": {0: 8}}, "so lengths={0: 8} cannot cut them."),
+        ({"fingerprint": "text"}, "fingerprint='text' is not \"samples\" or"),
+    ],
+)
+def test_a_format_refuses_settings_that_contradict_each_other(settings, message):
+    with pytest.raises(PlanError) as caught:
+        BatchFormat(**settings)
+
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "batch_size=None and global_batch_size=None: give one of them, the rows of a step on"),
         (
             {"batch_size": 4, "global_batch_size": 8},
-            "batch_size=4 and global_batch_size=8: give one of them, the rows a step on this rank",
+            "batch_size=4 and global_batch_size=8: give one of them, the rows of a step on",
         ),
         (
             {"global_batch_size": 500, "rank": 0, "world_size": 8},
@@ -498,30 +514,23 @@ WEIGHTED = {"weights": {"data": 1}}
             {"global_batch_size": {0: 8, 100: 9}, "rank": 0, "world_size": 4},
             "a global batch of 9 rows does not divide over 4 ranks; 1 row would be left over at",
         ),
-        ({"batch_size": 4, "rank": 1}, "rank=1 and world_size=None are given together or not at"),
+        ({"batch_size": 4, "rank": 1}, "rank=1 and world_size=None: give both or neither."),
         (
             {"batch_size": 4, "rank": 4, "world_size": 4},
             "rank must be from 0 to world_size - 1; got rank=4",
         ),
         ({"batch_size": 0}, "batch_size must be at least 1 and at most 2^40; got 0"),
         ({"batch_size": 4, "epochs": 1, "steps": 1}, "epochs=1 and steps=1 both end the run; gi"),
-        ({"batch_size": 4, "epochs": 0}, "epochs=0 is not a run; use at least 1."),
-        ({"batch_size": 4, "steps": -3}, "steps=-3 is not a run; use at least 1."),
-        ({"batch_size": 4, "prefetch": -1}, "prefetch=-1 is less than none; use 0 or more."),
-        ({"batch_size": 4, "format": "jax"}, 'format=\'jax\' is not "dict", "tuple" or "hf".'),
+        ({"batch_size": 4, "epochs": 0}, "epochs=0 is not possible; use at least 1."),
+        ({"batch_size": 4, "steps": -3}, "steps=-3 is not possible; use at least 1."),
+        ({"batch_size": 4, "prefetch": -1}, "prefetch=-1 must be at least 0."),
         (
-            {"batch_size": 4, "format": "tuple", "ids": True},
-            'ids=True needs names for what it adds; use format="dict".',
+            {"batch_size": 4, "format": "jax"},
+            'format=\'jax\' is not "dict", "tuple", "hf" or "narrow".',
         ),
         (
-            {"batch_size": 4, "format": "hf", "narrow": True},
-            "narrow=True gives rows as they are stored, and nothing is made of them: it does not "
-            "go with format='hf' and lengths=None.",
-        ),
-        ({"batch_size": 4, "fingerprint": "text"}, "fingerprint='text' is not \"samples\" or"),
-        (
-            {"batch_size": 4, "lengths": {0: 5}},
-            "lengths={0: 5} asks for rows of 5 tokens from position 0 on; rows of 16 are cut into "
+            {"batch_size": 4, "format": BatchFormat(lengths={0: 5})},
+            "lengths={0: 5} asks for rows of 5 tokens from position 0 on. Rows of 16 are cut into "
             "equal ones, so it must divide that.",
         ),
     ],
@@ -536,9 +545,9 @@ def test_refuses_what_cannot_be_a_run(windows, settings, message):
 def test_refuses_settings_that_belong_to_the_plan(windows):
     plan = Plan(windows, weights={"data": 1})
 
-    with pytest.raises(PlanError, match="seed and shuffle belong to the plan, which was given"):
+    with pytest.raises(PlanError, match=r"seed=1 is set on the plan; pass it to Plan\(…\)"):
         Loader(plan, 4, seed=1, shuffle="full")
-    with pytest.raises(PlanError, match="epochs=2 has no meaning in a mixture: each source"):
+    with pytest.raises(PlanError, match="epochs=2 is not defined for a mixture: every source"):
         Loader(plan, 4, epochs=2)
 
 
@@ -562,12 +571,12 @@ def test_refuses_more_steps_than_a_capped_plan_has(windows):
 
     assert len(Loader(plan, 4)) == rows // 4
     assert len(Loader(plan, 4, drop_last=False)) == -(-rows // 4)
-    with pytest.raises(PlanError, match=rf"1,000 steps need 4,000 rows, .* ends after {rows}"):
+    with pytest.raises(PlanError, match=rf"steps=1,000 needs 4,000 rows, .* ends after {rows}"):
         Loader(plan, 4, steps=1000)
 
 
 def test_refuses_rows_that_cannot_share_a_batch(store, windows, tmp_path, gpt2):
-    with pytest.raises(PlanError, match=r'equally long; these are not: "a" 16, "b" 8\.'):
+    with pytest.raises(PlanError, match=r'the same length; these have: "a" 16, "b" 8\.'):
         Loader(Plan({"a": windows, "b": Windows(store, 8)}), 4)
     other = penstock.build(penstock.Texts(["some text " * 20]), tmp_path / "gpt2", tokenizer=gpt2)
     with pytest.raises(PlanError, match=r"come from different tokenizers \(digests: \"a\" 2770"):
@@ -575,7 +584,7 @@ def test_refuses_rows_that_cannot_share_a_batch(store, windows, tmp_path, gpt2):
     mixed = Plan({"a": windows, "b": Windows(store, LENGTH, borders=True)})
     with pytest.raises(PlanError, match="Some sources of this plan give 'document_ids' and oth"):
         next(iter(Loader(mixed, 16)))
-    with pytest.raises(PlanError, match="These rows also give document_ids, position_ids, cu_s"):
+    with pytest.raises(PlanError, match="These rows also have document_ids, position_ids, cu_s"):
         next(iter(Loader(Windows(store, LENGTH, borders=True), 4, format="tuple")))
 
 
@@ -583,5 +592,5 @@ def test_refuses_rows_that_cannot_be_read():
     class Lines(list):
         digest = "lines"
 
-    with pytest.raises(PlanError, match=r'Source "data" is a Lines, which a plan can order and a'):
+    with pytest.raises(PlanError, match=r'Source "data" is a Lines, which a plan can order but a'):
         Loader(Lines("abc"), 2)

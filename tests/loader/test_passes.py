@@ -15,6 +15,8 @@ import torch
 
 import penstock
 from penstock.errors import PlanError
+from penstock.loader import BatchFormat
+from penstock.loader.fingerprint import log_fingerprints
 from penstock.loader.loader import Loader
 from penstock.order.plan import Plan
 from penstock.rows.windows import Windows
@@ -69,9 +71,11 @@ def test_three_validations_read_the_same(store, options):
 @pytest.mark.parametrize("options", WAYS[:3], ids=str)
 def test_a_shuffled_epoch_follows_in_a_new_order(store, shuffle, options):
     windows = Windows(store, 16)
-    loader = Loader(windows, 7, shuffle=shuffle, seed=3, epochs=1, drop_last=False, ids=True)
+    loader = Loader(
+        windows, 7, shuffle=shuffle, seed=3, epochs=1, drop_last=False, format=BatchFormat(ids=True)
+    )
     loops = [samples(way(loader, options)) for _ in range(3)]
-    endless = Loader(windows, 1, shuffle=shuffle, seed=3, ids=True)
+    endless = Loader(windows, 1, shuffle=shuffle, seed=3, format=BatchFormat(ids=True))
     expected = [batch["sample"].item() for batch in islice(endless, 3 * len(windows))]
 
     assert [row for loop in loops for row in loop] == expected
@@ -80,7 +84,7 @@ def test_a_shuffled_epoch_follows_in_a_new_order(store, shuffle, options):
 
 
 def test_a_loop_may_be_several_epochs(numbered):
-    loader = Loader(numbered(10), 4, epochs=3, drop_last=False, ids=True)
+    loader = Loader(numbered(10), 4, epochs=3, drop_last=False, format=BatchFormat(ids=True))
     epochs = [
         [epoch for batch in loader for epoch in batch["epoch"][batch["position"] >= 0].tolist()]
         for _ in range(2)
@@ -98,7 +102,9 @@ def test_a_state_between_two_loops_resumes_with_the_next_in_any_batch_size(
     loader = Loader(numbered(10), 4, epochs=1, drop_last=drop_last)
     list(loader)
     assert loader.position == loader.state_dict()["position"] == 10
-    resumed = Loader(numbered(10), size, epochs=1, drop_last=drop_last, ids=True)
+    resumed = Loader(
+        numbered(10), size, epochs=1, drop_last=drop_last, format=BatchFormat(ids=True)
+    )
     resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
     positions = [at for batch in resumed for at in batch["position"].tolist() if at >= 0]
 
@@ -107,11 +113,11 @@ def test_a_state_between_two_loops_resumes_with_the_next_in_any_batch_size(
 
 
 def test_a_state_in_the_middle_of_a_loop_resumes_its_rest_and_then_the_next(numbered):
-    loader = Loader(numbered(10), 3, epochs=1, drop_last=False, ids=True)
+    loader = Loader(numbered(10), 3, epochs=1, drop_last=False, format=BatchFormat(ids=True))
     for _ in loader:
         pass
     next(iter(loader))  # position 13, in the second loop
-    resumed = Loader(numbered(10), 2, epochs=1, drop_last=False, ids=True)
+    resumed = Loader(numbered(10), 2, epochs=1, drop_last=False, format=BatchFormat(ids=True))
     resumed.load_state_dict(loader.state_dict())
     loops = [
         [at for batch in resumed for at in batch["position"].tolist() if at >= 0] for _ in range(2)
@@ -122,7 +128,7 @@ def test_a_state_in_the_middle_of_a_loop_resumes_its_rest_and_then_the_next(numb
 
 
 def test_a_loop_that_is_left_continues_and_its_last_batch_is_not_lost(numbered):
-    loader = Loader(numbered(10), 4, epochs=1, ids=True, seed=5)
+    loader = Loader(numbered(10), 4, epochs=1, format=BatchFormat(ids=True), seed=5)
     first = [next(iter(loader))["position"].tolist() for _ in range(5)]
 
     # Two full batches each; the rows that fill no batch are left out when the next loop begins.
@@ -136,16 +142,16 @@ def test_a_loop_that_is_left_continues_and_its_last_batch_is_not_lost(numbered):
 
 
 def test_some_steps_without_shuffling_start_over(numbered):
-    loader = Loader(numbered(50), 4, steps=3, shuffle="none", ids=True)
+    loader = Loader(numbered(50), 4, steps=3, shuffle="none", format=BatchFormat(ids=True))
     loops = [samples(loader) for _ in range(3)]
 
     assert loops == [list(range(12))] * 3
     assert len(loader) == 3
     state = loader.state_dict()
-    longer = Loader(numbered(50), 4, steps=5, shuffle="none", ids=True)
+    longer = Loader(numbered(50), 4, steps=5, shuffle="none", format=BatchFormat(ids=True))
     longer.load_state_dict(state)  # a run that is given more steps continues
     assert samples(longer) == list(range(12, 20))
-    again = Loader(numbered(50), 4, steps=3, shuffle="none", ids=True)
+    again = Loader(numbered(50), 4, steps=3, shuffle="none", format=BatchFormat(ids=True))
     again.load_state_dict(state)
     assert samples(again) == list(range(12))
 
@@ -173,7 +179,7 @@ def test_a_mixture_that_reaches_its_epochs_is_over_or_starts_over(numbered):
     for shuffle, expected in (("full", [24, 0]), ("none", [24, 24])):
         rows = {"a": numbered(12, name="a"), "b": numbered(12, name="b")}
         plan = Plan(rows, weights={"a": 1, "b": 1}, max_epochs=1, shuffle=shuffle)
-        loader = Loader(plan, 4, ids=True)
+        loader = Loader(plan, 4, format=BatchFormat(ids=True))
         assert [len(quiet(loader)) for _ in range(2)] == expected
 
 
@@ -184,7 +190,7 @@ def windows(store):
 
 def test_several_unshuffled_sources_repeat_their_order(numbered):
     plan = Plan({"a": numbered(7, name="a"), "b": numbered(5, name="b")}, shuffle="none")
-    loader = Loader(plan, 4, epochs=1, drop_last=False, ids=True)
+    loader = Loader(plan, 4, epochs=1, drop_last=False, format=BatchFormat(ids=True))
     loops = [
         [tuple(row) for b in loader for row in torch.stack([b["source"], b["sample"]], 1).tolist()]
         for _ in range(3)
@@ -196,7 +202,9 @@ def test_several_unshuffled_sources_repeat_their_order(numbered):
 def test_a_transform_changes_with_the_epoch_and_seek_repeats_it(windows):
     """The rows of an unshuffled second loop are the same; what a transform draws is not."""
     rows = Transformed(windows, MaskTokens(mask_id=300, vocab_size=301, rate=0.5), seed=2)
-    loader = Loader(rows, 8, shuffle="none", epochs=1, drop_last=False, ids=True)
+    loader = Loader(
+        rows, 8, shuffle="none", epochs=1, drop_last=False, format=BatchFormat(ids=True)
+    )
     one, two = list(loader), list(loader)
     loader.seek(0)
 
@@ -207,7 +215,12 @@ def test_a_transform_changes_with_the_epoch_and_seek_repeats_it(windows):
 
 def test_batch_sizes_by_position_hold_in_later_loops(numbered):
     """The sizes are of positions of the whole run; a loop that cannot fill one batch is refused."""
-    loader = Loader(numbered(20), global_batch_size={0: 2, 24: 8, 40: 32}, epochs=1, ids=True)
+    loader = Loader(
+        numbered(20),
+        global_batch_size={0: 2, 24: 8, 40: 32},
+        epochs=1,
+        format=BatchFormat(ids=True),
+    )
     shapes = [[len(batch["position"]) for batch in loader] for _ in range(2)]
 
     assert shapes == [[2] * 10, [2, 2, 8, 8]]
@@ -217,10 +230,10 @@ def test_batch_sizes_by_position_hold_in_later_loops(numbered):
 
 def test_a_longer_run_has_states_of_later_loops(numbered):
     """Positions are those of the whole run, whatever `epochs=` says."""
-    loader = Loader(numbered(10), 5, epochs=1, ids=True)
+    loader = Loader(numbered(10), 5, epochs=1, format=BatchFormat(ids=True))
     for _ in range(3):
         list(loader)
-    longer = Loader(numbered(10), 5, epochs=2, ids=True)
+    longer = Loader(numbered(10), 5, epochs=2, format=BatchFormat(ids=True))
     longer.load_state_dict(loader.state_dict())
     first, second = ([b["position"].tolist() for b in longer] for _ in range(2))
 
@@ -231,9 +244,9 @@ def test_a_longer_run_has_states_of_later_loops(numbered):
 def test_the_log_of_fingerprints_counts_steps_of_a_loop_and_positions_of_the_run(
     numbered, tmp_path
 ):
-    loader = Loader(numbered(10), 4, epochs=1, fingerprint_log=tmp_path / "log")
-    list(loader)
-    list(loader)
+    loader = Loader(numbered(10), 4, epochs=1)
+    list(log_fingerprints(loader, tmp_path / "log"))
+    list(log_fingerprints(loader, tmp_path / "log"))
     told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
 
     assert [(each["step"], each["position"]) for each in told] == [(0, 4), (1, 8), (0, 14), (1, 18)]
@@ -254,7 +267,14 @@ def test_the_log_of_fingerprints_counts_steps_of_a_loop_and_positions_of_the_run
 def test_two_loops_are_resumable_at_every_step(numbered, settings):
     def make(rank, world_size, prefetch):
         topology = {"rank": rank, "world_size": world_size, "prefetch": prefetch}
-        return Loader(numbered(31), global_batch_size=6, seed=2, ids=True, **topology, **settings)
+        return Loader(
+            numbered(31),
+            global_batch_size=6,
+            seed=2,
+            format=BatchFormat(ids=True),
+            **topology,
+            **settings,
+        )
 
     assert_resumable(make, world_sizes=(1, 2, 3))
 
@@ -327,7 +347,7 @@ def made(numbered, run, world_size, size, prefetch):
             rank=rank,
             world_size=world_size,
             prefetch=prefetch,
-            ids=True,
+            format=BatchFormat(ids=True),
             **chosen,
         )
         for rank in range(world_size)
@@ -414,14 +434,14 @@ def documents(tmp_path):
 def test_a_budget_of_tokens_has_loops_too(documents, shuffle):
     plan = Plan(penstock.Documents(documents, 64), seed=3, shuffle=shuffle)
     budget = penstock.Budget(plan, 640, window=96)
-    loader = Loader(budget, epochs=1, ids=True)
+    loader = Loader(budget, epochs=1, format=BatchFormat(ids=True))
     loops = [samples(loader) for _ in range(3)]
 
     assert [sorted(loop) for loop in loops] == [list(range(237))] * 3
     assert (loops[0] == loops[1] == loops[2]) == (shuffle == "none")
     assert_resumable(
         lambda **where: Loader(
-            penstock.Budget(plan, 1_280, window=96), epochs=1, ids=True, **where
+            penstock.Budget(plan, 1_280, window=96), epochs=1, format=BatchFormat(ids=True), **where
         ),
         world_sizes=(1, 2),
         steps=60,

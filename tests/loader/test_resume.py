@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from penstock.loader import BatchFormat
 from penstock.loader.loader import Loader
 from penstock.order.plan import Plan
 from penstock.rows.windows import Windows
@@ -43,11 +44,16 @@ def ranks(rows, world_size, prefetch=0, **settings):
     "common",
     [
         {"epochs": 2, "seed": 17},
-        {"epochs": 2, "shuffle": "block", "drop_last": False, "fingerprint": "tokens"},
-        {"steps": 12, "shuffle": "part", "ids": True},
-        {"format": "hf", "lengths": {0: 16, 60: 64}},
-        {"format": "tuple", "narrow": False},
-        {"narrow": True},
+        {
+            "epochs": 2,
+            "shuffle": "block",
+            "drop_last": False,
+            "format": BatchFormat(fingerprint="tokens"),
+        },
+        {"steps": 12, "shuffle": "part", "format": BatchFormat(ids=True)},
+        {"format": BatchFormat(fields="hf", lengths={0: 16, 60: 64})},
+        {"format": "tuple"},
+        {"format": "narrow"},
     ],
     ids=str,
 )
@@ -76,14 +82,20 @@ def test_a_mixture_with_a_ramp_is_resumable(windows, other_store):
 
     def make(rank, world_size):
         sizes = {0: 6, 30: 12, 90: 24}
-        return Loader(plan, global_batch_size=sizes, rank=rank, world_size=world_size, ids=True)
+        return Loader(
+            plan,
+            global_batch_size=sizes,
+            rank=rank,
+            world_size=world_size,
+            format=BatchFormat(ids=True),
+        )
 
     assert_resumable(make, world_sizes=(1, 2, 3), steps=16)
 
 
 def test_every_step_of_two_epochs_into_every_topology(windows):
     """Rows and fingerprints, from each of six topologies into each."""
-    common = {"epochs": 2, "seed": 5, "ids": True}
+    common = {"epochs": 2, "seed": 5, "format": BatchFormat(ids=True)}
     expected = global_rows(ranks(windows, 1, **common), 100)
     topologies = list(product((1, 2, 3), (0, 1)))
     states = {}
@@ -145,7 +157,9 @@ def test_a_resume_with_another_batch_size_goes_on_with_the_same_rows(windows):
     for before, after in ((8, 5), (5, 8), (7, 7), (1, 30)):
         first = Loader(windows, before, seed=2, epochs=1)
         found = [row for _, batch in zip(range(3), first, strict=False) for row in batch["inputs"]]
-        second = Loader(windows, after, seed=2, epochs=1, drop_last=False, ids=True)
+        second = Loader(
+            windows, after, seed=2, epochs=1, drop_last=False, format=BatchFormat(ids=True)
+        )
         second.load_state_dict(first.state_dict())
         assert second.counted_from in (0, 3 * before)
         for batch in second:
@@ -212,7 +226,7 @@ class Machine(RuleBasedStateMachine):
                 epochs=EPOCHS,
                 drop_last=False,
                 prefetch=prefetch,
-                ids=True,
+                format=BatchFormat(ids=True),
             )
             for rank in range(self.world_size)
         ]

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.loader import BatchFormat
 from penstock.loader.loader import Loader
 from penstock.rows.windows import Windows
 
@@ -61,7 +62,7 @@ def test_shorter_rows_at_first_hold_the_same_tokens_in_the_same_order(store, pre
     windows = Windows(store, 16)
     common = {"seed": 4, "epochs": 1, "prefetch": prefetch}
     whole = Loader(windows, 6, **common)
-    warm = Loader(windows, 6, lengths={0: 4, 60: 8, 121: 16}, **common)
+    warm = Loader(windows, 6, format=BatchFormat(lengths={0: 4, 60: 8, 121: 16}), **common)
     shapes = []
     for batch, expected in zip(warm, whole, strict=True):
         shapes.append(tuple(batch["inputs"].shape))
@@ -73,18 +74,18 @@ def test_shorter_rows_at_first_hold_the_same_tokens_in_the_same_order(store, pre
 
 
 def test_lengths_are_full_until_the_first_that_is_given(store):
-    loader = Loader(Windows(store, 16), 4, lengths={8: 2, 16: 16})
+    loader = Loader(Windows(store, 16), 4, format=BatchFormat(lengths={8: 2, 16: 16}))
 
     assert [loader[step]["inputs"].shape[1] for step in range(6)] == [16, 16, 2, 2, 16, 16]
 
 
 def test_shorter_rows_in_other_formats(store):
     windows = Windows(store, 16)
-    named = Loader(windows, 4, lengths={0: 4})[0]
-    first, second = Loader(windows, 4, lengths={0: 4}, format="tuple")[0]
+    named = Loader(windows, 4, format=BatchFormat(lengths={0: 4}))[0]
+    first, second = Loader(windows, 4, format=BatchFormat(fields="tuple", lengths={0: 4}))[0]
     overlapping = Windows(store, 16, stride=12)
     whole = Loader(overlapping, 4)[0]["inputs"]
-    labels = Loader(overlapping, 4, lengths={0: 4}, format="hf")[0]["labels"]
+    labels = Loader(overlapping, 4, format=BatchFormat(fields="hf", lengths={0: 4}))[0]["labels"]
 
     assert torch.equal(first, named["inputs"])
     assert torch.equal(second, named["targets"])
@@ -95,7 +96,7 @@ def test_shorter_rows_have_ids_and_borders_of_their_own(store):
     """As rows that were cut so short from the beginning."""
     long = Windows(store, 16, borders=True)
     short = Windows(store, 4, borders=True)
-    batch = Loader(long, 6, seed=1, lengths={0: 4}, ids=True)[2]
+    batch = Loader(long, 6, seed=1, format=BatchFormat(ids=True, lengths={0: 4}))[2]
     samples = batch["sample"].numpy()
     quarters = np.tile(np.arange(4), 6)
     expected = short.read(samples * 4 + quarters)
@@ -112,6 +113,6 @@ def test_shorter_rows_keep_targets_that_do_not_count(store):
     windows = Windows(store, 16, tail="pad")
     common = {"epochs": 1, "drop_last": False, "shuffle": "none"}
     whole = Loader(windows, 7, **common)[-1]["targets"]
-    cut = Loader(windows, 7, lengths={0: 8}, **common)[-1]["targets"]
+    cut = Loader(windows, 7, format=BatchFormat(lengths={0: 8}), **common)[-1]["targets"]
 
     assert torch.equal(cut, whole.reshape(-1, 8))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import ResumeError
+from penstock.loader import BatchFormat
 from penstock.loader.loader import Loader
 from penstock.order.plan import Plan
 from penstock.rows.tokens import ArrayFile
@@ -204,8 +205,8 @@ def test_another_run_is_refused_by_name(what, windows, other_store, tmp_path, gp
         after.load_state_dict(json.loads(json.dumps(before.state_dict())))
 
     assert str(caught.value).startswith(
-        "This checkpoint belongs to another order of the data, so position 16 would not be the "
-        "row it was. Changed since: "
+        "This checkpoint belongs to another order of the data, so position 16 would hold "
+        "another row. Changed since: "
     )
     assert named in str(caught.value)
     assert "To begin the new order at 0, start without this state" in str(caught.value)
@@ -247,7 +248,7 @@ def test_what_does_not_change_the_rows_may_change(windows, store):
         Loader(windows, 6),
         Loader(windows, global_batch_size=6, rank=1, world_size=2),
         Loader(Windows(store, 16, borders=True), 8, epochs=3, format="hf", prefetch=0),
-        Loader(windows, 8, steps=90, narrow=True, fingerprint="tokens"),
+        Loader(windows, 8, steps=90, format=BatchFormat(fields="narrow", fingerprint="tokens")),
     ]
     for other in others:
         other.load_state_dict(loader.state_dict())

@@ -172,7 +172,7 @@ def test_past_the_end_names_source_cap_and_position(numbers):
 
     assert str(caught.value) == (
         f'Position 1,000 is past the end of this plan at {plan.end}: there "code" has reached '
-        "its max_epochs of 4. Ask for fewer rows, raise max_epochs, or let others go on: "
+        "its max_epochs of 4. Ask for fewer rows, raise max_epochs, or let other sources continue: "
         'Caps(…, "redistribute").'
     )
 
@@ -195,8 +195,7 @@ def test_past_the_end_of_everything(numbers):
         (("code", 1, -1), "There is no epoch -1; they are 0 to 2^62 - 1."),
         (
             ("code", 1),
-            'Row 1 of "code" comes again in every epoch, without end. Say which with epoch=, or '
-            "up to where with before=.",
+            'Row 1 of "code" occurs in every epoch, without end. Give epoch= or before=.',
         ),
     ],
 )
@@ -213,7 +212,7 @@ def test_refuses_to_list_more_positions_than_anyone_reads(numbers):
         Plan(numbers(9)).positions_of("data", 2, before=10**15)
 
     assert str(caught.value) == (
-        'Row 2 of "data" comes 111,111,111,111,112 times before position 1,000,000,000,000,000. '
+        'Row 2 of "data" occurs 111,111,111,111,112 times before position 1,000,000,000,000,000. '
         "Ask for an earlier position, or for one epoch with epoch=."
     )
 

@@ -12,6 +12,7 @@ import pytest
 
 from penstock import Budget, Documents, Loader, Packs, Plan, Windows
 from penstock.errors import ResumeError
+from penstock.loader import BatchFormat
 
 STORE = object()  # stands for the store of a test
 OTHER = object()
@@ -71,9 +72,11 @@ def seen(rows):
     """All rows in order, as a loader's batches hold them, without padding."""
     found = []
     if isinstance(rows, Budget):
-        loader = Loader(rows, epochs=1, ids=True)
+        loader = Loader(rows, epochs=1, format=BatchFormat(ids=True))
     else:
-        loader = Loader(rows, 4, epochs=1, ids=True, shuffle="none", drop_last=False)
+        loader = Loader(
+            rows, 4, epochs=1, format=BatchFormat(ids=True), shuffle="none", drop_last=False
+        )
     for batch in loader:
         real = batch.get("attention_mask", batch["inputs"] >= 0).bool()
         filled = np.flatnonzero(batch["position"].numpy() >= 0)

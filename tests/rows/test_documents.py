@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock import Documents, Loader, Packs, Plan, Windows
 from penstock.errors import PlanError, ResumeError
+from penstock.loader import BatchFormat
 from penstock.testing import assert_resumable
 
 torch.set_num_threads(1)
@@ -62,7 +63,7 @@ def test_rows_are_documents_and_targets_are_what_follows(
         store, max_length, overflow=overflow, side=side, pad_to_multiple_of=multiple, pad_id=77_777
     )
     found, targets = [], []
-    for batch in Loader(rows, 5, shuffle="none", ids=True, prefetch=0, **RUN):
+    for batch in Loader(rows, 5, shuffle="none", format=BatchFormat(ids=True), prefetch=0, **RUN):
         real = batch["position"] >= 0
         batch = {name: values[real] for name, values in batch.items()}
         found += real_rows(batch)
@@ -126,7 +127,9 @@ def test_all_ranks_have_batches_of_one_width(store, side):
 def test_runs_resume_at_every_step_on_any_number_of_ranks(store, side):
     def make(**where):
         rows = Documents(store, 24, overflow="split", side=side, pad_to_multiple_of=8)
-        return Loader(rows, global_batch_size=8, seed=3, ids=True, **RUN, **where)
+        return Loader(
+            rows, global_batch_size=8, seed=3, format=BatchFormat(ids=True), **RUN, **where
+        )
 
     assert_resumable(make, steps=9, prefetch=(0, 1))
 
@@ -134,7 +137,7 @@ def test_runs_resume_at_every_step_on_any_number_of_ranks(store, side):
 def test_documents_of_several_sources_share_a_batch(store, write_store, tmp_path):
     other = write_store(tmp_path / "other", [[list(range(9_000, 9_030))] * 20])
     plan = Plan({"a": Documents(store, 32), "b": Documents(other, 32)}, weights={"a": 1, "b": 1})
-    batch = Loader(plan, 16, ids=True)[0]
+    batch = Loader(plan, 16, format=BatchFormat(ids=True))[0]
 
     assert 30 <= batch["inputs"].shape[1] <= 32
     assert (batch["inputs"][batch["source"] == 1][:, :30] >= 9_000).all()
@@ -146,9 +149,9 @@ def test_rows_that_cannot_share_a_batch_are_refused(store):
     for other in (Packs(store, 8), Windows(store, 8)):
         with pytest.raises(PlanError, match="Some sources of this plan give 'attention_mask' and"):
             Loader(Plan({"a": Documents(store, 8), "b": other}), 32)[0]
-    with pytest.raises(PlanError, match="these are as long as their documents"):
-        Loader(Documents(store, 8), 4, lengths={0: 4})
-    with pytest.raises(PlanError, match="These rows also give attention_mask"):
+    with pytest.raises(PlanError, match="rows of Documents are as long as"):
+        Loader(Documents(store, 8), 4, format=BatchFormat(lengths={0: 4}))
+    with pytest.raises(PlanError, match="These rows also have attention_mask"):
         Loader(Documents(store, 8), 4, format="tuple")[0]
 
 
@@ -160,7 +163,7 @@ def test_rows_that_cannot_share_a_batch_are_refused(store):
         ({"pad_to_multiple_of": 0}, "pad_to_multiple_of=0 must be at least 1"),
         ({"pad_id": 70_000}, "pad_id=70,000 does not fit ids of uint16"),
         ({"pad_id": -1}, "pad_id=-1 does not fit ids of uint16"),
-        ({"max_length": 1}, "a row of documents has 2 tokens or more"),
+        ({"max_length": 1}, "A row has at least 2 tokens"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(store, settings, message):

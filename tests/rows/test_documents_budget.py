@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from penstock import Documents, Loader, Packs, Plan
 from penstock.errors import PlanError, ResumeError
+from penstock.loader import BatchFormat
 from penstock.order.budget import NO_ROW, Budget, BudgetShard, BudgetSteps
 from penstock.order.steps import PADDING
 from penstock.testing import assert_resumable, global_rows
@@ -38,7 +39,7 @@ def budget(store, *, tokens=480, window=96, rows=8, seed=3, **options):
 
 
 def test_an_epoch_holds_every_document_once_and_no_batch_more_than_its_tokens(store):
-    loader = Loader(budget(store), epochs=3, ids=True)
+    loader = Loader(budget(store), epochs=3, format=BatchFormat(ids=True))
     seen = []
     for batch in loader:
         assert batch["inputs"].numel() <= 480
@@ -85,7 +86,7 @@ def test_ranks_share_the_same_batches(store, tokens, window, rows, world_size):
 
 def test_runs_resume_at_every_step_on_any_number_of_ranks(store):
     def make(**where):
-        return Loader(budget(store), epochs=2, ids=True, **where)
+        return Loader(budget(store), epochs=2, format=BatchFormat(ids=True), **where)
 
     assert_resumable(make, steps=14, prefetch=(0, 1))
 
@@ -94,18 +95,19 @@ def test_mixtures_resume_too(store):
     def make(**where):
         sources = {"a": Documents(store, 60), "b": Documents(store, 60, overflow="split")}
         plan = Plan(sources, weights={"a": 2, "b": 1}, seed=5)
-        return Loader(Budget(plan, 480, window=80), steps=10, ids=True, **where)
+        return Loader(Budget(plan, 480, window=80), steps=10, format=BatchFormat(ids=True), **where)
 
     assert_resumable(make, prefetch=(0, 1), world_sizes=(1, 2))
 
 
 def test_ranks_that_do_not_divide_a_batch_get_rows_that_train_on_nothing(store):
     ranks = [
-        Loader(budget(store), epochs=1, ids=True, rank=rank, world_size=3) for rank in range(3)
+        Loader(budget(store), epochs=1, format=BatchFormat(ids=True), rank=rank, world_size=3)
+        for rank in range(3)
     ]
     steps = global_rows(ranks, 1_000)
     seen = np.concatenate([step["sample"][step["position"] >= 0] for step in steps])
-    one = list(Loader(budget(store), epochs=1, ids=True))
+    one = list(Loader(budget(store), epochs=1, format=BatchFormat(ids=True)))
 
     assert sorted(seen.tolist()) == list(range(240))
     assert len(steps) == len(one)
@@ -129,7 +131,7 @@ def test_the_order_can_be_asked_for_both_ways(store):
 
 
 def test_seeking_into_a_batch_goes_on_with_the_rest_of_it(store):
-    loader = Loader(budget(store), epochs=1, ids=True)
+    loader = Loader(budget(store), epochs=1, format=BatchFormat(ids=True))
     right = [sample for batch in loader for sample in batch["sample"].tolist()]
     loader.seek(5)
     found = [batch["sample"][batch["position"] >= 0].tolist() for batch in loader]
@@ -192,11 +194,11 @@ def test_what_cannot_be_is_refused(store):
         budget(store, window=4)
     with pytest.raises(PlanError, match="is a Packs, whose rows are all equally long"):
         Budget(Plan(Packs(store, 60)), 480)
-    with pytest.raises(PlanError, match="a budget of tokens says how many rows a batch has"):
+    with pytest.raises(PlanError, match="a budget of tokens decides how many rows a batch has"):
         Loader(budget(store), 8)
-    with pytest.raises(PlanError, match="Pass them to Plan"):
+    with pytest.raises(PlanError, match=r"seed=3 is set on the plan; pass it to Plan\(…\)"):
         Loader(budget(store), seed=3)
-    with pytest.raises(PlanError, match="Rank 2 of 2 cannot be"):
+    with pytest.raises(PlanError, match="rank=2 of world_size=2: ranks are 0 to"):
         Loader(budget(store), rank=2, world_size=2)
     with pytest.raises(PlanError, match="reads position 3"):
         budget(store).steps(8).at(3)
@@ -207,7 +209,7 @@ def test_what_cannot_be_is_refused(store):
 def test_ends_where_the_plan_ends(store):
     plan = Plan({"a": Documents(store, 60)}, weights={"a": 1}, max_epochs=1, seed=1)
     made = Budget(plan, 480, window=96)
-    loader = Loader(made, ids=True)
+    loader = Loader(made, format=BatchFormat(ids=True))
 
     assert sorted(s for batch in loader for s in batch["sample"].tolist()) == list(range(240))
     with pytest.raises(PlanError, match="There are no steps after position 240, where the plan en"):
@@ -229,7 +231,7 @@ def test_the_end_of_an_epoch_is_filled_up_alike_on_any_number_of_ranks(write_sto
     store = write_store(tmp_path / "odd", [documents])
 
     def make(**where):
-        return Loader(budget(store, window=240), epochs=2, ids=True, **where)
+        return Loader(budget(store, window=240), epochs=2, format=BatchFormat(ids=True), **where)
 
     assert_resumable(make, prefetch=(0,), steps=50)
     filled = [int((batch["position"] < 0).sum()) for batch in make()]
@@ -297,7 +299,7 @@ class Slow:
     """A budget that takes its time with every window."""
 
     def __init__(self, made):
-        self.made, self.plan = made, made.plan
+        self.made, self.end = made, made.end
 
     def edges_after(self, position):
         time.sleep(0.02)
@@ -320,7 +322,7 @@ def test_ranks_that_do_not_divide_the_rows_add_less_than_a_row_each(store, rows,
     """As the docstring says: without dividing, up to world_size - 1 rows on top of the tokens."""
     made = budget(store, rows=rows)
     ranks = [
-        Loader(made, epochs=1, ids=True, rank=rank, world_size=world_size)
+        Loader(made, epochs=1, format=BatchFormat(ids=True), rank=rank, world_size=world_size)
         for rank in range(world_size)
     ]
     steps = global_rows(ranks, 1_000)

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock.loader import BatchFormat
 from penstock.loader.loader import Loader
 from penstock.order.plan import Plan
-from penstock.rows.gather import JoinedWindows, gather
+from penstock.rows.gather import gather
 from penstock.rows.tokens import ArrayFile, Stream
-from penstock.rows.windows import Windows
+from penstock.rows.windows import JoinedWindows, Windows
 
 
 def files(folder, lengths, dtype="uint16"):
@@ -113,7 +114,7 @@ def test_a_mixture_holds_the_same_rows_whether_read_together_or_not(stores, opti
     """Padded tails and borders keep sources apart; plain windows are read in one call."""
     sources = {store.path.name: Windows(store, 8, **options) for store in stores}
     plan = Plan(sources, seed=3)
-    for batch in Loader(plan, 4, epochs=1, drop_last=False, ids=True):
+    for batch in Loader(plan, 4, epochs=1, drop_last=False, format=BatchFormat(ids=True)):
         for row in range(len(batch["inputs"])):
             if int(batch["position"][row]) < 0:
                 continue

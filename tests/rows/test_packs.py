@@ -217,7 +217,7 @@ def test_rows_are_asked_for_ahead_where_their_tokens_lie(packs):
 
 @pytest.mark.parametrize("length", [1, 0, -3, 1 << 24])
 def test_lengths_that_make_no_row_are_refused(packs, length):
-    with pytest.raises(PlanError, match=r"a row of documents has 2 tokens or more, an input and"):
+    with pytest.raises(PlanError, match=r"A row has at least 2 tokens, an input and"):
         Packs(packs.stream.members[0], length)
 
 

@@ -9,6 +9,7 @@ import torch
 import penstock
 from penstock import Loader, Packs, Plan, Windows
 from penstock.errors import ResumeError
+from penstock.loader import BatchFormat
 from penstock.testing import assert_resumable
 from penstock.transforms import FillInTheMiddle, MaskTokens, Transformed
 
@@ -77,7 +78,7 @@ def test_a_tuple_needs_rows_without_borders(store):
 
     assert torch.equal(inputs, named["inputs"])
     assert torch.equal(targets, named["targets"])
-    with pytest.raises(penstock.errors.PlanError, match="These rows also give document_ids, posi"):
+    with pytest.raises(penstock.errors.PlanError, match="These rows also have document_ids, posi"):
         Loader(Packs(store, LENGTH), 8, format="tuple")[0]
 
 
@@ -95,7 +96,7 @@ def test_cu_seqlens_walk_over_documents_and_padding(store):
 
 def test_ids_name_the_rows_and_narrow_leaves_them(store):
     packs = Packs(store, LENGTH)
-    batch = Loader(packs, 8, ids=True, narrow=True, seed=3)[2]
+    batch = Loader(packs, 8, format=BatchFormat(fields="narrow", ids=True), seed=3)[2]
     fields = packs.read(batch["sample"].numpy())
 
     assert batch["tokens"].dtype == torch.uint16
@@ -105,7 +106,7 @@ def test_ids_name_the_rows_and_narrow_leaves_them(store):
 
 def test_rows_that_fill_up_the_last_batch_train_on_nothing(store):
     packs = Packs(store, LENGTH)
-    last = Loader(packs, 64, epochs=1, drop_last=False, ids=True)[-1]
+    last = Loader(packs, 64, epochs=1, drop_last=False, format=BatchFormat(ids=True))[-1]
     filled = last["position"] == -1
 
     assert 0 < filled.sum() < 64
@@ -114,7 +115,7 @@ def test_rows_that_fill_up_the_last_batch_train_on_nothing(store):
 
 
 def test_shorter_rows_first_lose_only_the_targets_where_rows_were_cut(store, pairs):
-    loader = Loader(Packs(store, LENGTH), 8, lengths={0: 8}, **RUN)
+    loader = Loader(Packs(store, LENGTH), 8, format=BatchFormat(lengths={0: 8}), **RUN)
     found = []
     for batch in loader:
         assert batch["inputs"].shape == (24, 8)
@@ -132,7 +133,7 @@ def test_packs_and_windows_share_batches(store, write_store, tmp_path):
         weights={"packs": 2, "windows": 1},
         seed=5,
     )
-    batch = Loader(plan, 30, ids=True)[0]
+    batch = Loader(plan, 30, format=BatchFormat(ids=True))[0]
     windows = batch["source"] == 1
 
     assert windows.sum() == 10
@@ -148,7 +149,7 @@ def test_packs_and_windows_share_batches(store, write_store, tmp_path):
 def test_runs_resume_at_every_step_on_any_number_of_ranks(store, shuffle, format):
     def make(**where):
         plan = Plan(Packs(store, LENGTH), seed=7, shuffle=shuffle)
-        more = {"format": format, "ids": True, "fingerprint": "tokens"}
+        more = {"format": BatchFormat(fields=format, ids=True, fingerprint="tokens")}
         return Loader(plan, global_batch_size=16, epochs=2, drop_last=False, **more, **where)
 
     assert_resumable(make, steps=12, prefetch=(0, 1))

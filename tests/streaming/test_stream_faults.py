@@ -13,9 +13,10 @@ import pytest
 
 import penstock
 from penstock.errors import DiskFullError, SourceError, StoreBusyError, StoreError
+from penstock.loader import BatchFormat
 from penstock.loader.loader import Loader
 from penstock.rows.windows import Windows
-from penstock.streaming.waiting import Patience
+from penstock.streaming.waiting import StallTimer
 
 DEADLINE = 60
 
@@ -119,14 +120,13 @@ def test_an_input_that_changes_under_the_stream_is_an_error(stream, held, tmp_pa
         list(iterator)
 
 
-@pytest.mark.parametrize("keep", [True, False], ids=["kept", "dropped"])
 def test_a_full_disk_is_told_in_the_loop_and_the_run_goes_on_when_there_is_room(
-    stream, held, tmp_path, conftest, same, keep
+    stream, held, tmp_path, conftest, same
 ):
     """RLIMIT_FSIZE fails a write as a full disk does."""
     path = tmp_path / "in.txt"
     path.write_text(conftest.lines(held_at=[600]))
-    first = stream(path, tokenizer=held, keep=keep, timeout=10)
+    first = stream(path, tokenizer=held, timeout=10)
     loader = Loader(Windows(first, 32), 8, epochs=1)
     iterator = iter(loader)
     found = [next(iterator) for _ in range(4)]
@@ -158,18 +158,18 @@ def test_a_reader_gives_up_after_its_deadline_and_says_on_what(stream, held, tmp
     waiting = stream(path, tokenizer=held, timeout=0.5)
     loader = Loader(Windows(waiting, 32), 8, epochs=1)
 
-    with pytest.raises(StoreBusyError, match=rf"part \d+ was waited for.* is {os.getpid()}\."):
+    with pytest.raises(StoreBusyError, match=rf"while part \d+ was awaited.* is {os.getpid()}\."):
         list(loader)
 
 
 def test_a_process_that_was_stopped_has_not_waited(monkeypatch):
     clock = iter([0.0, 0.5, 1.0, 1_000.0, 1_000.1, 1_000.2])
     monkeypatch.setattr("penstock.streaming.waiting.time.monotonic", lambda: next(clock))
-    patience = Patience()
+    timer = StallTimer()
 
-    assert [patience.spend(7) for _ in range(3)] == [0.0, 0.5, 1.5]
-    assert patience.spend(7) == pytest.approx(1.6)
-    assert patience.spend(8) == 0
+    assert [timer.seconds(7) for _ in range(3)] == [0.0, 0.5, 1.5]
+    assert timer.seconds(7) == pytest.approx(1.6)
+    assert timer.seconds(8) == 0
 
 
 def test_another_process_goes_on_when_the_builder_is_killed(slow_text, tmp_path, same):
@@ -196,7 +196,9 @@ def test_ranks_that_start_apart_share_one_build(slow_text, tmp_path):
     code = """
 growing = stream(timeout=30)
 time.sleep(float(sys.argv[3]))
-loader = penstock.Loader(penstock.Windows(growing, 32), 8, epochs=1, fingerprint="tokens")
+import penstock.loader
+format = penstock.loader.BatchFormat(fingerprint="tokens")
+loader = penstock.Loader(penstock.Windows(growing, 32), 8, epochs=1, format=format)
 total = 0
 for batch in loader:
     total = (total * 31 + loader.fingerprint) % 2**64
@@ -210,7 +212,9 @@ print(total, loader.position, flush=True)
         time.sleep(float(delay) + 0.2)
     told = [each.communicate(timeout=DEADLINE)[0] for each in ranks]
 
-    loader = Loader(Windows(store, 32), 8, epochs=1, shuffle="part", fingerprint="tokens")
+    loader = Loader(
+        Windows(store, 32), 8, epochs=1, shuffle="part", format=BatchFormat(fingerprint="tokens")
+    )
     total = 0
     for _ in loader:
         total = (total * 31 + loader.fingerprint) % 2**64
@@ -249,7 +253,7 @@ for batch in loader:
     ("code", "status"),
     [
         ("growing = stream()", 0),
-        ("i = iter(penstock.Loader(penstock.Windows(stream(keep=False), 32), 8)); next(i)", 0),
+        ("i = iter(penstock.Loader(penstock.Windows(stream(), 32), 8)); next(i)", 0),
         ("growing = stream(); next(iter(growing)); raise SystemExit(3)", 3),
     ],
 )
@@ -370,18 +374,3 @@ def test_a_directory_with_something_else_is_refused(stream, tmp_path):
 
     with pytest.raises(StoreError, match="not empty and not a store"):
         next(iter(Loader(Windows(stream(), 32), 8)))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_child_closes_a_stream_whose_mark_was_being_written(stream, tmp_path, conftest):
-    path = tmp_path / "in.txt"
-    path.write_text(conftest.lines())
-    growing = stream(path, keep=False)
-    with growing._wishes._telling:  # as another thread holds it for a moment
-        child = os.fork()
-        if child == 0:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(5)
-            growing.close()
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.loader import BatchFormat
 
 FIRST_ROWS = {
     "windows": [472, 485, 197, 88, 74, 275, 334, 265, 321, 433, 467, 415, 185, 282, 105, 220],
@@ -24,7 +25,7 @@ def test_the_first_16_positions_of_a_streamed_run(tmp_path):
             "windows": penstock.Windows(store, length=8),
             "packs": penstock.Packs(store, length=256),
         }.items():
-            loader = penstock.Loader(rows, batch_size=16, seed=17, ids=True)
+            loader = penstock.Loader(rows, batch_size=16, seed=17, format=BatchFormat(ids=True))
             found[name] = np.asarray(next(iter(loader))["sample"]).tolist()
 
     assert found == FIRST_ROWS

@@ -76,10 +76,3 @@ def test_a_dataloader_over_a_stream_has_loops_too(stream, finished, same):
     expected = loops(Loader(Windows(finished, 32), 8, shuffle="part", **settings), 2)
 
     assert all(same(one, two) for one, two in zip(found, expected, strict=True))
-
-
-def test_a_second_loop_over_a_stream_whose_parts_are_gone_makes_them_again(stream, finished, same):
-    found = loops(Loader(Windows(stream(keep=False, ahead=1), 32), 8, seed=4, epochs=1), 2)
-    expected = loops(Loader(Windows(finished, 32), 8, seed=4, epochs=1, shuffle="part"), 2)
-
-    assert all(same(one, two) for one, two in zip(found, expected, strict=True))

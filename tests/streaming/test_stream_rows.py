@@ -7,12 +7,13 @@ import pytest
 
 import penstock
 from penstock.errors import PlanError, StoreError, UnknownLengthError
+from penstock.loader import BatchFormat
 from penstock.loader.loader import Loader
-from penstock.order.growing import GrowingPlan
 from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
 from penstock.rows.windows import Windows
 from penstock.sources.slices import cut
+from penstock.streaming.plan import StreamedPlan
 from penstock.testing import global_rows
 from penstock.train import documents_at
 
@@ -27,11 +28,14 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(("keep", "prefetch"), [(True, 2), (False, 1)], ids=["kept", "dropped"])
+@pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_epochs_are_those_of_the_finished_store(stream, finished, same, kind, keep, prefetch):
-    make, options = KINDS[kind], {"epochs": 2, "seed": 7, "ids": True, "drop_last": False}
-    loader = Loader(make(stream(keep=keep)), 6, prefetch=prefetch, **options)
+def test_two_epochs_are_those_of_the_finished_store(stream, finished, same, kind, prefetch):
+    make, options = (
+        KINDS[kind],
+        {"epochs": 2, "seed": 7, "format": BatchFormat(ids=True), "drop_last": False},
+    )
+    loader = Loader(make(stream()), 6, prefetch=prefetch, **options)
 
     found = list(loader)
 
@@ -43,7 +47,7 @@ def test_two_epochs_are_those_of_the_finished_store(stream, finished, same, kind
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_any_number_of_threads_gives_the_same_rows_each_once(stream, finished, threads):
-    loader = Loader(Windows(stream(threads=threads), 32), 1, epochs=1, ids=True)
+    loader = Loader(Windows(stream(threads=threads), 32), 1, epochs=1, format=BatchFormat(ids=True))
     rows = [(batch["sample"].item(), batch["inputs"].tolist()) for batch in loader]
 
     expected = Windows(finished, 32).read(np.arange(len(rows)))["tokens"]
@@ -103,7 +107,7 @@ def test_the_first_rows_do_not_wait_for_the_second_part(stream, held, tmp_path, 
 
     found = [next(iterator) for _ in range(3)]
 
-    assert len(growing.manifest.parts) == 1
+    assert len(growing.snapshot().manifest.parts) == 1
     held.let_on()
     found += list(iterator)
     finished = Loader(Windows(tmp_path / "s", 100), 8, seed=5, epochs=1, shuffle="part")
@@ -124,13 +128,13 @@ def test_lengths_are_not_known_before_the_end(stream, held, tmp_path, conftest):
         _ = windows.digest
     assert not loader.ends
     assert "so far" in repr(growing)
-    assert "GrowingStore" in repr(windows)
-    assert "GrowingStore" in repr(packs)
+    assert "Snapshot" in repr(windows)
+    assert "Snapshot" in repr(packs)
 
     held.let_on()
     num_steps = sum(1 for _ in loader)
     assert len(loader) == num_steps
-    assert len(windows) >= 8 * num_steps
+    assert len(loader.plan) == len(Windows(growing, 32)) >= 8 * num_steps
     assert len(growing) == 1_200
 
 
@@ -148,7 +152,7 @@ def test_a_plan_over_a_store_that_grows_says_what_to_do(stream, held, tmp_path, 
     path.write_text(conftest.lines(held_at=[0]))
     windows = Windows(stream(path, tokenizer=held), 32)
 
-    with pytest.raises(PlanError, match="to a Loader, which reads parts as they come"):
+    with pytest.raises(PlanError, match="a Loader, alone and with shuffle"):
         penstock.Plan({"a": windows}, shuffle="part")
 
 
@@ -196,23 +200,32 @@ def test_a_dataloader_with_spawned_workers(stream, finished, same):
     assert same(found, list(Loader(Windows(finished, 32), 8, epochs=1, shuffle="part")))
 
 
-def test_workers_are_refused_where_parts_go_away(stream):
-    loader = Loader(Windows(stream(keep=False), 32), 8)
-
-    with pytest.raises(PlanError, match="whose parts are dropped"):
-        loader.as_dataloader(num_workers=1)
-
-
 def test_a_stream_can_be_read_document_by_document(stream, finished):
     assert [each.tolist() for each in stream()] == [each.tolist() for each in finished]
 
 
-@pytest.mark.parametrize(
-    ("options", "told"), [({"ahead": 0}, "ahead=0"), ({"timeout": 0}, "timeout=0")]
-)
-def test_arguments_that_cannot_be_meant(stream, options, told):
-    with pytest.raises(StoreError, match=told):
-        stream(**options)
+def test_a_timeout_of_0_is_refused(stream):
+    with pytest.raises(StoreError, match="timeout=0"):
+        stream(timeout=0)
+
+
+def test_a_snapshot_is_an_ordinary_store_over_the_parts_so_far(stream, held, tmp_path, conftest):
+    path = tmp_path / "in.txt"
+    path.write_text(conftest.lines(held_at=[600]))
+    growing = stream(path, tokenizer=held)
+    growing.await_parts(3)
+    first = growing.snapshot()
+    documents = [each.tolist() for each in first]
+
+    assert first is growing.snapshot()
+    assert not first.sealed
+    assert len(first) == len(documents) > 0
+    held.let_on()
+    growing.await_parts(10_000)
+    last = growing.snapshot()
+    assert last.sealed
+    assert last.digest == penstock.TokenStore(tmp_path / "s").digest
+    assert [last.document(number).tolist() for number in range(len(first))] == documents
 
 
 @pytest.mark.parametrize("kind", [Windows, Packs])
@@ -222,12 +235,11 @@ def test_the_documents_of_rows_are_named_while_others_are_still_made(
     path = tmp_path / "in.txt"
     path.write_text(conftest.lines(held_at=[600]))
     growing = stream(path, tokenizer=held)
-    plan = GrowingPlan(kind(growing, 32))
+    plan = StreamedPlan(kind(growing, 32))
 
     told = documents_at(plan, 0, 1)
 
     assert not growing.sealed
     assert str(path.name) in told
-    for unknown in (-1, 1_100):
-        with pytest.raises(UnknownLengthError):
-            growing.origin(unknown)
+    with pytest.raises(IndexError):
+        growing.snapshot().origin(1_100)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.loader import BatchFormat
 from penstock.loader.loader import Loader
 from penstock.order.plan import Plan
 from penstock.order.shuffle import Block
@@ -59,7 +60,10 @@ def test_every_epoch_holds_each_window_once_and_ranks_take_equal_steps(figure):
     for number in range(CONFIGURATIONS):
         plan, settings = configuration(np.random.default_rng(number))
         world_size, epochs = settings["world_size"], settings["epochs"]
-        ranks = [list(Loader(plan, rank=rank, ids=True, **settings)) for rank in range(world_size)]
+        ranks = [
+            list(Loader(plan, rank=rank, format=BatchFormat(ids=True), **settings))
+            for rank in range(world_size)
+        ]
         total = len(plan) * epochs
         size = settings["batch_size"] * world_size
         steps = total // size if settings["drop_last"] else -(-total // size)

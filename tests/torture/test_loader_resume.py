@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.loader import BatchFormat
 from penstock.loader.loader import Loader
 from penstock.order.plan import Plan
 from penstock.rows.windows import Windows
@@ -41,7 +42,7 @@ def kinds(windows):
     return {
         "epochs": (Plan(windows, seed=5), {"epochs": 2}),
         "filled up": (Plan(windows, seed=5, shuffle="block"), {"epochs": 2, "drop_last": False}),
-        "mixture": (mixture, {"steps": 21, "fingerprint": "tokens"}),
+        "mixture": (mixture, {"steps": 21, "format": BatchFormat(fingerprint="tokens")}),
     }
 
 
@@ -54,7 +55,7 @@ def ranks(plan, topology, settings):
             rank=rank,
             world_size=world_size,
             prefetch=prefetch,
-            ids=True,
+            format=BatchFormat(ids=True),
             **settings,
         )
         for rank in range(world_size)
@@ -112,7 +113,7 @@ def test_two_hundred_chains_of_fifty_resumes(windows, figure):
                     rank=rank,
                     world_size=world_size,
                     prefetch=int(random.choice([0, 1, 4])),
-                    ids=True,
+                    format=BatchFormat(ids=True),
                 )
                 for size in [random.integers(1, 7)]
                 for rank in range(world_size)

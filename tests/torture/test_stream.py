@@ -10,6 +10,7 @@ import time
 import pytest
 
 import penstock
+from penstock.loader import BatchFormat
 from penstock.loader.loader import Loader
 from penstock.rows.windows import Windows
 from penstock.sources.slices import cut
@@ -24,10 +25,11 @@ import json, pathlib, sys
 import penstock
 from penstock.sources.slices import cut
 cut.__kwdefaults__["slice_bytes"] = {SLICE_BYTES}
-options = json.loads(sys.argv[5])
-options |= {{"tokenizer": "bytes", "threads": 2, "timeout": 30}}
+options = {{"tokenizer": "bytes", "threads": 2, "timeout": 30}}
 growing = penstock.stream(sys.argv[1], sys.argv[2], documents="lines", **options)
-loader = penstock.Loader(penstock.Windows(growing, 64), 8, epochs=2, fingerprint="tokens")
+import penstock.loader
+format = penstock.loader.BatchFormat(fingerprint="tokens")
+loader = penstock.Loader(penstock.Windows(growing, 64), 8, epochs=2, format=format)
 state = json.loads(sys.argv[3])
 if state:
     loader.load_state_dict(state)
@@ -55,12 +57,14 @@ def expected(text, tmp_path_factory):
         store = penstock.build(
             text, tmp_path_factory.mktemp("built") / "s", tokenizer="bytes", documents="lines"
         )
-    loader = Loader(Windows(store, 64), 8, epochs=2, fingerprint="tokens", shuffle="part")
+    loader = Loader(
+        Windows(store, 64), 8, epochs=2, format=BatchFormat(fingerprint="tokens"), shuffle="part"
+    )
     return [loader.fingerprint for _ in loader]
 
 
-def begin(text, store, state, log, options):
-    arguments = [text, store, json.dumps(state), log, json.dumps(options)]
+def begin(text, store, state, log):
+    arguments = [text, store, json.dumps(state), log]
     return subprocess.Popen(
         [sys.executable, "-c", CHILD, *map(str, arguments)], stdout=subprocess.PIPE, text=True
     )
@@ -77,8 +81,7 @@ def told(log):
 
 @pytest.mark.torture
 @pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("options", [{}, {"keep": False, "ahead": 2}], ids=["kept", "dropped"])
-def test_runs_killed_at_any_moment_resume_exactly(text, expected, tmp_path, options, figure):
+def test_runs_killed_at_any_moment_resume_exactly(text, expected, tmp_path, figure):
     chance = random.Random(5)
     kills = steps = trial = 0
     while kills < 25:
@@ -86,7 +89,7 @@ def test_runs_killed_at_any_moment_resume_exactly(text, expected, tmp_path, opti
         store, state, found = tmp_path / f"{trial}", None, []
         while True:
             log = tmp_path / f"{trial}-{kills}.log"
-            child = begin(text, store, state, log, options)
+            child = begin(text, store, state, log)
             assert child.stdout.readline() == "begin\n"
             try:
                 child.wait(chance.uniform(0.05, 0.5))
@@ -103,20 +106,19 @@ def test_runs_killed_at_any_moment_resume_exactly(text, expected, tmp_path, opti
         steps += len(found)
         shutil.rmtree(store)
 
-    figure(f"streams killed {kills} times, {steps:,} steps each the right one, {options}")
+    figure(f"streams killed {kills} times, {steps:,} steps each the right one")
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("options", [{}, {"keep": False, "ahead": 2}], ids=["kept", "dropped"])
 def test_of_four_ranks_whose_builders_die_one_after_the_other_the_last_ends_right(
-    text, expected, tmp_path, options, figure
+    text, expected, tmp_path, figure
 ):
     chance = random.Random(6)
     for trial in range(3):
         store = tmp_path / f"{trial}"
         logs = [tmp_path / f"{trial}-{rank}.log" for rank in range(4)]
-        ranks = [begin(text, store, None, log, options) for log in logs]
+        ranks = [begin(text, store, None, log) for log in logs]
         for rank in ranks[:3]:
             assert rank.stdout.readline() == "begin\n"
             time.sleep(chance.uniform(0, 0.2))
@@ -129,7 +131,7 @@ def test_of_four_ranks_whose_builders_die_one_after_the_other_the_last_ends_righ
             assert found == expected[: len(found)]
         assert len(found) == len(expected)
 
-    figure(f"9 of 12 ranks killed, 3 runs of the rest ended right, {options}")
+    figure("9 of 12 ranks killed, 3 runs of the rest ended right")
 
 
 # Runs as root of a user namespace of its own, where it may mount a tmpfs of any size.
@@ -137,6 +139,7 @@ STARVED = f"""
 import json, pathlib, subprocess, sys
 import penstock
 from penstock.errors import DiskFullError
+from penstock.loader import BatchFormat
 from penstock.sources.slices import cut
 cut.__kwdefaults__["slice_bytes"] = {SLICE_BYTES}
 inputs, folder, sizes = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
@@ -148,11 +151,10 @@ def mount(size, *more):
 def run(state):
     found = []
     with penstock.stream(
-        inputs, folder + "/store", tokenizer="bytes", threads=2, timeout=30, keep=KEEP, ahead=2
+        inputs, folder + "/store", tokenizer="bytes", threads=2, timeout=30
     ) as growing:
-        loader = penstock.Loader(
-            penstock.Windows(growing, 64), 8, epochs=2, fingerprint="tokens"
-        )
+        format = BatchFormat(fingerprint="tokens")
+        loader = penstock.Loader(penstock.Windows(growing, 64), 8, epochs=2, format=format)
         if state:
             loader.load_state_dict(state)
         try:
@@ -185,15 +187,11 @@ def may_mount():
 @pytest.mark.torture
 @pytest.mark.timeout(3_600)
 @pytest.mark.skipif(not may_mount(), reason="unshare and mount are not allowed here")
-@pytest.mark.parametrize("keep", [True, False], ids=["kept", "dropped"])
-def test_a_full_disk_is_told_in_the_loop_and_the_run_goes_on(
-    text, expected, tmp_path, keep, figure
-):
+def test_a_full_disk_raises_in_the_loop_and_the_run_continues(text, expected, tmp_path, figure):
     sizes = [(40 + 60 * step) << 10 for step in range(12)]
     folder = tmp_path / "small"
     folder.mkdir()
-    code = STARVED.replace("KEEP", str(keep))
-    command = [sys.executable, "-c", code, str(text), str(folder), json.dumps(sizes)]
+    command = [sys.executable, "-c", STARVED, str(text), str(folder), json.dumps(sizes)]
     done = subprocess.run(["unshare", "-rm", *command], capture_output=True, text=True, timeout=600)
 
     assert done.returncode == 0, done.stderr
@@ -203,6 +201,5 @@ def test_a_full_disk_is_told_in_the_loop_and_the_run_goes_on(
     for _, told, found in results:
         assert found == expected
         assert told == "room" or "No room to write" in told
-    figure(f"keep={keep}: disks of {full} bytes were full, and the run went on")
+    figure(f"disks of {full} bytes were full, and the run went on")
     assert full
-    assert keep or len(full) < len(sizes), "without keep, little room must be enough"

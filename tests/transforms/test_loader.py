@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import penstock
+from penstock.loader import BatchFormat
 from penstock.testing import assert_resumable
 from penstock.transforms import (
     Chain,
@@ -29,7 +30,10 @@ def read(loader, batch):
 @pytest.mark.parametrize("format", ["dict", "hf"])
 def test_masked_tokens_are_predicted_in_their_own_places(made, format):
     loader = penstock.Loader(
-        Transformed(made(), MASKING, seed=3), 8, epochs=3, format=format, ids=True
+        Transformed(made(), MASKING, seed=3),
+        8,
+        epochs=3,
+        format=BatchFormat(fields=format, ids=True),
     )
     names = ("input_ids", "labels") if format == "hf" else ("inputs", "targets")
     epochs = set()
@@ -52,8 +56,10 @@ def test_masked_tokens_make_a_tuple_of_two(made):
 
 def test_dropped_tokens_are_still_targets(made):
     rows = made()
-    shifted = penstock.Loader(Transformed(rows, DROPOUT), 8, ids=True)[0]
-    unshifted = penstock.Loader(Transformed(rows, DROPOUT), 8, ids=True, format="hf")[0]
+    shifted = penstock.Loader(Transformed(rows, DROPOUT), 8, format=BatchFormat(ids=True))[0]
+    unshifted = penstock.Loader(
+        Transformed(rows, DROPOUT), 8, format=BatchFormat(fields="hf", ids=True)
+    )[0]
     clean = rows.fields["tokens"][shifted["sample"].numpy()].astype(np.int64)
 
     assert np.array_equal(shifted["targets"].numpy(), clean[:, 1:])
@@ -64,7 +70,7 @@ def test_dropped_tokens_are_still_targets(made):
 def test_a_transform_of_one_source_leaves_the_others_alone(made):
     code, web = made(30, 12, documents=True), made(30, 12, seed=1, documents=True)
     plan = penstock.Plan({"code": Transformed(code, Chain(MIDDLE, DROPOUT)), "web": web})
-    for batch in penstock.Loader(plan, 10, epochs=2, ids=True):
+    for batch in penstock.Loader(plan, 10, epochs=2, format=BatchFormat(ids=True)):
         of_web = (batch["source"] == 1).numpy()
         tokens = web.fields["tokens"][batch["sample"].numpy()[of_web]]
         assert np.array_equal(batch["inputs"].numpy()[of_web], tokens[:, :-1])
@@ -83,7 +89,7 @@ def test_a_batch_that_is_filled_up_predicts_nothing_in_the_rows_that_fill_it(mad
 def test_rows_cut_shorter_hold_the_same_tokens_and_labels(made):
     rows = Transformed(made(), MASKING)
     whole = penstock.Loader(rows, 8)[0]
-    short = penstock.Loader(rows, 8, lengths={0: 4})[0]
+    short = penstock.Loader(rows, 8, format=BatchFormat(lengths={0: 4}))[0]
 
     for name in ("inputs", "targets"):
         assert torch.equal(short[name], whole[name].reshape(-1, 4))
@@ -95,7 +101,11 @@ def test_a_run_goes_on_exactly_at_any_world_size(made, transform):
 
     def make_loader(**topology):
         return penstock.Loader(
-            rows, global_batch_size=12, epochs=3, ids=True, fingerprint="tokens", **topology
+            rows,
+            global_batch_size=12,
+            epochs=3,
+            format=BatchFormat(ids=True, fingerprint="tokens"),
+            **topology,
         )
 
     assert_resumable(make_loader, steps=8)

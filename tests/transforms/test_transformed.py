@@ -213,7 +213,7 @@ def test_what_else_rows_have_is_theirs(made):
     rows = Transformed(made(), MASKING)
 
     assert rows.num_tokens == 480
-    assert not hasattr(rows, "part_rows")
+    assert rows.part_rows is None
     assert len(rows) == 40
     assert repr(rows).endswith("MaskTokens(0.4 of the tokens, 0.8 masked), seed=0)")
 

@@ -178,7 +178,7 @@ def measure_speed(
     # The first batch includes opening the files and starting the prefetch thread.
     next(batches["int64"])
     first_batch = time.perf_counter() - started
-    batches["narrow"] = iter(Loader(rows, batch_size, narrow=True))
+    batches["narrow"] = iter(Loader(rows, batch_size, format="narrow"))
     rates: dict[str, list[float]] = {"int64": [], "narrow": []}
     peak = before or 0
     # The two kinds take turns, so that a slow moment of the machine affects both.

@@ -151,10 +151,11 @@ def _mixture(results: dict[str, BuildResult]) -> "Plan":
 
 def _show_batch(plan: "Plan", tokenizer: "Tokenizer") -> None:
     """The inputs and targets of the first two rows, as text."""
+    from penstock.loader.batch_format import BatchFormat
     from penstock.loader.loader import Loader
 
     # ids=True adds the source and the number of each row to the batch.
-    batch = Loader(plan, global_batch_size=_BATCH, ids=True)[0]
+    batch = Loader(plan, global_batch_size=_BATCH, format=BatchFormat(ids=True))[0]
     inputs, targets = batch["inputs"], batch["targets"]
     write(f"inputs {tuple(inputs.shape)} {inputs.dtype}, targets {tuple(targets.shape)}")
     for row in (0, 1):

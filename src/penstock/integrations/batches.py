@@ -16,12 +16,12 @@ from torch.utils.data import Dataset
 from penstock.errors import PlanError
 from penstock.integrations.hf_format import PaddedFormat, Tensors
 from penstock.integrations.steps import EpochCuts, EqualSteps, RankSpan
-from penstock.loader.batch import Format
+from penstock.loader.arguments import AnyPlan
+from penstock.loader.batch_format import Format
 from penstock.loader.loader import Loader
 from penstock.loader.packed import one_row
-from penstock.order.growing import GrowingPlan
-from penstock.order.plan import Plan
 from penstock.rows.documents import Documents
+from penstock.streaming.plan import StreamedPlan
 
 __all__ = ["BatchSource", "State", "StepBatches", "unchanged"]
 
@@ -40,7 +40,7 @@ def unchanged(batch: Batch) -> Batch:
 class BatchSource:
     """The rows that are trained on, their order, and how batches of them are made."""
 
-    plan: Plan
+    plan: AnyPlan
     global_batch: int
     """Rows of a full step on all ranks together."""
     rank: int
@@ -48,7 +48,6 @@ class BatchSource:
     to_batch: Callable[[Tensors], Tensors]
     """Makes the user's batch from the loader's."""
     format: Format = "dict"
-    narrow: bool = False
     flat: bool = False
     """Whether a batch becomes one row, for attention that finds documents in one row only."""
     workers: dict[str, Any] = field(default_factory=dict)
@@ -70,24 +69,14 @@ class BatchSource:
             sharded: Whether it reads this rank's share of a step, or the whole step.
             epochs: Epochs of one loop; without it, a loop does not end.
         """
-        growing = self._growing
         return Loader(
-            # Each loader waits for a growing store by itself, so each gets a plan of its own.
-            self.plan if growing is None else growing.sources["data"],
-            seed=None if growing is None else growing.seed,
+            self.plan,
             global_batch_size=rows or self.global_batch,
             rank=self.rank if sharded else 0,
             world_size=self.world_size if sharded else 1,
             epochs=epochs,
             format=self.format,
-            narrow=self.narrow,
         )
-
-    @property
-    def _growing(self) -> GrowingPlan | None:
-        """The plan, if its store is still being built."""
-        plan: object = self.plan
-        return plan if isinstance(plan, GrowingPlan) else None
 
     @property
     def cuts(self) -> EpochCuts:
@@ -108,8 +97,8 @@ class BatchSource:
             wait: Whether to wait for text that is still being tokenized. Otherwise, too little
                 text is found only once all of it was read.
         """
-        if wait and self._growing is not None:
-            self._growing.reach(self.global_batch)
+        if wait and isinstance(self.plan, StreamedPlan):
+            self.plan.reach(self.global_batch)
         rows = self.plan.epoch_rows
         if rows is not None and rows < self.global_batch:
             raise PlanError(
@@ -126,10 +115,10 @@ class BatchSource:
         """
         cuts = self.cuts
         while True:
-            if cuts.epoch_rows is None and self._growing is not None:
+            if cuts.epoch_rows is None and isinstance(self.plan, StreamedPlan):
                 # One row more for each rank than this step has: whether they exist decides if
                 # this step must leave rows for the next one.
-                self._growing.reach(position + self.global_batch + self.world_size)
+                self.plan.reach(position + self.global_batch + self.world_size)
                 cuts = self.cuts
             position = cuts.begin(position)
             epoch = position // cuts.epoch_rows if cuts.epoch_rows else 0

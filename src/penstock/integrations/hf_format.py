@@ -12,17 +12,17 @@ ignore where documents begin, and attend across documents.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from penstock.errors import MissingExtraError, PlanError, TokenizerError
-from penstock.loader.packed import gives_positions
+from penstock.loader.batch_format import Format
 from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
-from penstock.rows.pieces import OfPieces
+from penstock.rows.protocol import Fields, Integers, WrappedRows
+from penstock.rows.tokens import Stream
 from penstock.rows.windows import Windows
 from penstock.tokenize.definition import find_definition
 
@@ -103,41 +103,30 @@ class PaddedFormat:
         return {"input_ids": input_ids, "attention_mask": real.long(), "labels": labels}
 
 
-class MaskedPacks(OfPieces):
-    """Packs whose rows also have an `attention_mask`: which places hold a token.
+class MaskedPacks(WrappedRows):
+    """Packs whose rows also have an `attention_mask`: which columns hold a token.
 
     The mask decides what padding contains and which labels count. Batches do not contain it.
     """
 
     def __init__(self, packs: Packs) -> None:
+        super().__init__(packs)
         self.packs = packs
-        self.stream, self.length, self.borders = packs.stream, packs.length, packs.borders
-        self._rows = packs._rows  # shared: to pack the documents again would take a while
+        self.stream: Stream = packs.stream
 
     def __repr__(self) -> str:
         return repr(self.packs)
 
-    def __getstate__(self) -> dict[str, Packs]:
-        return {"packs": self.packs}
-
-    def __setstate__(self, state: dict[str, Packs]) -> None:
-        self.__init__(state["packs"])  # type: ignore[misc]
-
-    @property
-    def digest(self) -> str:
-        """The digest of the packs: the mask adds nothing to it."""
-        return self.packs.digest
-
     @property
     def padding_share(self) -> float:
-        """The share of all places that hold no token."""
+        """The share of all columns that hold no token."""
         return self.packs.padding_share
 
-    def describe(self) -> dict[str, object]:
-        """The settings that determine the rows."""
-        return self.packs.describe()
+    def over(self, stream: Stream) -> "MaskedPacks":
+        """Return the same rows over a later snapshot of a store that is being written."""
+        return MaskedPacks(self.packs.over(stream))
 
-    def read(self, samples: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    def read(self, samples: Integers) -> Fields:
         """The rows `samples` as `Packs.read` returns them, and the mask (rows, length)."""
         fields = self.packs.read(samples)
         # A row has one token more than targets.
@@ -151,8 +140,8 @@ class RowFormat:
 
     rows: Windows | Documents | MaskedPacks
     to_batch: Callable[[Tensors], Tensors]
-    narrow: bool
-    """Whether `to_batch` takes the loader's narrow batches."""
+    format: Format
+    """The format of the loader's batches that `to_batch` takes."""
     packed: bool
     """Whether rows contain several documents, for a model that finds them in `position_ids`."""
 
@@ -163,10 +152,10 @@ def row_format(
     """How batches of `rows` are made for models of `transformers`."""
     check_labels(labels)
     shifted = labels == "shifted"
-    packed = not shifted and gives_positions([rows])
+    packed = not shifted and rows.gives_positions
     if isinstance(rows, Windows):
         rows = rows if shifted else rows.overlapping()
-        return RowFormat(rows, input_label_pair, False, packed)
+        return RowFormat(rows, input_label_pair, "dict" if shifted else "hf", packed)
     if isinstance(rows, Packs):
         rows = MaskedPacks(rows)
     if not isinstance(rows, MaskedPacks | Documents):
@@ -177,7 +166,7 @@ def row_format(
     # document before it. In a chat store, only the assistant's tokens have labels.
     every_token = isinstance(rows, Documents) and not rows.stream.has_loss
     to_batch = PaddedFormat(pad_id, shifted=shifted, every_token=every_token)
-    return RowFormat(rows, to_batch, True, packed)
+    return RowFormat(rows, to_batch, "narrow", packed)
 
 
 def hf_tokenizer(name: str) -> "PreTrainedTokenizerFast":

@@ -110,8 +110,7 @@ class RowItems(Dataset[Tensors]):
                 rank=0,
                 world_size=1,
                 to_batch=shape.to_batch,
-                format="hf" if labels == "same" and not shape.narrow else "dict",
-                narrow=shape.narrow,
+                format=shape.format,
             )
         )
 
@@ -207,8 +206,7 @@ class StepLoader(DataLoader[Tensors]):
             rank=rank,
             world_size=world_size,
             to_batch=shape.to_batch,
-            format="hf" if labels == "same" and not shape.narrow else "dict",
-            narrow=shape.narrow,
+            format=shape.format,
             flat=shape.packed and prepare(model),
             drop_last=drop_last,
         )

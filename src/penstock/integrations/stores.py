@@ -46,7 +46,7 @@ from penstock.tokenize.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-    from penstock.streaming.growing import GrowingStore
+    from penstock.streaming.snapshots import StreamedStore
 
     Inputs: TypeAlias = (
         str
@@ -138,7 +138,7 @@ def store_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenSto
 
 def stream_of(
     inputs: "Inputs | TokenStore", settings: StoreSettings
-) -> "TokenStore | GrowingStore":
+) -> "TokenStore | StreamedStore":
     """A store of `inputs` that can be read while it is built; the same store as `store_of`."""
     from penstock.streaming.stream import stream
 
@@ -154,7 +154,7 @@ def stream_of(
     directory = _private(settings.root) / name
     directory.mkdir(mode=0o700, exist_ok=True)
 
-    def start() -> "GrowingStore":
+    def start() -> "StreamedStore":
         return stream(
             files,
             directory,

@@ -1,6 +1,29 @@
-"""Positions to batches.
+"""The loader: from positions to batches.
 
-Takes a plan (or rows) and gives tensors, on the CPU or on a GPU. Promises that its state
-is one position, the same on every rank; that resuming anywhere, on any number of ranks,
-gives the very rows that would have come; and that a batch handed out is never changed.
+A loader takes a plan (or rows) and yields tensors, on the CPU or on a GPU. Its state is one
+position, the same on every rank. Resuming anywhere, on any number of ranks, yields the same rows
+as a run without interruption. A batch that was yielded is never changed later.
 """
+
+from typing import TYPE_CHECKING
+
+from penstock.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from penstock.loader.batch_format import BatchFormat as BatchFormat
+    from penstock.loader.dataloader import as_dataloader as as_dataloader
+    from penstock.loader.fingerprint import log_fingerprints as log_fingerprints
+    from penstock.loader.fingerprint import read_log as read_log
+    from penstock.loader.loader import Loader as Loader
+    from penstock.loader.packed import keep_documents_apart as keep_documents_apart
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "loader": "Loader",
+            "dataloader": "as_dataloader",
+            "batch_format": "BatchFormat",
+            "packed": "keep_documents_apart",
+            "fingerprint": "log_fingerprints read_log",
+        },
+    )

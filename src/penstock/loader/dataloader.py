@@ -1,27 +1,26 @@
-"""A loader in the clothes of `torch.utils.data.DataLoader`.
+"""A loader as a `torch.utils.data.DataLoader`, for tools that accept nothing else.
 
-Some tools take nothing else. The dataset behind it answers `__getitems__` with a finished
-batch, and a DataLoader with workers gives the same batches in the same order. The loader
-that it was made from moves on as batches are handed out, so its state is as true as ever:
-what workers have made ahead is not counted.
+The dataset behind it returns a finished batch from `__getitems__`. With workers, a DataLoader
+yields the same batches in the same order. The loader advances as batches are yielded, so its state
+is exact: batches that workers have made ahead of time are not counted.
 """
 
 from collections.abc import Iterator
-from copy import copy
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.utils.data as data
 
 from penstock.errors import PlanError
+from penstock.loader.batch_format import Batch
 
 if TYPE_CHECKING:
     from penstock.loader.loader import Loader
 
-__all__ = ["Batches", "StepsOfRun", "as_dataloader"]
+__all__ = ["LoaderBatches", "StepsOfRun", "as_dataloader"]
 
 
-class _Asked(NamedTuple):
+class _Request(NamedTuple):
     """A step, and the position from which the loader counts its steps."""
 
     step: int
@@ -29,38 +28,38 @@ class _Asked(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """A batch on its way from a worker."""
+    """A batch that a worker sends to the main process."""
 
-    batch: Any
+    batch: Batch
     fingerprint: int
 
 
-class StepsOfRun(data.Dataset[Any]):
+class StepsOfRun(data.Dataset[Batch]):
     """The steps of a run as a map-style dataset: item i is the batch of step i.
 
-    A copy in a worker does not learn where the loader was moved to, so each step is asked
-    for with the position that steps are counted from.
+    The copy of a loader in a worker does not know where the loader was moved to. So each request
+    names the position from which steps are counted.
     """
 
     def __init__(self, loader: "Loader") -> None:
-        self._loader = copy(loader)  # one of its own, to be moved without moving the user's
+        self._loader = loader.copy()  # moved without moving the user's loader
 
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __getitem__(self, step: int) -> Any:
+    def __getitem__(self, step: int) -> Batch:
         return self._loader[step]
 
-    def __getitems__(self, asked: list[_Asked]) -> _Sent:
-        """The batch of the one step that a batch sampler asks for."""
-        step, counted_from = asked[0]
+    def __getitems__(self, requests: list[_Request]) -> _Sent:
+        """Return the batch of the one step that the batch sampler asks for."""
+        step, counted_from = requests[0]
         if self._loader.counted_from != counted_from:
             self._loader.seek(counted_from)
         made = self._loader.make(step)
         return _Sent(made.batch, made.fingerprint)
 
 
-class _Rest(data.Sampler[list[_Asked]]):
+class _Rest(data.Sampler[list[_Request]]):
     """The steps from the loader's position to the end of its pass."""
 
     def __init__(self, loader: "Loader") -> None:
@@ -69,18 +68,18 @@ class _Rest(data.Sampler[list[_Asked]]):
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __iter__(self) -> Iterator[list[_Asked]]:
+    def __iter__(self) -> Iterator[list[_Request]]:
         first, counted_from = self._loader.step, self._loader.counted_from
         for step in count(first):
             if not self._loader.has_step(step):
                 return
-            yield [_Asked(step, counted_from)]
+            yield [_Request(step, counted_from)]
 
 
-class Batches(data.DataLoader[Any]):
+class LoaderBatches(data.DataLoader[Batch]):
     """A loader's batches from its position to the end of its pass, each time it is iterated.
 
-    `len()` is that of a whole pass, as the loader's own.
+    `len()` is that of a whole pass, like the loader's.
     """
 
     def __init__(self, loader: "Loader", **options: Any) -> None:
@@ -90,26 +89,20 @@ class Batches(data.DataLoader[Any]):
         self.loader = loader
 
     def __iter__(self) -> Any:
-        self.loader.begin_pass()  # before the sampler asks where the loader is
+        self.loader.begin_pass()  # before the sampler reads the loader's step
         return self.loader.follow(super().__iter__())
 
 
-def as_dataloader(loader: "Loader", *, num_workers: int, **options: Any) -> Batches:
-    """A DataLoader over the rest of `loader`'s run; each batch is one of its steps."""
+def as_dataloader(loader: "Loader", *, num_workers: int, **options: Any) -> LoaderBatches:
+    """Return a DataLoader over the rest of `loader`'s pass; each batch is one of its steps."""
     if num_workers and loader.device.type != "cpu":
         raise PlanError(
-            f"num_workers={num_workers} would each make batches on {loader.device}. Make the "
-            "loader without device=, and move batches to it in the training loop; or use no "
-            "workers."
+            f"num_workers={num_workers} would make batches on {loader.device} in several "
+            "processes. Make the loader without device= and move batches to it in the training "
+            "loop, or use num_workers=0."
         )
-    if num_workers and loader.drops_parts:
-        raise PlanError(
-            f"num_workers={num_workers} would read a stream in other processes whose parts are "
-            "dropped as this one moves on. Use no workers (the Loader reads ahead on a thread), or "
-            "keep=True in every process that streams it."
-        )
-    return Batches(loader, num_workers=num_workers, **options)
+    return LoaderBatches(loader, num_workers=num_workers, **options)
 
 
-def _same(sent: Any) -> Any:
+def _same(sent: Batch) -> Batch:
     return sent

@@ -1,19 +1,19 @@
-"""Batches to a GPU, while it computes.
+"""Copies batches to a GPU while it computes.
 
-Ids travel as narrow as they are stored (2 or 4 bytes) and become int64 on the device.
-Each batch is one copy from pinned memory on a stream of its own. There are two pinned
-slots: while the GPU reads one, the next batch is put together in the other.
+Ids are copied in the dtype of the store (2 or 4 bytes) and become int64 on the device. Each batch
+is one copy from pinned memory on a separate stream. There are two pinned slots: while the GPU
+reads one, the next batch is written to the other.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from penstock.loader.batch_format import Batch, Tensors
 from penstock.loader.read import IDS
+from penstock.rows.protocol import Array, Fields
 
 __all__ = ["DeviceCopy"]
 
@@ -22,7 +22,7 @@ _ALIGNMENT = 64
 
 
 class _Slot:
-    """Pinned memory, and the event that says when the GPU has read it."""
+    """Pinned memory, and an event that is recorded after the GPU has read it."""
 
     def __init__(self) -> None:
         self.pinned = torch.empty(0, dtype=torch.uint8)
@@ -30,10 +30,10 @@ class _Slot:
 
 
 class DeviceCopy:
-    """Sends batches to one CUDA device; used by one thread at a time."""
+    """Copies batches to one CUDA device; used by one thread at a time."""
 
     def __init__(self, device: torch.device) -> None:
-        # "cuda" means the device that is current here; on another thread it would be the first.
+        # "cuda" is the current device of this thread; on another thread it would be the first one.
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", index)
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -42,76 +42,76 @@ class DeviceCopy:
 
     def put(
         self,
-        arrays: dict[str, NDArray[Any]],
-        dress: Callable[[dict[str, torch.Tensor]], Any],
+        arrays: Fields,
+        to_batch: Callable[[Tensors], Batch],
         *,
         narrow: bool = False,
-    ) -> tuple[Any, Callable[[], None]]:
-        """Send `arrays`; returns at once, with the batch that `dress` makes of the tensors.
+    ) -> tuple[Batch, Callable[[], None]]:
+        """Copy `arrays`, and return `to_batch` of the tensors before the copy has finished.
 
-        The second result is to be called on the stream that will use the batch. The tensors
-        are new on every call, so they may be kept.
+        The second result must be called on the stream that will use the batch. The tensors are
+        new on every call, so the caller may keep them.
         """
         slot = self._slots[self._turn]
         self._turn = (self._turn + 1) % _NUM_SLOTS
-        # The GPU reads pinned memory in its own time. Refilling a slot whose last copy is
-        # still queued would change a batch already handed out, and nothing would say so.
+        # The GPU reads pinned memory some time later. Writing to a slot whose last copy is still
+        # queued would change a batch that was yielded already, without an error.
         slot.copied.synchronize()
-        places = _lay_out(arrays)
-        size = places[-1][1] if places else 0
+        ranges = _lay_out(arrays)
+        size = ranges[-1][1] if ranges else 0
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             if slot.pinned.numel() < size:
                 slot.pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
             host = slot.pinned.numpy()
-            for array, (start, stop) in zip(arrays.values(), places, strict=True):
+            for array, (start, stop) in zip(arrays.values(), ranges, strict=True):
                 host[start:stop].view(array.dtype).reshape(array.shape)[...] = array
             on_device = slot.pinned[:size].to(self._device, non_blocking=True)
             slot.copied.record(self._stream)
             tensors = {
                 name: on_device[start:stop].view(_torch_type(array)).view(array.shape)
-                for (name, array), (start, stop) in zip(arrays.items(), places, strict=True)
+                for (name, array), (start, stop) in zip(arrays.items(), ranges, strict=True)
             }
             if not narrow:
                 tensors |= {name: _widened(tensors[name]) for name in IDS if name in tensors}
-            # Here, and not by the reader: what it computes must follow the copy on this stream.
-            batch = dress(tensors)
+            # On this stream, so that it runs after the copy.
+            batch = to_batch(tensors)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record(self._stream)
-        return batch, partial(self._hand_out, _distinct(batch), ready)
+        return batch, partial(self._finish, _distinct(batch), ready)
 
-    def _hand_out(self, tensors: list[torch.Tensor], ready: torch.cuda.Event) -> None:
-        """Make the current stream wait for `tensors`, and keep their memory until it is done."""
+    def _finish(self, tensors: list[torch.Tensor], ready: torch.cuda.Event) -> None:
+        """Make the current stream wait for `tensors`, and keep their memory until it has ended."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(ready)
         for tensor in tensors:
-            # Made on our stream, used on theirs: without this the allocator could give the
-            # memory away while their kernels still read it.
+            # The tensor was allocated on our stream and is used on another one. Without this, the
+            # allocator could reuse its memory while kernels still read it.
             tensor.record_stream(current)
 
 
-def _distinct(batch: Any) -> list[torch.Tensor]:
-    """One tensor for each piece of memory that a batch holds; several may be views of one."""
+def _distinct(batch: Batch) -> list[torch.Tensor]:
+    """Return one tensor for each buffer of a batch; several may be views of one buffer."""
     tensors = batch.values() if isinstance(batch, dict) else batch
     return list({each.untyped_storage().data_ptr(): each for each in tensors}.values())
 
 
-def _lay_out(arrays: dict[str, NDArray[Any]]) -> list[tuple[int, int]]:
-    """Where each array begins and ends in one buffer; every one begins at a multiple of 64."""
-    places = []
+def _lay_out(arrays: Fields) -> list[tuple[int, int]]:
+    """Return where each array begins and ends in one buffer; each begins at a multiple of 64."""
+    ranges = []
     end = 0
     for array in arrays.values():
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
         end = start + array.nbytes
-        places.append((start, end))
-    return places
+        ranges.append((start, end))
+    return ranges
 
 
-def _torch_type(array: NDArray[Any]) -> torch.dtype:
+def _torch_type(array: Array) -> torch.dtype:
     return torch.from_numpy(np.zeros(0, array.dtype)).dtype
 
 
 def _widened(ids: torch.Tensor) -> torch.Tensor:
-    """Ids as int64; torch knows few operations on unsigned ones, so they go by way of signed."""
+    """Return ids as int64; torch has few operations on unsigned types, so signed ones are used."""
     if ids.dtype == torch.uint16:
         return ids.view(torch.int16).to(torch.int64).bitwise_and_(0xFFFF)
     if ids.dtype == torch.uint32:

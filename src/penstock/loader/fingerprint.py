@@ -1,44 +1,52 @@
-"""A number for what a batch holds, the same however it was shared out.
+"""Fingerprints: a number for the contents of a batch that does not depend on the world size.
 
-Each row has a 64-bit value; a batch's fingerprint is their sum modulo 2^64. Sums do not
-depend on order, so the fingerprints of all ranks add up to that of one process reading
-the same global batch. Two runs whose fingerprints agree at a step saw the same rows.
+Each row has a 64-bit value, and the fingerprint of a batch is their sum modulo 2^64. A sum does not
+depend on the order, so the fingerprints of all ranks add up to the fingerprint of one process that
+reads the same global batch. Two runs whose fingerprints agree at a step read the same rows.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.digest import derive_key, mix64
+from penstock.loader.dataloader import LoaderBatches
+from penstock.rows.protocol import Array, Integers
 
-__all__ = ["FingerprintLog", "combine", "of_samples", "of_tokens", "read_log", "source_keys"]
+if TYPE_CHECKING:
+    from penstock.loader.batch_format import Batch
+    from penstock.loader.loader import Loader
+
+__all__ = ["combine", "log_fingerprints", "of_samples", "of_tokens", "read_log", "source_keys"]
 
 
-class FingerprintLog:
-    """A file with a line for each step: step, position after it, fingerprint."""
+def log_fingerprints(batches: "Loader | LoaderBatches", path: str | Path) -> "Iterator[Batch]":
+    """Yield the batches of a loader or its DataLoader, and append their fingerprints to a file.
 
-    def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-
-    def add(self, step: int, position: int, fingerprint: int) -> None:
-        """Add one line; it is in the file when this returns."""
-        line = json.dumps(
-            {"step": step, "position": position, "fingerprint": f"{fingerprint:016x}"}
-        )
-        with self._path.open("a", encoding="ascii") as stream:
-            stream.write(line + "\n")
+    Each line is JSON: the step, the position after it, and the fingerprint on this rank. It is in
+    the file before the batch is yielded. Use one file per rank.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    loader = batches.loader if isinstance(batches, LoaderBatches) else batches
+    for batch in batches:
+        # The loader has advanced already, so this step is the one before its next step.
+        step, position = loader.step - 1, loader.position
+        line = {"step": step, "position": position, "fingerprint": f"{loader.fingerprint:016x}"}
+        with path.open("a", encoding="ascii") as stream:
+            stream.write(json.dumps(line) + "\n")
+        yield batch
 
 
 def read_log(path: str | Path) -> dict[int, str]:
-    """The fingerprint of each step in a log, by the position after the step.
+    """Return the fingerprint of each step in a log, by the position after the step.
 
-    The last one counts where a step was repeated. By position, because steps are counted
-    anew after a resume with another batch size.
+    The last one counts if a step was repeated. The key is the position and not the step, because
+    steps are counted anew after a resume with another batch size.
     """
     lines = Path(path).read_text(encoding="ascii").splitlines()
     entries = [json.loads(line) for line in lines]
@@ -49,17 +57,17 @@ _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6
 
 
 def source_keys(names: Sequence[str]) -> NDArray[np.uint64]:
-    """A key for each source, from its name: not from its place in the plan."""
+    """Return a key for each source, which depends on its name and not on its number."""
     return np.array([derive_key("fingerprint", name) for name in names], np.uint64)
 
 
 def of_samples(
     keys: NDArray[np.uint64],
-    epochs: NDArray[np.int64],
-    samples: NDArray[np.int64],
-    positions: NDArray[np.int64],
+    epochs: Integers,
+    samples: Integers,
+    positions: Integers,
 ) -> NDArray[np.uint64]:
-    """A value for each row, of its source, epoch, sample and position."""
+    """Return a value for each row, from its source, epoch, sample and position."""
     value = keys
     for numbers in (epochs, samples, positions):
         value = _mixed(value ^ numbers.astype(np.uint64))
@@ -67,15 +75,15 @@ def of_samples(
 
 
 def of_tokens(
-    tokens: NDArray[Any], targets: NDArray[np.bool_] | None, positions: NDArray[np.int64]
+    tokens: Array, targets: NDArray[np.bool_] | None, positions: Integers
 ) -> NDArray[np.uint64]:
-    """A value for each row, of its tokens, of which are no targets, and of its position.
+    """Return a value for each row, from its tokens, its ignored targets and its position.
 
-    `targets` may be left out where all are: a row's value depends on no other row.
+    `targets` is None if all targets count. The value of a row does not depend on other rows.
     """
-    places = np.arange(1, tokens.shape[1] + 1, dtype=np.uint64)
-    # Odd, so that no change of one token can vanish modulo 2^64.
-    weights = _mixed(places * np.uint64(_MULTIPLIERS[3])) | np.uint64(1)
+    columns = np.arange(1, tokens.shape[1] + 1, dtype=np.uint64)
+    # Odd weights: a product with one is 0 modulo 2^64 only for 0, so no changed token is missed.
+    weights = _mixed(columns * np.uint64(_MULTIPLIERS[3])) | np.uint64(1)
     with np.errstate(over="ignore"):
         value = ((tokens.astype(np.uint64) + np.uint64(1)) * weights).sum(axis=1, dtype=np.uint64)
         if targets is not None:
@@ -84,7 +92,7 @@ def of_tokens(
 
 
 def combine(values: NDArray[np.uint64], begins: Sequence[int]) -> list[int]:
-    """The fingerprints of batches: sums of their rows' values, modulo 2^64.
+    """Return the fingerprints of batches: sums of the values of their rows, modulo 2^64.
 
     Each batch begins at one of `begins` and has at least one row.
 
@@ -95,5 +103,5 @@ def combine(values: NDArray[np.uint64], begins: Sequence[int]) -> list[int]:
 
 
 def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A bijection on 64 bits in which every bit of the result depends on every bit."""
+    """Return a bijection on 64 bits in which every bit of the result depends on every bit."""
     return mix64(value + np.uint64(_MULTIPLIERS[0]))

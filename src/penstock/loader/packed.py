@@ -1,19 +1,19 @@
-"""Packed rows for models of transformers: make sure that documents do not see each other.
+"""Checks that models of transformers keep the documents of packed rows apart.
 
     input_ids       a a a b b c        a row of three documents
-    position_ids    0 1 2 0 1 0        the only sign of where each begins
+    position_ids    0 1 2 0 1 0        the only field that marks where each begins
 
-These models build their mask from `position_ids` only when they are called without an
+These models compute their attention mask from `position_ids` only if they are called without an
 `attention_mask` and without a cache. The cache is on by default, and a model that ignores the
-borders says nothing. FlashAttention finds documents in batches of one row only.
+borders raises no error. FlashAttention finds documents in batches of one row only.
 
-Transformers is never imported here: where it was not, there is no model of it.
+This module never imports transformers: if nothing else did, there is no model to check.
 """
 
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -22,27 +22,22 @@ import torch
 
 from penstock.errors import PlanError
 
-__all__ = ["check_packed", "gives_positions", "keep_documents_apart", "one_row", "prepare"]
+__all__ = ["check_packed", "keep_documents_apart", "one_row", "prepare"]
 
 # 4.53.1 was the first that masks by position_ids, in Llama; 4.55 the first in GPT-2.
 _LEAST = (4, 55)
-# Attention whose masks a plain forward call on any device can show.
+# Attention that can be checked by a plain forward call on any device.
 _TRIED = ("eager", "sdpa")
-# Logits of a document may change by so much of what those of the changed document do.
+# If one document is changed, the logits of the other may change by this share of the change.
 _TOLERANCE = 1e-3
 
 _prepared: "WeakSet[torch.nn.Module]" = WeakSet()
 
 
-def gives_positions(sources: Iterable[Any]) -> bool:
-    """Whether batches of some of these rows have `position_ids`, so several documents a row."""
-    return any(getattr(rows, "borders", False) is True for rows in sources)
-
-
 def check_packed() -> None:
-    """Check, before the first packed batch, what can be checked without the model.
+    """Check the version of transformers before the first packed batch.
 
-    Warns as long as no model was prepared: what the training loop does is not known here.
+    Warns if no model was prepared, because the loader does not know how the model is called.
     """
     if "transformers" not in sys.modules:
         return
@@ -50,38 +45,38 @@ def check_packed() -> None:
     if not _prepared:
         warnings.warn(
             "Rows of these batches hold several documents, and models of transformers keep them "
-            "apart only when called without a cache and without an attention_mask. Call "
-            "penstock.integrations.huggingface.keep_documents_apart(model) once before training, "
-            "which switches the cache off and tries the model.",
+            "apart only if they are called without a cache and without an attention_mask. Call "
+            "penstock.loader.keep_documents_apart(model) once before training. It switches the "
+            "cache off and tests the model.",
             stacklevel=3,
         )
 
 
 def keep_documents_apart(model: Any) -> Any:
-    """Make a model of transformers ready for packed rows, or refuse it; returns the model.
+    """Prepare a model of transformers for packed rows, and return it.
 
     Switches the cache off (`model.config.use_cache = False`) and calls the model with two short
-    documents in one row, to see that the first does not change what it says of the second.
+    documents in one row, to test that the first one does not change the output for the second.
 
     Raises:
-        PlanError: packed documents would see each other, or there is no model of transformers.
+        PlanError: attention would cross documents, or there is no model of transformers.
     """
     if prepare(model):
         raise PlanError(
             f"{type(model).__name__} uses FlashAttention, which finds packed documents in batches "
-            "of one row only. Give the model to StepLoader(…, model=model), RowsTrainer or "
-            'LLMDataModule, which put rows end to end; or load it with attn_implementation="sdpa".'
+            "of one row only. Pass the model to StepLoader(…, model=model), RowsTrainer or "
+            'LLMDataModule, which concatenate rows; or load it with attn_implementation="sdpa".'
         )
     if model not in _prepared:
-        raise PlanError(f"{type(model).__name__} has no model of transformers in it.")
+        raise PlanError(f"{type(model).__name__} contains no model of transformers.")
     return model
 
 
 def prepare(module: Any) -> bool:
-    """Make all models of transformers in a module ready; whether they want batches of one row.
+    """Prepare all models of transformers in a module; return whether they need one-row batches.
 
     Raises:
-        PlanError: packed documents would see each other.
+        PlanError: attention would cross documents.
     """
     models = list(_outermost(module))
     if not models:
@@ -101,13 +96,13 @@ def prepare(module: Any) -> bool:
 
 
 def one_row(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A packed batch as one row, of the same documents; no row predicts the next one's first."""
+    """Return a packed batch as one row; no row predicts the first token of the next row."""
     batch["labels"][:, 0] = -100
     return {name: values.reshape(1, -1) for name, values in batch.items()}
 
 
 def _outermost(module: Any) -> Iterator[Any]:
-    """The models of transformers in a module that are in no other one."""
+    """Yield the models of transformers in a module that are not inside another one."""
     loaded = sys.modules.get("transformers.modeling_utils")
     if loaded is None or not isinstance(module, torch.nn.Module):
         return
@@ -131,7 +126,7 @@ def _refuse_old() -> None:
 
 
 def _is_whole(model: Any) -> bool:
-    """Whether the parameters are here, and not shards of them: a call by itself would hang."""
+    """Return whether all parameters are here; a call of one rank on shards would hang."""
     sharded = ("ds_id", "device_mesh", "_is_flat_param", "_fsdp_flattened")
     return all(
         not each.is_meta and each.numel() and not any(hasattr(each, name) for name in sharded)
@@ -140,13 +135,13 @@ def _is_whole(model: Any) -> bool:
 
 
 def _refuse_leak(model: Any) -> None:
-    """Raise where changing one document of a row changes the output for the next."""
+    """Raise if changing one document of a row changes the output for the next."""
     device = next(model.parameters()).device
     size = int(model.config.get_text_config().vocab_size)
     rows = torch.tensor([[1, 1, 3, 2], [2, 2, 3, 2]], device=device) % size
     positions = torch.tensor([[0, 1, 0, 1]], device=device)
     with _evaluating(model), torch.no_grad():
-        # One call each, of the same shape: the same kernels round alike.
+        # Two calls of the same shape use the same kernels, so they round in the same way.
         calls = [model(input_ids=row[None], position_ids=positions)[0][0] for row in rows]
     first, second = (calls[0] - calls[1]).float().abs().split(2)
     if float(second.max()) > _TOLERANCE * float(first.max()):
@@ -161,7 +156,7 @@ def _refuse_leak(model: Any) -> None:
 
 @contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
-    """Without dropout, and with every module as it was afterwards."""
+    """Switch dropout off, and restore the mode of every module afterwards."""
     training = [each for each in model.modules() if each.training]
     model.eval()
     try:

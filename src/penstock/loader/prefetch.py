@@ -1,13 +1,12 @@
-"""Work done ahead, on one thread.
+"""Prefetching on one thread.
 
-A thread is enough: putting a batch together is a few NumPy calls that work without the
-interpreter lock. It holds nothing that a checkpoint would need, ends when its reader is
-done with it or gone, and an error in it is raised where the batch was wanted, with the
-traceback of where it happened.
+One thread is enough: making a batch is a few NumPy calls that release the GIL. The thread holds
+nothing that a checkpoint would need. It ends when its reader stops or is garbage collected. An
+error on the thread is raised by the reader, with the traceback of where it happened.
 
-A process may fork at any time, and whatever lock the thread held then would stay locked in
-the child for ever: that of a store which is opening a part, for one. So a fork waits until
-no thread is in the middle of its work, which takes milliseconds.
+A process may fork at any time. A lock that the thread holds at that moment, such as the lock of a
+store that opens a part, would stay locked in the child for ever. So a fork waits until no thread
+is in the middle of its work, which takes milliseconds.
 """
 
 import os
@@ -15,33 +14,44 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from penstock.streaming.waiting import work_for
+from penstock.streaming.waiting import use_for_waits
 
 __all__ = ["Ahead"]
 
 Item = TypeVar("Item")
 
 
-# Held by each thread while it works, and by the one that forks.
-_AT_WORK: "weakref.WeakSet[Any]" = weakref.WeakSet()
-_FORKING = threading.local()
+# One lock per thread. A thread holds its lock while it works, and a fork takes all of them.
+_working: "weakref.WeakSet[threading.RLock]" = weakref.WeakSet()
+
+
+class _Forking(threading.local):
+    """The locks that the current thread holds while it forks."""
+
+    held: "tuple[threading.RLock, ...]" = ()
+
+
+_forking = _Forking()
 
 
 def _before_fork() -> None:
-    _FORKING.held = list(_AT_WORK)
-    for lock in _FORKING.held:
+    _forking.held = tuple(_working)
+    for lock in _forking.held:
         lock.acquire()
 
 
 def _after_fork() -> None:
-    for lock in _FORKING.held:
+    for lock in _forking.held:
         lock.release()
-    _FORKING.held = []
+    _forking.held = ()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+if os.name == "posix":  # Windows has no fork
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
+    )
 
 
 class _Failed:
@@ -52,28 +62,28 @@ class _Failed:
 
 
 class _Ended:
-    """Nothing follows."""
+    """Marks the end of the items."""
 
 
 class Ahead(Generic[Item]):
-    """The items of an iterator, at most `depth` of them made before they are wanted."""
+    """The items of an iterator, of which at most `depth` are made before they are needed."""
 
     def __init__(self, items: Callable[[], Iterator[Item]], depth: int) -> None:
         self._made: queue.SimpleQueue[Item | _Failed | type[_Ended]] = queue.SimpleQueue()
         self._permits = threading.Semaphore(depth)
         self._stop = threading.Event()
         self._process = os.getpid()
-        at_work = threading.RLock()
-        _AT_WORK.add(at_work)
+        working = threading.RLock()
+        _working.add(working)
         self._thread = threading.Thread(
             target=_fill,
-            args=(items, self._made, self._permits, self._stop, at_work),
+            args=(items, self._made, self._permits, self._stop, working),
             name="penstock-ahead",
             daemon=True,
         )
         self._thread.start()
-        # A reader that is dropped without close() must not leave the thread waiting for ever;
-        # and a thread that is inside torch when the interpreter ends would bring it down.
+        # The thread must end if its reader is garbage collected without close(). It must also end
+        # before the interpreter: a thread inside torch at that moment crashes the process.
         self._finalizer = weakref.finalize(
             self, _end, self._permits, self._stop, self._thread, self._process
         )
@@ -82,11 +92,11 @@ class Ahead(Generic[Item]):
         return self
 
     def __next__(self) -> Item:
-        # Threads do not live on in a fork, and what they held when it came stays held there.
+        # A fork does not copy threads, so nothing would ever be put into the queue here.
         if os.getpid() != self._process:
             raise RuntimeError(
-                "This iterator reads ahead on a thread of the process that was forked, which is "
-                "not here. Call iter(loader) again in this process."
+                "This iterator prefetches on a thread of the parent process, which a fork does not "
+                "copy. Call iter(loader) again in this process."
             )
         if self._stop.is_set():
             raise StopIteration
@@ -96,23 +106,23 @@ class Ahead(Generic[Item]):
             try:
                 raise item.error
             finally:
-                del item  # which would keep the error, and the error this frame
+                del item  # it refers to the error, which refers to this frame: a cycle
         if item is _Ended:
             self.close()
             raise StopIteration
         return item  # type: ignore[return-value]
 
     def taken(self) -> None:
-        """Let the next item be made.
+        """Allow the thread to make the next item.
 
-        Said by the reader once it is done with handing out the last one: a thread that begins
-        its work while the reader is at it competes for the interpreter and the driver, and
-        was seen to make handing out ten times as slow.
+        The reader calls this after it has finished the last batch. A thread that starts to work
+        at the same moment competes with the reader for the GIL and the CUDA driver, which made
+        finishing a batch ten times slower.
         """
         self._permits.release()
 
     def close(self) -> None:
-        """End the thread and wait for it."""
+        """Stop the thread and wait until it has ended."""
         self._finalizer()
 
 
@@ -121,16 +131,16 @@ def _fill(
     made: "queue.SimpleQueue[Item | _Failed | type[_Ended]]",
     permits: threading.Semaphore,
     stop: threading.Event,
-    at_work: Any,
+    working: "threading.RLock",
 ) -> None:
     try:
-        work_for(stop, at_work)
+        use_for_waits(stop, working)
         iterator = items()
         while permits.acquire() and not stop.is_set():
-            with at_work:
+            with working:
                 item = next(iterator, _Ended)
             made.put(item)
-            del item  # not ours to keep while we wait
+            del item  # the reader may free it while this thread waits
     except BaseException as error:  # noqa: BLE001  (raised again by the reader)
         made.put(_Failed(error))
 

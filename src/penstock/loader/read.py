@@ -1,195 +1,186 @@
-"""Positions to arrays: the one place where rows are put together.
+"""Positions to arrays: the one place where the rows of batches are read.
 
-A block is several batches read at once. Reading 500 rows in one call costs little more
-than reading 32, and with many parts or sources far less: each is asked once a block. The
-ids stay as narrow as they are stored until the very end.
+A block is several batches that are read at once. Reading 500 rows in one call costs little more
+than reading 32, and far less with many parts or sources, because each is read once per block. Ids
+stay in the dtype of the store until the batch is made.
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
+from penstock.loader.arguments import AnyPlan
 from penstock.loader.fingerprint import combine, of_samples, of_tokens, source_keys
-from penstock.loader.packed import gives_positions
 from penstock.loader.readahead import ReadAhead
-from penstock.order.plan import Plan
+from penstock.loader.run import AnyShard
+from penstock.order.budget import BudgetShard
 from penstock.order.steps import PADDING, Shard
-from penstock.rows.gather import JoinedWindows
-from penstock.rows.pieces import Side
+from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, Side
 from penstock.rows.supervised import supervised
-from penstock.rows.windows import Windows
+from penstock.rows.windows import JoinedWindows, Windows
+from penstock.streaming.plan import StreamedPlan
 
-__all__ = ["IDS", "IGNORED", "MOST_STEPS", "Assembler", "Block", "ReadableRows"]
+__all__ = ["IDS", "MOST_STEPS", "Assembler", "StepBlock"]
 
-IGNORED = -100
-"""The target that losses leave out."""
 IDS = ("tokens", "labels", "targets", "attention_mask")
-"""The fields that are narrow until the very end: ids (see `penstock.transforms`), and a mask."""
+"""The fields that become int64 on the device: ids (see `penstock.transforms`), and a mask."""
 
 MOST_STEPS = 128
-"""Steps of a block, at most."""
-# A block holds at most so many bytes of narrow ids: few blocks cost less, and large ones leave the
-# cache before they are read.
+"""The most steps of a block."""
+# The most bytes of ids in a block. Few large blocks cost less than many small ones, but a block
+# that does not fit the cache is evicted before its batches are made.
 _BLOCK_BYTES = 4 << 20
-# So many blocks are located at once: the arithmetic is vectorised, and cheap only in bulk.
+# Blocks whose positions are located at once: the arithmetic is vectorised, and cheap only in bulk.
 _LOT_BLOCKS = 8
 
 
-class ReadableRows(Protocol):
-    """Rows that a loader can read; see `penstock.rows`."""
-
-    length: int
-
-    def __len__(self) -> int:
-        """How many rows there are."""
-
-    @property
-    def digest(self) -> str:
-        """A name computed from the contents."""
-
-    def read(self, samples: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """The rows `samples`: `tokens` (rows, length + 1), and what else they have."""
-
-
 @dataclass(slots=True)
-class Block:
-    """Rows of consecutive steps, one after the other."""
+class StepBlock:
+    """The rows of consecutive steps."""
 
     first_step: int
     edges: list[int]
-    """Row at which each step begins, and the end."""
+    """The row at which each step begins, and the number of rows."""
     spans: list[tuple[int, int]]
-    """Positions of each step: the first, and the one after the last."""
-    tokens: NDArray[Any]  # (rows, length + 1), narrow
+    """The positions of each step: the first, and the one after the last."""
+    tokens: Array  # (rows, length + 1), in the dtype of the store
     targets: NDArray[np.bool_] | None  # (rows, length): False where the target is ignored
-    extras: dict[str, NDArray[Any]]  # (rows, length) each
-    located: NDArray[np.int64]  # (4, rows): source, epoch, sample, position
+    extras: Fields  # (rows, length) each
+    located: Integers  # (4, rows): source, epoch, sample, position
     fingerprints: list[int]
-    widths: list[int] | None  # of each step, where rows are padded to the widest of it
+    widths: list[int] | None  # of each step, if rows are padded to the widest of the step
 
 
 @dataclass(frozen=True, slots=True)
 class _Lot:
-    """The rows of some steps, found and not yet read."""
+    """The rows of some steps, located but not read yet."""
 
     first: int
     stop: int  # the step after the last
     edges: list[int]  # as in a block
     spans: list[tuple[int, int]]
-    located: NDArray[np.int64]
+    located: Integers
     values: NDArray[np.uint64] | None
-    """What each row adds to a fingerprint, where that is known before it is read."""
+    """What each row adds to a fingerprint, if that does not depend on its tokens."""
 
 
-_NOTHING = _Lot(0, 0, [0], [], np.zeros((4, 0), np.int64), None)
+_EMPTY = _Lot(0, 0, [0], [], np.zeros((4, 0), np.int64), None)
 
 
 class Assembler:
-    """Reads the rows of one rank, block by block."""
+    """Reads the rows of one rank, block by block.
+
+    Args:
+        plan: The order of the rows.
+        shard: The positions of this rank in each step.
+        end: The position at which the run ends, if it does.
+        by_tokens: Whether fingerprints cover the tokens of rows.
+    """
 
     def __init__(
-        self,
-        plan: Plan,
-        shard: Shard,
-        *,
-        end: int | None,
-        by_tokens: bool,
-        read_ahead: bool | None = None,
+        self, plan: AnyPlan, shard: AnyShard, *, end: int | None, by_tokens: bool = False
     ) -> None:
         self.plan = plan
         self.shard = shard
         self.end = end
         self._by_tokens = by_tokens
-        self._rows: list[ReadableRows] = _readable(plan)
+        self._rows = _readable(plan)
         self._joined = _join(self._rows)
-        self._ahead = ReadAhead(self._rows, read_ahead)
+        self._ahead = ReadAhead()
         self.length = self._rows[0].length
-        self.whole_documents = any(hasattr(each, "whole_documents") for each in self._rows)
-        """Whether some rows begin a document, so that their first token is no target."""
-        self._gives_positions = self.whole_documents and gives_positions(self._rows)
+        self.whole_documents = any(rows.whole_documents for rows in self._rows)
+        """Whether some rows begin a document, so that their first token is not a target."""
+        self._gives_positions = self.whole_documents and any(
+            rows.gives_positions for rows in self._rows
+        )
         self.side: Side | None = _padded_side(self._rows)
-        """Where rows are padded, if they are padded to the widest of a step."""
+        """The side on which rows are padded to the widest of a step; None if they are not."""
         self._keys = source_keys(plan.names)
-        self._lot = _NOTHING
+        self._lot = _EMPTY
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lot": _NOTHING}  # a quarter of a megabyte, quickly made
+    def __getstate__(self) -> Settings:
+        return {**self.__dict__, "_lot": _EMPTY}  # 256 KB that are quickly computed again
 
-    def sharing(self, shard: Shard, *, end: int | None) -> Self:
-        """One that reads the same plan in other steps; the sources are not looked at again."""
+    def sharing(self, shard: AnyShard, *, end: int | None) -> Self:
+        """Return a copy that reads the same sources in other steps."""
         other = copy(self)
         other.shard = shard
         other.end = end
-        other._lot = _NOTHING
+        other._lot = _EMPTY
         return other
 
-    def block(self, first_step: int, last_step: int, most: int = MOST_STEPS) -> Block:
-        """As many steps from `first_step` on as make a block, and at most up to `last_step`.
+    def block(self, first_step: int, last_step: int, most: int = MOST_STEPS) -> StepBlock:
+        """Return as many steps from `first_step` as make a block.
 
         Args:
             first_step: The first step.
-            last_step: The step before which the run ends.
-            most: No more steps than these; fewer are ready sooner.
+            last_step: The step before which the block must end.
+            most: The most steps; a smaller block is ready sooner.
         """
         lot, stop = self._steps(first_step, last_step, most)
-        rows = slice(lot.edges[first_step - lot.first], lot.edges[stop - lot.first])
-        located = lot.located[:, rows]
+        steps = slice(first_step - lot.first, stop - lot.first)
+        rows = slice(lot.edges[steps.start], lot.edges[steps.stop])
+        located, spans = lot.located[:, rows], lot.spans[steps]
         if self._ahead.begin() and stop < last_step:
-            # As many as the next block will have: of a run's first batch, nothing is waited for.
-            self._name(stop, last_step, 4 * most)
-        tokens, targets, extras = self.read(located)
+            # Four times as many steps, because the blocks of a run grow by that at first.
+            self._announce(stop, last_step, 4 * most)
+        try:
+            tokens, targets, extras = self.read(located)
+        except Exception as error:
+            error.add_note(
+                f"While reading a block of steps from step {first_step:,} on (position "
+                f"{spans[0][0]:,}), as rank {self.shard.rank} of {self.shard.world_size}."
+            )
+            raise
         self._ahead.end()
         values = of_tokens(tokens, targets, located[3]) if lot.values is None else lot.values[rows]
-        if lot.values is None:
-            values[located[3] == PADDING] = 0
-        edges = [edge - rows.start for edge in lot.edges[first_step - lot.first : stop - lot.first]]
-        return Block(
-            first_step,
-            [*edges, rows.stop - rows.start],
-            lot.spans[first_step - lot.first : stop - lot.first],
-            tokens,
-            targets,
-            extras,
-            located,
-            combine(values, edges),
-            self._widths(first_step, stop) if self.side else None,
-        )
+        values = np.where(located[3] == PADDING, np.uint64(0), values)
+        edges = [edge - rows.start for edge in lot.edges[steps]]
+        prints = combine(values, edges)
+        widths = self._widths(first_step, stop) if self.side else None
+        edges.append(rows.stop - rows.start)
+        return StepBlock(first_step, edges, spans, tokens, targets, extras, located, prints, widths)
 
-    def _name(self, first: int, last: int, most: int) -> None:
-        """Tell the disk which rows the block after this one will want."""
+    def _announce(self, first: int, last: int, most: int) -> None:
+        """Tell the kernel which rows the next block will read."""
         lot, stop = self._steps(first, last, most)
         rows = slice(lot.edges[first - lot.first], lot.edges[stop - lot.first])
-        self._ahead.name(lot.located[:, rows])
+        numbers, samples = lot.located[0, rows], lot.located[2, rows]
+        for number in np.unique(numbers).tolist():
+            source = self.plan.rows if isinstance(self.plan, StreamedPlan) else self._rows[number]
+            chosen = samples[numbers == number]
+            source.read_ahead(chosen[chosen < source.num_readable])
 
     def _widths(self, first: int, stop: int) -> list[int]:
-        """The width of the widest row of each step, on all ranks: so that their shapes agree."""
-        everyone = type(self.shard)(self.shard.steps)
-        rows = everyone.rows(first, stop)
-        located = self._locate(everyone.positions(first, stop, end=self.end))
+        """Return the width of the widest row of each step on all ranks, so that shapes agree."""
+        own = self.shard
+        all_ranks = Shard(own.steps) if isinstance(own, Shard) else BudgetShard(own.steps)
+        rows = all_ranks.rows(first, stop)
+        located = self._locate(all_ranks.positions(first, stop, end=self.end))
         widths = np.zeros(located.shape[1], np.int64)
         for number in np.unique(located[0]).tolist():
             chosen = (located[0] == number) & (located[3] != PADDING)
-            source: Any = self._rows[number]
-            widths[chosen] = source.widths(located[2, chosen])
+            samples = located[2, chosen]
+            widths[chosen] = self._source(number, samples).widths(samples)
         widest: list[int] = np.maximum.reduceat(widths, np.cumsum(rows) - rows).tolist()
         return widest
 
     def _steps(self, first: int, last: int, most: int) -> tuple[_Lot, int]:
-        """A lot that holds the steps of the block from `first` on, and the step after it."""
+        """Return a lot that holds the steps of a block from `first`, and the step after it."""
         size = max(1, _BLOCK_BYTES // (2 * (self.length + 1)))
         lot = self._lot
         if not lot.first <= first < lot.stop:
             rows = max(1, int(self.shard.rows(first, first + 1)[0]))
-            blocks = _LOT_BLOCKS if most >= MOST_STEPS else 1  # the first of a run is wanted soon
+            blocks = _LOT_BLOCKS if most >= MOST_STEPS else 1  # the first blocks are needed soon
             ahead = blocks * max(1, min(most, size // rows))
             lot = self._locate_steps(first, min(last, first + ahead))
-            if lot.stop - first > 1:  # otherwise asked for in passing
+            if lot.stop - first > 1:  # a single step is one that the user asked for
                 self._lot = lot
         begin = first - lot.first
         full = bisect_right(lot.edges, lot.edges[begin] + size) - 1
@@ -200,13 +191,12 @@ class Assembler:
         values = None
         if not self._by_tokens:
             values = of_samples(self._keys[located[0]], located[1], located[2], located[3])
-            values[located[3] == PADDING] = 0
         starts, sizes = self.shard.steps.spans(first, stop)
         edges = np.concatenate(([0], np.cumsum(self.shard.rows(first, stop)))).tolist()
         spans = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
         return _Lot(first, stop, edges, spans, located, values)
 
-    def _locate(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _locate(self, positions: Integers) -> Integers:
         located = np.zeros((4, len(positions)), np.int64)
         located[3] = positions
         real = positions != PADDING
@@ -216,34 +206,41 @@ class Assembler:
             located[:3, real] = self.plan.locate(positions[real])
         return located
 
-    def read(
-        self, located: NDArray[np.int64]
-    ) -> tuple[NDArray[Any], NDArray[np.bool_] | None, dict[str, NDArray[Any]]]:
-        """The tokens of located rows, which targets count, and what else the rows give."""
+    def _source(self, number: int, samples: Integers) -> Rows:
+        """Return the rows of a source; of a streamed one, over a snapshot that has `samples`."""
+        if isinstance(self.plan, StreamedPlan):
+            return self.plan.readable(samples)
+        return self._rows[number]
+
+    def _read(self, number: int, located: Integers) -> Fields:
+        return self._source(number, located[2]).read_epochs(located[2], located[1])
+
+    def read(self, located: Integers) -> tuple[Array, NDArray[np.bool_] | None, Fields]:
+        """Return the tokens of located rows, which targets count, and the other fields."""
         numbers, positions = located[0], located[3]
         first = int(numbers[0]) if len(numbers) else 0
+        parts: list[tuple[slice | Integers, Fields]]
         if (numbers == first).all():
-            parts: list[tuple[Any, dict[str, NDArray[Any]]]]
-            parts = [(slice(None), _read(self._rows[first], located))]
+            parts = [(slice(None), self._read(first, located))]
         elif self._joined is not None:
             parts = [(slice(None), {"tokens": self._joined.read(numbers, located[2])})]
         else:
             order = np.argsort(numbers, kind="stable")
             cuts = np.flatnonzero(np.diff(numbers[order])) + 1
             parts = [
-                (rows, _read(self._rows[int(numbers[rows[0]])], located[:, rows]))
+                (rows, self._read(int(numbers[rows[0]]), located[:, rows]))
                 for rows in np.split(order, cuts)
             ]
-        fields = _scattered(parts, len(numbers), whole_documents=self.whole_documents)
+        fields = _merged(parts, len(numbers), whole_documents=self.whole_documents)
         if self._gives_positions:
-            # Beside packed rows, batches of windows alone have the same keys as all the others.
+            # A batch without packed rows has the same fields as the other batches of the run.
             for name in ("document_ids", "position_ids"):
                 if name not in fields:
-                    fields[name] = np.array(_unsaid(name, fields, whole_documents=True))
+                    fields[name] = np.array(_default(name, fields, whole_documents=True))
         tokens = fields.pop("tokens")
         targets = self._targets(fields.pop("num_targets", None), positions, tokens)
         masks = [fields.pop("target_mask", None), fields.pop("same_document", None)]
-        if "labels" in fields:  # what a place predicts of itself crosses no border
+        if "labels" in fields:  # a column that predicts itself predicts nothing across a border
             masks.pop()
         for mask in masks:
             if mask is not None:
@@ -251,11 +248,9 @@ class Assembler:
         return tokens, targets, fields
 
     def _targets(
-        self,
-        num_targets: NDArray[np.int64] | None,
-        positions: NDArray[np.int64],
-        tokens: NDArray[Any],
+        self, num_targets: Array | None, positions: Integers, tokens: Array
     ) -> NDArray[np.bool_] | None:
+        """Return which targets of padded rows count; None if no row is padded."""
         padding = positions == PADDING
         short = num_targets is not None and (num_targets < self.length).any()
         if not short and not padding.any():
@@ -263,100 +258,85 @@ class Assembler:
         counts = np.full(len(tokens), self.length) if num_targets is None else num_targets.copy()
         counts[padding] = 0
         tokens[padding] = 0
-        mask: NDArray[np.bool_] = np.arange(self.length) < counts[:, None]
-        return mask
+        return np.asarray(np.arange(self.length) < counts[:, None])
 
 
-def _read(rows: Any, located: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    """Rows of one source; those that a transform changes are other ones in every epoch."""
-    fields: dict[str, NDArray[Any]]
-    if hasattr(rows, "read_epochs"):
-        fields = rows.read_epochs(located[2], located[1])
-    else:
-        fields = rows.read(located[2])
-    return fields
-
-
-def _join(rows: Sequence[Any]) -> JoinedWindows | None:
-    """All sources in one, if each is nothing but full windows over ids of one tokenizer."""
+def _join(rows: Sequence[Rows]) -> JoinedWindows | None:
+    """Return all sources as one, if each is nothing but full windows of one tokenizer."""
     if len(rows) < 2:
         return None
-    plain = all(
-        type(each) is Windows
+    plain = [
+        each
+        for each in rows
+        if isinstance(each, Windows)
         and not each.borders
         and not each.stream.has_loss
         and each.num_tokens == len(each) * each.length
-        for each in rows
-    )
-    if not plain or len({each.tokenizer_digest for each in rows}) > 1:
-        return None
-    return JoinedWindows(rows)
+    ]
+    tokenizers = {each.tokenizer_digest for each in rows}
+    return JoinedWindows(plain) if len(plain) == len(rows) and len(tokenizers) == 1 else None
 
 
-def _readable(plan: Plan) -> list[ReadableRows]:
-    """The rows of a plan, if they can share a batch."""
-    found: list[Any] = [plan.sources[name] for name in plan.names]
-    for name, rows in zip(plan.names, found, strict=True):
-        if not hasattr(rows, "read") or not hasattr(rows, "length"):
+def _readable(plan: AnyPlan) -> list[Rows]:
+    """Return the rows of a plan; raise if they cannot share a batch."""
+    found = [(name, plan.sources[name]) for name in plan.names]
+    for name, rows in found:
+        if not rows.length:
             raise PlanError(
-                f'Source "{name}" is a {type(rows).__name__}, which a plan can order and a loader '
-                "cannot read: it has no read() and length. Give rows, such as Windows(store, 1024)."
+                f'Source "{name}" is a {rows.type_name}, which a plan can order but a loader '
+                "cannot read: it has no read() and length. Pass rows, such as Windows(store, 1024)."
             )
-    lengths = {name: rows.length for name, rows in zip(plan.names, found, strict=True)}
-    if len(set(lengths.values())) > 1:
-        shown = ", ".join(f'"{name}" {length:,}' for name, length in list(lengths.items())[:5])
-        raise PlanError(f"Rows of one batch must be equally long; these are not: {shown}.")
-    made_by: dict[str, str] = {}
-    for name, rows in zip(plan.names, found, strict=True):
-        if tokenizer := getattr(rows, "tokenizer_digest", None):
-            made_by.setdefault(tokenizer, name)
-    if len(made_by) > 1:
-        shown = ", ".join(f'"{name}" {digest[:8]}' for digest, name in list(made_by.items())[:5])
+    if len({rows.length for _, rows in found}) > 1:
+        shown = ", ".join(f'"{name}" {rows.length:,}' for name, rows in found[:5])
+        raise PlanError(f"Rows of one batch must have the same length; these have: {shown}.")
+    names: dict[str, str] = {}
+    for name, rows in found:
+        if rows.tokenizer_digest:
+            names.setdefault(rows.tokenizer_digest, name)
+    if len(names) > 1:
+        shown = ", ".join(f'"{name}" {digest[:8]}' for digest, name in list(names.items())[:5])
         raise PlanError(
             f"The sources of this plan come from different tokenizers (digests: {shown}). The same "
             "id would mean different text, so they cannot share a batch. Build them with one "
             "tokenizer."
         )
-    return [supervised(name, rows) for name, rows in zip(plan.names, found, strict=True)]
+    return [supervised(name, rows) for name, rows in found]
 
 
-def _padded_side(found: list[Any]) -> Side | None:
-    """Where rows are padded that are as wide as they must be; None where some are not so."""
-    sides = {rows.side if hasattr(rows, "widths") else None for rows in found}
+def _padded_side(found: list[Rows]) -> Side | None:
+    """Return the side on which all rows are padded; None if some have a fixed width."""
+    sides = {rows.side for rows in found}
     if len(sides - {None}) > 1:
         raise PlanError("Some sources of this plan are padded on the left and others on the right.")
     return sides.pop() if len(sides) == 1 else None
 
 
-def _scattered(
-    parts: list[tuple[Any, dict[str, NDArray[Any]]]], num_rows: int, *, whole_documents: bool
-) -> dict[str, NDArray[Any]]:
-    """The fields of several sources' rows, each row at its own place."""
+def _merged(
+    parts: list[tuple[slice | Integers, Fields]], num_rows: int, *, whole_documents: bool
+) -> Fields:
+    """Return the fields of several sources' rows, in the order of the batch."""
     if len(parts) == 1:
         return parts[0][1]
-    names = {name for _, fields in parts for name in fields}
-    gathered = {}
-    for name in sorted(names):
+    merged: Fields = {}
+    for name in sorted({name for _, fields in parts for name in fields}):
         found = [
-            (rows, fields[name] if name in fields else _unsaid(name, fields, whole_documents))
+            (rows, fields[name] if name in fields else _default(name, fields, whole_documents))
             for rows, fields in parts
         ]
         arrays = [values for _, values in found if values is not None]
         if len(arrays) < len(found):
             raise PlanError(f"Some sources of this plan give {name!r} and others do not.")
         dtype = np.result_type(*{array.dtype for array in arrays})
-        gathered[name] = np.empty((num_rows, *arrays[0].shape[1:]), dtype)
+        merged[name] = np.empty((num_rows, *arrays[0].shape[1:]), dtype)
         for rows, values in found:
-            gathered[name][rows] = values
-    return gathered
+            merged[name][rows] = values
+    return merged
 
 
-def _unsaid(
-    name: str, fields: dict[str, NDArray[Any]], whole_documents: bool
-) -> NDArray[Any] | None:
-    """What holds for rows that do not give a field, where that is known: all targets count.
+def _default(name: str, fields: Fields, whole_documents: bool) -> Array | None:
+    """Return the default of a field that some rows do not give; None if there is none.
 
-    Beside rows of whole documents, a row without borders is one piece, as it is by itself.
+    All targets count. Beside rows of whole documents, a row without borders is one piece.
     """
     following = fields["tokens"][:, 1:]
     if name == "num_targets":

@@ -1,55 +1,44 @@
-"""Asking the disk for rows before they are wanted.
+"""Deciding when to ask the disk for rows before they are read.
 
-A row that is not in memory costs a wait: 0.1 ms on NVMe, 10 ms on a disk that turns, and
-rows that lie all over a store wait one after the other. Named beforehand, hundreds of them
-are fetched at once. Naming them costs about a microsecond a row also where all are in
-memory, so by default it is done while the disk is felt: for some blocks after one in which
-this thread had to wait for pages, and for more of them after more pages.
+A row that is not in memory costs a wait: 0.1 ms on NVMe, 10 ms on a rotating disk. Random rows
+wait one after the other, but the kernel loads hundreds at the same time if it knows them. Telling
+it costs about a microsecond per row, also if all rows are in memory. So rows are only announced
+after a block in which this thread had to wait for pages: for some blocks, and for more blocks
+after more waits.
 """
 
-import resource
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+import sys
 
 __all__ = ["ReadAhead"]
 
-_LASTS = 64  # blocks, at most
-_WHOSE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts by process
+_MOST_BLOCKS = 64
+_BLOCKS_PER_WAIT = 4
 
 
 class ReadAhead:
-    """Whether rows are named to the kernel before they are read, and the naming of them."""
+    """Counts waits for the disk, and decides whether to announce the rows of the next block."""
 
-    def __init__(self, rows: list[Any], wanted: bool | None) -> None:
-        self._rows = rows
-        self._wanted = wanted
-        self._left = 0
-        self._faults = 0
+    def __init__(self) -> None:
+        self._left = 0  # blocks to announce
+        self._waits = 0
 
     def begin(self) -> bool:
-        """Whether to name the rows of the next block, before this one is read."""
-        if self._wanted is not None:
-            return self._wanted
-        self._faults = _page_waits()
+        """Return whether to announce the next block; call it before a block is read."""
+        self._waits = _page_waits()
         return self._left > 0
 
     def end(self) -> None:
-        """Say that a block was read, on the same thread as `begin`."""
-        if self._wanted is None:
-            waits = _page_waits() - self._faults
-            self._left = max(min(_LASTS, 4 * waits), self._left - 1, 0)
-
-    def name(self, located: NDArray[np.int64]) -> None:
-        """Ask for the rows of a block; returns at once."""
-        numbers, samples = located[0], located[2]
-        for number in np.unique(numbers).tolist():
-            read_ahead = getattr(self._rows[number], "read_ahead", None)
-            if read_ahead is not None:
-                read_ahead(samples[numbers == number])
+        """Count the waits of a block; call it after the block, on the same thread as `begin`."""
+        waits = _page_waits() - self._waits
+        self._left = max(min(_MOST_BLOCKS, _BLOCKS_PER_WAIT * waits), self._left - 1, 0)
 
 
 def _page_waits() -> int:
-    """How often this thread has waited for a page to come from a disk."""
-    return resource.getrusage(_WHOSE).ru_majflt
+    """Return how often this thread has waited for a page from a disk."""
+    if sys.platform == "win32":  # which does not count page faults, so no row is announced there
+        return 0
+    import resource
+
+    # macOS counts page faults by process only.
+    whose = resource.RUSAGE_THREAD if sys.platform == "linux" else resource.RUSAGE_SELF
+    return resource.getrusage(whose).ru_majflt

@@ -1,8 +1,9 @@
-"""What a checkpoint keeps of a loader: a position, and what it is a position in.
+"""The state of a loader: a position, and a description of the order it is a position in.
 
-State is JSON, the same on every rank, about a kilobyte. It carries a digest of itself, so
-that one that was damaged or edited is refused, and enough of the plan to say in plain
-words what differs when it belongs to another run. The digests decide; the words explain.
+A state is JSON of about a kilobyte, the same on every rank. It contains a digest of itself, so
+that a damaged or edited state is refused. It describes the plan well enough for a message to say
+what differs if it belongs to another run. Digests decide whether it does; the description is for
+the message.
 """
 
 import json
@@ -11,9 +12,11 @@ from typing import Any
 
 from penstock.digest import digest_json
 from penstock.errors import ResumeError
-from penstock.order.plan import Plan
+from penstock.loader.arguments import AnyPlan
+from penstock.rows.protocol import Rows
 
 __all__ = [
+    "State",
     "another_order",
     "check_state",
     "explained",
@@ -26,73 +29,80 @@ __all__ = [
     "write_state",
 ]
 
+State = dict[str, Any]
+"""A state, or a part of one, as JSON."""
+
 _VERSION = 1
 _SHORT = 16
-_MOST_SPELLED = 1_500  # bytes; longer weights, or caps, are kept as a digest
+_MOST_BYTES = 1_500  # of weights or caps; longer ones are replaced by a digest
 _LONGEST_NAME = 42  # bytes as JSON: a source then takes at most 100
 _FIELDS = {"order": dict, "plan": str, "position": int, "rows": dict, "sources": dict}
 
 
-def identify(plan: Plan) -> dict[str, Any]:
-    """What a position of `plan` is a position in, short: digests, and words for messages."""
+def identify(plan: AnyPlan) -> State:
+    """Return a short description of the order of `plan`: digests, and settings for messages."""
     described = plan.describe()
     sources = described.pop("sources")
     return {
         "plan": plan.digest[:_SHORT],
         **identify_order(described, [plan.sources[each["name"]] for each in sources]),
         "sources": {
-            _short_name(each["name"]): [each["rows"], each["digest"][:_SHORT], _store(plan, each)]
+            _short_name(each["name"]): [
+                each["rows"],
+                each["digest"][:_SHORT],
+                str(plan.sources[each["name"]].describe().get("store", ""))[:12],
+            ]
             for each in sources
         },
     }
 
 
-def identify_order(described: dict[str, Any], rows: list[Any]) -> dict[str, Any]:
-    """How rows are ordered and how they are cut, but not from which stores."""
-    told = [_told(each) for each in rows]
-    settings = sorted({name for each in told for name in each})
+def identify_order(described: State, rows: list[Rows]) -> State:
+    """Return how rows are ordered and cut, but not from which stores."""
+    known = [_settings_of(each) for each in rows]
+    settings = sorted({name for each in known for name in each})
     return {
         "order": {name: shortened(value) for name, value in described.items()},
-        "rows": {name: _shared(told, name) for name in settings},
+        "rows": {name: _shared(known, name) for name in settings},
     }
 
 
-def write_state(identity: dict[str, Any], position: int) -> dict[str, Any]:
-    """The state of a run whose next row is the one at `position`."""
+def write_state(identity: State, position: int) -> State:
+    """Return the state of a run whose next row is at `position`."""
     return sealed({"position": position, **identity}, _VERSION)
 
 
-def check_state(state: Any) -> dict[str, Any]:
-    """The state itself, if it is one, and as it was written.
+def check_state(state: Any) -> State:
+    """Return the contents of a loader's state.
 
     Raises:
-        ResumeError: it is damaged, edited, of another version, or no state.
+        ResumeError: it is damaged, edited, of another version, or not a state.
     """
     otherwise = ", or loader.seek(position) if you know the position"
     return unsealed(state, _VERSION, _FIELDS, of="a loader", otherwise=otherwise)
 
 
-def sealed(told: Mapping[str, Any], version: int) -> dict[str, Any]:
-    """What a state tells, with its version and a digest of itself."""
-    own: dict[str, Any] = json.loads(json.dumps(told))  # the caller may write to it
+def sealed(contents: Mapping[str, Any], version: int) -> State:
+    """Return a copy of `contents` as a state, with its version and a digest of itself."""
+    own: State = json.loads(json.dumps(contents))  # a copy, which the caller may change
     state = {"version": version, **own}
     return {**state, "check": digest_json(state)[:_SHORT]}
 
 
 def unsealed(
     state: Any, version: int, fields: Mapping[str, type], *, of: str, otherwise: str = ""
-) -> dict[str, Any]:
-    """What a state tells, if it is as `sealed` gave it.
+) -> State:
+    """Return the contents of a state that `sealed` returned.
 
     Args:
-        state: What may be one.
-        version: The one that can be read.
-        fields: What it has, and of which types; whole numbers are 0 or more.
-        of: What it is the state of, for messages.
-        otherwise: What else to do about one that was changed.
+        state: Any object.
+        version: The version that can be read.
+        fields: The names and types of fields that the contents must have; integers are 0 or more.
+        of: The object it is the state of, for messages.
+        otherwise: Further advice for a state that was changed.
 
     Raises:
-        ResumeError: it is damaged, edited, of another version, or no state.
+        ResumeError: it is damaged, edited, of another version, or not a state.
     """
     if not isinstance(state, Mapping) or "version" not in state:
         raise ResumeError(f"{state!r:.80} is not the state of {of}.")
@@ -101,23 +111,23 @@ def unsealed(
             f"This state is of version {state['version']!r:.80}; this penstock reads version "
             f"{version}. Resume with the penstock that wrote it, or a newer one."
         )
-    told = {key: value for key, value in state.items() if key != "check"}
+    contents = {key: value for key, value in state.items() if key != "check"}
     try:
-        intact = digest_json(told)[:_SHORT] == state.get("check")
+        intact = digest_json(contents)[:_SHORT] == state.get("check")
     except (TypeError, ValueError, RecursionError):
         intact = False
-    # A check can be made to match; a position must be one all the same.
-    typed = all(type(told.get(name)) is kind for name, kind in fields.items())
-    if not intact or not typed or any(told[name] < 0 for name in fields if fields[name] is int):
+    # Somebody may edit a state and its check. A position must be valid even then.
+    typed = all(type(contents.get(name)) is kind for name, kind in fields.items())
+    if not intact or not typed or any(contents[name] < 0 for name in fields if fields[name] is int):
         raise ResumeError(
             "This state was changed after it was written: its check does not match. Use the "
             f"checkpoint before it{otherwise}."
         )
-    return told
+    return contents
 
 
-def position_in(identity: dict[str, Any], state: dict[str, Any]) -> int:
-    """The position that a checked state holds, if it belongs to the run of `identity`.
+def position_in(identity: State, state: State) -> int:
+    """Return the position of a checked state, if it belongs to the run of `identity`.
 
     Raises:
         ResumeError: it belongs to another order; the message says what differs.
@@ -128,41 +138,35 @@ def position_in(identity: dict[str, Any], state: dict[str, Any]) -> int:
     return position
 
 
-def another_order(state: dict[str, Any], changed: str) -> ResumeError:
-    """The error for a state of another order, in which `changed` was otherwise."""
+def another_order(state: State, changed: str) -> ResumeError:
+    """Return the error for a state of another order; `changed` says what differs."""
     return ResumeError(
         f"This checkpoint belongs to another order of the data, so position {state['position']:,} "
-        f"would not be the row it was. Changed since: {changed}. Restore that to resume exactly. "
-        "To begin the new order at 0, start without this state; a Loader also does so by "
-        'load_state_dict(state, on_change="restart").'
+        f"would hold another row. Changed since: {changed}. Restore that to resume exactly. To "
+        "begin the new order at 0, start without this state, or call "
+        'Loader.load_state_dict(state, on_change="restart").'
     )
 
 
-def _told(rows: Any) -> dict[str, Any]:
-    """What rows say of themselves, but for the store: how they are cut, and the tokenizer."""
-    described = rows.describe() if hasattr(rows, "describe") else {}
-    told = {name: value for name, value in described.items() if name != "store"}
-    tokenizer = getattr(rows, "tokenizer_digest", None)
-    return {**told, "tokenizer": tokenizer[:8]} if tokenizer else told
+def _settings_of(rows: Rows) -> State:
+    """Return how rows are cut, and their tokenizer, but not their store."""
+    settings = {name: value for name, value in rows.describe().items() if name != "store"}
+    tokenizer = rows.tokenizer_digest
+    return {**settings, "tokenizer": tokenizer[:8]} if tokenizer else settings
 
 
-def _store(plan: Plan, described: dict[str, Any]) -> str:
-    rows: Any = plan.sources[described["name"]]
-    return str(rows.describe().get("store", ""))[:12] if hasattr(rows, "describe") else ""
-
-
-def _shared(told: list[dict[str, Any]], name: str) -> Any:
-    """A setting, once for all sources that have it; a digest where they differ in it."""
-    values = [each[name] for each in told if name in each]
+def _shared(known: list[State], name: str) -> object:
+    """Return a setting of all sources that have it; a digest of all values if they differ."""
+    values = [each[name] for each in known if name in each]
     return values[0] if all(value == values[0] for value in values) else _digested(values)
 
 
-def shortened(value: Any) -> Any:
-    """The value itself, or a digest of it where it is long."""
-    return value if len(json.dumps(value)) <= _MOST_SPELLED else _digested(value)
+def shortened(value: object) -> object:
+    """Return the value itself, or a digest of it if it is long."""
+    return value if len(json.dumps(value)) <= _MOST_BYTES else _digested(value)
 
 
-def _digested(value: Any) -> str:
+def _digested(value: object) -> str:
     return f"digest {digest_json(value)[:8]}"
 
 
@@ -173,16 +177,16 @@ def _short_name(name: str) -> str:
     return f"{begin}… {digest_json(name)[:8]}"
 
 
-def explained(then: dict[str, Any], now: dict[str, Any]) -> str:
-    """What differs between two runs, in words."""
+def explained(then: State, now: State) -> str:
+    """Return what differs between two runs, for a message."""
     try:
         return _changes(then, now)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        return "the plan"  # not as we write it, though its check matches
+        return "the plan"  # another program has written it, though its check matches
 
 
-def _changes(then: dict[str, Any], now: dict[str, Any]) -> str:
-    """What differs between two runs, in words, five at most."""
+def _changes(then: State, now: State) -> str:
+    """Return at most five differences between two runs, for a message."""
     settings = _differences(then["rows"], now["rows"])
     found = _differences(then["order"], now["order"]) + settings
     old, new = then["sources"], now["sources"]
@@ -197,7 +201,7 @@ def _changes(then: dict[str, Any], now: dict[str, Any]) -> str:
     return (", ".join(found[:5]) + more) or "the plan"
 
 
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def _differences(old: State, new: State) -> list[str]:
     found: list[str] = []
     for name in sorted({*old, *new}):
         before, after = old.get(name), new.get(name)
@@ -206,12 +210,12 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         if name == "stages":
             found += _stage_changes(before, after)
         else:
-            found.append(f"{name} {_spelled(before)} -> {_spelled(after)}")
+            found.append(f"{name} {_as_text(before)} -> {_as_text(after)}")
     return found
 
 
-def _stage_changes(old: Any, new: Any) -> list[str]:
-    """Which weights are others, where the stages are otherwise the same."""
+def _stage_changes(old: object, new: object) -> list[str]:
+    """Return which weights differ, if the stages are otherwise the same."""
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         found = []
         for before, after in zip(old, new, strict=True):
@@ -225,19 +229,19 @@ def _stage_changes(old: Any, new: Any) -> list[str]:
             ]
         else:
             return found
-    return [f"stages {_spelled(old)} -> {_spelled(new)}"]
+    return [f"stages {_as_text(old)} -> {_as_text(new)}"]
 
 
 def _source_changes(name: str, old: list[Any], new: list[Any], *, explained: bool) -> list[str]:
     rows = f", {old[0]:,} rows -> {new[0]:,}" if old[0] != new[0] else ""
     if old[2] != new[2]:
         return [f'the store of "{name}" (digest {old[2][:8]} -> {new[2][:8]}{rows})']
-    if explained:  # a setting that was named already accounts for it
+    if explained:  # a setting that differs is listed already, and it is the reason
         return []
     return [f'the rows of "{name}" (digest {old[1][:8]} -> {new[1][:8]}{rows})']
 
 
-def _spelled(value: Any) -> str:
+def _as_text(value: object) -> str:
     if isinstance(value, dict) and list(value) == ["mode"]:
         value = value["mode"]
     return "none" if value is None else f"{value!r:.100}"

@@ -6,7 +6,7 @@ rows. It refuses arguments that make no sense, with a message that shows the val
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from operator import index
@@ -16,12 +16,13 @@ from penstock.errors import PlanError
 from penstock.order.schedule import Exhausted, Stage
 from penstock.order.segments import Members
 from penstock.order.weights import Weight, as_fraction, exact_weights, is_finite, tempered_weights
+from penstock.rows.protocol import Rows
 
 __all__ = [
     "Caps",
     "StageArguments",
     "cap_rows",
-    "num_rows_of",
+    "check_name",
     "part_rows_of",
     "quoted",
     "read_members",
@@ -86,27 +87,21 @@ class StageArguments(NamedTuple):
         return {"position": self.position, "sources": list(self.sources or ())}
 
 
-def num_rows_of(name: str, source: Sized) -> int:
-    """Return the number of rows of a source; raise PlanError unless it has a name and a digest."""
+def check_name(name: str) -> str:
+    """Return the name of a source; raise PlanError unless it is a string that is not empty."""
     if not isinstance(name, str) or not name:
         raise PlanError(f"The name of a source must be a string that is not empty; got {name!r}.")
-    if not isinstance(getattr(source, "digest", None), str):
-        raise PlanError(
-            f'Source "{name}" must be rows, such as Windows("stores/web", length=1024); got a '
-            f"{type(source).__name__}. A class of your own needs len() and .digest."
-        )
-    return len(source)
+    return name
 
 
-def part_rows_of(name: str, source: Sized, size: int) -> list[int]:
+def part_rows_of(name: str, source: Rows, size: int) -> list[int]:
     """Return the number of rows of each part of a source."""
-    parts = getattr(source, "part_rows", None)
-    if parts is None:
+    if source.part_rows is None:
         raise PlanError(
             f'shuffle="part" needs the parts of source "{name}", but it has no part_rows. Use '
             'shuffle="full" or shuffle="block".'
         )
-    parts = [index(rows) for rows in parts]
+    parts = [index(rows) for rows in source.part_rows]
     if sum(parts) != size or min(parts, default=0) < 0:
         raise PlanError(
             f'The parts of source "{name}" have {sum(parts):,} rows, but it has {size:,}. '

@@ -1,18 +1,18 @@
-"""The order of a run: which sample lies at which position.
+"""The order of a run: which sample is at which position.
 
     position ──► source, epoch, sample          locate, samples
     source, sample ──► positions                positions_of
 
-A plan composes the pieces of this package: a way to interleave the sources (by weights,
-or everything once an epoch) and a way to shuffle each. It reads no file and keeps no
-state; two plans of equal digest give the same rows at the same positions, on every
-machine. A run is a range of its positions.
+A plan combines two parts of this package: how sources are interleaved (by weights, or every
+sample once per epoch) and how each source is shuffled. It reads no file and has no state. Two plans
+with the same digest have the same rows at the same positions, on every machine. A run is a range
+of positions.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from operator import index
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from penstock.errors import PlanError
 from penstock.order.arguments import (
     Caps,
     cap_rows,
-    num_rows_of,
+    check_name,
     part_rows_of,
     quoted,
     read_members,
@@ -36,11 +36,12 @@ from penstock.order.schedule import Schedule
 from penstock.order.shuffle import Block, Domain, Mode, mode_to_json
 from penstock.order.weighted import Mixture
 from penstock.order.weights import Weight
+from penstock.rows.protocol import Rows, RowsLike, as_rows
 
-__all__ = ["ORDER_FORMAT", "Plan", "Rows", "Sample"]
+__all__ = ["ORDER_FORMAT", "Plan", "Sample"]
 
 ORDER_FORMAT = 1
-"""Bound into every digest. It grows when equal arguments come to mean another order."""
+"""Part of every digest. Increased when the same arguments produce another order."""
 
 _CHANGING_FORMAT = (
     2  # the same where weights change: since 2 rounding is carried from stage to stage
@@ -51,54 +52,37 @@ _DRAWN_STAGES = 10
 _MOST_EPOCHS = 10_000_000  # a minute of work, and 80 MB of positions
 
 
-class Rows(Protocol):
-    """What a plan needs to know of a source.
-
-    Two attributes are used where they exist: `num_tokens`, an integer, for display; and
-    `part_rows`, how many rows each part holds, for `shuffle="part"`.
-    """
-
-    def __len__(self) -> int:
-        """How many rows there are; it must not change."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """A name computed from the contents."""
-        ...
-
-
 class Sample(NamedTuple):
-    """What lies at one position."""
+    """What one position holds."""
 
     position: int
     source: str
     epoch: int
-    """How often this sample has come before."""
+    """How often this sample occurred before."""
     sample: int
-    """Its number among the rows of the source."""
+    """The number of the row in its source."""
 
 
 @final
 class Plan:
-    """The order in which the rows of one source or several are read, without end.
+    """The order in which the rows of one or more sources are read, without end.
 
-    Without weights, every sample of every source comes once an epoch. With weights,
-    every prefix of the run holds each source within two rows of its share (where weights
-    change, of their integral: see `penstock.order.schedule`), and a source's samples come
-    once in each epoch of its own. Immutable, safe to share between threads
-    and processes; memory does not grow with rows or positions.
+    Without weights, every sample of every source occurs once per epoch. With weights, every
+    prefix of the run holds each source within two rows of its share, and every source has
+    separate epochs, in which each of its samples occurs once. If weights change, the share is
+    their integral: see `penstock.order.schedule`. A plan is immutable and can be shared between
+    threads and processes. Its memory does not grow with rows or positions.
 
     Args:
-        rows: One source, called "data", or several by name.
+        rows: One source, which is called "data", or several by name.
         weights: Shares of the rows by name, as ratios: 7 and 3 mean 0.7 and 0.3.
-        seed: Any integer. Another seed, another order.
+        seed: Any integer. Another seed gives another order.
         shuffle: "full", "block" or a `Block`, "part", "none"; see `penstock.order.shuffle`.
-        temperature: In place of weights: shares in proportion to rows ** (1 / temperature).
-        schedule: From each position on, other weights; or, in a plan without weights, the
-            names of the sources that are read. Each source goes on where it was.
+        temperature: Instead of weights: shares in proportion to rows ** (1 / temperature).
+        schedule: New weights from each position on; or, in a plan without weights, the names of
+            the sources that are read. Each source continues where it stopped.
         max_epochs: The most epochs of each source, in a plan with weights: a number, or
-            numbers by name, or `Caps`, which also say what comes then.
+            numbers by name, or `Caps`, which also decide what happens after that.
 
     >>> class Lines(list):
     ...     digest = "a name for the contents"
@@ -115,7 +99,7 @@ class Plan:
 
     def __init__(
         self,
-        rows: Rows | Mapping[str, Rows],
+        rows: RowsLike | Mapping[str, RowsLike],
         *,
         weights: Mapping[str, Weight] | None = None,
         seed: int = 0,
@@ -124,13 +108,16 @@ class Plan:
         schedule: Mapping[int, Mapping[str, Weight] | Sequence[str]] | None = None,
         max_epochs: float | Mapping[str, float] | Caps | None = None,
     ) -> None:
-        self.sources: dict[str, Rows] = dict(rows) if isinstance(rows, Mapping) else {"data": rows}
+        given = rows if isinstance(rows, Mapping) else {"data": rows}
+        self.sources: dict[str, Rows] = {
+            check_name(name): as_rows(source, name) for name, source in given.items()
+        }
         """The rows by name, in the order given."""
         if not self.sources:
             raise PlanError("A plan needs at least one source; this one has none.")
         self.names = tuple(self.sources)
-        """The names of the sources by the numbers that `locate` gives."""
-        self.sizes = tuple(num_rows_of(name, source) for name, source in self.sources.items())
+        """The names of the sources, by the numbers that `locate` returns."""
+        self.sizes = tuple(map(len, self.sources.values()))
         """The rows of each source."""
         self.seed = index(seed)
         self.shuffle = shuffle
@@ -166,38 +153,38 @@ class Plan:
 
     @property
     def is_weighted(self) -> bool:
-        """Whether sources are drawn by weights, or every sample comes once an epoch."""
+        """Whether sources are drawn by weights; otherwise every sample occurs once per epoch."""
         return self._stages[0].sources is None
 
     @property
     def _changes_weights(self) -> bool:
-        """Whether weights change on the way, by a schedule or because a source is used up."""
+        """Whether weights change during the run, by a schedule or because of a cap."""
         redistributes = self._caps is not None and self._caps.then == "redistribute"
         return self.is_weighted and (len(self._stages) > 1 or redistributes)
 
     @property
     def epoch_rows(self) -> int | None:
-        """The rows of an epoch; None where sources have epochs of their own, or join later."""
+        """The rows of an epoch; None if sources have separate epochs, or join later."""
         if isinstance(self._layout, Mixture) or len(self._layout.segments) > 1:
             return None
         return self._layout.segments[0].size
 
     def __len__(self) -> int:
-        """The rows of an epoch, where there is such a thing."""
+        """Return the rows of an epoch."""
         if self.epoch_rows is None:
             raise PlanError(
-                "This plan has no length: with weights, or sources that join later, each source "
-                "has epochs of its own. Give the run a number of steps."
+                "This plan has no length: with weights, or sources that join later, every source "
+                "has separate epochs. Give the run a number of steps."
             )
         return self.epoch_rows
 
     def __bool__(self) -> bool:
-        return True  # also where there is no length to ask for
+        return True  # without this, bool() would ask for the length
 
     def locate(self, positions: npt.ArrayLike) -> tuple[Integers, Integers, Integers]:
-        """The source, epoch and sample at each of `positions`, as three int64 arrays.
+        """Return the source, epoch and sample at each of `positions`, as three int64 arrays.
 
-        Sources are numbers into `names`. Positions may come in any order, and again.
+        Sources are indices into `names`. Positions may be in any order, and may repeat.
         """
         numbers = as_unsigned(positions, END).view(np.int64)
         if numbers.size and self.end < END and int(numbers.max()) >= self.end:
@@ -211,7 +198,7 @@ class Plan:
         return located[0], located[1], located[2]
 
     def samples(self, start: int, stop: int) -> list[Sample]:
-        """What the positions from `start` to before `stop` hold, for people to read."""
+        """Return what the positions from `start` to before `stop` hold."""
         located = self.locate(np.arange(start, stop, dtype=np.int64))
         return [
             Sample(position, self.names[source], epoch, sample)
@@ -223,14 +210,14 @@ class Plan:
     def positions_of(
         self, source: str, sample: int, epoch: int | None = None, before: int | None = None
     ) -> Integers:
-        """The positions that hold a sample, one for each epoch: the inverse of `locate`.
+        """Return the positions that hold a sample, one per epoch: the inverse of `locate`.
 
         Args:
             source: The name of the source.
             sample: A row of it.
-            epoch: This epoch of the source only.
-            before: Only positions below this one. May be left out where an epoch is given,
-                or where the plan has an end.
+            epoch: Only this epoch of the source.
+            before: Only positions below this one. Optional if an epoch is given, or if the plan
+                has an end.
         """
         if source not in self.sources:
             raise PlanError(f'There is no source "{source}"; this plan has {quoted(self.names)}.')
@@ -248,23 +235,23 @@ class Plan:
             num_epochs = self._layout.num_epochs(number, min(before, self.end))
             if num_epochs > _MOST_EPOCHS:
                 raise PlanError(
-                    f'Row {sample:,} of "{source}" comes {num_epochs:,} times before position '
+                    f'Row {sample:,} of "{source}" occurs {num_epochs:,} times before position '
                     f"{before:,}. Ask for an earlier position, or for one epoch with epoch=."
                 )
             epochs = np.arange(num_epochs, dtype=np.int64)
         else:
             raise PlanError(
-                f'Row {sample:,} of "{source}" comes again in every epoch, without end. Say '
-                "which with epoch=, or up to where with before=."
+                f'Row {sample:,} of "{source}" occurs in every epoch, without end. Give epoch= or '
+                "before=."
             )
         positions = self._layout.positions_of(number, sample, epochs)
         return positions[positions < before]
 
     def counts(self, num_rows: int) -> dict[str, int]:
-        """How many of the first `num_rows` rows belong to each source, exactly.
+        """Return how many of the first `num_rows` rows belong to each source, exactly.
 
-        Computed from the weights; without weights, whole passes are multiplied and the
-        rows of the one under way are counted, at about 30 ns each.
+        With weights, this is computed. Without weights, full epochs are multiplied, and the rows
+        of the last one are counted, at about 30 ns each.
         """
         if not 0 <= num_rows <= self.end:
             raise PlanError(f"{num_rows:,} rows cannot be counted; this plan has {self.end:,}.")
@@ -272,11 +259,11 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """A name for this order: equal digests mean equal samples at every position."""
+        """A digest of this order: equal digests mean equal samples at every position."""
         return digest_json(self.describe())
 
     def describe(self) -> dict[str, Any]:
-        """Everything the order depends on, as JSON: what `digest` is computed from."""
+        """Return everything that the order depends on, as JSON; `digest` is computed from it."""
         described: dict[str, Any] = {
             "format": _CHANGING_FORMAT if self._changes_weights else ORDER_FORMAT,
             "seed": self.seed,
@@ -289,10 +276,10 @@ class Plan:
         return described
 
     def tree(self, num_rows: int | None = None) -> str:
-        """A picture of the sources, and of what the first `num_rows` rows take from each.
+        """Return a picture of the sources, with the share of each in the first `num_rows` rows.
 
-        Without a number, as many rows as all sources have, or as end with a pass. The
-        same text for the same plan.
+        By default, `num_rows` is the rows of all sources, or of one epoch. The same plan always
+        gives the same text.
         """
         if num_rows is None:
             num_rows = min(self.end, self._layout.default_num_rows)
@@ -302,7 +289,7 @@ class Plan:
             SourceLine(
                 name=name,
                 rows=size,
-                tokens=getattr(self.sources[name], "num_tokens", None),
+                tokens=self.sources[name].num_tokens,
                 asked=share,
                 delivered=counts[name],
             )
@@ -339,7 +326,8 @@ class Plan:
             cause = f'"{name}" has reached its max_epochs of {self._caps.of(name)}'
         return PlanError(
             f"Position {position:,} is past the end of this plan at {self.end:,}: there {cause}. "
-            'Ask for fewer rows, raise max_epochs, or let others go on: Caps(…, "redistribute").'
+            "Ask for fewer rows, raise max_epochs, or let other sources continue: "
+            'Caps(…, "redistribute").'
         )
 
 

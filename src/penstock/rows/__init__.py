@@ -1,6 +1,31 @@
-"""A store as rows that can be read in any order.
+"""Rows: random access to the tokens of a store, in rows for training.
 
-Takes stores or bare token files, gives objects with a length, a digest and a `read` that
-turns many sample numbers into arrays at once. Promises that a sample is always the same
-row, and that what does not fit into rows is counted to the token.
+Rows are made of stores or bare token files. They have a length, a digest, and a `read` that
+returns many rows at once as arrays. A sample is always the same row, and tokens that are in no row
+are counted exactly.
 """
+
+from typing import TYPE_CHECKING
+
+from penstock.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from penstock.rows.documents import Documents as Documents
+    from penstock.rows.packs import Packs as Packs
+    from penstock.rows.protocol import Rows as Rows
+    from penstock.rows.protocol import as_rows as as_rows
+    from penstock.rows.supervised import Supervised as Supervised
+    from penstock.rows.tokens import ArrayFile as ArrayFile
+    from penstock.rows.windows import Windows as Windows
+else:
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "windows": "Windows",
+            "packs": "Packs",
+            "documents": "Documents",
+            "tokens": "ArrayFile",
+            "protocol": "Rows as_rows",
+            "supervised": "Supervised",
+        },
+    )

@@ -1,26 +1,25 @@
-"""Which pieces a row is made of, as an array on disk that is made once.
+"""The row index: which pieces of documents each row is made of, cached on disk.
 
-    stores/web/.rows/packs-2048-5f0c9a….npy      or, where that cannot be written, in
+    stores/web/.rows/packs-2048-5f0c9a….npy      or, if that cannot be written, in
     ~/.cache/penstock/rows/                      (or $PENSTOCK_CACHE/rows)
 
     32 bytes   digest of the store, of the kind of rows and of their length
-    32 bytes   SHA-256 of all that follows
-     8 words   parts, rows, pieces, empty and long documents, tokens cut off, two to spare
+    32 bytes   SHA-256 of everything that follows
+     8 words   parts, rows, pieces, empty and long documents, tokens cut off, two unused
      parts     rows of each part
-     rows + 1  the first piece of each row, and the end
-     pieces    where it begins in its part (40 bits) and how long it is (24 bits)
+     rows + 1  the first piece of each row, and the number of pieces
+     pieces    the offset of each in its part (40 bits) and its size (24 bits)
 
-Plain `.npy` of 64-bit words, mapped into memory: 8 bytes a piece and 8 a row. Nothing has
-to be invalidated, since the name and the first words follow from what was packed; a file
-that is cut off, damaged or of something else is not used but made again. It is written
-under another name and renamed, so that several processes may make it at once.
+The file is a plain `.npy` of 64-bit words that is mapped into memory: 8 bytes per piece and 8 per
+row. It never has to be invalidated, because its name and its first words are computed from what
+was packed. A file that is truncated, damaged or of another store is ignored and written again. It
+is written under a temporary name and renamed, so several processes may write it at once.
 """
 
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,34 +28,38 @@ from penstock.digest import digest_json
 from penstock.errors import DiskFullError, PlanError
 from penstock.paths import cache_directory
 from penstock.rows.packing import PACKING_FORMAT, Layout
+from penstock.rows.protocol import Array, Integers
 from penstock.store.files import sync_directory, write_file
 from penstock.store.npy import HEADER_BYTES, header
 from penstock.store.reader import TokenStore
 
-__all__ = ["LONGEST", "RowIndex", "index_of", "joined", "of_layout"]
+__all__ = ["EMPTY", "LONGEST", "RowIndex", "index_of", "joined", "of_layout"]
 
 LONGEST = (1 << 24) - 1
 """The longest row that an index can describe."""
-_FIRST = 1 << 40  # no part has so many tokens
+_MOST_TOKENS = 1 << 40  # of a part, because an offset has 40 bits
 _WORD = np.dtype("<u8")
-_HEAD = 16  # words
-_COUNTS = ("num_empty", "num_long", "num_cut")
+_HEAD = 16  # words: two digests and the counts
 
 Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
 class RowIndex:
-    """The rows of a store, or of several: lists of pieces."""
+    """The rows of a store, or of several, as lists of pieces."""
 
     part_rows: Words
+    """Rows of each part."""
     edges: Words
     """The first piece of each row, and the number of pieces."""
     pieces: Words
-    """Where each begins in its part, and its size, in one word."""
+    """The offset of each piece in its part, and its size, in one word."""
     num_empty: int
+    """Documents without tokens, which are in no row."""
     num_long: int
+    """Documents longer than a row."""
     num_cut: int
+    """Tokens that are in no row, because their documents were truncated."""
 
     @property
     def num_rows(self) -> int:
@@ -68,139 +71,131 @@ class RowIndex:
         """Pieces of all rows."""
         return len(self.pieces)
 
-    def spans(
-        self, samples: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """How many pieces each row has; where they begin in their part, and their sizes."""
+    def spans(self, samples: Integers) -> tuple[Integers, Integers, Integers]:
+        """Return the number of pieces of each row, and their offsets in their part and sizes."""
         first = self.edges[samples].astype(np.int64)
         counts = self.edges[samples + 1].astype(np.int64) - first
-        # Rows of 2 and 3 pieces, from 5 and 9 on: [0, 1, 2, 3, 4] + [5, 5, 9 - 2, …].
+        # Rows of 2 and 3 pieces, which begin at pieces 5 and 9: [0, 1, 2, 3, 4] + [5, 5, 9 - 2, …].
         numbers = np.arange(int(counts.sum())) + np.repeat(
             first - np.cumsum(counts) + counts, counts
         )
         words = self.pieces[numbers]
-        return counts, (words >> np.uint64(24)).view(np.int64), _sizes(words)
+        return counts, _offsets(words), _sizes(words)
 
-    def row_sizes(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The tokens of each row; of its first piece, where rows have one."""
+    def row_sizes(self, samples: Integers) -> Integers:
+        """Return the size of the first piece of each row: the tokens of a row of one piece."""
         return _sizes(self.pieces[self.edges[samples]])
 
     @property
     def num_tokens(self) -> int:
         """Tokens in all pieces; the overlap of split documents counts twice."""
-        step = 1 << 20
+        step = 1 << 20  # words at a time, so that a mapped index is never in memory as a whole
         blocks = (self.pieces[start : start + step] for start in range(0, len(self.pieces), step))
         return sum(int(_sizes(block).sum()) for block in blocks)
 
 
-def _sizes(words: Words) -> NDArray[np.int64]:
+EMPTY = RowIndex(np.zeros(0, _WORD), np.zeros(1, _WORD), np.zeros(0, _WORD), 0, 0, 0)
+"""The index of no parts."""
+
+
+def _offsets(words: Words) -> Integers:
+    return (words >> np.uint64(24)).view(np.int64)
+
+
+def _sizes(words: Words) -> Integers:
     return (words & np.uint64(LONGEST)).view(np.int64)
 
 
 def index_of(
-    store: TokenStore, kind: str, length: int, lay_out: Callable[[NDArray[Any]], Layout]
+    store: TokenStore, kind: str, length: int, lay_out: Callable[[Array], Layout]
 ) -> RowIndex:
-    """The index of a store, found or made; in memory alone where no place can be written.
+    """Return the index of a store: cached, or computed and cached if a directory is writable.
 
     Args:
-        store: What the rows are of.
+        store: The store.
         kind: A name for what `lay_out` does.
-        length: How long rows are.
-        lay_out: The rows of a part, from where its documents end.
+        length: The most tokens of a row.
+        lay_out: Computes the rows of a part from the offsets where its documents end.
     """
     key = digest_json(["rows", PACKING_FORMAT, kind, length, store.digest])
     name = f"{kind}-{length}-{key[:16]}.npy"
-    places = [store.path / ".rows" / name, cache_directory() / "rows" / name]
-    parts = [part.num_tokens for part in store.manifest.parts]
-    for place in places:
-        if (found := _read(place, key, parts, length)) is not None:
+    paths = [store.path / ".rows" / name, cache_directory() / "rows" / name]
+    part_tokens = [part.num_tokens for part in store.manifest.parts]
+    for path in paths:
+        if (found := _read(path, key, part_tokens, length)) is not None:
             return found
-    made = _made(store, lay_out)
-    for place in places:
-        if _written(place, key, made):
-            # Mapped, so that the memory of one that was made can be given back.
-            return _read(place, key, parts, length) or made
+    if max(part_tokens, default=0) >= _MOST_TOKENS:
+        raise PlanError(f"{store.path} has a part of 2^40 tokens or more.")
+    numbers = range(len(part_tokens))
+    made = joined([of_layout(lay_out(store.part_array(number, "bounds"))) for number in numbers])
+    for path in paths:
+        if _written(path, key, made):
+            # Mapped, so that the memory of the computed index can be freed.
+            return _read(path, key, part_tokens, length) or made
     return made
 
 
 def joined(indexes: list[RowIndex]) -> RowIndex:
-    """Several indexes as one, in memory where they are more than one."""
-    if len(indexes) == 1:
-        return indexes[0]
+    """Return one index of the parts of several indexes, as a copy in memory."""
+    indexes = [each for each in indexes if len(each.part_rows)]
+    if len(indexes) <= 1:
+        return indexes[0] if indexes else EMPTY
     pieces = np.cumsum([0] + [len(each.pieces) for each in indexes]).astype(np.uint64)
     edges = [each.edges[:-1] + first for each, first in zip(indexes, pieces[:-1], strict=True)]
     return RowIndex(
         np.concatenate([each.part_rows for each in indexes]),
         np.concatenate([*edges, pieces[-1:]]),
         np.concatenate([each.pieces for each in indexes]),
-        *(sum(getattr(each, name) for each in indexes) for name in _COUNTS),
+        sum(each.num_empty for each in indexes),
+        sum(each.num_long for each in indexes),
+        sum(each.num_cut for each in indexes),
     )
-
-
-def _made(store: TokenStore, lay_out: Callable[[NDArray[Any]], Layout]) -> RowIndex:
-    """The index of a store, part by part."""
-    part_rows, edges, pieces = [], [np.zeros(1, _WORD)], [np.zeros(0, _WORD)]
-    counts = dict.fromkeys(_COUNTS, 0)
-    num_pieces = 0
-    for number, part in enumerate(store.manifest.parts):
-        if part.num_tokens >= _FIRST:
-            raise PlanError(f"{store.path}: part {number} has 2^40 tokens or more.")
-        layout = lay_out(store.part_array(number, "bounds"))
-        part_rows.append(len(layout.edges) - 1)
-        edges.append((layout.edges[1:] + num_pieces).astype(_WORD))
-        pieces.append(_packed(layout))
-        num_pieces += len(layout.starts)
-        counts = {name: told + getattr(layout, name) for name, told in counts.items()}
-    joined_pieces = pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
-    return RowIndex(np.array(part_rows, _WORD), np.concatenate(edges), joined_pieces, **counts)
 
 
 def of_layout(layout: Layout) -> RowIndex:
-    """The index of one part."""
+    """Return the index of one part."""
     return RowIndex(
         np.array([len(layout.edges) - 1], _WORD),
         layout.edges.astype(_WORD),
-        _packed(layout),
-        *(getattr(layout, name) for name in _COUNTS),
+        (layout.starts << 24 | layout.sizes).astype(_WORD),
+        layout.num_empty,
+        layout.num_long,
+        layout.num_cut,
     )
 
 
-def _packed(layout: Layout) -> Words:
-    return (layout.starts << 24 | layout.sizes).astype(_WORD)
-
-
-def _written(place: Path, key: str, made: RowIndex) -> bool:
-    """Whether an index could be put there; a full or read-only disk is no reason to stop."""
-    sections = [made.part_rows, made.edges, made.pieces]
-    told = [len(made.part_rows), made.num_rows, len(made.pieces)]
-    told += [getattr(made, name) for name in _COUNTS] + [0, 0]
-    body = [np.array(told, _WORD), *sections]
+def _written(path: Path, key: str, made: RowIndex) -> bool:
+    """Write an index; return False if the disk is full or read-only, which is no error."""
+    counts = [len(made.part_rows), made.num_rows, len(made.pieces)]
+    counts += [made.num_empty, made.num_long, made.num_cut, 0, 0]
+    sections = [np.array(counts, _WORD), made.part_rows, made.edges, made.pieces]
+    body = [np.ascontiguousarray(section) for section in sections]
     digest = hashlib.sha256()
     for section in body:
-        digest.update(np.ascontiguousarray(section).data)
+        digest.update(section.data)
     size = 8 + sum(map(len, body))
     head = header(_WORD, (size,)) + bytes.fromhex(key) + digest.digest()
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_file(place, [head, *(np.ascontiguousarray(section) for section in body)])
-        sync_directory(place.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, [head, *body])
+        sync_directory(path.parent)
     except (OSError, DiskFullError):
         return False
     return True
 
 
-def _read(place: Path, key: str, part_tokens: list[int], length: int) -> RowIndex | None:
-    """The index that lies there, if it is the one asked for, whole and sound."""
+def _read(path: Path, key: str, part_tokens: list[int], length: int) -> RowIndex | None:
+    """Return the index in a file; None if it is missing, damaged or of another store."""
     try:
-        size = (place.stat().st_size - HEADER_BYTES) // _WORD.itemsize
-        with place.open("rb") as stream:
+        size = (path.stat().st_size - HEADER_BYTES) // _WORD.itemsize
+        with path.open("rb") as stream:
             if size < _HEAD or stream.read(HEADER_BYTES) != header(_WORD, (size,)):
                 return None
             words = np.memmap(stream, _WORD, "r", HEADER_BYTES, (size,)).view(np.ndarray)
     except (OSError, ValueError):
         return None
-    told = words[:8].tobytes()
-    if told[:32].hex() != key or told[32:] != hashlib.sha256(words[8:].data).digest():
+    digests = words[:8].tobytes()
+    if digests[:32].hex() != key or digests[32:] != hashlib.sha256(words[8:].data).digest():
         return None
     num_parts, num_rows, num_pieces, *counts = (int(word) for word in words[8:14])
     if [num_parts, _HEAD + num_parts + num_rows + 1 + num_pieces] != [len(part_tokens), size]:
@@ -211,7 +206,11 @@ def _read(place: Path, key: str, part_tokens: list[int], length: int) -> RowInde
 
 
 def _sound(index: RowIndex, part_tokens: list[int], length: int) -> bool:
-    """Whether every piece lies in its part and every row is long enough for its pieces."""
+    """Return whether every piece is inside its part, and every row fits its pieces.
+
+    The checksum does not protect against a file that was written by a faulty program. A piece
+    outside of its part would be read from other memory.
+    """
     edges, pieces = index.edges, index.pieces
     if int(index.part_rows.sum()) != index.num_rows or int(edges[0]) or edges[-1] != len(pieces):
         return False
@@ -223,7 +222,7 @@ def _sound(index: RowIndex, part_tokens: list[int], length: int) -> bool:
         rows = edges[low : high + 1].astype(np.int64)
         words = pieces[rows[0] : rows[-1]] if high > low else pieces[:0]
         sizes = _sizes(words)
-        stops = (words >> np.uint64(24)).view(np.int64) + sizes
+        stops = _offsets(words) + sizes
         if len(words) and (int(stops.max()) > num_tokens or int(sizes.min()) < 1):
             return False
         if len(words) and int(np.add.reduceat(sizes, rows[:-1] - rows[0]).max()) > length:

@@ -1,4 +1,4 @@
-"""Documents fitted into rows: which pieces go into which row, from their lengths alone.
+"""Packing: which pieces of documents go into which row, computed from their lengths alone.
 
     length=8        a a a a a  b b  c c c c c c c c c c c c  d d d  e
 
@@ -6,41 +6,39 @@
     row 1           b b c c c c c e        a long document fills rows, with one token
     row 2           c c c c c c c c        of overlap: c has 12 tokens, here 8 and 5
 
-A document of at most `length` tokens stays whole. A longer one is cut every `length - 1`
-tokens, and each piece begins with the last token of the one before: so every token but a
-document's first has its predecessor in the same piece, and is a target exactly once.
-What does not fill a row is packed best-fit, longest first: each piece goes into the row
-that it leaves the least room in. Rows with equal room are alike, so the work is done on
-the histogram of lengths, whole stretches of rows at a time: a few thousand steps for any
-number of documents. Rows are numbered by their first document. How long it takes and how
-much it leaves empty is measured in docs/packing.md.
+A document of at most `length` tokens stays whole. A longer one is cut every `length - 1` tokens,
+and each piece begins with the last token of the piece before it. So every token but a document's
+first has its predecessor in the same piece, and is a target exactly once. Pieces that do not fill
+a row are packed best-fit, longest first: each goes into the row where it leaves the least space.
+Rows with the same space left are equivalent, so the algorithm works on the histogram of lengths
+and handles many rows at a time: a few thousand steps for any number of documents. Rows are
+numbered by their first document. docs/packing.md has measurements of the time and the padding.
 
-Only whole numbers take part, so every machine packs alike. Golden values in the tests pin
-the result: a change here would change the rows of every run.
+The computation uses integers only, so every machine gets the same result. Golden values in the
+tests pin it: a change here would change the rows of every run.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.rows.protocol import Array, Integers
+
 __all__ = ["PACKING_FORMAT", "Layout", "best_fit", "one_each", "pack"]
 
 PACKING_FORMAT = 1
-"""Bound into every digest. It grows when equal lengths come to be packed otherwise."""
-
-Integers = NDArray[np.int64]
+"""Part of every digest. Increased when the same lengths are packed differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Rows as lists of pieces, within one part."""
+    """The rows of one part as lists of pieces."""
 
     edges: Integers
-    """The number of the first piece of each row, and the number of all pieces."""
+    """The number of the first piece of each row, and the number of pieces."""
     starts: Integers
-    """Where each piece begins in the part; pieces of a row stand together."""
+    """The offset of each piece in the part; the pieces of a row are consecutive."""
     sizes: Integers
     """The tokens of each piece."""
     num_empty: int = 0
@@ -48,11 +46,11 @@ class Layout:
     num_long: int = 0
     """Documents longer than a row."""
     num_cut: int = 0
-    """Tokens that are in no row, because their documents were cut off."""
+    """Tokens that are in no row, because their documents were truncated."""
 
 
-def pack(bounds: NDArray[Any], length: int) -> Layout:
-    """Fit the documents that end at `bounds` into rows of `length` tokens, 2 or more.
+def pack(bounds: Array, length: int) -> Layout:
+    """Return the documents that end at `bounds`, packed into rows of `length` tokens, 2 or more.
 
     >>> layout = pack(np.array([5, 7, 19, 22, 23]), length=8)
     >>> layout.edges.tolist(), layout.starts.tolist(), layout.sizes.tolist()
@@ -62,17 +60,17 @@ def pack(bounds: NDArray[Any], length: int) -> Layout:
     rest, num_full = _cut(sizes, length)
     kept = np.flatnonzero(rest)
     bins, num_bins = _binned(rest[kept], length)
-    # The first document of each bin: written last to first, so that the first one stays.
+    # The first document of each bin: written from last to first, so the first one remains.
     first = np.zeros(num_bins, np.int64)
     first[bins[::-1]] = kept[::-1]
     rows_of = num_full.astype(np.int64)
     rows_of[first] += 1
     upto = np.cumsum(rows_of)
     num_rows = int(upto[-1]) if len(upto) else 0
-    # A bin comes after the full rows of its first document: it is the last of its rows.
+    # A bin comes after the full rows of its first document, so it is the last of its rows.
     keys = (upto[first] - 1)[bins]
     del first, bins, rows_of
-    # Sorted by row, then by document: one number of 64 bits each, as both are below 2^32.
+    # Sorted by row, then by document, as one 64-bit key: both numbers are below 2^32.
     keys <<= 32
     keys |= kept
     keys.sort()
@@ -101,8 +99,8 @@ def pack(bounds: NDArray[Any], length: int) -> Layout:
     )
 
 
-def one_each(bounds: NDArray[Any], length: int, *, split: bool) -> Layout:
-    """The documents that end at `bounds`, a row each; longer ones cut off, or split over rows.
+def one_each(bounds: Array, length: int, *, split: bool) -> Layout:
+    """Return the documents that end at `bounds`, one per row; long ones are truncated or split.
 
     >>> one_each(np.array([3, 9]), length=4, split=True).sizes.tolist()
     [3, 4, 3]
@@ -125,8 +123,8 @@ def one_each(bounds: NDArray[Any], length: int, *, split: bool) -> Layout:
     return Layout(np.arange(len(starts) + 1), starts, piece_sizes, num_empty, num_long, num_cut)
 
 
-def _documents(bounds: NDArray[Any]) -> tuple[Integers, Integers]:
-    """Where documents begin, and how long they are."""
+def _documents(bounds: Array) -> tuple[Integers, Integers]:
+    """Return the offset and the size of each document."""
     ends = bounds.astype(np.int64)
     begins = np.zeros_like(ends)
     begins[1:] = ends[:-1]
@@ -134,20 +132,20 @@ def _documents(bounds: NDArray[Any]) -> tuple[Integers, Integers]:
 
 
 def _cut(sizes: Integers, length: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """What is left of each document after its full rows, 0 for nothing, and how many those are.
+    """Return the tokens of each document that its full rows leave, and the number of full rows.
 
-    A document of 12 tokens in rows of 8: tokens 0-7 fill one, 7-11 are left.
+    A document of 12 tokens in rows of 8: tokens 0-7 fill one row, and 5 tokens, 7-11, are left.
     """
     num_full = np.maximum(sizes - 1, 0) // (length - 1)
     rest = sizes - num_full * (length - 1)
-    rest[(rest == 1) & (num_full > 0)] = 0  # the overlap alone: it was a target already
+    rest[(rest == 1) & (num_full > 0)] = 0  # only the overlap, which was a target already
     return rest.astype(np.int32), num_full.astype(np.int32)
 
 
 def _binned(sizes: NDArray[np.int32], length: int) -> tuple[Integers, int]:
-    """The bin of each piece, and how many bins there are."""
+    """Return the bin of each piece, and the number of bins."""
     firsts, runs, num_bins = best_fit(np.bincount(sizes, minlength=length), length)
-    # Longest first, and in the order of documents where equal; 16 bits are sorted by radix.
+    # Longest first; equal ones in the order of documents. NumPy sorts 16-bit keys by radix.
     narrow = np.uint16 if length <= 0xFFFF else np.uint32
     order = np.argsort((length - sizes).astype(narrow), kind="stable")
     placed = np.arange(len(sizes)) + np.repeat(firsts - np.cumsum(runs) + runs, runs)
@@ -157,11 +155,11 @@ def _binned(sizes: NDArray[np.int32], length: int) -> tuple[Integers, int]:
 
 
 def best_fit(histogram: Integers, length: int) -> tuple[Integers, Integers, int]:
-    """Where pieces go, longest first: runs of pieces of one size into bins one after the other.
+    """Assign pieces to bins, longest first; a run of equal pieces goes to consecutive bins.
 
-    Returns the first bin of each run, the pieces of each run, and the number of bins. New bins
-    get one piece each as long as there are fewer than the tokens need in any case, so that
-    what follows finds a choice of rooms; from then on as many as fit.
+    Returns the first bin of each run, the pieces of each run, and the number of bins. While there
+    are fewer bins than the tokens need in any case, a new bin gets one piece, so that shorter
+    pieces find bins with different space left. After that, a new bin gets as many as fit.
 
     >>> firsts, runs, num_bins = best_fit(np.array([0, 0, 3, 0, 1, 1]), length=7)
     >>> firsts.tolist(), runs.tolist(), num_bins
@@ -169,8 +167,8 @@ def best_fit(histogram: Integers, length: int) -> tuple[Integers, Integers, int]
     """
     sizes = np.flatnonzero(histogram)
     fewest = -(-int((sizes * histogram[sizes]).sum()) // length)
-    ranges: dict[int, list[tuple[int, int]]] = {}  # bins by the room they have left
-    rooms = 0  # bit r is set where some bin has room for r
+    ranges: dict[int, list[tuple[int, int]]] = {}  # bins by the space they have left
+    rooms = 0  # bit r is set if some bin has space for r tokens
     firsts: list[int] = []
     runs: list[int] = []
     num_bins = 0

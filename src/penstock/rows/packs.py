@@ -1,60 +1,57 @@
-"""Rows of whole documents.
+"""Rows that are filled with whole documents.
 
     tokens          a a a a a b b c c .      length=10
     position_ids    0 1 2 3 4 0 1 0 1 0      from 0 in each piece
-    document_ids    0 0 0 0 0 1 1 2 2 3      for attention that does not look across
+    document_ids    0 0 0 0 0 1 1 2 2 3      for attention that stays within a document
     targets         a a a a - b - c - -      no target across a border: - is -100
 
-Documents are fitted into rows part by part, as `penstock.rows.packing` draws it, so rows
-of a store that grows stay what they were. Nothing is dropped: every token but a document's
-first is a target exactly once, in every format. Borders come from where documents end in
-the store, never from looking for end tokens.
+Documents are packed part by part (`penstock.rows.packing`), so the rows of earlier parts do not
+change when a store grows. No token is dropped: every token but a document's first is a target
+exactly once, in every format. Borders come from the offsets that the store records, not from a
+search for end tokens.
 """
 
 from collections.abc import Sequence
 from functools import cached_property, partial
 from operator import index
-from typing import Any, final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import final
 
 from penstock.digest import digest_json
 from penstock.rows.packing import PACKING_FORMAT, pack
-from penstock.rows.pieces import OfPieces, PieceRows
+from penstock.rows.pieces import PieceRows
+from penstock.rows.protocol import Fields, Integers, Settings
 from penstock.rows.tokens import StreamLike
 
 __all__ = ["Packs"]
 
 
 @final
-class Packs(OfPieces):
-    """Rows of `length` tokens, fitted together from whole documents.
+class Packs(PieceRows):
+    """Rows of `length` tokens, packed from whole documents.
 
-    Opening packs the documents once, at half a microsecond each, and keeps the result as a
-    file; after that it takes as long as reading that file, 8 bytes a piece and 8 a row. Safe to
-    read from several threads.
+    Opening packs the documents once, in about 0.5 µs per document, and caches the result in a
+    file. Later, opening reads that file: 8 bytes per piece and 8 per row. Safe to read from
+    several threads.
     """
 
     def __init__(
         self, store: StreamLike | Sequence[StreamLike], length: int, *, borders: bool = True
     ) -> None:
-        """Rows over a store, a path, or a list of them.
+        """Open rows over a store, a path, or a list of them.
 
         Args:
-            store: What to pack.
-            length: Tokens of a row, all of which are inputs; 2 or more. A document that is
-                longer is split, with one token of overlap.
-            borders: Also give `position_ids` and `document_ids`. Without them a batch is inputs
-                and targets alone, and attention looks across documents.
+            store: The documents to pack.
+            length: Tokens per row, all of which are inputs; 2 or more. A longer document is
+                split, with one token of overlap.
+            borders: Also return `position_ids` and `document_ids`. Without them a batch has only
+                inputs and targets, and attention crosses documents.
         """
         self.length = index(length)
-        self.borders = borders
-        self._rows = PieceRows(store, "packs", self.length, partial(pack, length=self.length))
-        self.stream = self._rows.stream
+        self.borders = self.gives_positions = borders
+        super().__init__(store, "packs", self.length, partial(pack, length=self.length))
 
     def __repr__(self) -> str:
-        if not self._rows.complete:
+        if not self.stream.sealed:
             return f"Packs({self.stream.members[0]!r}, {self.length:,})"
         split = f"; {self.num_split:,} documents split" if self.num_split else ""
         return (
@@ -62,54 +59,47 @@ class Packs(OfPieces):
             f"{self.padding_share:.3%} padding{split})"
         )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"stream": self.stream, "length": self.length, "borders": self.borders}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        stream: Any = state["stream"]
-        self.__init__(stream, state["length"], borders=state["borders"])
-
     @cached_property
     def digest(self) -> str:
         """A digest of the stores and of how they are packed.
 
-        `borders` has no part in it: it tells more about the rows, and changes none.
+        `borders` does not change it, because it adds fields and changes no row.
         """
         return digest_json(["packs", PACKING_FORMAT, self.stream.digest, self.length])
 
     @property
     def num_padding(self) -> int:
-        """Places in all rows that hold no token."""
-        return len(self) * self.length - self._rows.num_placed
+        """Columns in all rows that hold no token."""
+        return len(self) * self.length - self.num_placed
 
     @property
     def padding_share(self) -> float:
-        """The share of all places that hold no token."""
+        """The share of all columns that hold no token."""
         return self.num_padding / (len(self) * self.length)
 
     @property
     def num_split(self) -> int:
         """Documents that are longer than a row."""
-        return self._rows.index.num_long
+        return self.index.num_long
 
-    def describe(self) -> dict[str, Any]:
-        """What decides the rows, for telling apart two that differ."""
+    def describe(self) -> Settings:
+        """Return the settings that determine the rows, so that messages can name a difference."""
         return {
             "kind": "packs",
-            "store": self.stream.digest[:16] if self._rows.complete else "",
+            "store": self.stream.short_digest,
             "length": self.length,
             "packing": PACKING_FORMAT,
         }
 
-    def read(self, samples: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """The rows `samples`: `tokens` of shape (rows, length + 1), as narrow as stored.
+    def read(self, samples: Integers) -> Fields:
+        """Return the rows `samples`: `tokens` (rows, length + 1), in the dtype of the store.
 
         The last column is never a target, and holds 0 as padding does. `same_document`
-        (rows, length) is False where the target is of another document or padding; where the
-        store has loss masks, `target_mask` is False where it is not trained on. `num_targets`
-        is one less than the tokens of each row. With `borders`, also `position_ids` and
-        `document_ids`, (rows, length) int32. The arrays are new, and the caller's to keep.
+        (rows, length) is False where the target is padding or of another document. If the store
+        has loss masks, `target_mask` is False where the target is not trained on. `num_targets`
+        is the number of tokens of each row, less one. With `borders`, also `position_ids` and
+        `document_ids`, (rows, length) int32. The arrays are new, and the caller may keep them.
         """
-        fields, spans = self._rows.read(self._rows.checked(samples), self.length)
+        fields, spans = self._read(samples, self.length)
         fields["num_targets"] = spans.filled - 1
         return {**fields, **spans.borders()} if self.borders else fields

@@ -1,104 +1,109 @@
-"""Rows put together from pieces of documents.
+"""Rows that are made of pieces of documents: the base of `Packs` and `Documents`.
 
-    tokens          a a a a a b b .  .       the pieces, padding, and one place more
+    tokens          a a a a a b b .  .       the pieces, padding, and one more column
     position_ids    0 1 2 3 4 0 1 0          from 0 in each piece, and in the padding
     document_ids    0 0 0 0 0 1 1 2          numbered within the row
-    same_document   1 1 1 1 0 1 0 0          whether what follows is of the same document:
+    same_document   1 1 1 1 0 1 0 0          whether the next token is of the same document:
                                              the targets that count
-    target_mask     1 1 0 0 0 1 0 0          the same for what follows being trained on,
-                                             where the store has loss masks
+    target_mask     1 1 0 0 0 1 0 0          whether the next token is trained on, if the
+                                             store has loss masks
 
-All `length` tokens of a row are inputs, and the last of a piece predicts nothing: so the
+All `length` tokens of a row are inputs, and the last token of a piece predicts nothing. So the
 shifted formats and the unshifted one (`format="hf"`) train on the same targets.
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cached_property
-from typing import Any, Literal
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import PlanError, UnknownLengthError
-from penstock.rows.growing import GrowingIndex
-from penstock.rows.index import LONGEST, RowIndex, index_of, joined
+from penstock.errors import PlanError
+from penstock.rows.index import EMPTY, LONGEST, RowIndex, index_of, joined, of_layout
 from penstock.rows.packing import Layout
-from penstock.rows.tokens import GROWING, ArrayFile, Stream, StreamLike, open_stream
+from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, Side, refuse_length
+from penstock.rows.tokens import ArrayFile, Stream, StreamLike, open_stream
 from penstock.store.reader import TokenStore
 
-__all__ = ["OfPieces", "PieceRows", "Side"]
-
-Side = Literal["right", "left"]
-Integers = NDArray[np.int64]
+__all__ = ["PieceRows"]
 
 
-class PieceRows:
-    """The rows of one or more stores as lists of pieces, and how they are read.
+class PieceRows(Rows):
+    """Rows of one or more stores, each a list of pieces of documents.
 
     Args:
         store: A store, a path, or a list of them.
-        kind: A name for what `lay_out` does; it names the index on disk.
-        length: Tokens of a row.
-        lay_out: The rows of a part, from where its documents end.
+        kind: A name for what `lay_out` does; it is part of the name of the index on disk.
+        length: The most tokens of a row.
+        lay_out: Computes the rows of a part from the offsets where its documents end.
     """
+
+    gives_loss = True
+    whole_documents = True
+    stream: Stream
 
     def __init__(
         self,
         store: StreamLike | Stream | Sequence[StreamLike | ArrayFile],
         kind: str,
         length: int,
-        lay_out: Callable[[NDArray[Any]], Layout],
+        lay_out: Callable[[Array], Layout],
     ) -> None:
         if not 2 <= length <= LONGEST:
             raise PlanError(
-                f"Rows of {length:,} tokens cannot be: a row of documents has 2 tokens or more, an "
-                f"input and its target, and at most {LONGEST:,}."
+                f"length={length:,} is not possible for rows of documents. A row has at least 2 "
+                f"tokens, an input and its target, and at most {LONGEST:,}."
             )
-        self.stream = store if isinstance(store, Stream) else open_stream(store)
-        self.length = length
-        stores = [member for member in self.stream.members if isinstance(member, TokenStore)]
-        if len(stores) < len(self.stream.members):
+        self.stream = open_stream(store)
+        if not self.stream.has_documents:
             raise PlanError(
                 "Rows of documents need stores; bare token files do not record where documents end."
             )
-        self.complete = self.stream.grow()
-        """Whether all rows are known: those of a store that is still being written are not."""
-        self.index: RowIndex | GrowingIndex = (
-            GrowingIndex(self.stream, kind, length, lay_out)
-            if self.stream.growing
-            else joined([index_of(each, kind, length, lay_out) for each in stores])
-        )
-        self._take_up()
-        self._refuse_none()
+        self._kind, self._longest, self._lay_out = kind, length, lay_out
+        self._open_index()
 
-    def _take_up(self) -> None:
-        """Take up what the index knows."""
-        self.part_rows = self.index.part_rows.astype(np.int64)
+    def _open_index(self, known: RowIndex = EMPTY) -> None:
+        """Open the index of the stores, or extend `known`, that of the first parts."""
+        stores = [each for each in self.stream.members if isinstance(each, TokenStore)]
+        if self.stream.sealed and known is EMPTY:
+            lay_out = (self._kind, self._longest, self._lay_out)
+            self.index = joined([index_of(store, *lay_out) for store in stores])
+        else:
+            # The rows of a part depend on that part only, so the rows of earlier parts stay.
+            new = range(len(known.part_rows), len(self.stream.ends))
+            added = [of_layout(self._lay_out(self.stream.bounds(number))) for number in new]
+            self.index = joined([known, *added])
+        # Rows up to the end of each part: a search in it finds the part of a row.
         self._row_ends = np.cumsum(self.part_rows)
-
-    def settled(self) -> tuple[Integers, bool]:
-        """How many rows each part has, as far as that is known; whether it is all."""
-        if isinstance(self.index, GrowingIndex) and not self.complete:
-            complete = self.stream.grow()
-            self.index.grow()
-            with GROWING:
-                self._take_up()
-                self.complete = self.complete or complete
-            self._refuse_none()
-        return self.part_rows, self.complete
-
-    def _refuse_none(self) -> None:
-        if self.complete and not self.index.num_rows:
+        if self.stream.sealed and not self.index.num_rows:
             path = self.stream.members[0].path
             raise PlanError(f"{path} holds no documents with tokens, so it has no rows.")
 
+    def over(self, stream: Stream) -> Self:
+        """Return the same rows over a later snapshot of a store that is being written."""
+        later = copy(self)
+        later.stream = stream
+        later.__dict__.pop("num_placed", None)
+        later._open_index(self.index)
+        return later
+
+    def __getstate__(self) -> Settings:
+        return {name: value for name, value in self.__dict__.items() if name != "index"}
+
+    def __setstate__(self, state: Settings) -> None:
+        self.__dict__.update(state)
+        self._open_index()
+
     def __len__(self) -> int:
-        if not self.complete:
-            raise UnknownLengthError(
-                "How many rows there are is not known while the store is still being written. Give "
-                'them to a Loader, alone and with shuffle="part" or none: it reads rows as they '
-                "come. For a mixture, another order or a length, build the store first."
-            )
+        if not self.stream.sealed:
+            refuse_length()
+        return self.index.num_rows
+
+    @property
+    def num_readable(self) -> int:
+        """Rows of the parts that are here."""
         return self.index.num_rows
 
     @cached_property
@@ -107,14 +112,45 @@ class PieceRows:
         return self.index.num_tokens
 
     @property
-    def num_targets(self) -> int:
-        """Places in all rows that are followed by a token of the same document."""
+    def num_tokens(self) -> int:
+        """Targets in all rows: every token in them except the first of each piece."""
         return self.num_placed - self.index.num_pieces
 
-    def checked(self, samples: Any) -> Integers:
-        """The sample numbers as an array, if they are all among the rows."""
+    @property
+    def tokenizer_digest(self) -> str | None:
+        """The digest of the stores' tokenizer, if it is known."""
+        return self.stream.tokenizer_digest
+
+    @property
+    def num_empty(self) -> int:
+        """Documents without tokens, which are in no row."""
+        return self.index.num_empty
+
+    @property
+    def part_rows(self) -> Integers:
+        """How many rows each part of the store has."""
+        return self.index.part_rows.astype(np.int64)
+
+    def spans(self, sample: int) -> list[tuple[int, int]]:
+        """Return the offset in `stream` and the size of each piece of a row, in order."""
+        number = self._checked(np.array([sample]))
+        _, starts, sizes = self.index.spans(number)
+        part = np.searchsorted(self._row_ends, number[0], side="right")
+        offsets = (starts + self.stream.starts[part]).tolist()
+        return list(zip(offsets, sizes.tolist(), strict=True))
+
+    def read_ahead(self, samples: Integers) -> None:
+        """Ask the kernel to load these rows from disk; return without waiting."""
+        samples = self._checked(samples)
+        counts, starts, sizes = self.index.spans(samples)
+        numbers = np.searchsorted(self._row_ends, np.repeat(samples, counts), side="right")
+        if len(sizes):
+            self.stream.read_ahead(starts + self.stream.starts[numbers], int(sizes.max()))
+
+    def _checked(self, samples: Integers) -> Integers:
+        """Return the sample numbers as an array, or raise if there are no such rows."""
         numbers = np.asarray(samples, np.int64)
-        # As unsigned numbers, those below 0 are the largest.
+        # Compared as unsigned numbers, negative ones are the largest.
         if len(numbers) and numbers.view(np.uint64).max() >= self.index.num_rows:
             raise IndexError(
                 f"rows {numbers.min():,} to {numbers.max():,} are not all among "
@@ -122,43 +158,43 @@ class PieceRows:
             )
         return numbers
 
-    def read(
+    def _read(
         self, samples: Integers, width: int, *, pad_id: int = 0, side: Side = "right"
-    ) -> tuple[dict[str, NDArray[Any]], "Spans"]:
-        """`tokens` (rows, width + 1) and the masks of their targets, and where the pieces lie."""
-        spans = Spans(self, samples, width, side)
-        shape = (len(samples), width + 1)
-        tokens = np.zeros(shape, self.stream.dtype)
+    ) -> tuple[Fields, "PieceSpans"]:
+        """Return `tokens` (rows, width + 1), the masks of their targets, and the pieces."""
+        samples = self._checked(samples)
+        spans = PieceSpans(self.index, samples, width, side)
+        tokens = np.zeros((len(samples), width + 1), self.stream.dtype)
         if pad_id:
             tokens.fill(pad_id)
-        places = spans.rows * (width + 1) + spans.columns
-        self._copy(tokens, places, spans, self.stream.piece, skipped=0)
-        fields: dict[str, NDArray[Any]] = {"tokens": tokens, "same_document": spans.same_document()}
+        offsets = spans.rows * (width + 1) + spans.columns
+        self._copy(tokens, offsets, spans, self.stream.piece, skipped=0)
+        fields: Fields = {"tokens": tokens, "same_document": spans.same_document()}
         if self.stream.has_loss:
             counted = np.zeros((len(samples), width), np.uint8)
-            # What a place predicts is the next token, so it is that one's mark that counts.
-            places = spans.rows * width + spans.columns
-            self._copy(counted, places, spans, self._loss, skipped=1)
+            # A column predicts the next token, so the mask of the next token counts.
+            offsets = spans.rows * width + spans.columns
+            self._copy(counted, offsets, spans, self._loss, skipped=1)
             fields["target_mask"] = counted != 0
         return fields, spans
 
-    def _loss(self, number: int) -> NDArray[Any]:
-        marks = self.stream.loss(number)
-        if marks is not None:
-            return marks
+    def _loss(self, number: int) -> Array:
+        mask = self.stream.loss(number)
+        if mask is not None:
+            return mask
         return np.broadcast_to(np.uint8(1), len(self.stream.piece(number)))
 
     def _copy(
         self,
-        made: NDArray[Any],
-        places: Integers,
-        spans: "Spans",
-        source_of: Callable[[int], NDArray[Any]],
+        target: Array,
+        offsets: Integers,
+        spans: "PieceSpans",
+        source_of: Callable[[int], Array],
         *,
         skipped: int,
     ) -> None:
-        """Copy each piece but for its first `skipped` items to its place."""
-        flat = made.reshape(-1)
+        """Copy each piece without its first `skipped` items to its offset in `target`."""
+        flat = target.reshape(-1)
         numbers = np.searchsorted(self._row_ends, spans.samples, side="right")[spans.rows]
         order = np.argsort(numbers, kind="stable")
         for pieces in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
@@ -167,80 +203,23 @@ class PieceRows:
             source = source_of(int(numbers[pieces[0]]))
             begins = (spans.starts[pieces] + skipped).tolist()
             sizes = (spans.sizes[pieces] - skipped).tolist()
-            # One slice a piece: faster than one gather of all for pieces of 32 tokens or more,
-            # by twenty times for whole rows.
-            for place, begin, size in zip(places[pieces].tolist(), begins, sizes, strict=True):
-                flat[place : place + size] = source[begin : begin + size]
-
-    def read_ahead(self, samples: Integers) -> None:
-        """Ask the kernel to fetch these rows from disk, without waiting."""
-        counts, starts, sizes = self.index.spans(samples)
-        numbers = np.searchsorted(self._row_ends, np.repeat(samples, counts), side="right")
-        if len(sizes):
-            self.stream.read_ahead(starts + self.stream.starts[numbers], int(sizes.max()))
+            # One slice per piece. For pieces of 32 tokens or more this is faster than one gather
+            # of all pieces, and twenty times faster for whole rows.
+            for offset, begin, size in zip(offsets[pieces].tolist(), begins, sizes, strict=True):
+                flat[offset : offset + size] = source[begin : begin + size]
 
 
-class OfPieces:
-    """What rows of whole documents have in common: all that `PieceRows` knows of them."""
+class PieceSpans:
+    """Where the pieces of some rows come from, and which columns they fill."""
 
-    gives_loss = True
-    """Rows of stores with loss masks say which targets count."""
-    whole_documents = True
-    """A row begins a document, or a piece of one: its first token is no target."""
-
-    stream: Stream
-    _rows: PieceRows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def tokenizer_digest(self) -> str | None:
-        """The digest of the tokenizer the stores were built with, where they say."""
-        return self.stream.tokenizer_digest
-
-    @property
-    def num_tokens(self) -> int:
-        """Targets in all rows: every token in them but the first of each document."""
-        return self._rows.num_targets
-
-    @property
-    def num_empty(self) -> int:
-        """Documents without tokens, which are in no row."""
-        return self._rows.index.num_empty
-
-    @property
-    def part_rows(self) -> Integers:
-        """How many rows each part of the store has."""
-        return self._rows.part_rows
-
-    def settled(self) -> tuple[Integers, bool]:
-        """How many rows each part has, as far as that is known; whether it is all."""
-        return self._rows.settled()
-
-    def spans(self, sample: int) -> list[tuple[int, int]]:
-        """Where the pieces of a row lie in `stream`: the offset and size of each, in order."""
-        (number,) = self._rows.checked([sample])
-        _, starts, sizes = self._rows.index.spans(np.array([number]))
-        part = np.searchsorted(np.cumsum(self.part_rows), number, side="right")
-        offsets = (starts + self.stream.starts[part]).tolist()
-        return list(zip(offsets, sizes.tolist(), strict=True))
-
-    def read_ahead(self, samples: Integers) -> None:
-        """Ask the kernel to fetch these rows from disk, without waiting."""
-        self._rows.read_ahead(self._rows.checked(samples))
-
-
-class Spans:
-    """Where the pieces of some rows come from, and where they go."""
-
-    def __init__(self, rows: PieceRows, samples: Integers, width: int, side: Side) -> None:
+    def __init__(self, index: RowIndex, samples: Integers, width: int, side: Side) -> None:
         self.samples = samples
         self.width = width
-        self.counts, self.starts, self.sizes = rows.index.spans(samples)
+        self.counts, self.starts, self.sizes = index.spans(samples)
         self.rows = np.repeat(np.arange(len(samples)), self.counts)
-        """The row of each piece, among those that are read."""
+        """The row of each piece, numbered among the rows that are read."""
         self._first = np.cumsum(self.counts) - self.counts
+        # Tokens before each piece in all rows, less those before the first piece of its row.
         before = np.cumsum(self.sizes) - self.sizes
         self.columns = before - np.repeat(before[self._first], self.counts)
         self.filled = (
@@ -250,21 +229,27 @@ class Spans:
             self.columns += np.repeat(width - self.filled, self.counts)
 
     def same_document(self) -> NDArray[np.bool_]:
-        """Whether each place is followed by a token of the same document."""
+        """Return whether the next column holds a token of the same document."""
         same = self.real()
+        # The last token of each piece predicts nothing.
         same.reshape(-1)[self.rows * self.width + self.columns + self.sizes - 1] = False
         return same
 
     def real(self) -> NDArray[np.bool_]:
-        """Whether each place holds a token, and no padding."""
+        """Return whether each column holds a token, not padding."""
         if (self.filled == self.width).all():
             return np.ones((len(self.samples), self.width), bool)
         begin = self.columns[self._first][:, None]
-        places = np.arange(self.width)
-        return np.asarray((places >= begin) & (places < begin + self.filled[:, None]))
+        columns = np.arange(self.width)
+        return np.asarray((columns >= begin) & (columns < begin + self.filled[:, None]))
 
-    def borders(self) -> dict[str, NDArray[np.int32]]:
-        """`document_ids` and `position_ids`, (rows, width); padding, on the right, is one more."""
+    def borders(self) -> Fields:
+        """Return `document_ids` and `position_ids`, (rows, width), for padding on the right.
+
+        The padding of a row counts as one more document.
+        """
+        # One more piece per row, the padding: rows of 2 and 1 pieces have the pieces
+        # [a, b, padding, c, padding], numbered [0, 1, 2, 0, 1].
         stops = self._first + self.counts
         sizes = np.insert(self.sizes, stops, self.width - self.filled)
         numbers = np.arange(len(sizes)) - np.repeat(

@@ -1,16 +1,17 @@
 """Windows over a chat store, with its loss masks.
 
-A chat store marks the tokens that are trained on: what the assistant says. `Packs` and
-`Documents` know of it; `Windows` cut through conversations wherever a row ends, and are
-given the marks of their targets here.
+The loss mask of a chat store marks the tokens to train on: what the assistant says. `Packs` and
+`Documents` read it themselves. `Windows` cut conversations wherever a row ends; `Supervised` adds
+the masks of their targets.
 """
 
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
+from penstock.rows.protocol import Fields, Integers, Rows, WrappedRows
 from penstock.rows.tokens import Stream
 from penstock.rows.windows import Windows
 
@@ -18,65 +19,50 @@ __all__ = ["Supervised", "supervised"]
 
 
 @final
-class Supervised:
-    """Windows that say which of their targets are trained on; also rows, of the same digest.
+class Supervised(WrappedRows):
+    """Windows with `target_mask`, which marks the targets to train on; the digest is the same.
 
-    A loader does this by itself to windows over a store with loss masks. Before a transform it
-    has to be said: `Transformed(Supervised(windows), transform)`.
+    A loader wraps windows over a store with loss masks by itself. Before a transform you must do
+    it: `Transformed(Supervised(windows), transform)`.
     """
 
-    gives_loss = True
-
     def __init__(self, windows: Windows) -> None:
+        super().__init__(windows)
         self.windows = windows
-        self.length = windows.length
-
-    def __len__(self) -> int:
-        return len(self.windows)
+        self.gives_loss = True
 
     def __repr__(self) -> str:
         return f"Supervised({self.windows!r})"
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "windows" or name.startswith("_"):  # not there yet, while being unpickled
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.windows, name)
-
-    @property
-    def digest(self) -> str:
-        """That of the windows: the marks are part of the store."""
-        return self.windows.digest
-
-    def read(self, samples: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """The rows `samples`, with `target_mask` (rows, length)."""
+    def read(self, samples: Integers) -> Fields:
+        """Return the rows `samples`, with `target_mask` (rows, length)."""
         starts = np.asarray(samples, np.int64) * self.windows.stride
-        # Of the tokens after the inputs: it is the target's mark that counts.
-        mask = _marks(self.windows.stream, starts + 1, self.length)
+        # Targets are one token after the inputs, and the mask of the target counts.
+        mask = _loss_masks(self.windows.stream, starts + 1, self.length)
         return {**self.windows.read(samples), "target_mask": mask}
 
 
-def supervised(name: str, rows: Any) -> Any:
-    """Rows that give the loss masks of their stores, where those have some.
+def supervised(name: str, rows: Rows) -> Rows:
+    """Return rows that give the loss masks of their stores, if the stores have any.
 
     Raises:
-        PlanError: they are transformed without; the message names the source, `name`.
+        PlanError: the rows are transformed without masks; the message names the source, `name`.
     """
-    stream = getattr(rows, "stream", None)
-    if not isinstance(stream, Stream) or not stream.has_loss or hasattr(rows, "gives_loss"):
+    if rows.stream is None or not rows.stream.has_loss or rows.gives_loss:
         return rows
     if isinstance(rows, Windows):
         return Supervised(rows)
     raise PlanError(
-        f'Source "{name}" is a {type(rows).__name__} over a store with loss masks, which it does '
-        "not give: tokens would be trained on that are marked not to be. Use Packs or Documents, "
-        "or say before the transform: Transformed(Supervised(windows), …), of "
-        "penstock.rows.supervised."
+        f'Source "{name}" is a {rows.type_name} over a store with loss masks, which it does not '
+        "return. The model would train on tokens that are marked not to be trained on. Use Packs "
+        "or Documents, or wrap the windows before the transform: Transformed(Supervised(windows), "
+        "…), with Supervised from penstock.rows."
     )
 
 
-def _marks(stream: Stream, starts: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
-    """The marks of `length` tokens from each of `starts` on; False past the end."""
-    marks = np.zeros((len(starts), length), np.uint8)
+def _loss_masks(stream: Stream, starts: Integers, length: int) -> NDArray[np.bool_]:
+    """Return the loss masks of `length` tokens from each of `starts`; False past the end."""
+    masks = np.zeros((len(starts), length), np.uint8)
     numbers = np.searchsorted(stream.ends, starts, side="right")
     for row, (start, number) in enumerate(zip(starts.tolist(), numbers.tolist(), strict=True)):
         done = 0
@@ -84,7 +70,7 @@ def _marks(stream: Stream, starts: NDArray[np.int64], length: int) -> NDArray[np
             first = start + done - int(stream.starts[number])
             size = min(length - done, int(stream.ends[number]) - start - done)
             known = stream.loss(number)
-            marks[row, done : done + size] = 1 if known is None else known[first : first + size]
+            masks[row, done : done + size] = 1 if known is None else known[first : first + size]
             done += size
             number += 1
-    return np.asarray(marks != 0)
+    return np.asarray(masks != 0)

@@ -11,8 +11,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -29,7 +28,6 @@ from penstock.sources.slices import Slice, cut
 from penstock.sources.texts import Texts
 from penstock.sources.whole import IsCutSafe
 from penstock.store.holdout import Split, parse_split
-from penstock.store.journal import SealedSlice
 from penstock.store.manifest import JsonObject
 from penstock.tokenize.engines import Engine, TokenizersEngine
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
@@ -146,8 +144,6 @@ class Job:
     """Whether parts are read while others are built. Then all threads together make the first
     slice, and one thread makes the others as long as no reader waits. Parts are announced before
     they are on disk, and they are compared with the reference tokenizer after that."""
-    sealing: Callable[[SealedSlice], AbstractContextManager[None]] = lambda _: nullcontext()
-    """Entered with each slice before it is announced, and left when its record is written."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Set when the run ends, also by an error."""
     rules_seen: set[str] = field(default_factory=set)

@@ -86,12 +86,14 @@ class TokenStore:
     in one part are views of its file: they are read-only, and valid as long as you keep them.
     """
 
-    growing = False
-    """Whether parts may still be added; see `penstock.streaming`."""
+    sealed: bool = True
+    """Whether these are all parts; False for a snapshot of a store that is being written."""
+    num_coming: int = 0
+    """Tokens that the next part is known to have; 0 if the store is sealed."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], manifest: Manifest | None = None) -> None:
         self.path = Path(path)
-        self.manifest: Manifest = read_manifest(self.path)
+        self.manifest: Manifest = read_manifest(self.path) if manifest is None else manifest
         self.dtype = np.dtype(self.manifest.contents["dtype"]).newbyteorder("<")
         parts = self.manifest.parts
         self._token_ends = np.cumsum([part.num_tokens for part in parts], dtype=np.int64)
@@ -276,11 +278,9 @@ class TokenStore:
         return self.num_tokens * int(self.dtype.itemsize) > _memory_bytes() // 2
 
     def _find_document(self, index: int) -> tuple[int, int]:
-        known = int(self._document_ends[-1]) if len(self._document_ends) else 0
-        if not 0 <= index < known:  # a growing store may have more documents than are known
-            if not -len(self) <= index < len(self):
-                raise IndexError(f"document {index:,} is not in a store of {len(self):,} documents")
-            index %= len(self)
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"document {index:,} is not in a store of {len(self):,} documents")
+        index %= len(self)
         part = int(np.searchsorted(self._document_ends, index, side="right"))
         before = int(self._document_ends[part - 1]) if part else 0
         return part, index - before

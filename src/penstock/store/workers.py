@@ -335,16 +335,15 @@ class _Workers:
         done.builders.clear()  # frees half a slice of memory before the slow fsyncs
         rules = dict(sorted(done.rules.items()))
         record = SealedSlice(piece.index, done.tally, parts, done.rejects, rules)
-        with job.sealing(record):
-            if job.live:
-                self._journal.announce(record)
-                self._readable = self._readable or time.monotonic()
-                for side, part in record.parts.items():
-                    for kind in part.files:
-                        sync_file(job.side_directory(side) / part_file(part.number, kind))
-            for side in parts:
-                sync_directory(job.side_directory(side))
-            self._journal.seal(record)
+        if job.live:
+            self._journal.announce(record)
+            self._readable = self._readable or time.monotonic()
+            for side, part in record.parts.items():
+                for kind in part.files:
+                    sync_file(job.side_directory(side) / part_file(part.number, kind))
+        for side in parts:
+            sync_directory(job.side_directory(side))
+        self._journal.seal(record)
         with self._lock:
             self._sealed[piece.index] = record
             refuse_bad(job.files, job.settings.max_bad, self._sealed)

@@ -1,4 +1,4 @@
-"""`stream`: train on text while it is being tokenized."""
+"""`stream`: trains on text while it is being tokenized."""
 
 import os
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from penstock.store.job import BuildSettings, prepare
 from penstock.store.lock import locked
 from penstock.store.manifest import FILE_NAME
 from penstock.streaming.builder import Builder
-from penstock.streaming.growing import GrowingStore
+from penstock.streaming.snapshots import StreamedStore
 from penstock.tokenize.tokenizer import SpecialTokens
 
 __all__ = ["stream"]
 
 
-def stream(  # noqa: PLR0913  (the arguments of `build`, and three of its own)
+def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
     inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Texts,
     store: str | os.PathLike[str],
     *,
@@ -36,18 +36,16 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and three of its own)
     max_expansion: int = 200,
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto",
     threads: int | None = None,
-    keep: bool = True,
-    ahead: int = 4,
     timeout: float = 600.0,
-) -> GrowingStore:
-    """Begin to build a store in the background, and read it as it grows.
+) -> StreamedStore:
+    """Start to build a store in the background, and return it while it is being written.
 
-    The build is that of `build`, with the same arguments and the same bytes. `Windows` and
-    `Packs` take what is returned, and a `Loader` over them gives the rows of the finished store
-    in the order of `shuffle="part"`, the first of them after about a second.
+    It has the arguments of `build` and writes the same bytes. Pass the result to `Windows` or
+    `Packs`. A `Loader` over them yields the rows of the finished store in the order of
+    `shuffle="part"`. The first batch comes after about a second.
 
-    Called by several processes for one directory, one of them builds and all read; should it
-    die, another goes on. On machines without a common disk each builds the same store.
+    If several processes call it for one directory, one of them builds and all read. If the builder
+    dies, another one continues. Machines without a shared disk each build the same store.
 
     Args:
         inputs: As in `build`, and so are all arguments up to `threads`.
@@ -66,11 +64,7 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and three of its own)
         engine: Which program tokenizes; the ids are the same.
         threads: How many slices are tokenized at once at most, while a reader waits; changes
             speed and memory only.
-        keep: Whether the store stays on disk. Otherwise parts are removed behind the readers,
-            and made again in the next epoch or when a run resumes.
-        ahead: Without `keep`, how many slices (of 64 MB of text) may be made before they are
-            read.
-        timeout: Seconds that may pass between two sealed slices before a reader gives up.
+        timeout: The most seconds between two sealed slices before a reader raises an error.
 
     Raises:
         SourceError: an input cannot be read as asked.
@@ -84,10 +78,8 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and three of its own)
     [[2514, 307, 11, 50256], [273, 407, 284, 307, 13, 50256]]
     >>> folder.cleanup()
     """
-    if ahead < 1:
-        raise StoreError(f"ahead={ahead} lets nothing be made before it is read; use 1 or more.")
     if not timeout > 0:
-        raise StoreError(f"timeout={timeout} leaves no time to wait; give seconds above 0.")
+        raise StoreError(f"timeout={timeout} must be more than 0 seconds.")
     job = prepare(
         BuildSettings(
             inputs=inputs,
@@ -108,15 +100,13 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and three of its own)
         )
     )
     if (job.directory / FILE_NAME).exists():
-        # Finished: whether it is the one that is meant, is told here and not in the first batch.
+        # A finished store with other settings is refused here, and not at the first batch.
         with suppress(StoreBusyError), locked(job.directory):
             begin(job)
-    kept = None if keep else ahead
-    return GrowingStore(
+    return StreamedStore(
         job.directory,
         job.stamped,
         job.tokenizer.dtype.name,
         timeout=timeout,
-        ahead=kept,
-        builder=Builder(job, ahead=kept),
+        builder=Builder(job),
     )

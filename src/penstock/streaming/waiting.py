@@ -1,65 +1,73 @@
-"""Waiting that can be given up.
+"""Waits that can be cancelled.
 
-Whoever reads ahead on a thread may come to a part that is not there yet. It waits in short
-naps, and between two of them it looks whether its reader is still interested. A fork waits
-for such threads to finish what they are at (see `penstock.loader.prefetch`), but not for one
-that naps: it holds nothing then.
+A thread that prefetches batches may have to wait for a part that is not written yet. It sleeps
+for a few milliseconds at a time. Between two sleeps it checks whether its reader has stopped. A
+fork waits until such threads are between two steps of work (see `penstock.loader.prefetch`), but
+it does not wait for a thread that sleeps here, because that thread holds no lock.
 """
 
 import threading
 import time
-from typing import Any
 
-__all__ = ["GivenUp", "Patience", "nap", "work_for"]
-
-_own = threading.local()
+__all__ = ["StallTimer", "WaitCancelled", "pause", "use_for_waits"]
 
 
-class GivenUp(Exception):  # noqa: N818  (nobody is told: the reader is gone)
-    """What was waited for is not wanted any more."""
+class _Waits(threading.local):
+    """The event and the lock of the current thread; both None outside of prefetching threads."""
+
+    stop: threading.Event | None = None
+    working: "threading.RLock | None" = None
 
 
-def work_for(stop: threading.Event, at_work: Any) -> None:
-    """Say for this thread who ends its waiting, and what it holds while it is at work."""
-    _own.stop, _own.at_work = stop, at_work
+_own = _Waits()
 
 
-def nap(seconds: float) -> None:
-    """Wait a moment.
+class WaitCancelled(Exception):  # noqa: N818  (not an error: the reader has stopped)
+    """The reader of this thread has stopped, so the wait ended."""
+
+
+def use_for_waits(stop: threading.Event, working: "threading.RLock") -> None:
+    """Make waits of this thread end when `stop` is set, and release `working` while they sleep."""
+    _own.stop, _own.working = stop, working
+
+
+def pause(seconds: float) -> None:
+    """Sleep for some seconds.
 
     Raises:
-        GivenUp: this thread's reader is gone.
+        WaitCancelled: the reader of this thread has stopped.
     """
-    stop: threading.Event | None = getattr(_own, "stop", None)
-    if stop is None:
+    stop, working = _own.stop, _own.working
+    if stop is None or working is None:
         time.sleep(seconds)
         return
-    _own.at_work.release()
+    # Another thread may fork only while this lock is free.
+    working.release()
     try:
         stopped = stop.wait(seconds)
     finally:
-        _own.at_work.acquire()
+        working.acquire()
     if stopped:
-        raise GivenUp
+        raise WaitCancelled
 
 
-class Patience:
-    """How long something was waited for since there was progress.
+class StallTimer:
+    """Measures how long a wait has lasted without progress.
 
-    A process that is stopped for a while, by a debugger or a scheduler, has not waited: of the
-    time between two looks, no more than a second counts.
+    A process that is suspended, by a debugger or a scheduler, has not waited. So at most one
+    second is counted between two calls.
     """
 
     def __init__(self) -> None:
-        self._looked = time.monotonic()
+        self._last_call = time.monotonic()
         self._progress = -1
         self._waited = 0.0
 
-    def spend(self, progress: int) -> float:
-        """The seconds waited, counted anew whenever `progress` is another number."""
+    def seconds(self, progress: int) -> float:
+        """Return the seconds waited since `progress` last changed."""
         now = time.monotonic()
-        self._waited += min(now - self._looked, 1.0)
-        self._looked = now
+        self._waited += min(now - self._last_call, 1.0)
+        self._last_call = now
         if progress != self._progress:
             self._progress, self._waited = progress, 0.0
         return self._waited

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.errors import PlanError
-from penstock.order.plan import Plan, Rows
+from penstock.loader.arguments import AnyPlan
+from penstock.rows.protocol import Rows
 
 __all__ = [
     "SIZES",
@@ -190,7 +191,7 @@ def _check_numbers(
 class TrainingJob:
     """The opened data and all settings of a run."""
 
-    plan: Plan
+    plan: AnyPlan
     val: Rows | None
     """Rows to validate on, if any."""
     model: ModelConfig

@@ -16,22 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.digest import digest_json
 from penstock.errors import PlanError, SourceError, StoreBusyError, StoreError
+from penstock.loader.arguments import AnyPlan
 from penstock.loader.loader import Loader
-from penstock.order.growing import GrowingPlan
-from penstock.order.plan import Plan, Rows
+from penstock.order.plan import Plan
 from penstock.recipe import DataConfig, RowKind
 from penstock.rows.packs import Packs
+from penstock.rows.protocol import Fields, Integers, Rows, WrappedRows
 from penstock.rows.supervised import supervised
 from penstock.rows.tokens import ArrayFile
 from penstock.rows.windows import Windows
 from penstock.store.explain import describe_rules
 from penstock.store.manifest import FILE_NAME, builds, read_manifest
 from penstock.store.reader import TokenStore
+from penstock.streaming.plan import StreamedPlan
 from penstock.train.config import TrainingConfig, TrainingJob
 from penstock.train.distributed import World
 
@@ -57,16 +58,15 @@ _FIELDS = ("inputs", "targets", "position_ids", "document_ids")
 
 def open_data(
     config: DataConfig, output: Path, *, log: Callable[[str], None]
-) -> tuple[Plan, Rows | None]:
+) -> tuple[AnyPlan, Rows | None]:
     """The plan to train on and the rows to validate on; text is built into stores first.
 
     The stores go into `output`. A later run with the same text and settings finds them there.
     """
     opener = _Opener(config, output, log)
-    # This is one of two places that know of growing stores; the other is `training_loader`.
     if config.stream and config.train is not None:
-        plan: Any = GrowingPlan(opener.streamed(config.train), seed=config.seed)
-        return plan, opener.val_rows(None)
+        streamed = StreamedPlan(opener.streamed(config.train), seed=config.seed)
+        return streamed, opener.val_rows(None)
     held_out: Path | None = None
     sources: Any = {}
     if config.train is not None:
@@ -207,18 +207,13 @@ def step_rows(config: TrainingConfig, rows: int, world: World) -> int:
 
 def training_loader(job: TrainingJob, world: World, total: int) -> Loader:
     """The loader of this process, for steps of `total` rows on all processes."""
-    plan: Any = job.plan
-    options: dict[str, Any] = {}
-    if isinstance(plan, GrowingPlan):  # a Loader makes the plan of growing rows itself
-        plan, options = plan.sources["data"], {"seed": plan.seed}
     return Loader(
-        plan,
+        job.plan,
         global_batch_size=total,
         prefetch=job.training.prefetch,
         rank=world.rank,
         world_size=world.size,
         device=world.device,
-        **options,
     )
 
 
@@ -227,7 +222,7 @@ def validation_loader(job: TrainingJob, world: World, rows: int) -> Loader | Non
     if job.val is None:
         return None
     # A chat store marks which tokens are trained on; `supervised` applies these marks to windows.
-    some: Any = RowSubset(supervised("validation", job.val), job.training.val_rows)
+    some = RowSubset(supervised("validation", job.val), job.training.val_rows)
     return Loader(
         some,
         # At most `rows` rows for each process, and no more than there are: 10 rows on 4
@@ -254,51 +249,55 @@ def microbatches(batch: dict[str, Tensor], rows: int) -> Iterator[list[Tensor | 
         yield [None if each is None else each[piece].contiguous() for each in fields]
 
 
-class RowSubset:
+class RowSubset(WrappedRows):
     """A number of evenly spaced rows of a source, the same ones for every batch size."""
 
-    def __init__(self, rows: Any, num_rows: int) -> None:
-        self._rows = rows
+    num_tokens = part_rows = None  # those of the rows describe all rows, not the subset
+
+    def __init__(self, rows: Rows, num_rows: int) -> None:
+        super().__init__(rows)
         self._num_rows = min(num_rows, len(rows))
 
     def __len__(self) -> int:
         return self._num_rows
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("_rows", "parts_of", "part_rows", "num_tokens"):
-            raise AttributeError(name)  # these describe all rows, not the subset
-        found = getattr(self._rows, name)
-        if name in ("read_ahead", "read_epochs", "widths"):
-            return lambda samples, *rest: found(self._chosen(samples), *rest)
-        return found
-
     @property
     def digest(self) -> str:
         """A digest of the source and of the number of rows."""
-        return digest_json(["spaced", self._rows.digest, len(self)])
+        return digest_json(["spaced", self.rows.digest, len(self)])
 
-    def read(self, samples: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """The rows `samples` of the subset."""
-        read: dict[str, NDArray[Any]] = self._rows.read(self._chosen(samples))
-        return read
+    def read(self, samples: Integers) -> Fields:
+        """Return the rows `samples` of the subset."""
+        return self.rows.read(self._chosen(samples))
 
-    def _chosen(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        # 3 of 10 rows: [0, 1, 2] * 10 // 3 = [0, 3, 6].
-        return np.asarray(samples, np.int64) * len(self._rows) // len(self)
+    def read_epochs(self, samples: Integers, epochs: Integers) -> Fields:
+        """Return the rows `samples` of the subset, each as it is in its epoch."""
+        return self.rows.read_epochs(self._chosen(samples), epochs)
+
+    def read_ahead(self, samples: Integers) -> None:
+        """Ask the kernel to load these rows from disk; return without waiting."""
+        self.rows.read_ahead(self._chosen(samples))
+
+    def widths(self, samples: Integers) -> Integers:
+        """Return how wide a batch must be for each of the rows `samples`."""
+        return self.rows.widths(self._chosen(samples))
+
+    def _chosen(self, samples: Integers) -> Integers:
+        return np.asarray(samples, np.int64) * len(self.rows) // len(self)  # 3 of 10: 0, 3, 6
 
 
-def stores_of(rows: Any) -> tuple[TokenStore | ArrayFile, ...]:
+def stores_of(rows: Rows) -> tuple[TokenStore | ArrayFile, ...]:
     """The stores and token files that rows are read from; none for rows of another kind."""
-    return getattr(getattr(rows, "stream", None), "members", ())
+    return () if rows.stream is None else rows.stream.members
 
 
-def vocab_size_of(plan: Plan) -> int:
+def vocab_size_of(plan: AnyPlan) -> int:
     """The largest vocabulary of the plan's tokenizers; GPT-2's if only bare files are read."""
     sizes = [size for rows in plan.sources.values() for _, size in _vocabularies(rows)]
     return max(sizes, default=_GPT2_VOCAB)
 
 
-def _vocabularies(rows: Any) -> list[tuple[Path, int]]:
+def _vocabularies(rows: Rows) -> list[tuple[Path, int]]:
     return [
         (each.path, int(each.manifest.contents["tokenizer"]["vocab_size"]))
         for each in stores_of(rows)
@@ -332,8 +331,8 @@ def check_vocabulary(job: TrainingJob) -> None:
                     f"{path} has token ids up to {size - 1:,}, but the vocabulary of the model has "
                     f"{vocab_size:,}. Set model.vocab_size to {size} or more, or use other data."
                 )
-    digests = {getattr(rows, "tokenizer_digest", None) for rows in sources.values()} - {None}
-    val_digest = getattr(job.val, "tokenizer_digest", None)
+    digests = {rows.tokenizer_digest for rows in sources.values()} - {None}
+    val_digest = None if job.val is None else job.val.tokenizer_digest
     if digests and val_digest is not None and val_digest not in digests:
         raise PlanError(
             f"The validation data has another tokenizer (digest {val_digest[:8]}) than the "

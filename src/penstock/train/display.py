@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 import numpy as np
 
 from penstock.cli.terminal import visible
-from penstock.order.plan import Plan
+from penstock.loader.arguments import AnyPlan
+from penstock.rows.protocol import Rows
 from penstock.store.files import write_file
 from penstock.store.reader import TokenStore
 from penstock.train.data import stores_of
@@ -236,7 +237,7 @@ def _polyline(scale: _Scale, points: Sequence[Point], colour: str, name: str) ->
     return f'<polyline id="{name}" points="{coordinates}" {style}/>'
 
 
-def documents_at(plan: Plan, start: int, stop: int) -> str:
+def documents_at(plan: AnyPlan, start: int, stop: int) -> str:
     """The documents in the rows at positions `start` up to `stop`: the first few, by name."""
     names: list[str] = []
     for sample in plan.samples(start, stop):
@@ -252,16 +253,15 @@ def documents_at(plan: Plan, start: int, stop: int) -> str:
     return ", ".join(names[:_NAMED_DOCUMENTS]) + more
 
 
-def _documents_of(rows: Any, sample: int) -> Iterator[str]:
+def _documents_of(rows: Rows, sample: int) -> Iterator[str]:
     """The documents in one row of windows or packs; none if the stores are bare token files."""
     stores = stores_of(rows)
     if not stores or not all(isinstance(each, TokenStore) for each in stores):
         return
     # Rows can be wrapped, by a transform for example, so their class says nothing.
-    if hasattr(rows, "stride"):
+    spans = rows.spans(sample)
+    if rows.stride is not None:
         spans = [(sample * rows.stride, rows.length)]
-    else:
-        spans = rows.spans(sample) if hasattr(rows, "spans") else []
     for start, length in spans:
         yield from _documents_between(rows.stream, start, start + length)
 

@@ -33,6 +33,7 @@ __all__ = [
     "align_to_first_token",
     "copy_for_ids",
     "exclude_padding",
+    "gives_labels",
     "refuse_fields",
     "token_spans",
 ]
@@ -60,6 +61,11 @@ class Transform(Protocol):
         """Return every setting that affects the result, as JSON; `kind` names the transform."""
 
 
+def gives_labels(transform: Transform) -> bool:
+    """Return whether a transform makes each position predict itself; False if it does not say."""
+    return bool(getattr(transform, "gives_labels", False))
+
+
 @final
 class Chain:
     """Applies several transforms in order; each one gets separate keys."""
@@ -72,7 +78,7 @@ class Chain:
     @property
     def gives_labels(self) -> bool:
         """Whether each position predicts itself, as after `MaskTokens`."""
-        return any(getattr(each, "gives_labels", False) for each in self.transforms)
+        return any(map(gives_labels, self.transforms))
 
     def __repr__(self) -> str:
         return f"Chain({', '.join(map(repr, self.transforms))})"

@@ -11,14 +11,15 @@ same rows in a different order.
 
 from functools import cached_property
 from operator import index
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.digest import digest_json
-from penstock.transforms.draws import Integers, row_keys
-from penstock.transforms.transform import Fields, Transform
+from penstock.rows.protocol import RowsLike, WrappedRows
+from penstock.transforms.draws import row_keys
+from penstock.transforms.transform import Fields, Transform, gives_labels
 
 __all__ = ["TRANSFORM_FORMAT", "Transformed"]
 
@@ -26,22 +27,11 @@ TRANSFORM_FORMAT = 2
 """Part of every digest. Increased when the same arguments produce different rows."""
 
 
-class _InnerRows(Protocol):
-    length: int
-
-    def __len__(self) -> int: ...
-
-    @property
-    def digest(self) -> str: ...
-
-    def read(self, samples: Integers) -> Fields: ...
-
-
 @final
-class Transformed:
+class Transformed(WrappedRows):
     """Rows changed by a transform; themselves rows, with a digest of their own.
 
-    All other attributes (`num_tokens`, `part_rows`, `read_ahead`) are those of the rows.
+    Everything else (`num_tokens`, `part_rows`, `read_ahead`) is that of the rows.
     Immutable, and safe to read from several threads if the rows are.
 
     Args:
@@ -50,28 +40,14 @@ class Transformed:
         seed: Any integer. Another seed gives other random choices.
     """
 
-    def __init__(self, rows: _InnerRows, transform: Transform, *, seed: int = 0) -> None:
-        self.rows = rows
+    def __init__(self, rows: RowsLike, transform: Transform, *, seed: int = 0) -> None:
+        super().__init__(rows)
         self.transform = transform
         self.seed = index(seed)
-        self.length = rows.length
-
-    def __len__(self) -> int:
-        return len(self.rows)
+        self.gives_labels = self.gives_labels or gives_labels(transform)
 
     def __repr__(self) -> str:
         return f"Transformed({self.rows!r}, {self.transform!r}, seed={self.seed})"
-
-    def __getattr__(self, name: str) -> Any:
-        # While an object is unpickled, `rows` is not set yet; looking it up would recurse.
-        if name == "rows" or name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.rows, name)
-
-    @property
-    def gives_labels(self) -> bool:
-        """Whether each position predicts itself instead of the next token."""
-        return any(getattr(each, "gives_labels", False) for each in (self.transform, self.rows))
 
     @cached_property
     def digest(self) -> str:
@@ -82,8 +58,7 @@ class Transformed:
 
     def describe(self) -> dict[str, Any]:
         """Return the description of the rows, with a short one of the transform added."""
-        rows: Any = self.rows
-        described = rows.describe() if hasattr(rows, "describe") else {}
+        described = self.rows.describe()
         # Eight digits of the settings' digest: a state names the transform in under 100 bytes.
         short = f"{self._described['kind']} {digest_json(self._described)[:8]}"
         before = f"{described['transform']}, " if "transform" in described else ""
@@ -97,16 +72,11 @@ class Transformed:
     def read_epochs(self, samples: npt.ArrayLike, epochs: npt.ArrayLike) -> Fields:
         """Return the rows `samples`, each as it is in its epoch; the loader calls this."""
         samples, epochs = np.asarray(samples, np.int64), np.asarray(epochs, np.int64)
-        inner: Any = self.rows
         # Inner rows that are transformed too must be read in the same epoch.
-        if hasattr(inner, "read_epochs"):
-            fields = inner.read_epochs(samples, epochs)
-        else:
-            fields = inner.read(samples)
+        fields = self.rows.read_epochs(samples, epochs)
         # The digest of the rows is part of the key, so two sources make independent choices.
         keys = row_keys(self.seed, self.rows.digest, epochs, samples)
-        changed: Fields = self.transform.apply(fields, keys, self.length)
-        return changed
+        return self.transform.apply(fields, keys, self.length)
 
     @cached_property
     def _described(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from penstock.integrations.lightning.loaders import (
 from penstock.order.shuffle import Mode
 from penstock.rows.documents import Documents
 from penstock.rows.windows import Windows
-from penstock.streaming.growing import GrowingStore
+from penstock.streaming.snapshots import Snapshot
 
 try:
     from lightning.pytorch import LightningDataModule
@@ -141,8 +141,8 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
             return
         # The build holds the lock of the store, and another process may wait to continue it.
         for store in rows.stream.members:
-            if isinstance(store, GrowingStore):
-                store.close()
+            if isinstance(store, Snapshot):
+                store.source.close()
                 self.train_dataset = None
 
     def state_dict(self) -> State:

@@ -243,7 +243,7 @@ class LLMDataModule(ResumableDataModule):
             rank=rank,
             world_size=world_size,
             to_batch=PaddedFormat(self.pad_id, shifted=shifted, every_token=every_token),
-            narrow=True,
+            format="narrow",
             flat=self.packing and not shifted and self._prepare_model(),
             workers=self.worker_options(shuffle),
             drop_last=self._drop_last,

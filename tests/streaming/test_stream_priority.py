@@ -53,7 +53,7 @@ def test_one_worker_goes_on_while_nobody_waits(long_text, tmp_path, noted):
     with ps.stream(
         long_text, tmp_path / "store", tokenizer=noted, threads=6, documents="lines"
     ) as growing:
-        while not growing.poll():
+        while not growing.sealed:
             time.sleep(0.05)
 
     workers = {name: nice for name, nice in noted.callers.items() if name.startswith("build-")}

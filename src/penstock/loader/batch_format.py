@@ -1,0 +1,209 @@
+"""How batches look: the names of their fields, and which tokens are targets.
+
+    tokens    t0 t1 t2 t3 t4 t5 t6 t7 t8        length=4, stride=4
+    "dict"    t0 t1 t2 t3 -> t1 t2 t3 t4        the next row trains on t5 t6 t7 t8
+    "hf"      t0 t1 t2 t3 -> t1 t2 t3           the next row trains on t5 t6 t7: nothing on t4
+
+`format="hf"` returns `input_ids` and `labels` unshifted, as `model(**batch)` expects, because the
+model shifts them. Shifted tensors under these names would be shifted twice without an error.
+
+With "hf" the model never sees the token after the inputs of a row, and the first token of a row is
+not a target. Rows that overlap by one token lose no target. The same holds for the shorter rows
+that `lengths=` cuts: two rows of 4 from one of 8 hold tokens 0 to 3 and 3 to 6, which are 6
+targets, so `stride=6` keeps all of them.
+"""
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from penstock.errors import PlanError
+from penstock.rows.protocol import Rows
+
+__all__ = ["IGNORED", "Batch", "BatchFormat", "Format", "Shape", "Tensors"]
+
+IGNORED = -100
+"""The target that losses ignore."""
+
+Format = Literal["dict", "tuple", "hf", "narrow"]
+Tensors = dict[str, torch.Tensor]
+Batch = Any
+"""A dict of tensors, or a tuple of two; which one depends on the format."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchFormat:
+    """The format of a loader's batches, if it needs more than a name.
+
+    >>> BatchFormat(fields="hf", ids=True)
+    BatchFormat(fields='hf', ids=True, lengths=None, fingerprint='samples')
+    """
+
+    fields: Format = "dict"
+    """"dict" (`inputs` and `targets`, shifted), "tuple" of the same, "hf" (`input_ids` and
+    `labels`, not shifted), or "narrow": `tokens` (rows, length + 1) in the dtype of the store, and
+    `target_mask` in batches that have targets to ignore."""
+
+    ids: bool = False
+    """Add `source`, `epoch`, `sample` and `position` of each row."""
+
+    lengths: Mapping[int, int] | None = None
+    """Shorter rows at first, by position: {0: 256, 50_000: 1024} cuts each row of 1024 into four
+    until position 50,000. The tokens and their order stay the same; with "hf" the four rows
+    overlap by one token each."""
+
+    fingerprint: Literal["samples", "tokens"] = "samples"
+    """Whether a fingerprint covers which rows a batch has, or also their tokens."""
+
+    def __post_init__(self) -> None:
+        if self.fields not in ("dict", "tuple", "hf", "narrow"):
+            raise PlanError(f'format={self.fields!r} is not "dict", "tuple", "hf" or "narrow".')
+        if self.fingerprint not in ("samples", "tokens"):
+            raise PlanError(f'fingerprint={self.fingerprint!r} is not "samples" or "tokens".')
+        if self.ids and self.fields == "tuple":
+            raise PlanError('ids=True adds named fields, which a tuple has not; use "dict".')
+        if self.fields == "narrow" and self.lengths:
+            raise PlanError(
+                f'format="narrow" returns rows as they are stored, so lengths={self.lengths} '
+                "cannot cut them."
+            )
+
+
+class Shape:
+    """A batch format for rows of a known length."""
+
+    def __init__(self, format: BatchFormat, length: int) -> None:
+        self.format = format.fields
+        self.ids = format.ids
+        self.length = length
+        self.lengths = sorted((format.lengths or {}).items())
+        for position, each in self.lengths:
+            if each < 1 or length % each:
+                raise PlanError(
+                    f"lengths={dict(self.lengths)} asks for rows of {each:,} tokens from position "
+                    f"{position:,} on. Rows of {length:,} are cut into equal ones, so it must "
+                    "divide that."
+                )
+
+    def length_at(self, position: int) -> int:
+        """Return the length of rows in a batch that begins at `position`."""
+        found = self.length
+        for start, length in self.lengths:
+            if start > position:
+                break
+            found = length
+        return found
+
+    def row_targets(self, length: int) -> int:
+        """Return the targets of a full row of windows while rows are cut to `length`.
+
+        >>> [Shape(BatchFormat(fields=each), 8).row_targets(4) for each in ("dict", "hf")]
+        [8, 6]
+        """
+        return self.length if self.format != "hf" else self.length - self.length // length
+
+    def overlaps(self, fields: Iterable[str]) -> bool:
+        """Return whether shorter rows overlap by one token: if labels are the unshifted inputs."""
+        return self.format == "hf" and "labels" not in fields
+
+    def to_batch(self, tensors: Tensors, length: int) -> Batch:
+        """Return the batch in the user's format, in rows of `length`.
+
+        `tensors` holds `tokens` (rows, length + 1) int64, and may hold `target_mask`, `labels`
+        and `targets` in the rows of the block, and other fields in rows of `length` already.
+        `labels` are what columns predict of themselves (masked tokens), which nothing shifts.
+        `targets` are what they predict of the next column, if a transform changed the tokens.
+        """
+        overlap = self.overlaps(tensors)
+        tokens = tensors.pop("tokens")
+        inputs = tokens[:, :-1]
+        mask = tensors.pop("target_mask", None)
+        labels, following = tensors.pop("labels", None), tensors.pop("targets", None)
+        shifted = self.format != "hf" or labels is not None
+        if labels is not None:
+            targets = labels
+        elif following is not None:
+            targets = following
+            if not shifted:  # models ignore the first label
+                targets = torch.cat((inputs[:, :1], targets[:, :-1]), dim=1)
+        else:
+            targets = tokens[:, 1:] if shifted else inputs
+        if mask is not None:
+            targets = targets.masked_fill(~(mask if shifted else _unshifted(mask)), IGNORED)
+        elif not shifted:
+            # Code for these models writes -100 into labels, which must not change the inputs.
+            targets = targets.clone()
+        if length != self.length:
+            if overlap:
+                inputs, targets = (each.unfold(1, length, length - 1) for each in (inputs, targets))
+                inputs, targets = (each[:, : self.length // length] for each in (inputs, targets))
+            inputs, targets = inputs.reshape(-1, length), targets.reshape(-1, length)
+        if self.format == "tuple":
+            if tensors:
+                raise PlanError(
+                    f"These rows also have {', '.join(tensors)}, which a tuple of two cannot hold. "
+                    'Use format="dict".'
+                )
+            return inputs, targets
+        names = ("input_ids", "labels") if self.format == "hf" else ("inputs", "targets")
+        return {names[0]: inputs, names[1]: targets, **tensors}
+
+    def unread_targets(self, sources: Mapping[str, Rows], position: int) -> int:
+        """Return how many tokens of windows are the target of no row, as rows are at a position."""
+        per_row = self.row_targets(self.length_at(position))
+        return sum(rows.unread(per_row) for rows in _windows(sources).values())
+
+    def check_targets(self, sources: Mapping[str, Rows]) -> None:
+        """Warn if `format="hf"` leaves out targets of windows; raise if nothing could keep them."""
+        if self.format != "hf":
+            return
+        if self.lengths and any(rows.whole_documents for rows in sources.values()):
+            raise PlanError(
+                f"lengths={dict(self.lengths)} would cut packed documents in two, and with "
+                'format="hf" the token after each cut is not a target. Use format="dict", or leave '
+                "lengths out."
+            )
+        # The shortest rows leave out the most targets.
+        length = min([self.length, *(length for _, length in self.lengths)])
+        kept = self.row_targets(length)
+        for name, rows in _windows(sources).items():
+            if not kept:
+                raise PlanError(
+                    f'Rows of {length} token have no target with format="hf": the model shifts '
+                    "labels itself, so it needs rows of 2 tokens or more."
+                )
+            if rows.stride is not None and rows.stride > kept:
+                cut = f" while lengths= cuts rows to {length:,}" if length < self.length else ""
+                # The stack is this method, Loader.__init__, and the caller, who can change it.
+                warnings.warn(
+                    f'format="hf" leaves out {_left_out(rows, rows.stride, kept)} of source '
+                    f'"{name}"{cut}: the model shifts labels itself, so the first token of a row '
+                    "is not a target. Rows that overlap keep them: "
+                    f"Windows(…, {rows.length}, stride={kept}).",
+                    stacklevel=3,
+                )
+
+
+def _unshifted(mask: torch.Tensor) -> torch.Tensor:
+    """Return whether each input is a target of the one before it; models ignore the first."""
+    return torch.cat((mask[:, :1], mask[:, :-1]), dim=1)
+
+
+def _windows(sources: Mapping[str, Rows]) -> dict[str, Rows]:
+    """Return the windows among the sources whose tokens predict the next one."""
+    return {
+        name: rows
+        for name, rows in sources.items()
+        if rows.stride is not None and not rows.gives_labels
+    }
+
+
+def _left_out(rows: Rows, stride: int, kept: int) -> str:
+    """Describe the targets that this format leaves out and other formats have."""
+    if rows.stream is None or not rows.stream.sealed:
+        return f"{stride - kept:,} of every {stride:,} targets"
+    count = rows.unread(kept) - rows.unread(rows.length)
+    return f"{count:,} of {rows.stream.num_tokens - 1:,} targets"

@@ -1,0 +1,249 @@
+"""Where a run is: its position, the pass that the position belongs to, and the steps of the pass.
+
+    epochs=2, 10 rows     0 ──────── 10 ──────── 20 ──────── 30 ──────── 40     positions
+                          ├──── first loop ─────┤├───── second loop ────┤
+    steps=5               ├── each loop ──┤                       starts over, or the run is over
+
+A pass is what one loop over a loader reads. With `epochs=`, the next pass continues with the
+epochs that follow: in a new order if the plan is shuffled, in the same order if it is not. With
+`steps=`, an unshuffled run starts over, because it is a subset for validation. A shuffled run is
+for training, and it is over. The position determines the pass, so a state needs nothing else.
+"""
+
+import warnings
+from operator import index
+
+from penstock.errors import PlanError, UnknownLengthError
+from penstock.loader.arguments import AnyPlan
+from penstock.order.budget import Budget, BudgetShard, BudgetSteps
+from penstock.order.integers import END
+from penstock.order.steps import Shard, Steps
+from penstock.streaming.plan import StreamedPlan
+
+__all__ = ["AnyShard", "Run"]
+
+AnyShard = Shard | BudgetShard
+
+
+class Run:
+    """The position of a loader, and the steps around it.
+
+    Args:
+        plan: The order of the rows.
+        sizes: Rows of a global batch, by the position from which each applies; empty for a budget.
+        rank: The rank of this process.
+        world_size: The number of ranks.
+        epochs: How many times a pass reads all rows.
+        num_steps: How many steps a pass takes, instead.
+        drop_last: Whether to leave out a batch at the end of a pass that is not full.
+    """
+
+    def __init__(
+        self,
+        plan: AnyPlan,
+        sizes: dict[int, int],
+        rank: int,
+        world_size: int,
+        *,
+        epochs: int | None,
+        num_steps: int | None,
+        drop_last: bool,
+    ) -> None:
+        if epochs is not None and num_steps is not None:
+            raise PlanError(f"epochs={epochs} and steps={num_steps} both end the run; give one.")
+        for name, value in (("epochs", epochs), ("steps", num_steps)):
+            if value is not None and value < 1:
+                raise PlanError(f"{name}={value} is not possible; use at least 1.")
+        self.plan = plan
+        self._streamed = plan if isinstance(plan, StreamedPlan) else None
+        self._sizes = sizes
+        self.rank, self.world_size = rank, world_size
+        self._epochs, self._asked_steps = epochs, num_steps
+        self._drop_last = drop_last
+        self._warned = False
+        self.position = 0
+        self._pass_rows: int | None = None
+        self.lay_out()
+        self.refuse_no_step()
+
+    def _find_pass_rows(self) -> int | None:
+        """Return the rows of a pass; None if it has no end, or none that is known yet."""
+        plan = self.plan
+        if self._epochs is not None:
+            rows = plan.epoch_rows
+            if rows is None and self._streamed is None:
+                raise PlanError(
+                    f"epochs={self._epochs} is not defined for a mixture: every source has "
+                    "separate epochs. Give steps= instead."
+                )
+            return None if rows is None else index(self._epochs) * rows
+        if self._asked_steps is not None:
+            end = self._steps_from(0, 0).span(index(self._asked_steps) - 1)[1]
+            if end > plan.end:
+                raise PlanError(
+                    f"steps={self._asked_steps:,} needs {end:,} rows, and the plan ends after "
+                    f"{plan.end:,}."
+                )
+            return end
+        return plan.end if plan.end < END else None
+
+    def _steps_from(self, start: int, position: int) -> Steps | BudgetSteps:
+        """Return steps that are counted from `start`; those of a budget, from `position`."""
+        if isinstance(self.plan, Budget):
+            return self.plan.steps(position)
+        return Steps(self._sizes, start=start)
+
+    def lay_out(self) -> None:
+        """Compute the steps of the pass, counted from its start.
+
+        After a resume with another batch size, no step may begin at the position. Then steps are
+        counted from the position.
+        """
+        if self._pass_rows is None:
+            self._pass_rows = self._find_pass_rows()
+        rows, position, start = self._pass_rows, self.position, 0
+        if rows is not None and self._epochs is not None:
+            # 25 rows into passes of 10: this pass begins at 20.
+            start = position // rows * rows
+        self.end: int | None = None if rows is None else start + rows
+        """The position after the last row of the pass; None if it has no end, or not yet."""
+        steps = self._steps_from(start, position)
+        ended = self.end is not None and position >= self.end
+        aligned = ended or (position < END and steps.span(steps.at(position))[0] == position)
+        self.steps: Steps | BudgetSteps
+        self.steps = steps if aligned else Steps(self._sizes, start=position)
+        self._count_steps()
+
+    def _count_steps(self) -> None:
+        self.num_steps: int | None = None
+        """The steps of the pass; None if it has no end, or none that is known yet."""
+        if self.end is not None:
+            self.num_steps = self.steps.count(self.end, drop_last=self._drop_last)
+
+    def refuse_no_step(self) -> None:
+        """Raise if all rows of a pass do not fill one batch, so that none would be read."""
+        if self.num_steps == 0 and self._pass_rows and isinstance(self.steps, Steps):
+            raise PlanError(
+                f"This run has {self._pass_rows:,} rows, and its first batch on all ranks together "
+                f"takes {self.steps.sizes[0]:,}, so there would be no step. Use a smaller batch "
+                "size, drop_last=False to pad the batch, or more epochs."
+            )
+
+    @property
+    def shard(self) -> AnyShard:
+        """The rows of this rank in each step."""
+        if isinstance(self.steps, BudgetSteps):
+            return BudgetShard(self.steps, rank=self.rank, world_size=self.world_size)
+        return Shard(self.steps, rank=self.rank, world_size=self.world_size)
+
+    @property
+    def step(self) -> int:
+        """The number of the next step; `num_steps` after the last step of a pass."""
+        if self.end is not None and self.position >= self.end:
+            return self.num_steps or 0
+        return self.steps.at(self.position)
+
+    @property
+    def limit(self) -> int:
+        """The last position that the run can be at."""
+        return END if self._pass_rows is None or self._epochs is not None else self._pass_rows
+
+    def after(self, step: int) -> int:
+        """Return the position after a step; a padded batch ends at the end of the pass."""
+        stop = self.steps.span(step)[1]
+        return stop if self.end is None else min(stop, self.end)
+
+    def length(self) -> int:
+        """Return the steps of a pass.
+
+        Raises:
+            UnknownLengthError: the store is still being written.
+            PlanError: the run has no end.
+        """
+        if self.num_steps is None and self._streamed is not None and self._epochs is not None:
+            self.find_end()
+            if self.num_steps is None:
+                raise UnknownLengthError(
+                    "The number of steps is not known before the store is sealed; "
+                    f"{self._streamed.num_rows:,} rows are known so far. Give steps= for a length."
+                )
+        if self.num_steps is None:
+            raise PlanError("This run has no end, so no length; give the loader epochs= or steps=.")
+        return self.num_steps
+
+    def steps_before(self, step: int) -> int:
+        """Return the step before which a block must end that begins with `step`.
+
+        It is the end of the pass, or of the rows of a streamed store that are known. The call
+        waits until `step` is known. It returns `step` itself at the end of the pass.
+        """
+        streamed = self._streamed
+        if streamed is not None and (self.num_steps is None or step < self.num_steps):
+            # All rows of the step must be known, or that the store has fewer rows.
+            streamed.reach(self.steps.span(step)[1])
+            if not streamed.complete:
+                # Only steps that are full with the known rows: later parts may add rows to the
+                # next one.
+                known = self.steps.count(streamed.num_rows, drop_last=True)
+                return known if self.num_steps is None else min(known, self.num_steps)
+            self.find_end()
+        return self.num_steps if self.num_steps is not None else 2**62
+
+    def has_step(self, step: int) -> bool:
+        """Return whether the pass has a step; wait if a streamed store has to tell."""
+        return step < self.steps_before(step)
+
+    def find_end(self) -> None:
+        """Compute the end of the pass, if a streamed store is finished in the meantime."""
+        if self.end is not None or (rows := self._find_pass_rows()) is None:
+            return
+        self._pass_rows = rows
+        if self._epochs is not None and self.position >= rows:
+            self.lay_out()  # the position was set before it was known to be in a later pass
+        else:
+            # Steps keep their numbers: a thread may be reading ahead of the position.
+            self.end = rows
+            self._count_steps()
+
+    def begin_pass(self) -> None:
+        """Go to the next pass if no step of this one is left; called when a loop begins."""
+        if self.end is None and self._streamed is not None and self.position:
+            # Waits until there is such a step, or the end of the pass is known. If that is before
+            # the position, the position is in a later pass, and steps get other numbers.
+            self.has_step(self.step)
+        if self.end is None or self.has_step(self.step):
+            return
+        position = self._next_pass(self.end)
+        if position is not None:
+            self.position = position
+            self.lay_out()
+            self.refuse_no_step()
+
+    def _next_pass(self, end: int) -> int | None:
+        """Return the position at which the next pass begins; None, and warn once, if there is none.
+
+        An epoch continues at its end, and an unshuffled run of `steps=` starts over.
+        """
+        if self._epochs is not None:
+            return end
+        if self.plan.shuffle == "none":
+            return 0
+        if not self._warned:
+            self._warned = True
+            steps = self._asked_steps
+            read = f"its steps={steps:,} were" if steps is not None else "all of its rows were"
+            more = "a larger steps=" if steps is not None else "a larger max_epochs"
+            warnings.warn(
+                f"This run is over: {read} read, so this loop has no batches. Give {more} to train "
+                "further, or call loader.seek(0) to read the same batches again.",
+                stacklevel=5,
+            )
+        return None
+
+    def end_pass(self) -> None:
+        """Move to the end of the epochs, past rows that fill no batch; called after a loop.
+
+        Rows at the end of a run with `steps=` are kept: it may be continued with more steps.
+        """
+        if self._epochs is not None and self.end is not None:
+            self.position = self.end

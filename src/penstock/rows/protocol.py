@@ -1,0 +1,289 @@
+"""The interface of rows: every field and method that penstock uses, each with its default.
+
+Rows are random-access training rows, such as `Windows`. A plan needs `len()` and `digest`. A
+loader also needs `length` and `read`. Everything else is optional, and its default is here and
+nowhere else. Classes of penstock inherit from `Rows`. An object that only has the methods is
+adapted once, by `as_rows`, where a plan takes it in; no other code asks an object what it has.
+
+This module imports NumPy only, so that plans and transforms can use it without reading stores.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import PlanError, UnknownLengthError
+
+if TYPE_CHECKING:
+    from penstock.rows.tokens import Stream
+
+__all__ = [
+    "Array",
+    "Fields",
+    "Integers",
+    "Rows",
+    "RowsLike",
+    "Settings",
+    "Side",
+    "WrappedRows",
+    "as_rows",
+    "refuse_length",
+]
+
+Array = NDArray[Any]
+"""An array of ids, offsets or marks, of whatever dtype a file has."""
+Fields = dict[str, Array]
+"""The arrays of some rows by name; the table is in `penstock.transforms.transform`."""
+Integers = NDArray[np.int64]
+Settings = dict[str, Any]
+"""Settings as JSON, for states and messages."""
+Side = Literal["right", "left"]
+
+
+class RowsLike(Protocol):
+    """What any object needs so that a plan can order it; see `Rows` for what a loader uses."""
+
+    def __len__(self) -> int:
+        """Return the number of rows, which must not change."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """A digest of the contents of all rows."""
+        ...
+
+
+class Rows:
+    """Random-access rows of tokens; the base class of all rows in penstock."""
+
+    length: int = 0
+    """Inputs per row. 0 means that a plan can order these rows but a loader cannot read them."""
+    stream: "Stream | None" = None
+    """The tokens that the rows are cut from, if they come from stores or token files."""
+    stride: int | None = None
+    """The distance between the first tokens of two rows, if it is the same for all rows."""
+    side: Side | None = None
+    """The side on which `Documents` are padded to the widest row of a step; None if all rows are
+    equally wide."""
+    multiple: int = 1
+    """The width of a padded step is a multiple of this."""
+    gives_positions: bool = False
+    """Whether `read` returns `position_ids` and `document_ids`."""
+    gives_loss: bool = False
+    """Whether `read` returns `target_mask` for stores that have loss masks."""
+    gives_labels: bool = False
+    """Whether `read` returns `labels`, as masked language modelling does."""
+    whole_documents: bool = False
+    """Whether every row begins a document or a piece of one, so its first token is no target."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def digest(self) -> str:
+        """A digest of the contents of all rows."""
+        raise NotImplementedError
+
+    @property
+    def type_name(self) -> str:
+        """The name of the class, for messages."""
+        return type(self).__name__
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Targets in all rows, if that is known; for display."""
+        return None
+
+    @property
+    def part_rows(self) -> Sequence[int] | Integers | None:
+        """Rows of each part of the store, for `shuffle="part"`; None if there are no parts."""
+        return None
+
+    @property
+    def tokenizer_digest(self) -> str | None:
+        """The digest of the tokenizer, if it is known."""
+        return None
+
+    def describe(self) -> Settings:
+        """Return the settings that determine the rows, so that messages can name a difference."""
+        return {}
+
+    def read(self, samples: Integers) -> Fields:
+        """Return the rows `samples`: `tokens` (rows, length + 1), and optional fields."""
+        raise NotImplementedError
+
+    def read_epochs(self, samples: Integers, epochs: Integers) -> Fields:
+        """Return the rows `samples`, each as it is in its epoch; only transforms differ."""
+        return self.read(samples)
+
+    def read_ahead(self, samples: Integers) -> None:
+        """Ask the kernel to load these rows from disk; return without waiting."""
+
+    def widths(self, samples: Integers) -> Integers:
+        """Return how wide a batch must be for each of the rows `samples`."""
+        return np.full(len(samples), self.length)
+
+    def spans(self, sample: int) -> list[tuple[int, int]]:
+        """Return the offset in `stream` and the size of each piece of a row, in order."""
+        return []
+
+    def unread(self, per_row: int) -> int:
+        """Return how many tokens are the target of no row if a row trains on `per_row` targets."""
+        return 0
+
+    @property
+    def num_readable(self) -> int:
+        """Rows that can be read now; fewer than all only while the store is being written."""
+        return len(self)
+
+    def over(self, stream: "Stream") -> "Rows":
+        """Return the same rows over a later snapshot of a store that is being written."""
+        raise PlanError(f"{self.type_name} cannot read a store that is still being written.")
+
+
+class WrappedRows(Rows):
+    """Rows that forward everything to other rows; a base class for wrappers."""
+
+    def __init__(self, rows: RowsLike) -> None:
+        self.rows = as_rows(rows)
+        self.length, self.stream, self.stride = self.rows.length, self.rows.stream, self.rows.stride
+        self.side, self.multiple = self.rows.side, self.rows.multiple
+        self.gives_positions = self.rows.gives_positions
+        self.gives_loss = self.rows.gives_loss
+        self.gives_labels = self.rows.gives_labels
+        self.whole_documents = self.rows.whole_documents
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the inner rows."""
+        return self.rows.digest
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Targets in all rows, if that is known; for display."""
+        return self.rows.num_tokens
+
+    @property
+    def part_rows(self) -> Sequence[int] | Integers | None:
+        """Rows of each part of the store; None if there are no parts."""
+        return self.rows.part_rows
+
+    @property
+    def tokenizer_digest(self) -> str | None:
+        """The digest of the tokenizer, if it is known."""
+        return self.rows.tokenizer_digest
+
+    def describe(self) -> Settings:
+        """Return the settings that determine the inner rows."""
+        return self.rows.describe()
+
+    def read(self, samples: Integers) -> Fields:
+        """Return the rows `samples`."""
+        return self.rows.read(samples)
+
+    def read_ahead(self, samples: Integers) -> None:
+        """Ask the kernel to load these rows from disk; return without waiting."""
+        self.rows.read_ahead(samples)
+
+    def widths(self, samples: Integers) -> Integers:
+        """Return how wide a batch must be for each of the rows `samples`."""
+        return self.rows.widths(samples)
+
+    def spans(self, sample: int) -> list[tuple[int, int]]:
+        """Return the offset in `stream` and the size of each piece of a row, in order."""
+        return self.rows.spans(sample)
+
+    def unread(self, per_row: int) -> int:
+        """Return how many tokens are the target of no row if a row trains on `per_row` targets."""
+        return self.rows.unread(per_row)
+
+    @property
+    def num_readable(self) -> int:
+        """Rows that can be read now; fewer than all only while the store is being written."""
+        return self.rows.num_readable
+
+
+def refuse_length() -> NoReturn:
+    """Raise because the number of rows is asked for while the store is being written."""
+    raise UnknownLengthError(
+        "The number of rows is not known while the store is still being written. Pass the rows to "
+        'a Loader, alone and with shuffle="part" or without shuffle=: it reads parts as they '
+        "become ready. For a mixture, another order or a length, build the store first."
+    )
+
+
+def as_rows(rows: RowsLike, name: str = "data") -> Rows:
+    """Return `rows` themselves, or an adapter if they do not inherit from `Rows`.
+
+    Raises:
+        PlanError: the object has no digest; the message names the source, `name`.
+    """
+    if isinstance(rows, Rows):
+        return rows
+    if not isinstance(getattr(rows, "digest", None), str):
+        raise PlanError(
+            f'Source "{name}" must be rows, such as Windows("stores/web", length=1024); got a '
+            f"{type(rows).__name__}. A class of your own needs len() and .digest."
+        )
+    return _AdaptedRows(rows)
+
+
+_OPTIONAL = "stream stride side multiple gives_positions gives_loss gives_labels whole_documents"
+_OPTIONAL += " describe read_epochs read_ahead widths spans unread"
+
+
+class _AdaptedRows(Rows):
+    """An object of the user with the fields and methods of `Rows` that it lacks."""
+
+    def __init__(self, rows: RowsLike) -> None:
+        self._rows = rows
+        if self._get("read") is not None:
+            self.length = self._get("length") or 0
+            self.read = self._get("read")  # type: ignore[method-assign]
+        # Attributes of an object come before methods of its class, so each of these replaces
+        # the default.
+        for each in _OPTIONAL.split():
+            if (found := self._get(each)) is not None:
+                setattr(self, each, found)
+
+    def _get(self, name: str) -> Any:
+        return getattr(self._rows, name, None)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return repr(self._rows)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the object."""
+        return self._rows.digest
+
+    @property
+    def type_name(self) -> str:
+        """The name of the object's class."""
+        return type(self._rows).__name__
+
+    @property
+    def num_tokens(self) -> int | None:
+        """The object's `num_tokens`, if it has any."""
+        found: int | None = self._get("num_tokens")
+        return found
+
+    @property
+    def part_rows(self) -> Sequence[int] | Integers | None:
+        """The object's `part_rows`, if it has any."""
+        found: Sequence[int] | Integers | None = self._get("part_rows")
+        return found
+
+    @property
+    def tokenizer_digest(self) -> str | None:
+        """The object's `tokenizer_digest`, if it has one."""
+        found: str | None = self._get("tokenizer_digest")
+        return found

@@ -1,0 +1,231 @@
+"""The order of a run over a store that is still being written.
+
+It is the order of `shuffle="part"`: parts in order, and the rows of a part shuffled. A position
+depends on the parts up to it only, because the order inside a part depends on its number of rows.
+So every position that a snapshot has holds the same row in the finished store.
+"""
+
+from operator import index
+from threading import Lock
+from typing import NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import PlanError, UnknownLengthError
+from penstock.order.integers import END, Integers, as_unsigned
+from penstock.order.plan import Plan, Sample
+from penstock.rows.protocol import Rows, Settings
+from penstock.rows.tokens import Stream
+from penstock.streaming.snapshots import Snapshot
+
+__all__ = ["StreamedPlan"]
+
+
+class _KnownRows(Rows):
+    """The number of rows of each part that is known, for a plan."""
+
+    def __init__(self, part_rows: Integers) -> None:
+        self._part_rows = part_rows
+
+    def __len__(self) -> int:
+        return int(self._part_rows.sum())
+
+    @property
+    def digest(self) -> str:
+        """Empty: the digest of an unfinished store is not known."""
+        return ""
+
+    @property
+    def part_rows(self) -> Integers:
+        """Rows of each part."""
+        return self._part_rows
+
+
+class _Known(NamedTuple):
+    """One snapshot as a plan sees it; exchanged as a whole, so that threads see no mixture."""
+
+    rows: Rows
+    ends: Integers
+    """The number of rows up to the end of each part."""
+    plan: Plan | None
+    """None while there is no row."""
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+
+@final
+class StreamedPlan:
+    """The plan of a run over a store that is being written, with `shuffle="part"`.
+
+    It has the methods of `Plan`. Methods that need a row of a later snapshot wait for it.
+
+    Args:
+        rows: Rows over a stream; the source is called "data".
+        seed: Any integer. Another seed gives another order.
+    """
+
+    names = ("data",)
+    shuffle = "part"
+    end = END
+
+    def __init__(self, rows: Rows, *, seed: int = 0) -> None:
+        store = rows.stream.members[0] if rows.stream is not None else None
+        if not isinstance(store, Snapshot):
+            raise PlanError(f"{rows.type_name} is not over a store of ps.stream. Use Plan.")
+        self.store = store.source
+        self.seed = index(seed)
+        self._lock = Lock()
+        self._known = self._plan_of(rows)
+
+    def tree(self, num_rows: int | None = None) -> str:
+        """Return a picture of the plan over the finished store; see `Plan.tree`."""
+        return self.whole.tree(num_rows)
+
+    def __getstate__(self) -> Settings:
+        return {"rows": self.rows, "seed": self.seed}
+
+    def __setstate__(self, state: Settings) -> None:
+        self.__init__(state["rows"], seed=state["seed"])
+
+    def _plan_of(self, rows: Rows) -> _Known:
+        part_rows = np.asarray(rows.part_rows, np.int64)
+        ends = np.cumsum(part_rows)
+        sealed = rows.stream is not None and rows.stream.sealed
+        # `len(rows)` is not known before the store is finished, so an unfinished plan is made of
+        # the parts whose rows are final.
+        ordered = rows if sealed else _KnownRows(part_rows)
+        has_rows = sealed or int(part_rows.sum()) > 0
+        plan = Plan(ordered, seed=self.seed, shuffle="part") if has_rows else None
+        return _Known(rows, ends, plan)
+
+    @property
+    def rows(self) -> Rows:
+        """The rows over the current snapshot."""
+        return self._known.rows
+
+    @property
+    def sources(self) -> dict[str, Rows]:
+        """The rows over the current snapshot, by name."""
+        return {"data": self.rows}
+
+    @property
+    def complete(self) -> bool:
+        """Whether the current snapshot is the finished store."""
+        stream = self.rows.stream
+        return stream is not None and stream.sealed
+
+    @property
+    def num_rows(self) -> int:
+        """The rows that are known; those of an epoch if the store is finished."""
+        return self._known.num_rows
+
+    @property
+    def epoch_rows(self) -> int | None:
+        """The rows of an epoch; None while that is not known."""
+        return self.num_rows if self.complete or self._exchange() else None
+
+    def __len__(self) -> int:
+        """Return the rows of an epoch."""
+        return len(self.whole)
+
+    def __bool__(self) -> bool:
+        return True  # without this, bool() would ask for the length
+
+    def __str__(self) -> str:
+        if self.complete:
+            return str(self.whole)
+        return f"plan of a store that is still being written, {self.num_rows:,} rows so far"
+
+    def _exchange(self) -> bool:
+        """Exchange the snapshot for the latest one; return whether that is the finished store."""
+        with self._lock:  # of two threads, neither may put back an earlier snapshot
+            stream = self.rows.stream
+            latest = self.store.snapshot()
+            if stream is not None and latest is not stream.members[0]:
+                self._known = self._plan_of(self.rows.over(Stream([latest])))
+        return self.complete
+
+    def _exchange_later(self) -> None:
+        """Wait for a later snapshot than the current one, and exchange them."""
+        stream = self.rows.stream
+        if not self._exchange() and stream is self.rows.stream and stream is not None:
+            member = stream.members[0]
+            assert isinstance(member, Snapshot)  # as `__init__` has checked
+            self.store.await_later(member)
+            self._exchange()
+
+    def reach(self, position: int) -> None:
+        """Wait until all rows before a position are known, or the store is finished.
+
+        Raises:
+            BaseException: the error that ended the build or the wait.
+        """
+        # A later snapshot may have no new rows, so more than one may be needed.
+        while not self.complete and self.num_rows < position:
+            self._exchange_later()
+
+    def readable(self, samples: Integers) -> Rows:
+        """Return the rows over a snapshot in which all `samples` can be read; wait for it.
+
+        A row at the end of a part reaches into the next part, which may not be sealed yet.
+        """
+        last = int(samples.max(initial=-1))
+        while not self.complete and self.rows.num_readable <= last:
+            self._exchange_later()
+        return self.rows
+
+    def locate(self, positions: npt.ArrayLike) -> tuple[Integers, Integers, Integers]:
+        """Return the source, epoch and sample at each of `positions`, as three int64 arrays."""
+        numbers = as_unsigned(positions, END).view(np.int64)
+        if not len(numbers):
+            return numbers, numbers.copy(), numbers.copy()
+        self.reach(int(numbers.max()) + 1)
+        plan = self._known.plan
+        assert plan is not None  # there are rows, or `reach` has raised
+        return plan.locate(numbers)
+
+    def samples(self, start: int, stop: int) -> list[Sample]:
+        """Return what the positions from `start` to before `stop` hold."""
+        self.reach(stop)
+        return [] if self._known.plan is None else self._known.plan.samples(start, stop)
+
+    def positions_of(
+        self, source: str, sample: int, epoch: int | None = None, before: int | None = None
+    ) -> Integers:
+        """Return the positions that hold a sample, as `Plan.positions_of`, once all are known."""
+        return self.whole.positions_of(source, sample, epoch, before)
+
+    def parts_before(self, position: int) -> int:
+        """Return how many parts hold the first tokens of the rows before a position."""
+        if position == 0:
+            return 0
+        self.reach(position)
+        last = min(position, self.num_rows) - 1
+        return int(np.searchsorted(self._known.ends, last, side="right")) + 1
+
+    def describe(self) -> Settings:
+        """Return how rows are ordered, as `Plan.describe`; without a source until it is known."""
+        if self.complete:
+            return self.whole.describe()
+        # The description of an order does not depend on the rows, so one row is enough.
+        described = Plan(_KnownRows(np.ones(1, np.int64)), seed=self.seed, shuffle="part")
+        return {**described.describe(), "sources": []}
+
+    @property
+    def digest(self) -> str:
+        """The digest of the plan over the finished store."""
+        return self.whole.digest
+
+    @property
+    def whole(self) -> Plan:
+        """The plan over the finished store."""
+        if self.epoch_rows is None or self._known.plan is None:
+            raise UnknownLengthError(
+                f"The store is still being written, and {self.num_rows:,} rows are known so far, "
+                "so the number of all rows is not known. Wait until it is sealed, or build it "
+                "first."
+            )
+        return self._known.plan

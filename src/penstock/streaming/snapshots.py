@@ -1,0 +1,343 @@
+"""Snapshots of a store that is being written.
+
+    build in the background     part 0 │ part 1 │ part 2 │ …
+    snapshots                   [0]      [0, 1]   [0, 1, 2]          ordinary stores
+
+Everything that is known about the store comes from its directory: the journal has a record of
+each sealed slice, and the manifest is written at the end. So any process can build, and a reader
+that starts later finds the existing parts at once. Sealed parts never change, so a snapshot is an
+ordinary store over a prefix of the parts, and rows over it are ordinary rows. Only the plan of a
+loader (`penstock.streaming.plan`) exchanges a snapshot for the next one.
+"""
+
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from types import TracebackType
+from typing import NoReturn, Self, final
+
+from penstock.digest import canonical_json
+from penstock.errors import StoreBusyError, StoreError, UnknownLengthError
+from penstock.rows.protocol import Array, Settings
+from penstock.store.explain import differences
+from penstock.store.job import BuildProgress
+from penstock.store.journal import MANY_TOKENS, Journal
+from penstock.store.manifest import FILE_NAME, Manifest, PartRecord, read_manifest, shared_settings
+from penstock.store.reader import TokenStore
+from penstock.streaming.builder import Builder
+from penstock.streaming.waiting import StallTimer, pause
+
+__all__ = ["Snapshot", "StreamedStore"]
+
+_POLL_SECONDS = 0.004
+_ASK_SECONDS = 0.05
+
+
+@final
+class Snapshot(TokenStore):
+    """A store over the parts that were sealed when it was made.
+
+    Args:
+        source: The stream it belongs to.
+        manifest: The parts; the real manifest once the store is finished.
+        sealed: Whether the store is finished, so that there is no later snapshot.
+        num_coming: Tokens that the next part is known to have.
+        before: An earlier snapshot, whose mapped files are used again.
+    """
+
+    def __init__(
+        self,
+        source: "StreamedStore",
+        manifest: Manifest,
+        *,
+        sealed: bool = False,
+        num_coming: int = 0,
+        before: "Snapshot | None" = None,
+    ) -> None:
+        super().__init__(source.path, manifest)
+        self.source = source
+        self.sealed = sealed
+        self.num_coming = num_coming
+        if before is not None:
+            # A part has the same number in every snapshot. The lock guards the shared maps.
+            self._mapped, self._lock = before._mapped, before._lock
+
+    def __repr__(self) -> str:
+        state = "sealed" if self.sealed else "so far"
+        size = f"{len(self.manifest.parts):,} parts, {self.num_tokens:,} tokens"
+        return f"Snapshot({str(self.path)!r}: {size} {state})"
+
+    def __getstate__(self) -> Settings:
+        return {"source": self.source, "manifest": self.manifest, "sealed": self.sealed}
+
+    def __setstate__(self, state: Settings) -> None:
+        self.__init__(state["source"], state["manifest"], sealed=state["sealed"])
+
+    @property
+    def digest(self) -> str:
+        """The digest of the finished store."""
+        return self.manifest.digest if self.sealed else self.source.digest
+
+    @property
+    def _exceeds_memory(self) -> bool:
+        return False  # rows are read part by part, so the kernel may load what is beside a row
+
+
+class StreamedStore:
+    """The return value of `ps.stream`: a store that is being written, for `Windows` or `Packs`.
+
+    `snapshot()` returns an ordinary store over the parts that are sealed. Iteration over the
+    documents waits for parts that are not sealed yet, at most `timeout` seconds from one sealed
+    slice to the next. Safe to use from several threads. A forked or unpickled copy only reads.
+
+    The build stops when the stream is closed, when its `with` block or the process ends, or when
+    nothing refers to the stream any more. The same call of `ps.stream` continues it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        stamped: Settings,
+        dtype: str,
+        *,
+        timeout: float,
+        builder: Builder | None,
+    ) -> None:
+        self.path = path
+        self._stamped = stamped
+        self._dtype = dtype
+        self._timeout = timeout
+        self._builder = builder
+        self._journal = Journal(path)
+        self._is_ours = False  # whether the journal was found to be of this build
+        self._num_slices = 0
+        self._asked = -1.0  # when a waiting reader was last reported to the builder
+        build = {key: stamped[key] for key in ("reading", "inputs")}
+        contents = {"dtype": dtype, **shared_settings(stamped), "builds": [build]}
+        self._manifest = Manifest("", contents, ())
+        self._sealed = False
+        self._num_coming = 0
+        # Weak, because a snapshot refers to its stream: the build of a stream that nothing else
+        # refers to must end at once, and not when the garbage collector finds the cycle.
+        self._last: weakref.ref[Snapshot] | None = None
+        self._lock = Lock()
+        self._finalizer = weakref.finalize(self, _close, builder)
+        _open_streams.add(self)
+
+    def __repr__(self) -> str:
+        return repr(self.snapshot()).replace("Snapshot", "StreamedStore", 1)
+
+    def __getstate__(self) -> Settings:
+        kept = {"path": self.path, "stamped": self._stamped, "dtype": self._dtype}
+        return {**kept, "timeout": self._timeout, "builder": None}
+
+    def __setstate__(self, state: Settings) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the build, if this process builds; sealed parts stay."""
+        self._finalizer()
+
+    def __len__(self) -> int:
+        if not self.sealed:
+            self._refuse("the number of documents")
+        return self._manifest.num_pieces
+
+    def __iter__(self) -> Iterator[Array]:
+        """Yield the tokens of each document, in order; wait for those that are not ready."""
+        part = 0
+        while self.await_parts(part + 1):
+            store = self.snapshot()
+            tokens, start = store.part_array(part, "tokens"), 0
+            for stop in store.part_array(part, "bounds").tolist():
+                yield tokens[start:stop]
+                start = stop
+            part += 1
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the store is finished."""
+        with self._lock:
+            self._update()
+        return self._sealed
+
+    @property
+    def digest(self) -> str:
+        """The digest of the finished store."""
+        if not self.sealed:
+            self._refuse("its digest")
+        return self._manifest.digest
+
+    @property
+    def progress(self) -> BuildProgress | None:
+        """The progress of the build, if this process builds."""
+        return None if self._builder is None else self._builder.progress
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UnknownLengthError(
+            f"{self.path} is still being written: {len(self._manifest.parts):,} parts are "
+            f"sealed, and {what} is not known before the last one is. Pass Windows or Packs of it "
+            "to a Loader, which reads parts as they become ready; for anything else, use ps.build."
+        )
+
+    def snapshot(self) -> Snapshot:
+        """Return a store over the parts that can be read now; the same object if nothing is new."""
+        with self._lock:
+            before = None if self._last is None else self._last()
+            self._update()
+            # Compared by identity: a manifest is replaced, never changed, and may be long.
+            is_new = before is None or before.manifest is not self._manifest
+            if before is not None and not is_new and before.num_coming == self._num_coming:
+                return before
+            made = Snapshot(
+                self,
+                self._manifest,
+                sealed=self._sealed,
+                num_coming=self._num_coming,
+                before=before,
+            )
+            self._last = weakref.ref(made)
+            return made
+
+    def _update(self) -> None:
+        """Read what is new in the directory; the caller holds the lock."""
+        if self._sealed:
+            return
+        parts: list[PartRecord] = []
+        # Slices are read in order, without gaps: workers may seal a later one first.
+        while self._begun() and (record := self._journal.readable(self._num_slices)) is not None:
+            parts += [part for part in record.parts.values() if part.num_documents]
+            self._num_slices += 1
+        # The manifest is written before the journal is removed. So the journal is read first:
+        # in the other order, the last parts could be missed.
+        if not parts and (self.path / FILE_NAME).exists():
+            manifest = read_manifest(self.path)
+            self._refuse_other(manifest)
+            self._manifest, self._sealed, self._num_coming = manifest, True, 0
+            return
+        self._num_coming = MANY_TOKENS if self._journal.has_many(self._num_slices) else 0
+        if parts:
+            known = self._manifest
+            self._manifest = Manifest("", known.contents, (*known.parts, *parts))
+
+    def _begun(self) -> bool:
+        """Return whether there is a journal; raise if it belongs to another build."""
+        if not self._is_ours:
+            begun = self._journal.begun()
+            if begun is None:
+                return False
+            if canonical_json(begun) != canonical_json(self._stamped):
+                raise StoreError(
+                    f"{self.path} holds an unfinished build with other settings: "
+                    f"{differences(begun, self._stamped)}. Repeat it with the old settings to "
+                    "finish it, or delete the directory to start anew."
+                )
+            self._is_ours = True
+        return True
+
+    def _refuse_other(self, manifest: Manifest) -> None:
+        """Raise if the manifest is of another build, or has other parts than were read."""
+        first = manifest.contents["builds"][0]
+        found = {
+            **shared_settings(manifest.contents),
+            **{k: first[k] for k in ("reading", "inputs")},
+        }
+        ours = {key: self._stamped[key] for key in found if key in self._stamped}
+        known = self._manifest.parts
+        if canonical_json(found) != canonical_json(ours) or manifest.parts[: len(known)] != known:
+            raise StoreError(
+                f"{self.path} is a finished store that was built with other settings: "
+                f"{differences(found, ours) or 'its parts differ'}. Choose another directory, "
+                "or delete this one."
+            )
+
+    def check(self) -> None:
+        """Raise the error that ended the build of this process, if there is one."""
+        if self._builder is not None and self._builder.error is not None:
+            raise self._builder.error
+
+    def await_parts(self, number: int) -> bool:
+        """Wait until `number` parts are sealed; return False if the store has fewer.
+
+        Raises:
+            StoreBusyError: nothing was sealed for `timeout` seconds.
+            BaseException: the error that ended the build.
+        """
+        timer = StallTimer()
+        while len(self._manifest.parts) < number and not self.sealed:
+            if len(self._manifest.parts) < number:
+                self._wait(timer)
+        return len(self._manifest.parts) >= number
+
+    def await_later(self, than: TokenStore) -> None:
+        """Wait until there is a later snapshot than `than`, unless the store is finished."""
+        # A snapshot is the same object until there is news.
+        timer = StallTimer()
+        while (store := self.snapshot()) is than and not store.sealed:
+            self._wait(timer)
+
+    def _wait(self, timer: StallTimer) -> None:
+        """Wait a few milliseconds for the next part; raise if that is no use."""
+        self.check()
+        builder, what = self._builder, f"part {len(self._manifest.parts)}"
+        if builder is not None and builder.closed:
+            raise StoreError(f"{self.path}: {what} is not written, and the stream was closed.")
+        waited = timer.seconds(self._num_slices)
+        if waited > self._timeout:
+            raise StoreBusyError(
+                f"{self.path}: no slice was sealed in {waited:,.0f} s (timeout={self._timeout:g}) "
+                f"while {what} was awaited; {self._num_slices:,} slices are sealed. "
+                f"{self._describe_builder()} Check whether it is alive, or use a longer timeout."
+            )
+        if monotonic() > self._asked + _ASK_SECONDS:
+            # A build that no reader waits for uses one core only; see `penstock.store.live`.
+            self._asked = monotonic()
+            self._journal.ask()
+        pause(_POLL_SECONDS)
+
+    def _describe_builder(self) -> str:
+        if self._builder is not None and self._builder.building:
+            return "This process builds the store."
+        with suppress(OSError):
+            holder = (self.path / ".lock").read_text(errors="replace").strip()
+            if holder:
+                return f"The last process that built the store is {holder}."
+        return "No process has begun to build the store."
+
+
+_open_streams: "weakref.WeakSet[StreamedStore]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Make the streams of a forked child read only: the thread that builds is in the parent."""
+    for store in _open_streams:
+        # Another thread of the parent may have held these locks when the process was forked.
+        store._lock = Lock()
+        if store._last is not None and (last := store._last()) is not None:
+            last._lock = Lock()
+        store._builder = None
+        store._finalizer.detach()
+
+
+if os.name == "posix":
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _close(builder: Builder | None) -> None:
+    if builder is not None:
+        builder.close()
