@@ -36,6 +36,22 @@ def test_the_public_names_of_a_package_are_there(package):
             assert not isinstance(value, ModuleType), f"{name} is a module"
 
 
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [("penstock.store", "build"), ("penstock.check", "check"), ("penstock.catalog", "fetch")],
+)
+def test_a_function_is_not_hidden_by_the_module_of_its_name(package, name, python):
+    """Importing a module sets it as an attribute of its package."""
+    code = f"""
+import {package}.{name}
+from {package} import {name} as first
+from {package}.{name} import {name} as second
+assert first is second, first
+"""
+
+    python(code)
+
+
 def test_a_name_that_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'nope'"):
         penstock.nope  # noqa: B018

@@ -1,36 +1,46 @@
-"""Lazy exports: the public names of a package are imported when they are first used.
+"""Public names of a package, imported when they are first used.
 
-So `import penstock` takes milliseconds and imports neither torch nor Arrow, and a script that only
+`import penstock` takes milliseconds and imports neither torch nor Arrow, and a script that only
 reads a store never imports the tokenizers.
 """
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from sys import modules as loaded
+from types import ModuleType
 
 __all__ = ["lazy_exports"]
+
+
+class _Package(ModuleType):
+    """A package in which a public name wins over the module of the same name."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # After importing `store/build.py`, Python sets the attribute `build` of `penstock.store`
+        # to the module. Users of the package want the function.
+        if isinstance(value, ModuleType) and name in self.__all__:
+            value = vars(value)[name]
+        super().__setattr__(name, value)
 
 
 def lazy_exports(
     package: str, modules: Mapping[str, str]
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
-    """Return `__all__`, `__getattr__` and `__dir__` for a package.
+    """`__all__`, `__getattr__` and `__dir__` of a package.
 
     Args:
         package: The name of the package: its `__name__`.
-        modules: For each module, relative to the package, its public names, separated by spaces.
+        modules: For each module, relative to the package, its public names, separated by blanks.
     """
     homes = {name: f"{package}.{module}" for module in modules for name in modules[module].split()}
+    this = loaded[package]
+    this.__class__ = _Package
 
     def get(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = import_module(homes[name])
-        # Set all names of the module, not only this one: importing `check/check.py` has set the
-        # attribute `check` of the package to the module, but it must be the function.
-        for each, home in homes.items():
-            if home == module.__name__:
-                setattr(loaded[package], each, getattr(module, each))
-        return getattr(loaded[package], name)
+        value = vars(import_module(homes[name]))[name]
+        setattr(this, name, value)
+        return value
 
-    return sorted(homes), get, lambda: sorted({*vars(loaded[package]), *homes})
+    return sorted(homes), get, lambda: sorted({*vars(this), *homes})
