@@ -13,23 +13,24 @@ loader (`penstock.streaming.plan`) exchanges a snapshot for the next one.
 import os
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from time import monotonic
 from types import TracebackType
-from typing import NoReturn, Self, final
+from typing import TYPE_CHECKING, NoReturn, Self, final
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreBusyError, StoreError, UnknownLengthError
 from penstock.rows.protocol import Array, Settings
 from penstock.store.explain import differences
-from penstock.store.job import BuildProgress
-from penstock.store.journal import MANY_TOKENS, Journal
 from penstock.store.manifest import FILE_NAME, Manifest, PartRecord, read_manifest, shared_settings
 from penstock.store.reader import TokenStore
-from penstock.streaming.builder import Builder
 from penstock.streaming.waiting import StallTimer, pause
+
+if TYPE_CHECKING:
+    # Only for types: these modules import Arrow, which reading a store does not need.
+    from penstock.store.job import BuildProgress
+    from penstock.streaming.builder import Builder
 
 __all__ = ["Snapshot", "StreamedStore"]
 
@@ -105,14 +106,18 @@ class StreamedStore:
         dtype: str,
         *,
         timeout: float,
-        builder: Builder | None,
+        builder: "Builder | None",
     ) -> None:
         self.path = path
         self._stamped = stamped
         self._dtype = dtype
         self._timeout = timeout
         self._builder = builder
+        # Imported here, because it imports Arrow; `stream` has done so already.
+        from penstock.store.journal import MANY_TOKENS, Journal
+
         self._journal = Journal(path)
+        self._many_tokens = MANY_TOKENS
         self._is_ours = False  # whether the journal was found to be of this build
         self._num_slices = 0
         self._asked = -1.0  # when a waiting reader was last reported to the builder
@@ -184,7 +189,7 @@ class StreamedStore:
         return self._manifest.digest
 
     @property
-    def progress(self) -> BuildProgress | None:
+    def progress(self) -> "BuildProgress | None":
         """The progress of the build, if this process builds."""
         return None if self._builder is None else self._builder.progress
 
@@ -230,7 +235,7 @@ class StreamedStore:
             self._refuse_other(manifest)
             self._manifest, self._sealed, self._num_coming = manifest, True, 0
             return
-        self._num_coming = MANY_TOKENS if self._journal.has_many(self._num_slices) else 0
+        self._num_coming = self._many_tokens if self._journal.has_many(self._num_slices) else 0
         if parts:
             known = self._manifest
             self._manifest = Manifest("", known.contents, (*known.parts, *parts))
@@ -313,11 +318,12 @@ class StreamedStore:
     def _describe_builder(self) -> str:
         if self._builder is not None and self._builder.building:
             return "This process builds the store."
-        with suppress(OSError):
-            holder = (self.path / ".lock").read_text(errors="replace").strip()
-            if holder:
-                return f"The last process that built the store is {holder}."
-        return "No process has begun to build the store."
+        # Imported here: a loader must not need what only a build needs.
+        from penstock.store.lock import lock_holder
+
+        if holder := lock_holder(self.path):
+            return f"The last process that built the store is {holder}."
+        return "No process is building the store."
 
 
 _open_streams: "weakref.WeakSet[StreamedStore]" = weakref.WeakSet()
@@ -338,6 +344,6 @@ if os.name == "posix":
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _close(builder: Builder | None) -> None:
+def _close(builder: "Builder | None") -> None:
     if builder is not None:
         builder.close()
