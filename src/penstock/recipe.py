@@ -1,4 +1,4 @@
-"""A run as a file: a TOML recipe becomes the objects that a script would make.
+"""Reads a recipe: a TOML file that describes a training run.
 
     output = "runs/mine"          [model]                    [training]
                                   size = "124M"              max_minutes = 90
@@ -266,7 +266,7 @@ _NO_MATCH = object()
 
 
 def _as_kind(value: object, kind: Any, name: str) -> Any:
-    """The value if it matches one type, which may be nested; otherwise `_NO_MATCH`."""
+    """The value, converted to the type `kind`; `_NO_MATCH` if it does not have that type."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Literal:
         # True == 1 in Python, so a Literal of numbers would accept true.

@@ -27,7 +27,7 @@ Step = dict[str, Any]
 
 
 class Resumable(Protocol):
-    """A `penstock.Loader`, or another loader with a state; if it has a `fingerprint`, it counts."""
+    """A `penstock.Loader`, or another loader with a state; a `fingerprint` is compared too."""
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches."""

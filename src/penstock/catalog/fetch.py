@@ -35,7 +35,7 @@ __all__ = ["FetchProgress", "Fetched", "build_stores", "fetch"]
 
 @dataclass(frozen=True, slots=True)
 class FetchProgress:
-    """How far a fetch is; passed to its callback."""
+    """The progress of a fetch, passed to its callback."""
 
     action: str
     """"downloading", "copying", "unpacking" or "waiting"."""
@@ -224,7 +224,8 @@ class _Fetch:
         try:
             if remote.packing == "plain":
                 (file,) = missing
-                # Not downloaded to its final name, which may belong to a file of the user.
+                # The file is not downloaded to its final name, because the user may have a file
+                # with that name.
                 path = self.receipt.temporary(file.name)
                 path.unlink(missing_ok=True)  # of a fetch that was killed before the rename
                 self._download(remote, path)
@@ -329,7 +330,7 @@ def _unpacked_files(remote: RemoteFile, source: Path) -> dict[str, Path]:
 
 
 def _unpacked_names(file: EntryFile) -> list[str]:
-    """Return the names a copy may have: as in the archive, without folders, or as fetched."""
+    """Return the names that a copy may have: with or without folders, or as a fetch writes it."""
     return [name for name in (file.member, Path(file.member).name, file.name) if name]
 
 

@@ -2,7 +2,7 @@
 
 The receipt, `.fetched.json`, lists every file that a fetch wrote, with its SHA-256. A fetch
 never overwrites a file with the same contents: its modification time stays, so stores built
-from it stay valid. It may replace a file that the receipt lists unchanged. Any other file
+from it stay valid. It may replace a file that a fetch wrote and nobody has changed. Any other file
 belongs to the user, and a fetch refuses to overwrite it.
 """
 
@@ -18,7 +18,8 @@ from penstock.store.lock import locked
 
 __all__ = ["Receipt", "wait_for_lock"]
 
-# A working fetch writes something within its own deadline of 30 s; twice that is stuck.
+# A fetch that works writes something at least every 30 s, its own timeout. After twice that time
+# without a write, it hangs.
 _BUSY_SECONDS = 60.0
 
 
@@ -48,7 +49,8 @@ class Receipt:
             raise _occupied(path)
         expected = sha256 or self._digests.get(name)
         if expected is None:
-            # The size alone must do; without even that, the file is fetched and compared.
+            # There is no SHA-256 to compare, so the size decides. If the size is unknown too, the
+            # file is fetched again and compared.
             return num_bytes is not None
         if digest_file(path) != expected:
             raise _occupied(path)
@@ -59,8 +61,8 @@ class Receipt:
         if self._digests.get(name) == sha256:
             return
         self._digests[name] = sha256
-        # Added after the file has its name: a kill in between leaves a file that is not listed,
-        # and the next fetch finds it right by its checksum.
+        # The entry is added after the rename. A kill in between leaves a file without an entry, and
+        # the next fetch recognises it by its checksum.
         receipt = {"files": dict(sorted(self._digests.items()))}
         write_file(self._path, [json.dumps(receipt, indent=1).encode()])
         sync_directory(self._directory)

@@ -100,7 +100,8 @@ class ChatEncoder:
         for number, (start, stop), taken in self.special.find(chat, anywhere=self._anywhere):
             if done < taken[0]:
                 self._add_text(chat, done, taken[0], pieces)
-            # Trained on if one of its own characters is; the blanks that it strips do not count.
+            # A special token is trained on if one of its own characters is; the blanks that it
+            # strips do not count.
             pieces.special.append(number)
             pieces.special_trained.append(any(a < stop and start < b for a, b in chat.trained))
             done = taken[1]
@@ -128,7 +129,8 @@ class ChatEncoder:
         Raises:
             TokenizerError: an id differs.
         """
-        # With borders="cut" ids differ on purpose, and an object has no reference.
+        # With borders="cut" ids differ on purpose, and a tokenizer object has no reference
+        # implementation.
         if self.tokenizer.definition is None or self._cuts:
             return 0
         reference = load_reference(self.tokenizer.definition.text, self.tokenizer.name)

@@ -2,7 +2,7 @@
 
 Which characters are trained on is found in two ways. Runs record which characters come from which
 message. Then, for each new shape of conversation, every text in it is replaced by a word that
-occurs nowhere else, and these words are searched in the rendered text. Both ways must find the same
+occurs nowhere else, and the rendered text is searched for these words. Both ways must find the same
 characters in the same turns, or the conversation is refused.
 """
 
@@ -64,7 +64,7 @@ class _Rendering:
         return (*found, self.text.plain[done:])
 
     def without_end(self, is_end: Callable[[str], bool]) -> tuple[int, ...]:
-        """Where the turns stop that do not end with a marker."""
+        """The end of each turn that does not end with a marker."""
         last = {turn.message: turn.span[1] for turn in self.turns}
         text = self.text.plain
         # A message may have several turns, one for each block; the last one ends it.
@@ -119,7 +119,7 @@ class Renderer:
             )
         num_without_reasoning = 0
         if self.rewritten == "mask":
-            # Of a rewritten turn, the model never wrote what is left in this context.
+            # The model never wrote a rewritten turn in this form, so it must not learn it.
             for number in {turn.message for turn in rendering.turns if turn.message in rewritten}:
                 reasoning = conversation.messages[number].get("reasoning_content")
                 if isinstance(reasoning, str) and not _is_in(reasoning, rendering.text.plain):
@@ -258,7 +258,8 @@ class Renderer:
             while start >= 0:
                 self._check_word(other, found, number, (start, start + len(word)))
                 start = found.text.plain.find(word, start + 1)
-        # Threads may do this at the same time; both write the same entry, or check once more.
+        # Two threads may do this at the same time. They write the same entry, or check a shape
+        # twice, which does no harm.
         if len(self._checked) >= _MAX_SHAPES:
             self._checked.clear()
         self._checked[shape] = found.template_texts
@@ -287,7 +288,7 @@ class Renderer:
             )
 
     def _left_out(self, conversation: Conversation, rendering: _Rendering) -> Iterator[int]:
-        """The messages of the assistant of which the template does not write some text."""
+        """The messages of the assistant from which the template leaves out some text."""
         hulls: dict[int, Span] = {}
         # Each message from its first to its last character, with the template's text between them.
         spans = [(*turn.span, turn.message) for turn in rendering.turns]

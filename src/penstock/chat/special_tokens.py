@@ -115,8 +115,8 @@ class TokenFinder:
                 start, stop = span = found.span()
                 if token.single_word and _in_a_word(text, start, stop):
                     continue
-                # Blanks that the token strips are no text of their own; `done` keeps two tokens
-                # from taking the same blanks.
+                # Blanks that the token strips are not encoded as text; `done` keeps two tokens from
+                # taking the same blanks.
                 if token.lstrip:
                     start = max(done, len(text[:start].rstrip(_BLANKS)))
                 if token.rstrip:
@@ -150,7 +150,7 @@ def _in_a_word(text: str, start: int, stop: int) -> bool:
 
 
 def token_finder(tokenizer: Tokenizer) -> TokenFinder:
-    """Finds the special tokens of `tokenizer`; of an object, those that it names."""
+    """A finder for the special tokens of `tokenizer`; for an object, the tokens that it names."""
     tokens = _special_tokens(tokenizer)
     # Longest first, as tokenizers prefer them. Without tokens, a pattern that never matches.
     names = sorted(tokens, key=len, reverse=True)
@@ -231,9 +231,9 @@ def tokenizer_with_markers(
 
 
 def _searched_tokens(tokenizer: Tokenizer) -> set[str]:
-    """The tokens that the tokenizer searches in a text before it splits the rest into words.
+    """The tokens that the tokenizer finds in a text before it splits the rest into words.
 
-    Ordinary tokens are not among them: whether a text has one depends on the characters around it.
+    Ordinary tokens are not included: whether one is found depends on the characters around it.
     """
     added = tokenizer.definition.added_tokens if tokenizer.definition is not None else []
     return {*_special_tokens(tokenizer), *(token["content"] for token in added)}

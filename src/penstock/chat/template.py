@@ -135,7 +135,7 @@ def _read_json(path: Path) -> JsonObject:
 
 
 def _configured(source: object, name: str, config: JsonObject) -> Template:
-    """The template of a configuration; of several templates, the one named "default"."""
+    """The template in a configuration; if it has several, the one named "default"."""
     if isinstance(source, list):
         source = {str(each.get("name")): each.get("template") for each in source}
     if isinstance(source, dict):

@@ -100,7 +100,7 @@ def find_turns(
 
 
 def _hulls(runs: Sequence[Run]) -> dict[int, Span]:
-    """The first to the last character of each message, where it is first written.
+    """For each message, the span from its first to its last character, the first time it occurs.
 
     A template may write some text again, such as the name of a tool above its result.
     """
@@ -234,7 +234,7 @@ def generation_turns(text: Traced, conversation: Conversation) -> list[Turn]:
     """The turns that `{% generation %}` blocks mark.
 
     Raises:
-        ChatError: a block contains text of somebody else.
+        ChatError: a block contains text that the assistant did not write.
     """
     blocks = [(start, stop) for start, stop, leaf, _ in text._runs if leaf is GENERATION]
     runs = [run for run in text._runs if run[2] is not GENERATION]

@@ -108,7 +108,7 @@ def check(
 
 
 def _finding(name: str, step: Callable[[], str], earlier: list[Finding]) -> Finding:
-    """Run one check. All later checks need the store that the third one builds."""
+    """Run one check. It fails at once if one of the first three failed: it needs their store."""
     failed = [each.name for each in earlier[:3] if not each.passed]
     if failed:
         return Finding(name, False, f"not tried, because {failed[0]} failed")

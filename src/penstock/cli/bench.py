@@ -36,7 +36,7 @@ _WARM_UP_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A model on some GPUs."""
+    """A model, and the number of GPUs that train it."""
 
     model: str
     num_parameters: float

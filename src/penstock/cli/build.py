@@ -20,7 +20,7 @@ from penstock.cli.units import duration_text, number_of, size_text
 if TYPE_CHECKING:
     from penstock.store.reader import TokenStore
 
-# Bytes of the text in the counts of a build, by what became of them.
+# The names of the counts that together cover every byte of the text.
 _TEXT_BYTES = ("document_bytes", "separator_bytes", "skipped_bytes", "rejected_bytes")
 
 
@@ -177,7 +177,7 @@ def _log_warnings(*, shown: bool) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildResult:
-    """A finished store, and how this run came to it."""
+    """The result of a build: the finished store, and what this run did."""
 
     directory: Path
     stores: dict[str, "TokenStore"]

@@ -1,4 +1,4 @@
-"""`penstock demo`: the whole pipeline, on text that every machine with Python has.
+"""`penstock demo`: the whole pipeline on Python's standard library.
 
 The sources of Python's standard library are one corpus ("code"). Its documentation is the other
 ("prose"): the docstrings of each module as one page, and the topics of `help()`. The demo needs no

@@ -3,7 +3,7 @@ r"""Characters that gigatoken and `tokenizers` treat differently.
 Both split text by Unicode's classes (letter, number, mark), and one definition in five normalizes
 it, but each library has its own version of the Unicode tables. A code point that was assigned
 between the two versions is a letter to one library and unassigned to the other: "\\U000323b0's" is
-two tokens or three. `tokenizers` encodes the documents that contain one.
+two tokens or three. `tokenizers` encodes the documents that contain such a code point.
 
 The ranges come from a comparison of all 1.1 million code points:
 

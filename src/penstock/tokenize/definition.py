@@ -35,7 +35,7 @@ Config = dict[str, Any]
 # "<|endoftext|>" could mean either.
 _COMMON_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>")
 _COMMON_BOS = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>")
-# Settings of which False is not the default, so that a digest must keep it.
+# Settings whose default is not False. A digest must not leave out their False.
 _TRUE_BY_DEFAULT = ("use_regex", "split", "strip_accents")
 _ROLES = ("eos_token", "bos_token", "pad_token", "cls_token", "sep_token", "mask_token")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.json)")
@@ -73,7 +73,8 @@ class Definition:
             model["merges"] = [
                 pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]
             ]
-        # Apart from the rest: they are large, have no defaults, and must not be walked through.
+        # These two are handled separately: they are large and have no defaults, so walking through
+        # them would waste time.
         vocab, merges = model.pop("vocab", None), model.pop("merges", None)
         flags = ["id", "content", "special", "lstrip", "rstrip", "single_word"]
         if self.config.get("normalizer"):  # without one, `normalized` changes nothing

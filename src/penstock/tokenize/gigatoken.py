@@ -44,7 +44,7 @@ _log = logging.getLogger("penstock")
 # Digests of the tokenizers that were logged as slow in this process.
 _logged: set[str] = set()
 _MAX_LOADED = 4
-# Around a listed character, the reference encodes about so many bytes.
+# The reference encodes about this many bytes around a listed character.
 _PIECE_BYTES = 1 << 13
 _NO_POSITIONS = np.zeros(0, np.int64)
 
@@ -55,7 +55,7 @@ def choose_engine(
     """The engine for `definition`; logs the reason if "auto" does not choose gigatoken.
 
     Raises:
-        TokenizerError: no engine can load the definition, or not the one that was asked for.
+        TokenizerError: no engine can load the definition, or the requested engine cannot.
     """
     if engine not in ("auto", "gigatoken", "tokenizers"):
         raise TokenizerError(f'engine={engine!r} is not "auto", "gigatoken" or "tokenizers".')
@@ -88,7 +88,7 @@ def _fast_engine(definition: Definition, *, parse: bool) -> tuple["GigatokenEngi
     try:
         return GigatokenEngine(definition, parse=parse), ""
     except Exception as error:  # noqa: BLE001  (gigatoken raises several types)
-        # Lines after the first name a place in gigatoken's source.
+        # Only the first line is kept: the others name a location in gigatoken's source.
         return None, f"it cannot load it: {error}".partition("\n")[0]
 
 
@@ -228,10 +228,12 @@ class GigatokenEngine:
             return self._idle.get_nowait()
         except queue.Empty:
             with self._lock:
-                # Counted before it is loaded, so that two threads do not both load the last one.
+                # The count rises before loading starts. Otherwise two threads could both see room
+                # for one more tokenizer, and load one too many.
                 is_room = self._num_loaded < self._max_loaded
                 self._num_loaded += is_room
-        # Loading and waiting happen outside the lock, so that other calls can return theirs.
+        # Loading and waiting happen outside the lock, so that other calls can return their
+        # tokenizers.
         return _load_gigatoken(self._text) if is_room else self._idle.get()
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:

@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ObjectDescription:
-    """What a tokenizer object says about itself. None or empty: it does not say."""
+    """The properties that a tokenizer object reports; None or empty if it does not report one."""
 
     name: str
     is_tiktoken: bool
@@ -62,7 +62,7 @@ class ObjectDescription:
 
 
 def describe_object(tokenizer: object) -> ObjectDescription:
-    """Everything that penstock asks a tokenizer object, asked once.
+    """The properties of a tokenizer object that penstock needs; each is read once.
 
     Raises:
         TokenizerError: the object has no method `encode`.
@@ -135,7 +135,8 @@ class ObjectEngine:
         self._encode: Callable[..., Any] = read_attribute(tokenizer, "encode_ordinary", "encode")
         self._options: dict[str, bool] = {}
         if any(each.__module__.startswith("transformers.") for each in type(tokenizer).__mro__):
-            # By default it parses special tokens in a text and adds others around it.
+            # By default, a tokenizer of transformers parses special tokens in a text and adds
+            # others around it.
             self._options = {"add_special_tokens": False, "split_special_tokens": True}
 
     def encode(self, texts: pa.LargeBinaryArray) -> Encoded:

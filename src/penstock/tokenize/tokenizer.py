@@ -274,7 +274,7 @@ def _extended(tokenizer: Tokenizer, tokens: Sequence[str]) -> Tokenizer:
 
 
 def with_special(tokenizer: Tokenizer, tokens: Iterable[str]) -> Tokenizer:
-    """`tokenizer` that treats these of its tokens as special, so that no text contains them.
+    """A tokenizer that treats these ordinary tokens as special, so that no text contains them.
 
     The digest stays the same, because all ids keep their meaning.
     """

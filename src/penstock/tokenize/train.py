@@ -99,7 +99,8 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
     reading = replace(reading or ReadSettings(), separators=_separators(special_tokens))
     files = list_files(inputs, reading)
     reader = _Reader(files, reading, max_bytes, max_bad, progress)
-    # The text is never held in memory: `tokenizers` pulls it, and the reader counts on the way.
+    # `tokenizers` reads documents from an iterator, so the text is never held in memory. The reader
+    # counts the documents that it yields.
     tokenizer = _learn(reader.texts(), vocab_size, special_tokens)
     _refuse_unfilled(tokenizer, vocab_size, reader.num_bytes)
     text = tokenizer.to_str()
@@ -162,7 +163,8 @@ class _Reader:
                 self.num_bytes += len(texts[kept].encode())
                 kept += 1
             texts = texts[:kept]
-        # With edges, a document may go on in the next batch; the tally counts each once.
+        # If a batch has edges, its last document may continue in the next batch. The tally counts
+        # each document once.
         self.num_documents += len(texts) if batch.edges is None else batch.tally.documents
         return texts
 
@@ -185,7 +187,7 @@ class _Reader:
 
 
 def _separators(special_tokens: Sequence[str]) -> tuple[str, ...]:
-    """The separators of documents="auto" for a tokenizer with these tokens."""
+    """The separators that documents="auto" looks for, given these special tokens."""
     tokens = dict.fromkeys(("<|endoftext|>", *special_tokens))
     # "</s>" also is an HTML tag, so text may contain it.
     return tuple(token for token in tokens if token != "</s>")

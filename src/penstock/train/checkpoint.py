@@ -48,7 +48,7 @@ _FORMAT = 2
 _KEYS = {"format", "progress", "model_config", "data", "model", "optimizers"}
 _NAME = re.compile(r"step-(\d{8,})\.pt")
 # Errors of file systems that are read-only or have no locks, as on some clusters. A finished run
-# can still be looked at there.
+# can still be opened there, without a lock.
 _NO_LOCKS = {errno.EACCES, errno.EROFS, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 
 _END_OF_TEXT = 50_256

@@ -147,7 +147,7 @@ def run_recipe(recipe: Recipe, *, device: str | None, log: Log) -> RunResult:
 
 
 def _sample_text(job: TrainingJob, model: GPT) -> str:
-    """A hundred tokens of the model's own, decoded with the tokenizer of the data."""
+    """A hundred tokens that the model generates, decoded with the tokenizer of the data."""
     store = stores_of(next(iter(job.plan.sources.values())))[0]
     if not isinstance(store, TokenStore):
         raise TrainError(f"{store.path} does not record its tokenizer")

@@ -250,7 +250,7 @@ def microbatches(batch: dict[str, Tensor], rows: int) -> Iterator[list[Tensor | 
 
 
 class RowSubset(WrappedRows):
-    """A number of evenly spaced rows of a source, the same ones for every batch size."""
+    """At most `num_rows` evenly spaced rows of a source; the batch size does not change them."""
 
     num_tokens = part_rows = None  # those of the rows describe all rows, not the subset
 

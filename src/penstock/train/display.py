@@ -1,4 +1,4 @@
-"""A run as people see it: a line about its progress, the loss curve, and the names of documents.
+"""Shows a run: a line about its progress, the loss curve, and the names of documents.
 
     step 1,200/4,800  loss 5.3121  val 5.4410  6,210 tok/s  wait 0.1%  1.2 GB  ETA 9:48
 

@@ -73,7 +73,7 @@ def train(job: TrainingJob, *, device: str | None = None, log: Log | None = None
 
 
 class _QueuedStep(NamedTuple):
-    """A step whose numbers are still on their way to the host."""
+    """A step whose results are still being copied to the host."""
 
     step: int
     results: HostCopy  # loss, norm of the gradient
@@ -83,7 +83,7 @@ class _QueuedStep(NamedTuple):
 
 
 class _Loop:
-    """The work of one process."""
+    """The training loop of one process."""
 
     def __init__(self, job: TrainingJob, world: World, log: Log, stop: threading.Event) -> None:
         self.job, self.config, self.world, self.stop = job, job.training, world, stop

@@ -127,7 +127,7 @@ class MaskTokens:
             "random": float(self.random),
         }
         if self._begins is not None:
-            # As a digest: nobody can read 50,257 booleans, and a difference is all that matters.
+            # Described by a digest: nobody can read 50,257 booleans, and only a difference matters.
             described["begins_word"] = digest_bytes(np.packbits(self._begins).tobytes())
         return described
 
