@@ -33,4 +33,5 @@ def lazy_exports(
                 setattr(loaded[package], each, getattr(module, each))
         return getattr(loaded[package], name)
 
+    # `dir()` must list names that were not imported yet, so that tab completion finds them.
     return sorted(homes), get, lambda: sorted({*vars(loaded[package]), *homes})

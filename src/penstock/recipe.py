@@ -87,6 +87,7 @@ class DataConfig:
     """Whether training starts while the text is still being tokenized."""
 
     def __post_init__(self) -> None:
+        # Ranges, and settings that contradict each other. `_value` checks the types.
         if (self.train is None) == (not self.sources):
             raise PlanError("Set either data.train or data.sources, not both.")
         if self.length < 1:
@@ -154,6 +155,7 @@ def read_recipe(path: str | Path, changes: Tables | None = None) -> Recipe:
     """
     path = Path(path)
     try:
+        # utf-8-sig: editors on Windows put a byte order mark first, which TOML does not allow.
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise RecipeError(f"{path} does not exist (working directory: {Path.cwd()}).") from error
@@ -262,6 +264,7 @@ def _value(value: object, hint: Any, name: str) -> Any:
     raise RecipeError(f"{name} is {value!r}, but must be {allowed}.")
 
 
+# A separate object, because None is a valid result.
 _NO_MATCH = object()
 
 
@@ -275,6 +278,7 @@ def _as_kind(value: object, kind: Any, name: str) -> Any:
         if len(parts) != len(value):
             return _NO_MATCH
         return tuple(_value(each, one, name) for each, one in zip(value, parts, strict=True))
+    # Tables by name, such as [data.sources.web]; their names are free.
     if origin is dict and isinstance(value, dict):
         return {key: _value(each, parts[1], f"{name}.{key}") for key, each in value.items()}
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):

@@ -175,7 +175,7 @@ def test_a_wrong_byte_is_fetched_once_more(succeeds, server):
 def test_a_file_that_stays_wrong_is_deleted(fails, tmp_path, wanted):
     message = fails(*[Fault(flip=True)] * 9)
 
-    assert f"but {wanted.sha256} is right" in message
+    assert f"but {wanted.sha256} is expected" in message
     assert not list(tmp_path.iterdir())
 
 

@@ -165,7 +165,7 @@ class _Download:
         num_bytes, sha256 = hub_metadata(url, self._limits.stall_seconds)
         if sha256 and self._sha256 not in (None, sha256):
             raise RequestFailure(
-                f"the Hub has a file with SHA-256 {sha256}, but {self._sha256} is right"
+                f"the Hub has a file with SHA-256 {sha256}, but {self._sha256} is expected"
             )
         self._num_bytes = self._num_bytes or num_bytes
         self._sha256 = self._sha256 or sha256
@@ -220,10 +220,10 @@ class _Download:
         total = int(length) if re.fullmatch("[0-9]+", length) else None
         expected = self._num_bytes
         if total is not None and expected is not None and total != expected:
-            raise RequestFailure(f"the server has {total:,} bytes, but the file has {expected:,}")
+            raise RequestFailure(f"the server has {total:,} bytes, but {expected:,} are expected")
         if total is None and expected is None and not self._sha256 and not answer.chunked:
             raise RequestFailure(
-                "the server does not say how long the file is, so a cut would go unseen"
+                "the server does not report the length, so a truncated file would not be noticed"
             )
         return start, total if total is not None else expected
 
@@ -284,10 +284,10 @@ class _Download:
         """Check the part, force it to disk, and give it its name."""
         size = self._size()
         if self._num_bytes is not None and size != self._num_bytes:
-            raise _WrongContent(f"received {size:,} bytes, but the file has {self._num_bytes:,}.")
+            raise _WrongContent(f"received {size:,} bytes, but {self._num_bytes:,} are expected.")
         if self._sha256 and (found := digest_file(self._part)) != self._sha256:
             raise _WrongContent(
-                f"the received file has SHA-256 {found}, but {self._sha256} is right. It was "
+                f"the received file has SHA-256 {found}, but {self._sha256} is expected. It was "
                 "deleted."
             )
         # The contents are synced before the rename: after a power cut, the name must not belong to

@@ -153,7 +153,9 @@ def _train_ratio(entry: Entry, split: float | None) -> float | None:
         return entry.train_ratio
     if entry.train_ratio is None:
         splits = ", ".join(entry.splits)
-        raise SourceError(f"{entry.name} comes split into {splits}. Leave out split={split:g}.")
+        raise SourceError(
+            f"{entry.name} comes split into {splits}. Leave out split={split:g} (--split)."
+        )
     # Written so that NaN is refused too.
     if not 0 < split < 1:
         raise SourceError(f"split must be between 0 and 1, such as 0.9; got {split:g}.")
@@ -224,8 +226,7 @@ class _Fetch:
         try:
             if remote.packing == "plain":
                 (file,) = missing
-                # The file is not downloaded to its final name, because the user may have a file
-                # with that name.
+                # A temporary name: the user may have another file with the final name.
                 path = self.receipt.temporary(file.name)
                 path.unlink(missing_ok=True)  # of a fetch that was killed before the rename
                 self._download(remote, path)

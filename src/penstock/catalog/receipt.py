@@ -94,9 +94,9 @@ class Receipt:
         size, found = write_file(new, pieces)
         try:
             if num_bytes is not None and size != num_bytes:
-                raise FetchError(f"{source} has {size:,} bytes, but {num_bytes:,} are right.")
+                raise FetchError(f"{source} has {size:,} bytes, but {num_bytes:,} are expected.")
             if sha256 is not None and found != sha256:
-                raise FetchError(f"{source} has SHA-256 {found}, but {sha256} is right.")
+                raise FetchError(f"{source} has SHA-256 {found}, but {sha256} is expected.")
             return self.move(name, found)
         finally:
             new.unlink(missing_ok=True)

@@ -146,7 +146,7 @@ class ChatEncoder:
                 raise TokenizerError(
                     f"The ids of a conversation differ from those of tokenizers at token {at}: "
                     f"{ours[at : at + 5]} and {theirs[at : at + 5]}. {self.tokenizer.name} treats "
-                    "special tokens in a way that penstock does not know."
+                    "special tokens in a way that penstock does not know. Use another tokenizer."
                 )
             compared += 1
         return compared

@@ -126,7 +126,7 @@ def to_conversation(record: object) -> Conversation:
         raise ChatError("no_messages", "The conversation has no messages.")
     settings = record.get("chat_template_kwargs") or {}
     if not isinstance(settings, dict):
-        raise ChatError("bad_shape", f'"chat_template_kwargs" is {_kind(settings)}.')
+        raise ChatError("bad_shape", f'"chat_template_kwargs" is {_kind(settings)}, not an object.')
     return Conversation(messages, _tools(record.get("tools")), settings)
 
 
@@ -202,7 +202,7 @@ def _message(turn: object, path: str) -> Message:
     else:
         raise ChatError("bad_shape", f'{path} has neither "role" nor "from": {turn!r:.60}')
     if not isinstance(message["role"], str) or not message["role"]:
-        raise ChatError("bad_shape", f"{path} has the role {message['role']!r:.40}.")
+        raise ChatError("bad_shape", f"{path} has the role {message['role']!r:.40}, not a name.")
     # OpenAI's "weight" is 0 or 1; an explicit "train" has priority.
     if turn.get("weight") is not None and "train" not in turn:
         message["train"] = bool(turn["weight"])

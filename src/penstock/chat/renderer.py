@@ -115,7 +115,8 @@ class Renderer:
         if rewritten and self.rewritten == "refuse":
             raise ChatError(
                 "rewritten",
-                f"The template leaves out text of the assistant in messages {list(rewritten)}.",
+                f"The template leaves out text of the assistant in messages {list(rewritten)}, and "
+                'rewritten="refuse" rejects such conversations.',
             )
         num_without_reasoning = 0
         if self.rewritten == "mask":
@@ -202,8 +203,8 @@ class Renderer:
             if part.get("type", "text") != "text":
                 raise ChatError(
                     "not_text",
-                    f"The template {self.template.name} takes no parts of a message, and one is "
-                    f"of type {part['type']!r:.40}.",
+                    f"The template {self.template.name} writes only text, but a part of a message "
+                    f"is of type {part['type']!r:.40}.",
                 )
         return {**message, "content": traced_join(part["text"] for part in parts)}
 
@@ -222,7 +223,7 @@ class Renderer:
         return found
 
     def _try_forms(self, forms: tuple[str, ...]) -> str:
-        """The rendered question and answer in these forms; "" if one of them is not written."""
+        """A question and an answer in these forms, rendered; "" if the template omits one."""
         messages = [
             {"role": role, "content": [{"type": "text", "text": text}] if form == "parts" else text}
             for role, text, form in zip(
@@ -283,8 +284,8 @@ class Renderer:
         if turns_at - {number} or is_missing or (turns_at and not is_trained):
             raise ChatError(
                 "disagreement",
-                "The two ways to find what the assistant said do not agree on message "
-                f"{number} of the conversation under the template {self.template.name}.",
+                f"Tracing and search disagree about message {number} under the template "
+                f"{self.template.name}, so its loss mask cannot be trusted. Use another template.",
             )
 
     def _left_out(self, conversation: Conversation, rendering: _Rendering) -> Iterator[int]:

@@ -37,6 +37,7 @@ CHECKS = (
     "Performance",
     "Preprocessing",
 )
+# The limit of the script that `penstock check` replaces.
 MIN_TOKENS_PER_SECOND = 100_000
 _MAX_ROUND_TRIPS = 1_000
 _MAX_DOCUMENT_BYTES = 1 << 28
@@ -115,6 +116,7 @@ def _finding(name: str, step: Callable[[], str], earlier: list[Finding]) -> Find
     try:
         return Finding(name, True, step())
     except (_CheckFailedError, PenstockError, OSError) as error:
+        # A finding is one line, and messages of penstock may have several.
         return Finding(name, False, " ".join(str(error).split()))
 
 
@@ -162,6 +164,7 @@ class _Run:
             return f"{file.name} does not exist (working directory: {Path.cwd()})"
         if path.is_dir():
             return f"{file.name} is a directory; name the files in it"
+        # The name of one file lists exactly one file; directories were refused above.
         (listed,) = list_files(file.name, self._settings.reading)
         self._inputs[file.name] = listed
         file.num_bytes, file.format = listed.size, listed.format
@@ -204,6 +207,7 @@ class _Run:
     def _build(self, name: str, copies: int = 1) -> "TokenStore":
         from penstock.store.build import build
 
+        # The sample is already cut into documents, so the store is built from texts in memory.
         texts = Texts([text.decode() for text in self._texts] * copies)
         return build(texts, self.folder / name, tokenizer=self._tokenizer)
 

@@ -86,12 +86,13 @@ def _document_parts(
 
     Of a compressed file only the beginning is read, since the rest cannot be read without it.
     """
+    # A compressed file has to be read in order, and a small file may be read at once.
     whole = listed.compression is None and listed.size <= budget
     if listed.compression or whole:
         expanded = Expanded(listed, reading.max_expansion)
         try:
             found = [(0, expanded.read(budget))]
-            whole = not expanded.read(1)
+            whole = not expanded.read(1)  # one more byte shows whether the budget was enough
         finally:
             expanded.close()
     else:

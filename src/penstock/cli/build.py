@@ -115,7 +115,9 @@ def build_command(
     penstock build chats.jsonl -o stores/chats --chat chatml --add-tokens auto
     """
     if eos_token is not None and not eos:
-        raise typer.BadParameter("--no-eos and --eos-token exclude each other.")
+        raise typer.BadParameter(
+            "--no-eos and --eos-token contradict each other: leave one of them out."
+        )
     if chat is None and (chat_date, rewritten) != (None, "mask"):
         raise typer.BadParameter("--chat-date and --rewritten need a chat template: set --chat.")
     from penstock.tokenize.tokenizer import load_tokenizer

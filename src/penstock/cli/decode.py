@@ -45,7 +45,7 @@ def decode_command(
     from penstock.tokenize.tokenizer import load_tokenizer
 
     if raw and as_json:
-        raise typer.BadParameter("--raw and --json exclude each other.")
+        raise typer.BadParameter("--raw and --json cannot be combined: leave one of them out.")
     opened = TokenStore(store)
     # A tokenizer that is given is loaded once, for all documents.
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)
@@ -83,7 +83,7 @@ def _numbers(store: "TokenStore", document: int, count: int) -> range:
     if not -len(store) <= document < len(store):
         raise StoreError(
             f"{store.path} has no document {document:,}; its {len(store):,} documents are numbered "
-            "from 0."
+            f"from 0 to {len(store) - 1:,}."
         )
     first = document % len(store)  # -1 becomes the last document
     left = len(store) - first

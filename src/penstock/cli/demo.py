@@ -59,7 +59,7 @@ def demo_command(
     """
     from penstock.tokenize.tokenizer import load_tokenizer
 
-    _title("1. Text that every machine has: Python's standard library")
+    _title("1. The text: Python's standard library")
     files, pages = _collect(directory)
     _title("2. From raw text to finished stores: penstock build")
     tokenizer = load_tokenizer("gpt2")
@@ -202,7 +202,9 @@ def _show_resume(plan: "Plan") -> None:
     # Rank 0 reads the first half of each global batch, rank 1 the second.
     for batch, *halves in zip(islice(single, 200), *ranks, strict=False):
         if not torch.equal(torch.cat([half["inputs"] for half in halves]), batch["inputs"]):
-            raise AssertionError("Two ranks did not read the rows of one process: a bug, report it")
+            raise AssertionError(
+                "Two ranks read other rows than one process. Please report this bug."
+            )
         num_steps += 1
     write(f"two ranks resumed from it: {num_steps} steps, the same rows as with one process")
 

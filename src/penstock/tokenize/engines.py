@@ -158,6 +158,7 @@ def concatenated(rows: list[Sequence[int]]) -> Encoded:
     ids = np.fromiter(chain.from_iterable(rows), np.int64, count=int(offsets[-1]))
     if len(ids) and (ids.min() < 0 or ids.max() > 0xFFFF_FFFF):
         raise TokenizerError(
-            f"The tokenizer gave ids from {ids.min():,} to {ids.max():,}; ids are 32 bits wide."
+            f"The tokenizer returned ids from {ids.min():,} to {ids.max():,}, but a store "
+            f"holds only ids from 0 to {0xFFFF_FFFF:,}. Use another tokenizer."
         )
     return ids.astype(np.uint32), offsets

@@ -64,7 +64,10 @@ def choose_engine(
         if fast is not None:
             return fast
         if engine == "gigatoken":
-            raise TokenizerError(f"gigatoken is not used for {definition.name}: {reason}.")
+            raise TokenizerError(
+                f'gigatoken is not used for {definition.name}: {reason}. Use engine="auto" '
+                "(--engine auto), which encodes with tokenizers here."
+            )
     slow = TokenizersEngine(definition, parse=parse)
     slow.load()
     if engine == "auto" and definition.digest not in _logged:
@@ -209,7 +212,7 @@ class GigatokenEngine:
 
     @contextmanager
     def _borrowed(self) -> Iterator[tuple["gigatoken.Tokenizer", bool]]:
-        """A tokenizer for one call, and whether more calls run than tokenizers may be loaded."""
+        """A tokenizer for one call, and whether more calls run than tokenizers are allowed."""
         with self._lock:
             self._num_calls += 1
             is_crowded = self._num_calls > self._max_loaded

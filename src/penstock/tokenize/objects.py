@@ -70,7 +70,7 @@ def describe_object(tokenizer: object) -> ObjectDescription:
     if not callable(read_attribute(tokenizer, "encode")):
         raise TokenizerError(
             f"{tokenizer!r:.80} is not a tokenizer: it is neither a name nor a path, and it has no "
-            "method encode."
+            'method encode. Use a name such as "gpt2", a path, or an object with encode(text).'
         )
     read = partial(read_attribute, tokenizer)
     is_tiktoken = type(tokenizer).__module__.partition(".")[0] == "tiktoken"

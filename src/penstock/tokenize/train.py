@@ -95,7 +95,10 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
             f"{len(special_tokens)} special tokens, which are {least:,}. Use a few thousand more."
         )
     if max_bytes is not None and max_bytes < 1:
-        raise SourceError(f"max_bytes={max_bytes} leaves no text to learn from.")
+        raise SourceError(
+            f"max_bytes={max_bytes} leaves no text to learn from. Use at least 1; 100,000,000 are "
+            "usually enough."
+        )
     reading = replace(reading or ReadSettings(), separators=_separators(special_tokens))
     files = list_files(inputs, reading)
     reader = _Reader(files, reading, max_bytes, max_bad, progress)
@@ -175,7 +178,9 @@ class _Reader:
         if self.num_rejects > limit:
             raise SourceError(
                 f"{self.num_rejects:,} of {records:,} records were rejected, more than the "
-                f"{limit:,.0f} that max_bad={self.max_bad:g} allows. The first:{self._shown()}"
+                f"{limit:,.0f} that max_bad={self.max_bad:g} allows. Repair the input, set the "
+                "right field or format, or raise max_bad (--max-bad). The first rejected records:"
+                f"{self._shown()}"
             )
 
     def _shown(self) -> str:

@@ -196,7 +196,9 @@ def generate(
             # The model was trained on rows of `length` tokens, so it sees the last ones.
             logits = model(written[:, -model.config.length :])[0, -1, :vocab_size].float()
             if not bool(logits.isfinite().all()):
-                raise TrainError("The logits of the model are not finite.")
+                raise TrainError(
+                    "The logits of the model are not finite, so no token can be drawn."
+                )
             likeliest, ids = (logits / _TEMPERATURE).topk(min(_TOP_K, len(logits)))
             drawn = torch.multinomial(likeliest.softmax(0), 1, generator=generator)
             written = torch.cat([written, ids[drawn][None]], dim=1)

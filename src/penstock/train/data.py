@@ -323,7 +323,10 @@ def check_vocabulary(job: TrainingJob) -> None:
                 # An unsigned dtype cannot be negative, but a .npy file may be of int32 or int64.
                 ids = each.array()[:_CHECKED_IDS]
                 if ids.min(initial=0) < 0:
-                    raise PlanError(f"{each.path} has negative token ids ({ids.min()}).")
+                    raise PlanError(
+                        f"{each.path} has the negative token id {ids.min()}, for which no model "
+                        "has an embedding. Use another file."
+                    )
                 vocabularies.append((each.path, int(ids.max(initial=0)) + 1))
         for path, size in vocabularies:
             if size > vocab_size:

@@ -43,8 +43,8 @@ __all__ = [
     "read_metrics",
 ]
 
-# Dense products in bfloat16, without sparsity, from the makers' data sheets. The first name that
-# the device's name contains counts, so "H100 PCIe" comes before "H100".
+# For dense matrix products in bfloat16, from the makers' data sheets. The first entry that is part
+# of the device's name is used, so "H100 PCIe" must come before "H100".
 _PEAK_FLOPS = {
     "H200": 989e12,
     "H100 PCIe": 756e12,

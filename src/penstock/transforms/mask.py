@@ -199,7 +199,8 @@ class MaskTokens:
         starts[:, :1] = True
         if starts.size:
             starts[np.arange(len(starts)), first_token] = True
-        # All rows as one array: every row begins a word, so no word spans two rows.
+        # The rows are treated as one long array. Every row begins a word, so no word spans two
+        # rows.
         first = np.flatnonzero(starts)
         sizes = np.diff(first, append=starts.size)
         return np.repeat(selected.reshape(-1)[first], sizes).reshape(selected.shape)

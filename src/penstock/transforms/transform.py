@@ -10,7 +10,7 @@ Rows are a dictionary of arrays. `length` is the number of inputs per row.
     same_document    (rows, length)      rows        if rows hold whole documents: whether the
                                                      next token belongs to the same document
     document_ids     (rows, length)      rows        if rows know where documents begin
-    labels           (rows, length)      transforms  the token to predict at this column; not shifted
+    labels           (rows, length)      transforms  the token to predict here; not shifted
     targets          (rows, length)      transforms  the next token to predict, if it is not
                                                      `tokens[:, 1:]`
     target_mask      (rows, length)      transforms  False = ignored by the loss (-100)
