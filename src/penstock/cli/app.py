@@ -35,6 +35,7 @@ from penstock.cli.train import train_command
 from penstock.cli.verify import verify_command
 from penstock.errors import PenstockError
 
+# As in a shell: 128 + 2, the number of SIGINT.
 _INTERRUPTED = 130
 
 
@@ -48,6 +49,7 @@ class Commands(TyperGroup):
         if "--json" not in args:
             return super().main(args, *rest, **settings)
         try:
+            # In standalone mode, click would print its errors as text and exit.
             settings |= {"standalone_mode": False, "obj": "json"}
             sys.exit(super().main(args, *rest, **settings))
         except Exception as error:
@@ -67,6 +69,7 @@ class Commands(TyperGroup):
             _print_interrupt(error, as_json=as_json)
             raise typer.Exit(_INTERRUPTED) from None
         except (PenstockError, OSError) as error:
+            # The reader of a pipe has closed it (`| head`): not an error to print. See `run`.
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise
             print_exception(error, as_json=as_json)
@@ -100,6 +103,7 @@ for _command in (
     train_command,
     demo_command,
 ):
+    # The name of a command is that of its function: build_command is `penstock build`.
     app.command(_command.__name__.removesuffix("_command"))(_command)
 app.add_typer(tokenizer_app, name="tokenizer")
 
@@ -163,6 +167,7 @@ def _on_lost_output(error: OSError) -> int:
 
 def _leave(code: int) -> NoReturn:
     """End the process with `code`, at once if it failed."""
+    # The last output is still in a buffer, so a full disk may be noticed only here.
     try:
         sys.stdout.flush()
         sys.stderr.flush()

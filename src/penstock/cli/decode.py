@@ -64,6 +64,7 @@ def decode_command(
                     write("")
                 show_document(opened, number, loaded)
     except TokenizerError as error:
+        # With --tokenizer, the user has already followed this advice.
         if tokenizer is None:
             error.add_note(
                 "The store was built with this tokenizer. Set --tokenizer to its name or to the "
@@ -99,6 +100,7 @@ def _to_json(
     store: "TokenStore", number: int, tokenizer: "Tokenizer | None"
 ) -> dict[str, str | int | bool]:
     origin = store.origin(number)
+    # False if the document continues in the piece before or after this one.
     begins, ends = store.edges(number)
     return {
         "document": number,

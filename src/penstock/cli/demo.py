@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.tokenize.tokenizer import Tokenizer
     from penstock.train import RunResult
 
+# Folders inside the standard library that hold installed packages, tests or compiled files.
 _OTHER_FOLDERS = frozenset(
     ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
 )
@@ -115,6 +116,7 @@ def _build_stores(
 ) -> dict[str, BuildResult]:
     """Build both stores, or find them finished."""
     code, prose = directory / "code", directory / "prose"
+    # Each module is one document: documents="auto" would also split a file at an end token in it.
     results = {
         "code": measured_build(
             files, code, bar=True, tokenizer=tokenizer, documents="file", format="text"
@@ -131,6 +133,7 @@ def _build_stores(
 
 def _show_documents(results: dict[str, BuildResult], pages: list[str]) -> None:
     """One document of each store; short ones, if this Python has them."""
+    # antigravity.py and the page about lambda are short enough for the screen.
     code, prose = results["code"].store, results["prose"].store
     names = [Path(code.origin(number).file).name for number in range(len(code))]
     short = names.index("antigravity.py") if "antigravity.py" in names else 0
@@ -215,6 +218,7 @@ def train_shortly(store: Path, output: Path, seconds: float) -> "RunResult":
     from penstock.train import Display, train
     from penstock.train.command import open_job
 
+    # The run takes about a minute, so a checkpoint is saved only at its end.
     tables = {
         "output": str(output),
         "data": {"train": str(store), "length": 128},
@@ -267,6 +271,7 @@ def prose_pages(files: list[Path]) -> Iterator[tuple[str, str]]:
         topics = importlib.import_module("pydoc_data.topics").topics
     except ImportError:  # some distributions leave it out
         topics = {}
+    # Sorted, so that the same Python always writes the same file, and builds the same store.
     for name, text in sorted(topics.items()):
         yield f"help: {name}", text
     root = Path(sysconfig.get_paths()["stdlib"])

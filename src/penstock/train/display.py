@@ -61,6 +61,7 @@ class Display:
         now, step = time.monotonic(), event.progress.step
         # Without a terminal the first lines come soon, then one every ten seconds.
         wait = _DRAW_SECONDS if self._live is not None else min(_PRINT_SECONDS, step)
+        # The last step is always shown.
         if now - self._shown < wait and step != event.progress.steps:
             return
         self._shown = now

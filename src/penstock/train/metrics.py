@@ -264,10 +264,12 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes in use so far: on the GPU, or in this process without a GPU."""
+    """The most bytes in use so far, on the GPU or in this process; 0 if not known."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    import resource
-
+    try:
+        import resource
+    except ImportError:  # Windows does not have this module
+        return 0
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
