@@ -170,7 +170,7 @@ def test_a_copy_that_is_not_the_file_is_refused(data, tmp_path):
     for side in ("valid", "test"):
         (links / f"wiki.{side}.raw").symlink_to(data / "wikitext-2-raw" / f"wiki.{side}.raw")
     (links / "wiki.train.raw").symlink_to(data / "wikitext-2-raw" / "train_first_1MB.txt")
-    with pytest.raises(FetchError, match="1,000,000 bytes, but 10,940,747 are right"):
+    with pytest.raises(FetchError, match="1,000,000 bytes, but 10,940,747 are expected"):
         fetch("wikitext-2", tmp_path / "out", source=links)
 
 

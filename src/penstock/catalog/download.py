@@ -216,7 +216,7 @@ class _Download:
             start, length = 0, answer.headers.get("Content-Length") or ""
         else:
             raise RequestFailure(f"the server answered {answer.status} and sent no file")
-        # Not `isdigit`: it accepts "²", which `int` refuses.
+        # `isdigit` would accept "²", which `int` refuses.
         total = int(length) if re.fullmatch("[0-9]+", length) else None
         expected = self._num_bytes
         if total is not None and expected is not None and total != expected:

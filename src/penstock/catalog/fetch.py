@@ -97,7 +97,7 @@ def fetch(
     run = _Fetch(entry, target, place, limits or DownloadLimits(), progress or (lambda now: None))
     waiting = run.report("waiting", str(target))
     with wait_for_lock(target, lambda num_bytes: waiting(num_bytes, None)):
-        # Read under the lock: another process may have added files until now.
+        # The receipt is read under the lock: another process may have added files just before.
         run.receipt = Receipt(target)
         for remote in entry.remotes:
             run.fetch_remote(remote)
@@ -156,7 +156,7 @@ def _train_ratio(entry: Entry, split: float | None) -> float | None:
         raise SourceError(
             f"{entry.name} comes split into {splits}. Leave out split={split:g} (--split)."
         )
-    # Written so that NaN is refused too.
+    # This form of the test also refuses NaN.
     if not 0 < split < 1:
         raise SourceError(f"split must be between 0 and 1, such as 0.9; got {split:g}.")
     return split
@@ -296,7 +296,7 @@ class _Fetch:
         """Write train.txt and val.txt, cut between two characters; return their paths."""
         (file,) = self._entry.files
         text = (self._directory / file.name).read_bytes().decode()
-        # Characters, not bytes: a cut inside a character would make both files invalid UTF-8.
+        # Characters are counted, because a cut inside a character is not valid UTF-8.
         border = int(len(text) * ratio)
         parts = {"train": text[:border], "val": text[border:]}
         return {

@@ -18,8 +18,8 @@ from penstock.store.lock import locked
 
 __all__ = ["Receipt", "wait_for_lock"]
 
-# A fetch that works writes something at least every 30 s, its own timeout. After twice that time
-# without a write, it hangs.
+# A fetch has a timeout of 30 s, so it writes something at least that often. A fetch that writes
+# nothing for twice that time hangs.
 _BUSY_SECONDS = 60.0
 
 
@@ -89,7 +89,8 @@ class Receipt:
             FetchError: the contents are not the right ones, or the name belongs to a file of
                 the user.
         """
-        # Written and checked under another name: a wrong file never has the right name.
+        # The file is written and checked under another name, so a wrong file never has the right
+        # name.
         new = self.temporary(name)
         size, found = write_file(new, pieces)
         try:
@@ -156,9 +157,9 @@ def wait_for_lock(directory: Path, waiting: Callable[[int], None]) -> Iterator[N
                     raise
                 waiting(sum(sizes.values()))
                 time.sleep(0.1)
-        # Left behind by fetches that were killed. `write_file` puts a dot before the name and
-        # `.new` files begin with one already, so these begin with two. Other temporary files may
-        # belong to the user.
+        # Fetches that were killed leave such files behind. `write_file` puts a dot before the name
+        # and `.new` files begin with one already, so these begin with two. Other temporary files
+        # may belong to the user.
         for path in directory.glob("..*.tmp"):
             path.unlink(missing_ok=True)
         yield

@@ -136,8 +136,8 @@ def hub_metadata(url: str, seconds: float) -> tuple[int | None, str | None]:
 def _by_deadline(call: Callable[[], Any], seconds: float) -> Any:
     """Return `call()`, or raise TimeoutError if it takes longer than `seconds`.
 
-    A socket's timeout bounds one read, so a server could send header after header. A call that
-    is late continues in its daemon thread, and its result is dropped.
+    A socket's timeout limits one read only: a server that sends header after header would never
+    time out. A call that is late continues in its daemon thread, and its result is dropped.
     """
     outcome: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 

@@ -22,7 +22,7 @@ _BLOCK_BYTES = 1 << 20
 # Text becomes 3 to 5 times smaller when it is compressed. A file that becomes 100 times smaller is
 # a decompression bomb.
 _MAX_EXPANSION = 100
-# What zipfile, gzip and zlib raise for a damaged archive.
+# The exceptions that zipfile, gzip and zlib raise for a damaged archive.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, gzip.BadGzipFile)
 
 

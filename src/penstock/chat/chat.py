@@ -209,7 +209,7 @@ class Chat:
         if not self._has_warned and any(c.num_without_reasoning or c.without_end for c in chats):
             report = self.report()
             report.add(chats)
-            # Not locked: two threads may both log it, which does no harm.
+            # There is no lock: two threads may both log the warning, which does no harm.
             self._has_warned = report.log()
 
     def compare(self, chats: list[ChatText]) -> int:

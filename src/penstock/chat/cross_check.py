@@ -44,7 +44,8 @@ def _shape(value: object, key: str = "") -> Hashable:
         # text decides what they write around it.
         tags = tuple(_TAG.findall(value)) if "<" in value or "[" in value else ()
         return bool(value.strip()), value[:1].isspace(), value[-1:].isspace(), tags
-    # Of other values only the type counts; these three decide what a template writes.
+    # The values of these three keys decide what a template writes. Of all other values only the
+    # type matters.
     return value if key in ("role", "type", "train") else type(value)
 
 

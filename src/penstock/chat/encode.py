@@ -162,7 +162,7 @@ class _Pieces:
     texts: list[str] = field(default_factory=list)
     # Whether each text begins a conversation.
     first: list[bool] = field(default_factory=list)
-    # In bytes of all texts, concatenated.
+    # The trained spans, in bytes of all texts, concatenated.
     trained: list[Span] = field(default_factory=list)
     # The number of pieces up to the end of each conversation.
     ends: list[int] = field(default_factory=list)
@@ -186,7 +186,7 @@ class _Pieces:
 def _overlapping(
     starts: NDArray[np.int64], stops: NDArray[np.int64], spans: list[Span]
 ) -> NDArray[np.uint8]:
-    """Which tokens contain at least one byte of `spans`, which are ascending and disjoint."""
+    """Whether each token contains a byte of `spans`, which are ascending and disjoint."""
     if not spans:
         return np.zeros(len(starts), np.uint8)
     lows, highs = np.array(spans, np.int64).T

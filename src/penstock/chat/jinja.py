@@ -33,7 +33,7 @@ __all__ = ["GENERATION", "Program"]
 GENERATION = Leaf(-2, "generation", "")
 """The leaf of runs that a `{% generation %}` block wrote."""
 
-# What a template's code raises when a conversation is not as the template expects.
+# The exceptions that a template's code raises if a conversation is not as it expects.
 _CHANGING_FILTERS = """
     indent wordwrap truncate center striptags urlencode reverse lower upper capitalize title escape
     e string forceescape pprint urlize xmlattr

@@ -228,7 +228,7 @@ def trace(value: Any, leaf: Leaf) -> Any:
         ]
     if value is None or isinstance(value, bool | int | float):
         return value
-    # Refused for safety: a template could call any method of such an object.
+    # Other objects are refused for safety: a template could call any of their methods.
     raise ChatError(
         "bad_content", f"{leaf.path or 'A message'} is a {type(value).__name__}, not JSON."
     )

@@ -172,8 +172,8 @@ class Renderer:
             self._in_form(trace(message, Leaf(number, "", "")))
             for number, message in enumerate(messages)
         ]
-        # In this order: a record's settings override those of the chat, and neither overrides the
-        # messages. Settings are traced, so that they cannot write special tokens.
+        # The order matters: a record's settings override those of the chat, and neither overrides
+        # the messages. Settings are traced, so that they cannot write special tokens.
         variables = {
             **self.tokens,
             **self.settings,

@@ -57,7 +57,7 @@ class Markers:
     """Finds markers in a text: special tokens, and text that looks like one."""
 
     def __init__(self, special: Iterable[str]) -> None:
-        # Longest first: `re` takes the first alternative that matches.
+        # The longest tokens come first, because `re` takes the first alternative that matches.
         self._known = tuple(sorted(filter(None, special), key=len, reverse=True))
         self._pattern = re.compile("|".join([*map(re.escape, self._known), *_COMMON_MARKERS]))
 
@@ -152,7 +152,8 @@ def _in_a_word(text: str, start: int, stop: int) -> bool:
 def token_finder(tokenizer: Tokenizer) -> TokenFinder:
     """A finder for the special tokens of `tokenizer`; for an object, the tokens that it names."""
     tokens = _special_tokens(tokenizer)
-    # Longest first, as tokenizers prefer them. Without tokens, a pattern that never matches.
+    # The longest tokens come first, because tokenizers prefer them. If there are no tokens, the
+    # pattern never matches.
     names = sorted(tokens, key=len, reverse=True)
     return TokenFinder(tokens, re.compile("|".join(map(re.escape, names)) or r"(?!)"))
 

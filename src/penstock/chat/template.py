@@ -77,7 +77,8 @@ def load_template(template: object) -> Template:
     text = os.fspath(template)
     if text in _BUILTIN:
         return Template(text, _builtin_source(text))
-    # Before paths: `Path.is_dir` raises for a name as long as a template's source.
+    # Source is recognised before paths are tried: `Path.is_dir` raises for a name as long as a
+    # template's source.
     if "{{" in text or "{%" in text:
         return Template(f"jinja-{digest_json(text)[:8]}", text)
     path = Path(text)

@@ -31,7 +31,7 @@ _ANSWERED: Message = {"role": "assistant", "content": ANSWER}
 
 @dataclass(frozen=True, slots=True)
 class TurnFormat:
-    """What a template writes around a turn of the assistant."""
+    """The text that a template writes around a turn of the assistant."""
 
     prompt: str
     """The text that asks for an answer; "" if the template has none."""
@@ -50,7 +50,7 @@ class Turn:
 
 
 def find_format(render: Render, markers: Markers) -> TurnFormat:
-    """What a template writes around an answer, found by rendering one.
+    """Find the text that a template writes around an answer, by rendering one.
 
     Raises:
         TemplateError: the template does not render a question and an answer.
@@ -81,7 +81,7 @@ def _prompt(render: Render, messages: list[Message]) -> str:
         plain, asked = render(messages, False).plain, render(messages, True).plain
     except ChatError:
         return ""
-    # A template that changes earlier text when it is asked has no prompt that could be found.
+    # If the template changes earlier text when it asks for an answer, its prompt cannot be found.
     prompt = asked[len(plain) :] if asked.startswith(plain) else ""
     return prompt if prompt.strip() else ""
 

@@ -48,7 +48,7 @@ _FEW_BYTES = 2.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckSettings:
-    """How the files would be read and trained on."""
+    """The settings with which the files would be read and trained on."""
 
     reading: ReadSettings = field(default_factory=ReadSettings)
     tokenizer: object = "gpt2"
@@ -58,7 +58,7 @@ class CheckSettings:
     sample_bytes: int = 16_000_000
     """Bytes of text to read, of all files together."""
     directory: Path = Path()
-    """Where stores would be built; its disk must have enough free space."""
+    """The directory for stores; its disk must have enough free space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def check(
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         run.folder = Path(folder)
-        # In the order of the lines that `penstock check` prints.
+        # The steps run in the order of the lines that `penstock check` prints.
         for name, step in zip(CHECKS, run.steps, strict=True):
             findings.append(_finding(name, step, findings))
     return CheckReport(run.files, findings, time.monotonic() - begun)

@@ -147,8 +147,8 @@ def _writable(stream: TextIO | None) -> TextIO:
     """The stream; a null device if the caller closed it (`>&-`)."""
     if stream is None:
         return Path(os.devnull).open("w", encoding="utf-8")
-    # A terminal can have an encoding such as Latin-1. It shows characters that it does not have
-    # as "\u2501", instead of raising an error.
+    # A terminal can have an encoding such as Latin-1. Characters outside that encoding are written
+    # as escapes such as "\u2501", instead of raising an error.
     if isinstance(stream, TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
     return stream

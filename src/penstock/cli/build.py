@@ -127,7 +127,7 @@ def build_command(
     # The word "auto" alone is not a token: it asks for all markers of the template.
     added: Any = "auto" if add_tokens == ["auto"] else add_tokens
     with _log_warnings(shown=not quiet):
-        # Loaded here and not inside `build`, because the name of its engine is printed below.
+        # The tokenizer is loaded here and not inside `build`, because its engine is printed below.
         loaded = load_tokenizer(tokenizer, special_tokens=in_text, engine=engine)
         chat_settings: dict[str, Any] = {"add_tokens": added}
         if chat is not None:

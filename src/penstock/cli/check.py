@@ -86,7 +86,7 @@ def check_command(
         # Only the default files can be fetched by a name.
         if not files and not report.findings[0].passed:
             write("next: penstock fetch openwebtext --output training_data")
-    # With --json too, so that a script can test the exit code.
+    # The exit code is also set with --json, so that a script can test it.
     if not report.passed:
         raise typer.Exit(1)
 

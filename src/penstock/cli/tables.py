@@ -106,7 +106,7 @@ def _axis(bins: Sequence["Bin"], columns: int) -> str:
     line = ""
     for number, each in enumerate(bins):
         column = number * columns
-        # Only powers of two: 1, 2, 4, 8. The bins between them begin at 3, 6, 12.
+        # Only powers of two are labelled: 1, 2, 4, 8. The bins between them begin at 3, 6, 12.
         is_power = each.first & (each.first - 1) == 0
         if not line or (is_power and column >= len(line) + 2):
             line = line.ljust(column) + _binary_text(each.first)

@@ -67,7 +67,7 @@ def console(*, stderr: bool = False) -> "Console":
 
 def write(text: str) -> None:
     """Write text and a newline to stdout, escaped but not wrapped."""
-    # Not through rich, which wraps long lines: a path or a command must stay in one piece.
+    # rich would wrap long lines, but a path or a command must stay on one line to be copied.
     sys.stdout.write(visible(text) + "\n")
 
 

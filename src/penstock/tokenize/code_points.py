@@ -137,7 +137,7 @@ def cut(text: bytes, size: int) -> list[bytes]:
 
 
 def _has_lead(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.bool_]:
-    """Which blocks contain a byte that may begin a listed code point."""
+    """Whether each block contains a byte that may begin a listed code point."""
     starts = np.arange(0, len(data), _BLOCK)
     if symbols:
         found: NDArray[np.bool_] = np.maximum.reduceat(data, starts) >= 0xDF
@@ -156,7 +156,7 @@ def _has_lead(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.bool_]:
 
 
 def _candidates(blocks: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64]:
-    """Where the first bytes of listed code points are, except in the last column of `blocks`."""
+    """The positions of the first bytes of listed code points, without the last column."""
     here, after = blocks[:, :-1], blocks[:, 1:]
     found = []
     for lead, spans in _tables(symbols).seconds.items():

@@ -93,7 +93,7 @@ class Definition:
 
     def token_id(self, token: str | None) -> int | None:
         """The id of `token`, or None if the vocabulary has no such token."""
-        # Added tokens first: `tokenizers` finds them before the model sees the text.
+        # Added tokens are searched first: `tokenizers` finds them before the model sees the text.
         for added in self.added_tokens:
             if added["content"] == token:
                 return int(added["id"])

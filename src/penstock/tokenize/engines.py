@@ -71,7 +71,8 @@ class TokenizersEngine:
 
     @cached_property
     def _tokenizer(self) -> "tokenizers.Tokenizer":
-        # Loaded on first use: with gigatoken as the engine, many processes never need it.
+        # The reference is loaded on first use: with gigatoken as the engine, many processes never
+        # need it.
         if self.plain is not None and not self.plain.hidden:
             return self.plain.tokenizer(())  # has the same vocabulary; load it once
         return load_reference(self._definition.text, self._definition.name)

@@ -188,7 +188,7 @@ class GigatokenEngine:
         return self._encode(ak.from_arrow(texts))
 
     def _listed_in(self, data: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """Where code points begin that gigatoken treats differently from the reference."""
+        """The positions of code points that gigatoken treats differently from the reference."""
         return find(data, symbols=self._has_symbols) if self._has_listed else _NO_POSITIONS
 
     def _exact(self, text: bytes) -> NDArray[np.uint32]:

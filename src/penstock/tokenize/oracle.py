@@ -165,7 +165,7 @@ def _contents(tokenizer: Tokenizer) -> tuple[bytes, ...]:
 
 
 def _positions(data: NDArray[np.uint8], begins: set[bytes]) -> list[int]:
-    """Where one of `begins`, of one or two bytes each, is found; ascending."""
+    """The positions, in ascending order, of all `begins`, which are one or two bytes long."""
     found = [np.zeros(0, np.int64)]
     for begin in begins:
         matches = data == begin[0]

@@ -294,7 +294,7 @@ def extended_definition(definition: Definition, tokens: Sequence[str]) -> Defini
     missing = [token for token in wanted if token not in known]
     new = {token: definition.vocab_size + each for each, token in enumerate(missing)}
     ids = {**known, **new}
-    # Sorted by id, because `tokenizers` numbers added tokens in the order of the file.
+    # The tokens are sorted by id, because `tokenizers` numbers them in the order of the file.
     kept = [token for token in definition.added_tokens if token["content"] not in ids]
     listed = [*kept, *(special_token(token, number) for token, number in ids.items())]
     listed.sort(key=lambda token: token["id"])

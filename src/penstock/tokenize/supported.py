@@ -105,7 +105,7 @@ def refusal(config: Config, *, parse: bool) -> str | None:
         config: The tokenizer.json.
         parse: Whether a special token in a text is parsed as that token.
     """
-    # In this order: the checks of added tokens assume one of the listed models.
+    # The order matters: the checks of added tokens assume one of the listed models.
     return (
         _version_reason()
         or _model_reason(config["model"])

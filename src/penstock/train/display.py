@@ -259,7 +259,7 @@ def _documents_of(rows: Rows, sample: int) -> Iterator[str]:
     stores = stores_of(rows)
     if not stores or not all(isinstance(each, TokenStore) for each in stores):
         return
-    # Rows can be wrapped, by a transform for example, so their class says nothing.
+    # The class of the rows is not tested, because rows can be wrapped, by a transform for example.
     spans = rows.spans(sample)
     if rows.stride is not None:
         spans = [(sample * rows.stride, rows.length)]
@@ -285,7 +285,7 @@ def _documents_between(stream: Any, start: int, stop: int) -> Iterator[str]:
 
 
 def _document_name(stream: Any, piece: int, within: int) -> str:
-    """The name of a document, given its number within a piece: a part of one of the stores."""
+    """The name of a document, from the number of its piece and its number within that piece."""
     for store in stream.members:
         parts = store.manifest.parts
         if piece < len(parts):

@@ -61,7 +61,7 @@ _WINDOW_STEPS = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunProgress:
-    """How far a run has come. A checkpoint stores it."""
+    """The progress of a run, which is part of every checkpoint."""
 
     step: int = 0
     """Steps done."""
@@ -126,7 +126,7 @@ class Throughput:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Do not count the time spent in this block."""
-        # Not in a `finally`: an exception ends the run, and its speed with it.
+        # There is no `finally`, because after an exception the run ends and needs no speed.
         started = time.perf_counter()
         yield
         self.last_pause = time.perf_counter() - started
@@ -188,7 +188,8 @@ class Metrics:
             for each in read_metrics(path)
             if each["step"] < step or (each["step"] == step and each["kind"] in last)
         ]
-        # Written to a temporary file and renamed: a kill leaves the old lines or the new ones.
+        # `write_file` writes a temporary file and renames it: a kill leaves the old lines or the
+        # new ones.
         write_file(path, [_line(each) for each in kept])
         self._stream = path.open("a", encoding="utf-8")
 
@@ -221,7 +222,7 @@ def read_metrics(path: Path) -> Iterator[Line]:
     """
     if not path.exists():
         return
-    # As bytes: a line that was cut inside a character is not UTF-8.
+    # The file is read as bytes: a line that was cut inside a character is not UTF-8.
     for line in path.read_bytes().split(b"\n"):
         try:
             found = json.loads(line)

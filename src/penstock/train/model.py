@@ -95,7 +95,8 @@ class GPT(nn.Module):
         if targets is None:
             # The padding rows of the embedding are not tokens.
             return logits[..., : self.config.vocab_size]
-        # In float32: bfloat16 has 8 significant bits, too few for sums over 50,000 ids.
+        # The loss is computed in float32: bfloat16 has 8 significant bits, too few for a sum over
+        # 50,000 ids.
         return functional.cross_entropy(
             logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum"
         )

@@ -104,7 +104,7 @@ class _Loop:
         self.queued = self.saved = self.progress.step
         self.stopping = self.interrupted = False
         self.throughput = Throughput(job.model, world)
-        # As if the run had started once, without the time between its sessions.
+        # A time in the past: as if the run had never been interrupted.
         self.started = time.perf_counter() - self.progress.seconds
         self.metrics: Metrics | None = None
 
