@@ -160,7 +160,7 @@ def test_an_id_outside_the_vocabulary_is_refused_and_never_cut(wrong):
 def test_an_id_that_is_no_32_bit_number_is_refused(wrong):
     letters = Letters(lambda ids: [wrong])
 
-    with pytest.raises(TokenizerError, match="ids are 32 bits wide"):
+    with pytest.raises(TokenizerError, match="holds only ids from 0 to 4,294,967,295"):
         load_tokenizer(letters).encode("a")
 
 

@@ -171,7 +171,7 @@ class _Download:
         self._sha256 = self._sha256 or sha256
 
     def _transfer(self, url: str) -> None:
-        """Send one request and add its body to the part."""
+        """Send one request and append its body to the partial file."""
         # Only the digest of the whole file can show that the bytes belong to one version.
         start = self._size() if self._sha256 else 0
         if start and start == self._num_bytes:
@@ -281,7 +281,7 @@ class _Download:
         )
 
     def _finish(self) -> None:
-        """Check the part, force it to disk, and give it its name."""
+        """Check the partial file, force it to disk, and rename it."""
         size = self._size()
         if self._num_bytes is not None and size != self._num_bytes:
             raise _WrongContent(f"received {size:,} bytes, but {self._num_bytes:,} are expected.")

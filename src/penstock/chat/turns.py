@@ -89,7 +89,7 @@ def _prompt(render: Render, messages: list[Message]) -> str:
 def find_turns(
     text: Traced, conversation: Conversation, form: TurnFormat, markers: Markers, render: Render
 ) -> list[Turn]:
-    """The turns of the assistant to train on, found by runs and by the format of a turn."""
+    """The turns to train on, found with the runs (see `provenance`) and the format of a turn."""
     finder = _TurnFinder(text, conversation, form, markers, render, _hulls(text._runs))
     numbers = range(len(conversation.messages))
     return [

@@ -266,7 +266,7 @@ def _from_directory(path: Path, name: str) -> Definition:
 
 
 def _from_hub(name: str) -> Definition:
-    # Imported here: only a user who names a repository of the Hub needs the network.
+    # The import is slow, and only a user who names a repository of the Hub needs it.
     from huggingface_hub import hf_hub_download
 
     try:

@@ -149,8 +149,8 @@ class GigatokenEngine:
 
     @property
     def _max_loaded(self) -> float:
-        # Checked at each call: while a worker process unpickles its arguments, which may include
-        # this engine, multiprocessing has not yet set its parent_process().
+        # This is checked at each call and not once: while a worker process unpickles its arguments,
+        # which may include this engine, multiprocessing has not yet set its parent_process().
         is_worker = self._is_forked or multiprocessing.parent_process() is not None
         return math.inf if is_worker else _MAX_LOADED
 

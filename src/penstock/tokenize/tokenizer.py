@@ -99,7 +99,7 @@ class Tokenizer:
         return self._checked(self.engine.encode(texts))
 
     def encode_batch(self, batch: Batch) -> Encoded:
-        """The ids of a batch of documents; without a copy of the text if the engine can."""
+        """The ids of a batch of documents; the text is copied only if the engine needs a copy."""
         block = batch.separated
         if block is not None and isinstance(self.engine, GigatokenEngine):
             encoded = self.engine.encode_separated(block.data, block.separator)
