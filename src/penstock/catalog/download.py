@@ -245,8 +245,8 @@ class _Download:
             in_window += len(piece)
             self.received += len(piece)
             self._progress(done, total)
-            # The socket's timeout ends silence only. A byte every few seconds passes it, so the
-            # rate is measured over windows of `stall_seconds`.
+            # The socket's timeout detects only silence. A server that sends a byte every few
+            # seconds never times out, so the rate is measured over windows of `stall_seconds`.
             waited = time.monotonic() - window
             if waited >= limits.stall_seconds:
                 if in_window < limits.min_bytes_per_second * waited:

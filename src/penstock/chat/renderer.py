@@ -1,6 +1,6 @@
 """Renders conversations with a template, finds the assistant's turns and checks them.
 
-Which characters are trained on is found in two ways. Runs record which characters come from which
+The characters to train on are found in two ways. Runs record which characters come from which
 message. Then, for each new shape of conversation, every text in it is replaced by a word that
 occurs nowhere else, and the rendered text is searched for these words. Both ways must find the same
 characters in the same turns, or the conversation is refused.

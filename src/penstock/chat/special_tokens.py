@@ -45,7 +45,7 @@ _COMMON_MARKERS = (
 )
 # Text that looks like a token: <|im_end|>, also with the wide bars of DeepSeek.
 _CONTROL = re.compile("<\\|[\\w/:.-]{1,40}\\|>|<\uff5c[\\w/:.\u2581 -]{1,40}\uff5c>")
-# The content of a message may contain reasoning, so its markers are not the template's alone.
+# Markers of reasoning, such as <think>, may also be in the content of a message.
 _REASONING = re.compile("think|thought|reason", re.IGNORECASE)
 # White space as Rust defines it; Python's `strip` removes four more control characters.
 _BLANKS = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
@@ -63,7 +63,7 @@ class Markers:
 
     def is_end(self, text: str) -> bool:
         """Whether `text` ends with a special token, or with text that looks like one."""
-        # "|>" and its wide form end markers that are not tokens of this tokenizer.
+        # A marker that is not a token of this tokenizer is recognised by the "|>" at its end.
         return text.endswith((*self._known, "|>", "\uff5c>"))
 
     def find(self, text: str) -> Iterator[Span]:

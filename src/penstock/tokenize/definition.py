@@ -35,7 +35,7 @@ Config = dict[str, Any]
 # "<|endoftext|>" could mean either.
 _COMMON_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>")
 _COMMON_BOS = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>")
-# Settings whose default is not False. A digest must not leave out their False.
+# Settings that are not False by default, so a digest must not drop them if they are False.
 _TRUE_BY_DEFAULT = ("use_regex", "split", "strip_accents")
 _ROLES = ("eos_token", "bos_token", "pad_token", "cls_token", "sep_token", "mask_token")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.json)")

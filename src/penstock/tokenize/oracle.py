@@ -204,7 +204,8 @@ def _compare(tokenizer: Tokenizer, texts: list[bytes], names: list[str]) -> None
     array = binary_array(texts)
     ids, offsets = tokenizer.engine.encode(array)
     expected, expected_offsets = tokenizer.reference.encode(array)
-    # The usual case in one comparison; the loop below only finds out where they differ.
+    # Usually all ids are equal, which one comparison shows. The loop below finds the difference if
+    # there is one.
     if np.array_equal(ids, expected) and np.array_equal(offsets, expected_offsets):
         return
     for number, text in enumerate(texts):
