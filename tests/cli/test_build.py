@@ -157,7 +157,7 @@ def test_an_append_names_its_own_log_of_rejected_records(build, invoke, tmp_path
     shown = invoke("build", "more.txt", *arguments).stdout
 
     (named,) = re.findall(r"\S+\.jsonl", shown)
-    assert "not_utf8" in (tmp_path / named).read_text()
+    assert "invalid_utf8" in (tmp_path / named).read_text()
 
 
 @pytest.mark.parametrize(

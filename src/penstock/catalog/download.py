@@ -135,8 +135,8 @@ class _Download:
             except _WrongContent as failure:
                 self._part.unlink(missing_ok=True)
                 wrong += 1
-                # A first wrong file may be the fault of a disk or a proxy. After the second, the
-                # server has another file.
+                # One wrong file may be the fault of a disk or a proxy. Two wrong files mean that
+                # the server has another file.
                 if wrong == 2:
                     raise FetchError(f"{shown_url(url)}: {failure}") from None
             else:
@@ -155,7 +155,8 @@ class _Download:
             kept = self._size() if self._sha256 else 0
             keeps = f" {kept:,} bytes are kept." if kept else ""
             raise FetchError(f"{shown_url(url)}: {failure}{asks}{times}.{keeps}")
-        # 1 to 1.5 times the backoff: machines that start together must not retry together.
+        # The wait is 1 to 1.5 times the backoff, so that machines that start together do not retry
+        # together.
         spread = 1 + derive_key("backoff", os.getpid(), failures) % 1000 / 2000
         backoff = limits.backoff_seconds * 2 ** (failures - 1) * spread
         time.sleep(max(asked, min(backoff, limits.max_wait_seconds)))

@@ -114,7 +114,8 @@ class Receipt:
         """
         path, new = self._directory / name, self.temporary(name)
         existing = digest_file(path) if path.exists() else None
-        # Allowed: no file, the same contents, or a file that a fetch wrote and nobody edited.
+        # The name may be free, or belong to the same contents, or to a file that a fetch wrote and
+        # nobody edited.
         if existing not in (None, sha256, self._digests.get(name)):
             raise _occupied(path)
         if existing == sha256:

@@ -174,7 +174,7 @@ def _candidates(blocks: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64
 
 def _decoded(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """The code points that begin at `positions`."""
-    # Four bytes from each position on, or the last byte again at the end of the data.
+    # Four bytes are read from each position on. At the end of the data, the last byte is repeated.
     ends = np.minimum(positions[:, None] + np.arange(4), len(data) - 1)
     lead, *tail = data[ends].astype(np.int64).T
     tail = [byte & 0x3F for byte in tail]

@@ -273,7 +273,7 @@ def _load_gigatoken(text: str) -> "gigatoken.Tokenizer":
 
 
 def _replaced(encoded: Encoded, documents: list[int], ids: list[NDArray[np.uint32]]) -> Encoded:
-    """`encoded` with other ids for some of its documents, whose numbers ascend."""
+    """`encoded` with new ids for some documents, whose numbers are in ascending order."""
     old, offsets = encoded
     lengths = np.diff(offsets)
     pieces, done = [], int(offsets[0])
