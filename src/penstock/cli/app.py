@@ -69,7 +69,7 @@ class Commands(TyperGroup):
             _print_interrupt(error, as_json=as_json)
             raise typer.Exit(_INTERRUPTED) from None
         except (PenstockError, OSError) as error:
-            # The reader of a pipe has closed it (`| head`): not an error to print. See `run`.
+            # The reader of a pipe has closed it (`| head`). `run` handles that without a message.
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise
             print_exception(error, as_json=as_json)

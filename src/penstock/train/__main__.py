@@ -1,4 +1,4 @@
-"""`python -m penstock.train RECIPE`: the trainer where only NumPy and torch are installed.
+"""`python -m penstock.train RECIPE`: the trainer, for machines with only NumPy and torch.
 
 With torchrun: `torchrun --nproc-per-node 8 -m penstock.train RECIPE`. It takes the flags of
 `penstock train`, except --json. That command also needs typer and rich.
