@@ -47,7 +47,7 @@ def decode_command(
     if raw and as_json:
         raise typer.BadParameter("--raw and --json cannot be combined: leave one of them out.")
     opened = TokenStore(store)
-    # A tokenizer that is given is loaded once, for all documents.
+    # The tokenizer of --tokenizer is loaded once, for all documents.
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)
     numbers = _numbers(opened, document, count)
     try:

@@ -74,7 +74,7 @@ def describe_object(tokenizer: object) -> ObjectDescription:
         )
     read = partial(read_attribute, tokenizer)
     is_tiktoken = type(tokenizer).__module__.partition(".")[0] == "tiktoken"
-    # tiktoken, transformers, tokenizers; some are properties and some are methods.
+    # The size has another name in each library, and is a property in some and a method in others.
     size = read("n_vocab", "vocab_size", "get_vocab_size", "__len__")
     # `transformers` has `eos_token_id`, tiktoken has `eot_token`.
     eos_id, eos_token = read("eos_token_id", "eot_token"), read("eos_token")

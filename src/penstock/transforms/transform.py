@@ -157,7 +157,7 @@ def align_to_first_token(values: NDArray[Any], starts: Integers) -> NDArray[Any]
 
 
 def refuse_fields(fields: Fields, name: str, *refused: str) -> None:
-    """Raise PlanError if rows have one of the `refused` fields, which `name` would invalidate."""
+    """Raise PlanError if rows have a `refused` field, which the transform `name` would break."""
     found = [field for field in refused if field in fields]
     if found:
         raise PlanError(
