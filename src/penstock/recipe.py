@@ -9,8 +9,8 @@
 
 Each table is one dataclass, and its keys are the fields: `DataConfig` here, `ModelConfig` (and
 `size`), `OptimizationConfig` and `TrainingConfig` in `penstock.train.config`. An unknown key is an
-error that suggests the closest known one. Paths are relative to the working directory. Text
-instead of a store is built into a store first, inside the output.
+error that suggests the closest known one. Paths are relative to the working directory. If a path
+names text and not a store, a store is first built from it, inside the output.
 """
 
 import tomllib
