@@ -93,7 +93,7 @@ def build_command(
     ] = 200,
     engine: Annotated[
         Literal["auto", "gigatoken", "tokenizers"],
-        option("The program that tokenizes. All produce the same token ids."),
+        option("The library that tokenizes. All of them produce the same token ids."),
     ] = "auto",
     threads: Annotated[
         int | None,
