@@ -13,6 +13,7 @@ from penstock.exports import lazy_exports
 
 __version__ = "0.1.0"
 
+# Type checkers and editors see ordinary imports. At run time, each name is imported on first use.
 if TYPE_CHECKING:
     from penstock.chat.chat import Chat as Chat
     from penstock.chat.chat import render as render

@@ -1,4 +1,4 @@
-"""`python -m penstock`, where the console script is not on the path."""
+"""`python -m penstock`: the command line, if the console script is not on the PATH."""
 
 from penstock.cli import main
 

@@ -37,6 +37,7 @@ def canonical_json(value: Any) -> bytes:
     >>> canonical_json({"b": 1, "a": [1, "é"]})
     b'{"a":[1,"\\u00e9"],"b":1}'
     """
+    # Python writes NaN as a bare word that is not JSON, so it is refused.
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
     ).encode()
@@ -66,6 +67,7 @@ def derive_key(*labels: str | int) -> int:
     >>> derive_key("a", "b") == derive_key("ab")
     False
     """
+    # The byte order is fixed, so the key is the same on every machine.
     return int.from_bytes(hashlib.sha256(canonical_json(list(labels))).digest()[:8], "little")
 
 

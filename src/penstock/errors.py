@@ -63,6 +63,7 @@ class ChatError(SourceError):
         super().__init__(detail)
         self.reason = reason
 
+    # Errors of worker processes are pickled, and pickle calls the class with `args`: no reason.
     def __reduce__(self) -> tuple[type["ChatError"], tuple[str, str]]:
         return type(self), (self.reason, str(self))
 

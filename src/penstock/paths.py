@@ -12,6 +12,7 @@ def cache_directory() -> Path:
     Everything in it can be computed or downloaded again. The directory may not exist yet: the
     code that writes to it creates it.
     """
+    # The variables are read at each call: tests and notebooks set them after the import.
     if chosen := os.environ.get("PENSTOCK_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"

@@ -32,6 +32,7 @@ from penstock.store.reader import TokenStore
 __all__ = ["main", "preprocess"]
 
 _NAMES = {"train": "owt_train_preprocessed.npy", "val": "owt_val_preprocessed.npy"}
+# Tokens copied at once: 8 MB of uint16, so memory does not grow with the file.
 _COPY_TOKENS = 1 << 22
 _INTERRUPTED = 130
 
@@ -62,11 +63,7 @@ def preprocess(
     """
     path, target = Path(text), Path(output)
     if "://" not in os.fspath(text) and not path.is_file():
-        raise SourceError(
-            f"{path} does not exist (working directory: {Path.cwd()}). Name another file with "
-            "--train_file and --val_file, or fetch the default ones: penstock fetch openwebtext "
-            f"--output {path.parent}"
-        )
+        raise SourceError(f"{path} does not exist (working directory: {Path.cwd()}).")
     target.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, so that only the disk that the user named can become full.
     making = Path(tempfile.mkdtemp(prefix=".preprocess-", dir=target.parent))
@@ -81,6 +78,8 @@ def preprocess(
         )
         if not store.num_tokens:
             raise SourceError(f"{path} holds no document: nothing but blank records.")
+        # The old file stays in place until the new one is complete. The directory is synced too, so
+        # that the rename survives a power cut.
         write_file(target, _pieces(store))
         sync_directory(target.parent)
         return store.num_tokens
@@ -90,6 +89,7 @@ def preprocess(
 
 def _pieces(store: TokenStore) -> Iterator[Any]:
     """The bytes of an array file with all tokens."""
+    # The parts of a store are separate files. An array file has one header and then all tokens.
     yield header(store.dtype, (store.num_tokens,))
     for start in range(0, store.num_tokens, _COPY_TOKENS):
         yield store.tokens(start, min(start + _COPY_TOKENS, store.num_tokens))
@@ -127,6 +127,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 threads=options.threads,
             )
         except (PenstockError, OSError) as error:
+            # Callers of `preprocess` have no flags, so the advice is added here.
+            if not text.exists():
+                error.add_note(
+                    "Name another file with --train_file and --val_file, or fetch the default "
+                    f"ones: penstock fetch openwebtext --output {text.parent}"
+                )
             lines = "".join(traceback.format_exception_only(error))  # with the notes
             sys.stderr.write(lines.removeprefix("penstock.errors."))
             return 1

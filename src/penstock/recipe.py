@@ -1,4 +1,4 @@
-"""A run as a file: a TOML recipe becomes the objects that a script would make.
+"""Reads a recipe: a TOML file that describes a training run.
 
     output = "runs/mine"          [model]                    [training]
                                   size = "124M"              max_minutes = 90
@@ -9,8 +9,8 @@
 
 Each table is one dataclass, and its keys are the fields: `DataConfig` here, `ModelConfig` (and
 `size`), `OptimizationConfig` and `TrainingConfig` in `penstock.train.config`. An unknown key is an
-error that suggests the closest known one. Paths are relative to the working directory. Text
-instead of a store is built into a store first, inside the output.
+error that suggests the closest known one. Paths are relative to the working directory. If a path
+names text and not a store, a store is first built from it, inside the output.
 """
 
 import tomllib
@@ -87,6 +87,7 @@ class DataConfig:
     """Whether training starts while the text is still being tokenized."""
 
     def __post_init__(self) -> None:
+        # Ranges, and settings that contradict each other. `_value` checks the types.
         if (self.train is None) == (not self.sources):
             raise PlanError("Set either data.train or data.sources, not both.")
         if self.length < 1:
@@ -154,6 +155,7 @@ def read_recipe(path: str | Path, changes: Tables | None = None) -> Recipe:
     """
     path = Path(path)
     try:
+        # utf-8-sig: editors on Windows put a byte order mark first, which TOML does not allow.
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise RecipeError(f"{path} does not exist (working directory: {Path.cwd()}).") from error
@@ -262,11 +264,12 @@ def _value(value: object, hint: Any, name: str) -> Any:
     raise RecipeError(f"{name} is {value!r}, but must be {allowed}.")
 
 
+# A separate object, because None is a valid result.
 _NO_MATCH = object()
 
 
 def _as_kind(value: object, kind: Any, name: str) -> Any:
-    """The value if it matches one type, which may be nested; otherwise `_NO_MATCH`."""
+    """The value, converted to the type `kind`; `_NO_MATCH` if it does not have that type."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Literal:
         # True == 1 in Python, so a Literal of numbers would accept true.
@@ -275,6 +278,7 @@ def _as_kind(value: object, kind: Any, name: str) -> Any:
         if len(parts) != len(value):
             return _NO_MATCH
         return tuple(_value(each, one, name) for each, one in zip(value, parts, strict=True))
+    # Tables by name, such as [data.sources.web]; their names are free.
     if origin is dict and isinstance(value, dict):
         return {key: _value(each, parts[1], f"{name}.{key}") for key, each in value.items()}
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):

@@ -27,7 +27,7 @@ Step = dict[str, Any]
 
 
 class Resumable(Protocol):
-    """A `penstock.Loader`, or another loader with a state; if it has a `fingerprint`, it counts."""
+    """A `penstock.Loader`, or another loader with a state; a `fingerprint` is compared too."""
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches."""
@@ -87,6 +87,7 @@ def assert_resumable(
     Raises:
         AssertionError: something differs; the message says what, at which step and topology.
     """
+    # All topologies are compared with the first one, so they are also equal to each other.
     topologies = _topologies(make_loader, world_sizes, prefetch)
     expected = _run(_ranks(make_loader, topologies[0]), steps, _describe(topologies[0]))
     for topology in topologies[1:]:
@@ -100,6 +101,7 @@ def assert_resumable(
             for topology in topologies:
                 where = f"stopped after {stop:,} steps and resumed on {_describe(topology)}"
                 ranks = _ranks(make_loader, topology)
+                # Through JSON, as a checkpoint on disk: a tuple would come back as a list.
                 for loader in ranks:
                     loader.load_state_dict(json.loads(json.dumps(state)))
                 most, loops = rest.num_steps + more, _LOOPS - _num_ended(expected, stop)
@@ -187,11 +189,13 @@ def _joined(ranks: Sequence[Any], fields: list[dict[str, Any]]) -> Step:
         for name in fields[0]
         if name != "cu_seqlens"  # offsets within one rank, which differ by topology
     }
+    # Fingerprints of ranks are added modulo 2**64, so their sum does not depend on the ranks.
     total = sum(getattr(loader, "fingerprint", 0) or 0 for loader in ranks) % 2**64
     return {**joined, "fingerprint": total}
 
 
 def _state(ranks: Sequence[Resumable], step: int, where: str) -> Any:
+    # One rank writes the checkpoint for all, so the states of all ranks must be equal.
     states = [json.loads(json.dumps(loader.state_dict())) for loader in ranks]
     for rank, state in enumerate(states):
         if state != states[0]:
@@ -202,6 +206,7 @@ def _state(ranks: Sequence[Resumable], step: int, where: str) -> Any:
 
 
 def _fields(batch: Any) -> dict[str, Any]:
+    # A batch may also be a tuple (format="tuple"); its fields are then named by their number.
     named = batch if isinstance(batch, dict) else dict(enumerate(batch))
     return {str(name): np.asarray(values.cpu()) for name, values in named.items()}
 

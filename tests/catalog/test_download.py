@@ -132,7 +132,7 @@ def test_a_byte_at_a_time_is_too_slow(fails):
 def test_a_length_that_is_too_long_is_refused_at_once(fails, server):
     message = fails(Fault(length=len(DATA) + 5))
 
-    assert "the server has 300,005 bytes, but the file has 300,000" in message
+    assert "the server has 300,005 bytes, but 300,000 are expected" in message
     assert len(server.requests) == 1
 
 
@@ -148,7 +148,7 @@ def test_a_wrong_length_is_found_if_nothing_else_is_known(fails, bare):
 
 @pytest.mark.parametrize("length", ["-5", "3e5", "²", "0x10"])
 def test_a_length_that_is_not_a_number_counts_as_none(fails, bare, length):
-    assert "does not say how long" in fails(Fault(length=length), file=bare)
+    assert "does not report the length" in fails(Fault(length=length), file=bare)
 
 
 def test_without_a_length_a_cut_is_found_by_size_and_digest(succeeds, fails, wanted, bare):
@@ -157,7 +157,7 @@ def test_without_a_length_a_cut_is_found_by_size_and_digest(succeeds, fails, wan
     succeeds(Fault(length="none", cut=7), Fault(length="none"))
     bare.path.unlink()
 
-    assert "does not say how long the file is" in fails(Fault(length="none"), file=bare)
+    assert "does not report the length" in fails(Fault(length="none"), file=bare)
 
 
 def test_a_compressed_answer_is_refused(fails):
@@ -175,7 +175,7 @@ def test_a_wrong_byte_is_fetched_once_more(succeeds, server):
 def test_a_file_that_stays_wrong_is_deleted(fails, tmp_path, wanted):
     message = fails(*[Fault(flip=True)] * 9)
 
-    assert f"but {wanted.sha256} is right" in message
+    assert f"but {wanted.sha256} is expected" in message
     assert not list(tmp_path.iterdir())
 
 
@@ -259,7 +259,7 @@ def test_a_file_that_changed_between_two_ranges_is_fetched_again(succeeds, serve
 def test_a_changed_length_is_refused(fails, server):
     message = fails(Fault(cut=100_000), Fault(body=bytes(400_000)))
 
-    assert "the server has 400,000 bytes, but the file has 300,000" in message
+    assert "the server has 400,000 bytes, but 300,000 are expected" in message
 
 
 @pytest.mark.parametrize("etag", [None, '"one"', 'W/"x"'])

@@ -170,7 +170,7 @@ def test_a_copy_that_is_not_the_file_is_refused(data, tmp_path):
     for side in ("valid", "test"):
         (links / f"wiki.{side}.raw").symlink_to(data / "wikitext-2-raw" / f"wiki.{side}.raw")
     (links / "wiki.train.raw").symlink_to(data / "wikitext-2-raw" / "train_first_1MB.txt")
-    with pytest.raises(FetchError, match="1,000,000 bytes, but 10,940,747 are right"):
+    with pytest.raises(FetchError, match="1,000,000 bytes, but 10,940,747 are expected"):
         fetch("wikitext-2", tmp_path / "out", source=links)
 
 
@@ -224,7 +224,7 @@ def test_a_copy_may_have_either_name(play, tmp_path, name):
 
 def test_a_copy_with_a_wrong_byte_is_refused(play, copies, tmp_path):
     (copies / "input.txt").write_bytes(b"t" + BYTES[1:])
-    with pytest.raises(FetchError, match=r"input\.txt has SHA-256 .*, but .* is right"):
+    with pytest.raises(FetchError, match=r"input\.txt has SHA-256 .*, but .* is expected"):
         fetch("play", tmp_path / "out", source=copies)
 
     assert names_in(tmp_path / "out") == set()
@@ -483,7 +483,7 @@ def test_a_file_of_the_user_is_not_overwritten_by_a_file_of_unknown_digest(
 
 def test_a_wrong_file_is_never_under_its_name(play, mirror, server, tmp_path):
     server.files["/mirror/input.txt"] = b"t" + BYTES[1:]
-    with pytest.raises(FetchError, match="is right"):
+    with pytest.raises(FetchError, match="is expected"):
         fetch("play", tmp_path, source=mirror, limits=QUICK)
 
     assert names_in(tmp_path) == set()

@@ -91,7 +91,7 @@ def test_the_digest_of_the_hub_is_used_if_none_is_recorded(hub, path):
 
 def test_a_file_that_stays_wrong_is_never_given_its_name(hub, path):
     hub.faults = [{"flip": True}] * 9
-    with pytest.raises(FetchError, match=f"but {SHA256} is right"):
+    with pytest.raises(FetchError, match=f"but {SHA256} is expected"):
         download(path)
 
     assert list(path.parent.iterdir()) == []

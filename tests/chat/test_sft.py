@@ -257,5 +257,5 @@ def test_a_state_of_another_version_is_refused_and_one_with_a_made_up_check_too(
 
 def test_rank_and_world_size_are_given_together(chat):
     for options in ({"rank": 1}, {"world_size": 2}):
-        with pytest.raises(PlanError, match="are given together or not at all"):
+        with pytest.raises(PlanError, match="give both or neither"):
             sft_data_generator(ROWS, 2, chat, **options)

@@ -175,7 +175,7 @@ def test_parts_are_given_to_templates_that_take_them_and_joined_for_others(gpt2_
     assert len({each.text for each in rendered}) == 1
     for each in rendered:
         assert said(each) == ["Yes", "<|im_end|>"]
-    with pytest.raises(ChatError, match="takes no parts"):
+    with pytest.raises(ChatError, match="writes only text"):
         Chat(CHATML, gpt2_chat).render(
             [{"role": "user", "content": [{"type": "code", "text": "x"}]}, messages[1]]
         )

@@ -149,6 +149,17 @@ def test_append_adds(build, invoke, tmp_path):
     assert re.search(r"documents +5", shown)
 
 
+def test_an_append_names_its_own_log_of_rejected_records(build, invoke, tmp_path):
+    build()
+    (tmp_path / "more.txt").write_bytes(b"one more\n\xff\n")
+
+    arguments = ["--documents", "lines", "-o", "store", "--tokenizer", "bytes", "--append"]
+    shown = invoke("build", "more.txt", *arguments).stdout
+
+    (named,) = re.findall(r"\S+\.jsonl", shown)
+    assert "invalid_utf8" in (tmp_path / named).read_text()
+
+
 @pytest.mark.parametrize(
     ("options", "edges"),
     [

@@ -100,7 +100,7 @@ def test_exit_code_one_as_json_too(run_json):
         (b"", 0, "is empty"),
         (b"\n \n\t\n", 1, "holds no document"),
         (b"good\n\xff\xfebad\n", 1, "is not UTF-8 at byte 5"),
-        ("one\ntwo\n".encode("utf-16"), 1, "begins with the mark of UTF-16"),
+        ("one\ntwo\n".encode("utf-16"), 1, "begins with the byte order mark of UTF-16"),
         ("café\n".encode("latin-1"), 1, "is not UTF-8 at byte 3"),
     ],
 )

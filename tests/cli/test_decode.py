@@ -52,7 +52,7 @@ def test_json_has_text_and_origin(run_json, store, corpus):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-d", 4], "store has no document 4; its 4 documents are numbered from 0."),
+        (["-d", 4], "store has no document 4; its 4 documents are numbered from 0 to 3."),
         (["-d", -5], "store has no document -5; its 4 documents"),
         (
             ["-d", 3, "-n", 2],
@@ -64,10 +64,10 @@ def test_documents_that_are_not_there_are_an_error(invoke, store, arguments, mes
     assert message in invoke("decode", "store", *arguments, code=1).stderr
 
 
-def test_raw_and_json_exclude_each_other(invoke, store):
+def test_raw_and_json_cannot_be_combined(invoke, store):
     result = invoke("decode", "store", "-d", 0, "--raw", "--json", code=2)
 
-    assert "exclude each other" in json.loads(result.stdout)["error"]["message"]
+    assert "cannot be combined" in json.loads(result.stdout)["error"]["message"]
 
 
 def test_another_tokenizer_is_refused(invoke, store):

@@ -267,7 +267,7 @@ def test_an_id_that_does_not_fit_stops_the_build(tmp_path):
         def encode(self, text):
             return [65_536]
 
-    with pytest.raises(TokenizerError, match="gave the id 65,536"):
+    with pytest.raises(TokenizerError, match="returned the id 65,536"):
         penstock.build(Texts(["a"]), tmp_path / "store", tokenizer=Wide())
     assert not (tmp_path / "store" / "penstock.json").exists()
 

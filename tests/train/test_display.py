@@ -12,7 +12,7 @@ from penstock.errors import MissingExtraError, TrainError
 from penstock.train import GPT, Display, RunProgress, RunReport
 from penstock.train.command import generate
 from penstock.train.display import draw_curve, report_line
-from penstock.train.metrics import Metrics, peak_flops, read_metrics
+from penstock.train.metrics import Metrics, peak_flops, peak_memory, read_metrics
 
 
 def metrics(num_steps=2_000):
@@ -128,6 +128,13 @@ def test_tensorboard_is_optional(tmp_path, monkeypatch):
 
 def test_a_cpu_claims_no_peak():
     assert peak_flops(torch.device("cpu")) is None
+
+
+def test_memory_is_reported_as_0_where_the_system_does_not_measure_it(monkeypatch):
+    assert peak_memory(torch.device("cpu")) > 0
+    monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
+
+    assert peak_memory(torch.device("cpu")) == 0
 
 
 def test_a_model_writes_the_same_words_for_the_same_seed(tiny):

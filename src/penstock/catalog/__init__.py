@@ -1,9 +1,9 @@
 """Public datasets by name.
 
-`fetch` takes the name of an entry and returns its files in a directory: complete, checked
-against the recorded size and SHA-256, and in a layout that `penstock build` reads. A file
-appears under its name only when it is complete. Files that are there with the right contents
-are not requested again. An interrupted download resumes.
+`fetch` takes the name of an entry and puts its files into a directory, in a layout that `penstock
+build` reads. Every file is checked against its recorded size and SHA-256. A file appears under its
+name only when it is complete. Files that are there with the right contents are not requested again.
+An interrupted download resumes.
 
 `ARCDataLoader`, `GSM8KDataLoader` and `MMLUDataLoader` read question sets.
 """

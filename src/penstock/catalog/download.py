@@ -3,10 +3,9 @@
     .NAME.part   the bytes received so far
     NAME         appears by a rename, after length and SHA-256 were checked
 
-If the SHA-256 of the file is known, an interrupted download resumes, also after its process was
-killed and from another mirror: the digest shows whether all bytes belong to one version.
-Otherwise it starts again. A server that is silent or too slow for 30 seconds is asked again, a
-few times.
+If the SHA-256 of the file is known, an interrupted download resumes, even after a kill or from
+another mirror: the digest shows whether all bytes belong to one version. Otherwise the download
+starts again. If a server is silent or too slow for 30 seconds, the request is repeated a few times.
 
 `huggingface_hub` is asked about files of the Hugging Face Hub. It knows the offline mode, and
 reports size and SHA-256. The bytes are then transferred here, because `hf_hub_download` (2.4)
@@ -40,7 +39,7 @@ from penstock.store.files import digest_file, sync_directory
 __all__ = ["ByteProgress", "DownloadLimits", "download"]
 
 _HUB = "https://huggingface.co/"
-# Written at once: a killed process loses at most what the kernel has not been given.
+# Each block is written as soon as it is received, so a killed process loses at most one block.
 _BLOCK_BYTES = 1 << 18
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -59,9 +58,9 @@ class DownloadLimits:
     max_wait_seconds: float = 120.0
     """The longest wait. A server that asks for a longer one is an error."""
     stall_seconds: float = 30.0
-    """The deadline for the head of an answer, and for the next bytes of its body."""
+    """The longest wait for the headers of a response, and for the next bytes of its body."""
     min_bytes_per_second: float = 1_000.0
-    """A slower answer is cut after `stall_seconds`."""
+    """A response that is slower than this for `stall_seconds` is cancelled."""
 
 
 class _WrongContent(Exception):  # noqa: N818  (an outcome that is acted upon)
@@ -98,7 +97,7 @@ def download(
 
 
 class _Download:
-    """One download: its part on disk and what is known of the file."""
+    """One download: its partial file on disk, and the expected size and SHA-256."""
 
     def __init__(self, path: Path, limits: DownloadLimits, progress: ByteProgress) -> None:
         self._path = path
@@ -117,7 +116,8 @@ class _Download:
             url = f"{endpoint.rstrip('/')}/{url.removeprefix(_HUB)}"
         failures = wrong = 0
         while True:
-            # Values from the Hub hold for one attempt: a branch may move in between.
+            # Values from the Hub are used for one attempt only: the file may change before the next
+            # one.
             self._num_bytes, self._sha256 = num_bytes, sha256
             before = self._size()
             try:
@@ -126,15 +126,17 @@ class _Download:
                 self._transfer(url)
                 self._finish()
             except RequestFailure as failure:
-                # Some servers cut every long answer. If an attempt received 1 MiB, or a
-                # twentieth of the file, the download gets there, so earlier failures are forgiven.
+                # Some servers end every long response early. If an attempt received 1 MiB, or a
+                # twentieth of the file, the download will be complete in the end, so failures are
+                # counted from 0 again.
                 enough = min(1 << 20, max(1, (self._num_bytes or 1 << 60) // 20))
                 failures = 1 if self._size() - before >= enough else failures + 1
                 self._wait_or_give_up(url, failure, failures)
             except _WrongContent as failure:
                 self._part.unlink(missing_ok=True)
                 wrong += 1
-                # The first time may be a disk or a proxy. The second time it is the server's file.
+                # One wrong file may be the fault of a disk or a proxy. Two wrong files mean that
+                # the server has another file.
                 if wrong == 2:
                     raise FetchError(f"{shown_url(url)}: {failure}") from None
             else:
@@ -148,27 +150,29 @@ class _Download:
         if not failure.retry or failures >= attempts or asked > limits.max_wait_seconds:
             asks = f" and asks to retry in {asked:,.0f} s" if asked else ""
             times = f", {failures} times in a row" if failures > 1 else ""
-            # Without a SHA-256 the next run starts again, so nothing is promised.
+            # Without a SHA-256 the next run starts from 0, so the message does not say that bytes
+            # are kept.
             kept = self._size() if self._sha256 else 0
             keeps = f" {kept:,} bytes are kept." if kept else ""
             raise FetchError(f"{shown_url(url)}: {failure}{asks}{times}.{keeps}")
-        # 1 to 1.5 times the backoff: machines that start together must not retry together.
+        # The wait is 1 to 1.5 times the backoff, so that machines that start together do not retry
+        # together.
         spread = 1 + derive_key("backoff", os.getpid(), failures) % 1000 / 2000
         backoff = limits.backoff_seconds * 2 ** (failures - 1) * spread
         time.sleep(max(asked, min(backoff, limits.max_wait_seconds)))
 
     def _ask_hub(self, url: str) -> None:
-        """Take size and SHA-256 from the Hub if they are unknown; refuse another SHA-256."""
+        """Ask the Hub for the size and SHA-256; raise if the SHA-256 is not the expected one."""
         num_bytes, sha256 = hub_metadata(url, self._limits.stall_seconds)
         if sha256 and self._sha256 not in (None, sha256):
             raise RequestFailure(
-                f"the Hub has a file with SHA-256 {sha256}, but {self._sha256} is right"
+                f"the Hub has a file with SHA-256 {sha256}, but {self._sha256} is expected"
             )
         self._num_bytes = self._num_bytes or num_bytes
         self._sha256 = self._sha256 or sha256
 
     def _transfer(self, url: str) -> None:
-        """Send one request and add its body to the part."""
+        """Send one request and append its body to the partial file."""
         # Only the digest of the whole file can show that the bytes belong to one version.
         start = self._size() if self._sha256 else 0
         if start and start == self._num_bytes:
@@ -208,18 +212,19 @@ class _Download:
                 raise RequestFailure(wrong, retry=True, status=answer.status)
             length = found[1]
         elif answer.status == http.client.OK:
-            # Also the answer of a server that ignores Range: the part is written from 0 again.
+            # A server that ignores the Range header answers like this too. The partial file is then
+            # written from 0 again.
             start, length = 0, answer.headers.get("Content-Length") or ""
         else:
             raise RequestFailure(f"the server answered {answer.status} and sent no file")
-        # Not `isdigit`: it accepts "²", which `int` refuses.
+        # `isdigit` would accept "²", which `int` refuses.
         total = int(length) if re.fullmatch("[0-9]+", length) else None
         expected = self._num_bytes
         if total is not None and expected is not None and total != expected:
-            raise RequestFailure(f"the server has {total:,} bytes, but the file has {expected:,}")
+            raise RequestFailure(f"the server has {total:,} bytes, but {expected:,} are expected")
         if total is None and expected is None and not self._sha256 and not answer.chunked:
             raise RequestFailure(
-                "the server does not say how long the file is, so a cut would go unseen"
+                "the server does not report the length, so a truncated file would not be noticed"
             )
         return start, total if total is not None else expected
 
@@ -241,8 +246,8 @@ class _Download:
             in_window += len(piece)
             self.received += len(piece)
             self._progress(done, total)
-            # The socket's timeout ends silence only. A byte every few seconds passes it, so the
-            # rate is measured over windows of `stall_seconds`.
+            # The socket's timeout detects only silence. A server that sends a byte every few
+            # seconds never times out, so the rate is measured over windows of `stall_seconds`.
             waited = time.monotonic() - window
             if waited >= limits.stall_seconds:
                 if in_window < limits.min_bytes_per_second * waited:
@@ -277,16 +282,17 @@ class _Download:
         )
 
     def _finish(self) -> None:
-        """Check the part, force it to disk, and give it its name."""
+        """Check the partial file, force it to disk, and rename it."""
         size = self._size()
         if self._num_bytes is not None and size != self._num_bytes:
-            raise _WrongContent(f"received {size:,} bytes, but the file has {self._num_bytes:,}.")
+            raise _WrongContent(f"received {size:,} bytes, but {self._num_bytes:,} are expected.")
         if self._sha256 and (found := digest_file(self._part)) != self._sha256:
             raise _WrongContent(
-                f"the received file has SHA-256 {found}, but {self._sha256} is right. It was "
+                f"the received file has SHA-256 {found}, but {self._sha256} is expected. It was "
                 "deleted."
             )
-        # Contents before the name: after a power cut, the name must not show an empty file.
+        # The contents are synced before the rename: after a power cut, the name must not belong to
+        # an empty file.
         with self._part.open("rb+") as stream:
             os.fsync(stream.fileno())
         self._part.replace(self._path)

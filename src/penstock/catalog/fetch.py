@@ -35,7 +35,7 @@ __all__ = ["FetchProgress", "Fetched", "build_stores", "fetch"]
 
 @dataclass(frozen=True, slots=True)
 class FetchProgress:
-    """How far a fetch is; passed to its callback."""
+    """The progress of a fetch, passed to its callback."""
 
     action: str
     """"downloading", "copying", "unpacking" or "waiting"."""
@@ -97,7 +97,7 @@ def fetch(
     run = _Fetch(entry, target, place, limits or DownloadLimits(), progress or (lambda now: None))
     waiting = run.report("waiting", str(target))
     with wait_for_lock(target, lambda num_bytes: waiting(num_bytes, None)):
-        # Read under the lock: another process may have added files until now.
+        # The receipt is read under the lock: another process may have added files just before.
         run.receipt = Receipt(target)
         for remote in entry.remotes:
             run.fetch_remote(remote)
@@ -153,8 +153,10 @@ def _train_ratio(entry: Entry, split: float | None) -> float | None:
         return entry.train_ratio
     if entry.train_ratio is None:
         splits = ", ".join(entry.splits)
-        raise SourceError(f"{entry.name} comes split into {splits}. Leave out split={split:g}.")
-    # Written so that NaN is refused too.
+        raise SourceError(
+            f"{entry.name} comes split into {splits}. Leave out split={split:g} (--split)."
+        )
+    # This form of the test also refuses NaN.
     if not 0 < split < 1:
         raise SourceError(f"split must be between 0 and 1, such as 0.9; got {split:g}.")
     return split
@@ -224,7 +226,7 @@ class _Fetch:
         try:
             if remote.packing == "plain":
                 (file,) = missing
-                # Not downloaded to its final name, which may belong to a file of the user.
+                # A temporary name: the user may have another file with the final name.
                 path = self.receipt.temporary(file.name)
                 path.unlink(missing_ok=True)  # of a fetch that was killed before the rename
                 self._download(remote, path)
@@ -294,7 +296,7 @@ class _Fetch:
         """Write train.txt and val.txt, cut between two characters; return their paths."""
         (file,) = self._entry.files
         text = (self._directory / file.name).read_bytes().decode()
-        # Characters, not bytes: a cut inside a character would make both files invalid UTF-8.
+        # Characters are counted, because a cut inside a character is not valid UTF-8.
         border = int(len(text) * ratio)
         parts = {"train": text[:border], "val": text[border:]}
         return {
@@ -329,7 +331,7 @@ def _unpacked_files(remote: RemoteFile, source: Path) -> dict[str, Path]:
 
 
 def _unpacked_names(file: EntryFile) -> list[str]:
-    """Return the names a copy may have: as in the archive, without folders, or as fetched."""
+    """Return the names that a copy may have: with or without folders, or as a fetch writes it."""
     return [name for name in (file.member, Path(file.member).name, file.name) if name]
 
 

@@ -81,7 +81,8 @@ class ARCDataLoader:
         name, split = self.subset, self.split
         original = f"{name}-{_ARC_SPLITS[split]}.jsonl"
         patterns = [original, f"{name}/{original}", f"*/{name}/{original}"]
-        # As `penstock fetch` names it; as in the Hub's repository; as the Hub converts it.
+        # Three names of the same file: from `penstock fetch`, in the Hub's repository, and in the
+        # Hub's own conversion to Parquet.
         patterns += [f"{name}-{split}.parquet", f"{name}/{split}-*.parquet"]
         patterns += [f"{name}/{split}/*.parquet"]
         files = find_files("arc", patterns, self.directory, f"{name} {split}")
@@ -133,7 +134,8 @@ class GSM8KDataLoader:
         """
         split = self.split
         patterns = [f"{split}.jsonl", f"grade_school_math/data/{split}.jsonl"]
-        # As in the Hub's repository, without its folder, and as the Hub converts it.
+        # Three names of the same file: in the Hub's repository, the same without its folder, and in
+        # the Hub's own conversion to Parquet.
         patterns += [f"main/{split}-*.parquet", f"{split}-*.parquet", f"main/{split}/*.parquet"]
         files = find_files("gsm8k", patterns, self.directory, f"GSM8K {split}")
         return [_gsm8k_example(row) for path in files for row in read_rows(path)]
@@ -209,8 +211,8 @@ def _without_header(rows: list[TaskRow]) -> list[TaskRow]:
     """Return CSV rows as dicts of question, choices and answer, without the header."""
     if not rows or isinstance(rows[0].values, dict):
         return rows
-    # The authors' files have no header. A header is recognised by both its ends, as a question
-    # alone might be "question".
+    # The authors' files have no header. A header is recognised by its first and its last cell,
+    # because the text of a question could be just "question".
     first = [cell.strip().lower() for cell in rows[0].values]
     has_header = first[0] in _MMLU_QUESTION and first[-1] in _MMLU_ANSWER
     found = []

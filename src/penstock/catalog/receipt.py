@@ -2,7 +2,7 @@
 
 The receipt, `.fetched.json`, lists every file that a fetch wrote, with its SHA-256. A fetch
 never overwrites a file with the same contents: its modification time stays, so stores built
-from it stay valid. It may replace a file that the receipt lists unchanged. Any other file
+from it stay valid. It may replace a file that a fetch wrote and nobody has changed. Any other file
 belongs to the user, and a fetch refuses to overwrite it.
 """
 
@@ -18,7 +18,8 @@ from penstock.store.lock import locked
 
 __all__ = ["Receipt", "wait_for_lock"]
 
-# A working fetch writes something within its own deadline of 30 s; twice that is stuck.
+# A fetch has a timeout of 30 s, so it writes something at least that often. A fetch that writes
+# nothing for twice that time hangs.
 _BUSY_SECONDS = 60.0
 
 
@@ -48,7 +49,8 @@ class Receipt:
             raise _occupied(path)
         expected = sha256 or self._digests.get(name)
         if expected is None:
-            # The size alone must do; without even that, the file is fetched and compared.
+            # There is no SHA-256 to compare, so the size decides. If the size is unknown too, the
+            # file is fetched again and compared.
             return num_bytes is not None
         if digest_file(path) != expected:
             raise _occupied(path)
@@ -59,8 +61,8 @@ class Receipt:
         if self._digests.get(name) == sha256:
             return
         self._digests[name] = sha256
-        # Added after the file has its name: a kill in between leaves a file that is not listed,
-        # and the next fetch finds it right by its checksum.
+        # The entry is added after the rename. A kill in between leaves a file without an entry, and
+        # the next fetch recognises it by its checksum.
         receipt = {"files": dict(sorted(self._digests.items()))}
         write_file(self._path, [json.dumps(receipt, indent=1).encode()])
         sync_directory(self._directory)
@@ -87,14 +89,15 @@ class Receipt:
             FetchError: the contents are not the right ones, or the name belongs to a file of
                 the user.
         """
-        # Written and checked under another name: a wrong file never has the right name.
+        # The file is written and checked under another name, so a wrong file never has the right
+        # name.
         new = self.temporary(name)
         size, found = write_file(new, pieces)
         try:
             if num_bytes is not None and size != num_bytes:
-                raise FetchError(f"{source} has {size:,} bytes, but {num_bytes:,} are right.")
+                raise FetchError(f"{source} has {size:,} bytes, but {num_bytes:,} are expected.")
             if sha256 is not None and found != sha256:
-                raise FetchError(f"{source} has SHA-256 {found}, but {sha256} is right.")
+                raise FetchError(f"{source} has SHA-256 {found}, but {sha256} is expected.")
             return self.move(name, found)
         finally:
             new.unlink(missing_ok=True)
@@ -111,7 +114,8 @@ class Receipt:
         """
         path, new = self._directory / name, self.temporary(name)
         existing = digest_file(path) if path.exists() else None
-        # Allowed: no file, the same contents, or a file that a fetch wrote and nobody edited.
+        # The name may be free, or belong to the same contents, or to a file that a fetch wrote and
+        # nobody edited.
         if existing not in (None, sha256, self._digests.get(name)):
             raise _occupied(path)
         if existing == sha256:
@@ -154,9 +158,9 @@ def wait_for_lock(directory: Path, waiting: Callable[[int], None]) -> Iterator[N
                     raise
                 waiting(sum(sizes.values()))
                 time.sleep(0.1)
-        # Left behind by fetches that were killed. `write_file` puts a dot before the name and
-        # `.new` files begin with one already, so these begin with two. Other temporary files may
-        # belong to the user.
+        # Fetches that were killed leave such files behind. `write_file` puts a dot before the name
+        # and `.new` files begin with one already, so these begin with two. Other temporary files
+        # may belong to the user.
         for path in directory.glob("..*.tmp"):
             path.unlink(missing_ok=True)
         yield

@@ -78,7 +78,7 @@ def open_url(url: str, headers: dict[str, str], seconds: float) -> Any:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise FetchError(f"{shown_url(url)!r} is not an http:// or https:// URL.")
     bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-    # A range of a compressed answer would be a range of other bytes.
+    # A byte range of a compressed response would not be a byte range of the file.
     headers = {"User-Agent": _AGENT, "Accept-Encoding": "identity", **headers}
     request = urllib.request.Request(bare, headers=headers)
     if parts.username is not None:
@@ -127,7 +127,8 @@ def hub_metadata(url: str, seconds: float) -> tuple[int | None, str | None]:
         raise _status_failure(error.response.status_code, error.response.headers) from None
     except Exception as error:  # noqa: BLE001  (of httpx, httpx2 or requests, by version)
         raise connection_failure(error, seconds) from None
-    # The ETag of a file in large-file storage is its SHA-256; of others, a SHA-1 of Git.
+    # For large files the Hub's ETag is the SHA-256. For small files it is the SHA-1 that Git uses,
+    # which is not compared.
     is_sha256 = re.fullmatch("[0-9a-f]{64}", found.etag or "")
     return found.size, found.etag if is_sha256 else None
 
@@ -135,8 +136,8 @@ def hub_metadata(url: str, seconds: float) -> tuple[int | None, str | None]:
 def _by_deadline(call: Callable[[], Any], seconds: float) -> Any:
     """Return `call()`, or raise TimeoutError if it takes longer than `seconds`.
 
-    A socket's timeout bounds one read, so a server could send header after header. A call that
-    is late continues in its daemon thread, and its result is dropped.
+    A socket's timeout limits one read only: a server that sends header after header would never
+    time out. A call that is late continues in its daemon thread, and its result is dropped.
     """
     outcome: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
@@ -158,9 +159,9 @@ def _by_deadline(call: Callable[[], Any], seconds: float) -> Any:
 
 
 def connection_failure(error: Exception, seconds: float) -> RequestFailure:
-    """Return the failure that an error of the connection means."""
+    """Return a connection error as a `RequestFailure`."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    # First, because it is an OSError too, and a retry would not help.
+    # This is tested first: it is an OSError too, but a retry would not help.
     if isinstance(reason, ssl.SSLCertVerificationError):
         return RequestFailure(f"the server's certificate is not trusted ({reason.verify_message})")
     if isinstance(reason, http.client.InvalidURL):
@@ -172,7 +173,7 @@ def connection_failure(error: Exception, seconds: float) -> RequestFailure:
 
 
 def _status_failure(status: int, headers: Any) -> RequestFailure:
-    """Return the failure for a status; Retry-After holds seconds or a date."""
+    """Return the failure for an HTTP status. Retry-After is a number of seconds or a date."""
     text = (headers.get("Retry-After") or "").strip()
     wait_seconds = 0.0
     if re.fullmatch("[0-9]+", text):

@@ -57,7 +57,7 @@ def check_name(what: str, name: str, names: Sequence[str]) -> str:
 def find_files(
     entry: str, patterns: Sequence[str], directory: PathLike | None, wanted: str
 ) -> list[Path]:
-    """Return the files of the first pattern that matches any, in the first directory that has any.
+    """Return the files for the first directory and the first pattern with a match.
 
     Raises:
         SourceError: no directory has any; the message names the command that fetches them.

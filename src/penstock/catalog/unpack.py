@@ -19,9 +19,10 @@ from penstock.errors import FetchError
 __all__ = ["copied", "gunzipped", "unzipped"]
 
 _BLOCK_BYTES = 1 << 20
-# Text is compressed 3 to 5 times. 100 times is a decompression bomb.
+# Text becomes 3 to 5 times smaller when it is compressed. A file that becomes 100 times smaller is
+# a decompression bomb.
 _MAX_EXPANSION = 100
-# What zipfile, gzip and zlib raise for a damaged archive.
+# The exceptions that zipfile, gzip and zlib raise for a damaged archive.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, gzip.BadGzipFile)
 
 
@@ -48,7 +49,8 @@ def unzipped(archive: Path, file: EntryFile, progress: ByteProgress) -> Iterator
                 done = 0
                 while piece := stream.read(_BLOCK_BYTES):
                     done += len(piece)
-                    # The header's size was checked; a longer body would get around that.
+                    # Only the size in the header was checked; a longer body would bypass that
+                    # check.
                     if done > member.file_size:
                         raise FetchError(
                             f"{archive}: {file.member} is longer than its header says."
@@ -63,7 +65,7 @@ def gunzipped(archive: Path, file: EntryFile, progress: ByteProgress) -> Iterato
     """Yield the contents of a .gz file, with all its members.
 
     Raises:
-        FetchError: it is cut, damaged, or longer than the right size.
+        FetchError: it is truncated, damaged, or longer than the expected size.
     """
     size = archive.stat().st_size
     # Small files may be compressed more, so 16 MiB are always allowed.

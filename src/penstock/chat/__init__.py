@@ -1,9 +1,9 @@
 """Conversations to tokens and a loss mask.
 
 Takes messages and a chat template, and returns token ids and, for each token, whether it is trained
-on. The mask follows the characters of the rendered text, which are found in two ways that must
-agree. A special token in the text of a message stays text. A template whose turns cannot be found
-is refused; penstock never guesses a mask.
+on. The mask is computed from the characters that the assistant wrote. They are found in two ways,
+which must agree. A special token in the text of a message stays text. A template whose turns cannot
+be found is refused; penstock never guesses a mask.
 """
 
 from typing import TYPE_CHECKING

@@ -1,13 +1,13 @@
 r"""The filters by which templates write the arguments of a tool call.
 
-Arguments that a record has as a string of JSON are a string to the template, as they are under
-`apply_chat_template`. There are two additions. `tojson` writes such a string as it is, instead of
-quoting it a second time:
+If a record has the arguments of a tool call as a JSON string, the template gets a string, as it
+does from `apply_chat_template`. There are two additions. `tojson` writes such a string unchanged,
+instead of quoting it a second time:
 
     {"name": "f", "arguments": {"a":1e3}}        and not   "arguments": "{\"a\":1e3}"
 
-And a template that asks for the items of the arguments gets them; Hugging Face raises there.
-Numbers, objects and arrays among the items keep the text that the record has for them.
+And a template can ask such a string for its items; under Hugging Face that is an error. Numbers,
+objects and arrays among the items keep the text that the record has for them.
 """
 
 import json
@@ -45,7 +45,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def is_json(text: str) -> bool:
-    """Whether `text` is one JSON value, with blanks around it or not."""
+    """Whether `text` is one JSON value; blanks around it are allowed."""
     try:
         json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -107,17 +107,17 @@ _WRITTEN_TYPES: dict[type, type] = {
 
 
 def is_arguments(value: object) -> TypeGuard[Traced]:
-    """Whether `value` is the arguments of a tool call that the record has as a string of JSON."""
+    """Whether `value` is the arguments of a tool call, given as a JSON string in the record."""
     if type(value) is not Traced or len(value._runs) != 1:
         return False
     start, stop, leaf, offset = value._runs[0]
-    # The whole, unchanged text of one leaf: a part of it need not be JSON.
+    # It must be the whole, unchanged text of one leaf, because a part of JSON is usually not JSON.
     whole = (start, stop, offset) == (0, len(leaf.text), 0) and len(value) == stop
     return whole and _PATH.fullmatch(leaf.path) is not None and is_json(value.plain)
 
 
 def items_of(arguments: Traced) -> list[tuple[str, object]]:
-    """The members of the JSON object in `arguments`; all of those with equal keys.
+    """The members of the JSON object in `arguments`, including all members with equal keys.
 
     Raises:
         TypeError: the arguments are not an object.
@@ -142,7 +142,7 @@ def _value(arguments: Traced, part: Part) -> object:
 
 
 def _inside(arguments: Traced, text: str, at: int) -> Traced:
-    """`text`, which the arguments have from character `at` on, apart from escapes."""
+    """`text`, traced to the characters of `arguments` from `at` on; escapes are not counted."""
     return Traced(text, [(0, len(text), arguments._runs[0][2], at)] if text else [])
 
 
@@ -171,8 +171,9 @@ def to_json(
 
 
 def _with_arguments(value: object, text: str, options: JsonObject) -> str:
-    """`value` as JSON, in which the arguments of tool calls are the text of the record."""
-    # A private-use character that the text does not contain, so that no placeholder does.
+    """`value` as JSON; the arguments of tool calls are written exactly as in the record."""
+    # Placeholders are made of a private-use character that the text does not contain, so the text
+    # cannot contain a placeholder.
     mark = "\ue0a5"
     while mark in text or json.dumps(mark)[1:-1] in text:
         mark += "\ue0a5"

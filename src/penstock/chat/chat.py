@@ -49,7 +49,7 @@ class Rendered:
     trained: tuple[Span, ...]
     """The characters of the text that are trained on."""
     rewritten: tuple[int, ...]
-    """The numbers of the messages of which the template left something out."""
+    """The numbers of the messages from which the template left something out."""
 
     def __iter__(self) -> Iterator[NDArray[np.uint32] | NDArray[np.uint8]]:
         return iter((self.tokens, self.loss))
@@ -68,7 +68,7 @@ class Chat:
         date: The date that `strftime_now` in a template returns, such as "2026-01-31". Without it
             that name is undefined, and templates that test for it use the date of their
             publication.
-        rewritten: What to do with turns of which the template leaves something out (Qwen3 drops
+        rewritten: What to do with turns from which the template leaves something out (Qwen3 drops
             the reasoning of all turns but the last): "mask" does not train on them, "train" trains
             on the rest of them, "refuse" raises.
         borders: "join" gives the ids of `apply_chat_template`; with "cut", no token crosses the
@@ -137,7 +137,7 @@ class Chat:
         return _rebuilt, (self.template, self._source, options)
 
     def describe(self) -> JsonObject:
-        """The entry in a store's manifest: all that decides tokens and masks but the tokenizer."""
+        """The entry in a store's manifest: all settings that change tokens or masks."""
         return {
             "template": self.template.name,
             "digest": self.template.digest,
@@ -148,7 +148,7 @@ class Chat:
     @property
     def digest(self) -> str:
         """A digest of template, settings and tokenizer."""
-        # Without the name: the same template under another path is the same.
+        # The name is left out: the same template under another path must have the same digest.
         entry = {key: value for key, value in self.describe().items() if key != "template"}
         return digest_json([entry, self.tokenizer.digest or self.tokenizer.canary])
 
@@ -205,11 +205,11 @@ class Chat:
         return TurnReport(self.template.name, self._renderer.marks_generation)
 
     def _warn(self, chats: list[ChatText]) -> None:
-        """Log once that turns are not trained on, for the first conversations that have some."""
+        """Log one warning, at the first conversations with turns that are not trained on."""
         if not self._has_warned and any(c.num_without_reasoning or c.without_end for c in chats):
             report = self.report()
             report.add(chats)
-            # Not locked: two threads may both log it, which does no harm.
+            # There is no lock: two threads may both log the warning, which does no harm.
             self._has_warned = report.log()
 
     def compare(self, chats: list[ChatText]) -> int:
@@ -282,7 +282,7 @@ def _refuse_double_bos(chat: ChatText, token: str | None) -> None:
 
 @dataclass
 class TurnReport:
-    """Counts turns that are not trained on, or whose end is not; may be filled from threads."""
+    """Counts turns that are not trained on, or whose end is not trained on; safe for threads."""
 
     template: str
     marks_generation: bool
@@ -291,7 +291,7 @@ class TurnReport:
     num_without_reasoning: int = 0
     """Turns that are not trained on because the template leaves out their reasoning."""
     num_without_end: int = 0
-    """Turns without a token at their end that is trained on."""
+    """Turns that do not end with a token that is trained on."""
     _affected: list[int] = field(default_factory=lambda: [0, 0])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -300,7 +300,8 @@ class TurnReport:
 
         Args:
             chats: The conversations.
-            ended: Whether an end token is put after each, and trained on if it ends a turn.
+            ended: Whether an end token follows each conversation; it is trained on if it ends a
+                turn.
         """
         with self._lock:
             for chat in chats:

@@ -1,11 +1,12 @@
 r"""A conversation of the same shape in which every text can be found by search.
 
-Each text is replaced by a word that occurs nowhere else. Everything that a template may look at
-stays the same: roles, keys, blanks at the ends, and tags inside the text, such as `</think>`.
+Each text is replaced by a word that occurs nowhere else. Everything that a template may test stays
+the same: roles, keys, blanks at the ends, and tags inside the text, such as `</think>`.
 
     "<think>\nIt is odd.\n</think>\n\nNo."   →   "<think>\nZqx0x\n</think>\n\nZqx1x"
 
-The renderer searches these words in the rendered text and compares the result with the runs.
+The renderer searches the rendered text for these words, and compares the result with the runs that
+`provenance` records.
 """
 
 import re
@@ -19,12 +20,13 @@ __all__ = ["shape_of", "texts_of", "with_unique_words"]
 
 # <|im_end|>, <think>, </think> and [INST]: what templates look for inside a text.
 _TAG = re.compile(r"(<\|[^|<>\s]{1,40}\|>|</?[A-Za-z_][\w:.-]{0,40}>|\[/?[A-Z][A-Z_]{1,30}\])")
-# Keys of texts that templates only write. Other strings may decide what is written, and stay.
+# Keys of texts that templates only write. Other strings may decide what a template writes, so they
+# are not replaced.
 _WRITTEN = frozenset(("content", "text", "reasoning_content", "reasoning", "thinking"))
 
 
 def shape_of(conversation: Conversation) -> tuple[Hashable, ...]:
-    """The shape of a conversation: a template writes the same text around equal shapes."""
+    """The shape of a conversation; a template writes the same text around equal shapes."""
     return (
         tuple(_shape(message) for message in conversation.messages),
         bool(conversation.tools),
@@ -42,7 +44,8 @@ def _shape(value: object, key: str = "") -> Hashable:
         # text decides what they write around it.
         tags = tuple(_TAG.findall(value)) if "<" in value or "[" in value else ()
         return bool(value.strip()), value[:1].isspace(), value[-1:].isspace(), tags
-    # Of other values only the type counts; these three decide what a template writes.
+    # The values of these three keys decide what a template writes. Of all other values only the
+    # type matters.
     return value if key in ("role", "type", "train") else type(value)
 
 

@@ -100,7 +100,8 @@ class ChatEncoder:
         for number, (start, stop), taken in self.special.find(chat, anywhere=self._anywhere):
             if done < taken[0]:
                 self._add_text(chat, done, taken[0], pieces)
-            # Trained on if one of its own characters is; the blanks that it strips do not count.
+            # A special token is trained on if one of its own characters is; the blanks that it
+            # strips do not count.
             pieces.special.append(number)
             pieces.special_trained.append(any(a < stop and start < b for a, b in chat.trained))
             done = taken[1]
@@ -128,7 +129,8 @@ class ChatEncoder:
         Raises:
             TokenizerError: an id differs.
         """
-        # With borders="cut" ids differ on purpose, and an object has no reference.
+        # With borders="cut" ids differ on purpose, and a tokenizer object has no reference
+        # implementation.
         if self.tokenizer.definition is None or self._cuts:
             return 0
         reference = load_reference(self.tokenizer.definition.text, self.tokenizer.name)
@@ -144,7 +146,7 @@ class ChatEncoder:
                 raise TokenizerError(
                     f"The ids of a conversation differ from those of tokenizers at token {at}: "
                     f"{ours[at : at + 5]} and {theirs[at : at + 5]}. {self.tokenizer.name} treats "
-                    "special tokens in a way that penstock does not know."
+                    "special tokens in a way that penstock does not know. Use another tokenizer."
                 )
             compared += 1
         return compared
@@ -160,7 +162,7 @@ class _Pieces:
     texts: list[str] = field(default_factory=list)
     # Whether each text begins a conversation.
     first: list[bool] = field(default_factory=list)
-    # In bytes of all texts, concatenated.
+    # The trained spans, in bytes of all texts, concatenated.
     trained: list[Span] = field(default_factory=list)
     # The number of pieces up to the end of each conversation.
     ends: list[int] = field(default_factory=list)
@@ -184,7 +186,7 @@ class _Pieces:
 def _overlapping(
     starts: NDArray[np.int64], stops: NDArray[np.int64], spans: list[Span]
 ) -> NDArray[np.uint8]:
-    """Which tokens contain at least one byte of `spans`, which are ascending and disjoint."""
+    """Whether each token contains a byte of `spans`, which are ascending and disjoint."""
     if not spans:
         return np.zeros(len(starts), np.uint8)
     lows, highs = np.array(spans, np.int64).T

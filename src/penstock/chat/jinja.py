@@ -33,7 +33,7 @@ __all__ = ["GENERATION", "Program"]
 GENERATION = Leaf(-2, "generation", "")
 """The leaf of runs that a `{% generation %}` block wrote."""
 
-# What a template's code raises when a conversation is not as the template expects.
+# The exceptions that a template's code raises if a conversation is not as it expects.
 _CHANGING_FILTERS = """
     indent wordwrap truncate center striptags urlencode reverse lower upper capitalize title escape
     e string forceescape pprint urlize xmlattr
@@ -57,7 +57,7 @@ class _Generation(Extension):
 
     def _mark(self, caller: Callable[[], str]) -> str:
         marked = traced_join([caller()])
-        # One run more for all of it; the runs of messages inside the block stay.
+        # One more run covers the whole block; the runs of messages inside the block stay.
         return Traced(marked.plain, [*marked._runs, (0, len(marked), GENERATION, -1)])
 
 
@@ -116,7 +116,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _formatted(text: str, values: Iterable[object]) -> str:
-    """`text`, which was formatted with `values`: all of it belongs to every leaf in them.
+    """`text`, formatted with `values`; the whole text is traced to every leaf in them.
 
     Raises:
         ChatError: the content of a message is among the values, so its position is unknown.
@@ -133,7 +133,7 @@ def _formatted(text: str, values: Iterable[object]) -> str:
 
 
 def _tracing_filter(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of Jinja whose result belongs to the leaves of its arguments."""
+    """A Jinja filter whose result is traced to the leaves of its arguments."""
 
     @wraps(original)  # with Jinja's mark that a filter takes the context or the environment
     def traced(*args: Any, **kwargs: Any) -> Any:
@@ -162,7 +162,8 @@ def _format(text: str, *args: object, **kwargs: object) -> str:
 
 @cache  # one environment serves all templates; it has no state that a template could change
 def _environment() -> _Environment:
-    # The options of `apply_chat_template`; with others, templates write other blanks.
+    # The options of `apply_chat_template`; other options would change the blanks that templates
+    # write.
     made = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )

@@ -53,11 +53,11 @@ class ChatText:
     trained: list[Span]
     """The characters that are trained on."""
     rewritten: tuple[int, ...] = ()
-    """The messages of the assistant of which the template left something out."""
+    """The messages of the assistant from which the template left something out."""
     num_without_reasoning: int = 0
     """The number of turns not trained on because the template leaves out their reasoning."""
     without_end: tuple[int, ...] = ()
-    """Where turns that are trained on stop without a token that ends them."""
+    """The end of each trained turn that has no token to end it."""
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
@@ -126,7 +126,7 @@ def to_conversation(record: object) -> Conversation:
         raise ChatError("no_messages", "The conversation has no messages.")
     settings = record.get("chat_template_kwargs") or {}
     if not isinstance(settings, dict):
-        raise ChatError("bad_shape", f'"chat_template_kwargs" is {_kind(settings)}.')
+        raise ChatError("bad_shape", f'"chat_template_kwargs" is {_kind(settings)}, not an object.')
     return Conversation(messages, _tools(record.get("tools")), settings)
 
 
@@ -189,7 +189,7 @@ def _from_instruction(record: JsonObject) -> list[Message]:
 
 
 def _message(turn: object, path: str) -> Message:
-    """One message, given with "role" and "content" or with "from" and "value", checked."""
+    """Check a message, given with "role" and "content" or "from" and "value", and return it."""
     if not isinstance(turn, dict):
         raise ChatError("bad_shape", f"{path} is {_kind(turn)}, not a message.")
     if "role" in turn:
@@ -202,7 +202,7 @@ def _message(turn: object, path: str) -> Message:
     else:
         raise ChatError("bad_shape", f'{path} has neither "role" nor "from": {turn!r:.60}')
     if not isinstance(message["role"], str) or not message["role"]:
-        raise ChatError("bad_shape", f"{path} has the role {message['role']!r:.40}.")
+        raise ChatError("bad_shape", f"{path} has the role {message['role']!r:.40}, not a name.")
     # OpenAI's "weight" is 0 or 1; an explicit "train" has priority.
     if turn.get("weight") is not None and "train" not in turn:
         message["train"] = bool(turn["weight"])
@@ -235,7 +235,7 @@ def _sharegpt(turn: JsonObject, path: str) -> Message:
 
 
 def _written_calls(text: str, path: str) -> list[JsonObject]:
-    """The tool calls in a JSON text; arguments stay the text that they are there."""
+    """The tool calls in a JSON text; the text of their arguments is not changed."""
     try:
         calls = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -99,23 +99,23 @@ class Traced(str):
         return Traced(self.plain[start:stop], runs)
 
     def strip(self, chars: str | None = None, /) -> str:
-        """Without blanks (or `chars`) at both ends."""
+        """Return the string without blanks (or `chars`) at both ends."""
         return self.lstrip(chars).rstrip(chars)
 
     def lstrip(self, chars: str | None = None, /) -> str:
-        """Without blanks (or `chars`) at the start."""
+        """Return the string without blanks (or `chars`) at the start."""
         return self._cut(len(self) - len(self.plain.lstrip(chars)), len(self))
 
     def rstrip(self, chars: str | None = None, /) -> str:
-        """Without blanks (or `chars`) at the end."""
+        """Return the string without blanks (or `chars`) at the end."""
         return self._cut(0, len(self.plain.rstrip(chars)))
 
     def removeprefix(self, prefix: str, /) -> str:
-        """Without `prefix`, if the string begins with it."""
+        """Return the string without `prefix`, if it begins with it."""
         return self._cut(len(self) - len(self.plain.removeprefix(prefix)), len(self))
 
     def removesuffix(self, suffix: str, /) -> str:
-        """Without `suffix`, if the string ends with it."""
+        """Return the string without `suffix`, if it ends with it."""
         return self._cut(0, len(self.plain.removesuffix(suffix)))
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
@@ -137,12 +137,12 @@ class Traced(str):
         return pieces
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:
-        """Before, at and after the first separator."""
+        """Return the text before the first separator, the separator, and the text after it."""
         before, found, _ = self.plain.partition(sep)
         return self._three(len(before), len(found))
 
     def rpartition(self, sep: str, /) -> tuple[str, str, str]:
-        """Before, at and after the last separator."""
+        """Return the text before the last separator, the separator, and the text after it."""
         before, found, _ = self.plain.rpartition(sep)
         return self._three(len(before), len(found))
 
@@ -151,7 +151,7 @@ class Traced(str):
         return self._cut(0, before), self._cut(before, middle), self._cut(middle, len(self))
 
     def _pieces(self, pieces: list[str]) -> list[str]:
-        """`pieces`, which occur in this order in the string, with their runs."""
+        """`pieces` of this string, in the order in which they occur, with their runs."""
         found: list[str] = []
         done = 0
         for piece in pieces:
@@ -161,7 +161,7 @@ class Traced(str):
         return found
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
-        """With `old` replaced by `new`."""
+        """Return the string with `old` replaced by `new`."""
         if not old:  # Python then puts `new` between all characters
             return derived(self.plain.replace(old, new, count), [self, new])
         pieces: list[str] = []
@@ -182,27 +182,27 @@ class Traced(str):
         return traced_join([self] * int(number))
 
     def lower(self) -> str:
-        """In lower case."""
+        """Return the string in lower case."""
         return derived(self.plain.lower(), [self])
 
     def upper(self) -> str:
-        """In upper case."""
+        """Return the string in upper case."""
         return derived(self.plain.upper(), [self])
 
     def title(self) -> str:
-        """With each word capitalized."""
+        """Return the string with each word capitalized."""
         return derived(self.plain.title(), [self])
 
     def capitalize(self) -> str:
-        """With the first character capitalized."""
+        """Return the string with the first character capitalized."""
         return derived(self.plain.capitalize(), [self])
 
 
 def trace(value: Any, leaf: Leaf) -> Any:
     """A copy of `value` in which every string is traced, also inside lists and dicts.
 
-    The usual roles stay plain strings: a template may build a special token of one
-    ("<|" + role + "|>"). Any other role is text of the user's record.
+    The usual roles stay plain strings, because a template may build a special token from one ("<|"
+    + role + "|>"). Any other role is text of the user's record.
     """
     if isinstance(value, str):
         kept = Leaf(leaf.message, leaf.path, value, leaf.train)
@@ -228,7 +228,7 @@ def trace(value: Any, leaf: Leaf) -> Any:
         ]
     if value is None or isinstance(value, bool | int | float):
         return value
-    # Refused for safety: a template could call any method of such an object.
+    # Other objects are refused for safety: a template could call any of their methods.
     raise ChatError(
         "bad_content", f"{leaf.path or 'A message'} is a {type(value).__name__}, not JSON."
     )
@@ -254,7 +254,7 @@ def traced_join(pieces: Iterable[str]) -> Traced:
 
 
 def derived(text: str, values: Iterable[object]) -> str:
-    """`text`, which was computed from `values`: all of it belongs to every leaf in them."""
+    """`text`, computed from `values`; the whole text is traced to every leaf in them."""
     leaves = leaves_in(list(values))
     if not leaves or not text:  # all of it is the template's
         return text
@@ -270,7 +270,8 @@ def leaves_in(value: object) -> list[Leaf]:
 
 def _collect(value: object, found: dict[int, Leaf]) -> None:
     if type(value) is Traced:
-        # By identity: two messages may have equal leaves, and both count.
+        # Leaves are compared by identity: two messages may have equal leaves, and both are
+        # returned.
         for _, _, leaf, _ in value._runs:
             found[id(leaf)] = leaf
     elif isinstance(value, dict):

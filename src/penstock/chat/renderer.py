@@ -1,8 +1,8 @@
 """Renders conversations with a template, finds the assistant's turns and checks them.
 
-Which characters are trained on is found in two ways. Runs record which characters come from which
+The characters to train on are found in two ways. Runs record which characters come from which
 message. Then, for each new shape of conversation, every text in it is replaced by a word that
-occurs nowhere else, and these words are searched in the rendered text. Both ways must find the same
+occurs nowhere else, and the rendered text is searched for these words. Both ways must find the same
 characters in the same turns, or the conversation is refused.
 """
 
@@ -64,7 +64,7 @@ class _Rendering:
         return (*found, self.text.plain[done:])
 
     def without_end(self, is_end: Callable[[str], bool]) -> tuple[int, ...]:
-        """Where the turns stop that do not end with a marker."""
+        """The end of each turn that does not end with a marker."""
         last = {turn.message: turn.span[1] for turn in self.turns}
         text = self.text.plain
         # A message may have several turns, one for each block; the last one ends it.
@@ -115,11 +115,12 @@ class Renderer:
         if rewritten and self.rewritten == "refuse":
             raise ChatError(
                 "rewritten",
-                f"The template leaves out text of the assistant in messages {list(rewritten)}.",
+                f"The template leaves out text of the assistant in messages {list(rewritten)}, and "
+                'rewritten="refuse" rejects such conversations.',
             )
         num_without_reasoning = 0
         if self.rewritten == "mask":
-            # Of a rewritten turn, the model never wrote what is left in this context.
+            # The model never wrote a rewritten turn in this form, so it must not learn it.
             for number in {turn.message for turn in rendering.turns if turn.message in rewritten}:
                 reasoning = conversation.messages[number].get("reasoning_content")
                 if isinstance(reasoning, str) and not _is_in(reasoning, rendering.text.plain):
@@ -171,8 +172,8 @@ class Renderer:
             self._in_form(trace(message, Leaf(number, "", "")))
             for number, message in enumerate(messages)
         ]
-        # In this order: a record's settings override those of the chat, and neither overrides the
-        # messages. Settings are traced, so that they cannot write special tokens.
+        # The order matters: a record's settings override those of the chat, and neither overrides
+        # the messages. Settings are traced, so that they cannot write special tokens.
         variables = {
             **self.tokens,
             **self.settings,
@@ -202,8 +203,8 @@ class Renderer:
             if part.get("type", "text") != "text":
                 raise ChatError(
                     "not_text",
-                    f"The template {self.template.name} takes no parts of a message, and one is "
-                    f"of type {part['type']!r:.40}.",
+                    f"The template {self.template.name} writes only text, but a part of a message "
+                    f"is of type {part['type']!r:.40}.",
                 )
         return {**message, "content": traced_join(part["text"] for part in parts)}
 
@@ -222,7 +223,7 @@ class Renderer:
         return found
 
     def _try_forms(self, forms: tuple[str, ...]) -> str:
-        """The rendered question and answer in these forms; "" if one of them is not written."""
+        """A question and an answer in these forms, rendered; "" if the template omits one."""
         messages = [
             {"role": role, "content": [{"type": "text", "text": text}] if form == "parts" else text}
             for role, text, form in zip(
@@ -258,7 +259,8 @@ class Renderer:
             while start >= 0:
                 self._check_word(other, found, number, (start, start + len(word)))
                 start = found.text.plain.find(word, start + 1)
-        # Threads may do this at the same time; both write the same entry, or check once more.
+        # Two threads may do this at the same time. They write the same entry, or check a shape
+        # twice, which does no harm.
         if len(self._checked) >= _MAX_SHAPES:
             self._checked.clear()
         self._checked[shape] = found.template_texts
@@ -282,12 +284,12 @@ class Renderer:
         if turns_at - {number} or is_missing or (turns_at and not is_trained):
             raise ChatError(
                 "disagreement",
-                "The two ways to find what the assistant said do not agree on message "
-                f"{number} of the conversation under the template {self.template.name}.",
+                f"Tracing and search disagree about message {number} under the template "
+                f"{self.template.name}, so its loss mask cannot be trusted. Use another template.",
             )
 
     def _left_out(self, conversation: Conversation, rendering: _Rendering) -> Iterator[int]:
-        """The messages of the assistant of which the template does not write some text."""
+        """The messages of the assistant from which the template leaves out some text."""
         hulls: dict[int, Span] = {}
         # Each message from its first to its last character, with the template's text between them.
         spans = [(*turn.span, turn.message) for turn in rendering.turns]

@@ -45,7 +45,7 @@ _COMMON_MARKERS = (
 )
 # Text that looks like a token: <|im_end|>, also with the wide bars of DeepSeek.
 _CONTROL = re.compile("<\\|[\\w/:.-]{1,40}\\|>|<\uff5c[\\w/:.\u2581 -]{1,40}\uff5c>")
-# The content of a message may contain reasoning, so its markers are not the template's alone.
+# Markers of reasoning, such as <think>, may also be in the content of a message.
 _REASONING = re.compile("think|thought|reason", re.IGNORECASE)
 # White space as Rust defines it; Python's `strip` removes four more control characters.
 _BLANKS = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
@@ -57,13 +57,13 @@ class Markers:
     """Finds markers in a text: special tokens, and text that looks like one."""
 
     def __init__(self, special: Iterable[str]) -> None:
-        # Longest first: `re` takes the first alternative that matches.
+        # The longest tokens come first, because `re` takes the first alternative that matches.
         self._known = tuple(sorted(filter(None, special), key=len, reverse=True))
         self._pattern = re.compile("|".join([*map(re.escape, self._known), *_COMMON_MARKERS]))
 
     def is_end(self, text: str) -> bool:
         """Whether `text` ends with a special token, or with text that looks like one."""
-        # "|>" and its wide form end markers that are not tokens of this tokenizer.
+        # A marker that is not a token of this tokenizer is recognised by the "|>" at its end.
         return text.endswith((*self._known, "|>", "\uff5c>"))
 
     def find(self, text: str) -> Iterator[Span]:
@@ -115,8 +115,8 @@ class TokenFinder:
                 start, stop = span = found.span()
                 if token.single_word and _in_a_word(text, start, stop):
                     continue
-                # Blanks that the token strips are no text of their own; `done` keeps two tokens
-                # from taking the same blanks.
+                # Blanks that the token strips are not encoded as text; `done` keeps two tokens from
+                # taking the same blanks.
                 if token.lstrip:
                     start = max(done, len(text[:start].rstrip(_BLANKS)))
                 if token.rstrip:
@@ -150,9 +150,10 @@ def _in_a_word(text: str, start: int, stop: int) -> bool:
 
 
 def token_finder(tokenizer: Tokenizer) -> TokenFinder:
-    """Finds the special tokens of `tokenizer`; of an object, those that it names."""
+    """A finder for the special tokens of `tokenizer`; for an object, the tokens that it names."""
     tokens = _special_tokens(tokenizer)
-    # Longest first, as tokenizers prefer them. Without tokens, a pattern that never matches.
+    # The longest tokens come first, because tokenizers prefer them. If there are no tokens, the
+    # pattern never matches.
     names = sorted(tokens, key=len, reverse=True)
     return TokenFinder(tokens, re.compile("|".join(map(re.escape, names)) or r"(?!)"))
 
@@ -231,9 +232,9 @@ def tokenizer_with_markers(
 
 
 def _searched_tokens(tokenizer: Tokenizer) -> set[str]:
-    """The tokens that the tokenizer searches in a text before it splits the rest into words.
+    """The tokens that the tokenizer finds in a text before it splits the rest into words.
 
-    Ordinary tokens are not among them: whether a text has one depends on the characters around it.
+    Ordinary tokens are not included: whether one is found depends on the characters around it.
     """
     added = tokenizer.definition.added_tokens if tokenizer.definition is not None else []
     return {*_special_tokens(tokenizer), *(token["content"] for token in added)}

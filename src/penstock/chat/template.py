@@ -77,7 +77,8 @@ def load_template(template: object) -> Template:
     text = os.fspath(template)
     if text in _BUILTIN:
         return Template(text, _builtin_source(text))
-    # Before paths: `Path.is_dir` raises for a name as long as a template's source.
+    # Source is recognised before paths are tried: `Path.is_dir` raises for a name as long as a
+    # template's source.
     if "{{" in text or "{%" in text:
         return Template(f"jinja-{digest_json(text)[:8]}", text)
     path = Path(text)
@@ -135,7 +136,7 @@ def _read_json(path: Path) -> JsonObject:
 
 
 def _configured(source: object, name: str, config: JsonObject) -> Template:
-    """The template of a configuration; of several templates, the one named "default"."""
+    """The template in a configuration; if it has several, the one named "default"."""
     if isinstance(source, list):
         source = {str(each.get("name")): each.get("template") for each in source}
     if isinstance(source, dict):

@@ -100,7 +100,7 @@ class SpanEncoder:
         return PlainText(definition, (ANCHOR,) if is_anchored else ()), is_anchored
 
     def _by_reference(self, text: str, begin: int, is_first: bool) -> TokenSpans:
-        """The tokens of one text, which begins at byte `begin`, by `tokenizers`."""
+        """The tokens of one text that begins at byte `begin`, encoded by `tokenizers`."""
         plain, is_anchored = self._plain
         anchor = ANCHOR if is_anchored and not is_first else ""
         found = plain.tokenizer([text]).encode(anchor + text, add_special_tokens=False)
@@ -119,7 +119,7 @@ class SpanEncoder:
 
 
 def _joined(pieces: list[TokenSpans]) -> TokenSpans:
-    """The tokens of some texts, of which each piece has one."""
+    """The tokens of several texts, concatenated; each piece has the tokens of one text."""
     none = TokenSpans(np.zeros(0, np.uint32), _ZERO, _ZERO[:0], _ZERO[:0])
     every = [none, *pieces]
     return TokenSpans(

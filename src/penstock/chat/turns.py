@@ -31,7 +31,7 @@ _ANSWERED: Message = {"role": "assistant", "content": ANSWER}
 
 @dataclass(frozen=True, slots=True)
 class TurnFormat:
-    """What a template writes around a turn of the assistant."""
+    """The text that a template writes around a turn of the assistant."""
 
     prompt: str
     """The text that asks for an answer; "" if the template has none."""
@@ -50,7 +50,7 @@ class Turn:
 
 
 def find_format(render: Render, markers: Markers) -> TurnFormat:
-    """What a template writes around an answer, found by rendering one.
+    """Find the text that a template writes around an answer, by rendering one.
 
     Raises:
         TemplateError: the template does not render a question and an answer.
@@ -81,7 +81,7 @@ def _prompt(render: Render, messages: list[Message]) -> str:
         plain, asked = render(messages, False).plain, render(messages, True).plain
     except ChatError:
         return ""
-    # A template that changes earlier text when it is asked has no prompt that could be found.
+    # If the template changes earlier text when it asks for an answer, its prompt cannot be found.
     prompt = asked[len(plain) :] if asked.startswith(plain) else ""
     return prompt if prompt.strip() else ""
 
@@ -89,7 +89,7 @@ def _prompt(render: Render, messages: list[Message]) -> str:
 def find_turns(
     text: Traced, conversation: Conversation, form: TurnFormat, markers: Markers, render: Render
 ) -> list[Turn]:
-    """The turns of the assistant to train on, found by runs and by the format of a turn."""
+    """The turns to train on, found with the runs (see `provenance`) and the format of a turn."""
     finder = _TurnFinder(text, conversation, form, markers, render, _hulls(text._runs))
     numbers = range(len(conversation.messages))
     return [
@@ -100,7 +100,7 @@ def find_turns(
 
 
 def _hulls(runs: Sequence[Run]) -> dict[int, Span]:
-    """The first to the last character of each message, where it is first written.
+    """For each message, the span from its first to its last character, the first time it occurs.
 
     A template may write some text again, such as the name of a tool above its result.
     """
@@ -234,7 +234,7 @@ def generation_turns(text: Traced, conversation: Conversation) -> list[Turn]:
     """The turns that `{% generation %}` blocks mark.
 
     Raises:
-        ChatError: a block contains text of somebody else.
+        ChatError: a block contains text that the assistant did not write.
     """
     blocks = [(start, stop) for start, stop, leaf, _ in text._runs if leaf is GENERATION]
     runs = [run for run in text._runs if run[2] is not GENERATION]

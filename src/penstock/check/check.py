@@ -37,6 +37,7 @@ CHECKS = (
     "Performance",
     "Preprocessing",
 )
+# The limit of the script that `penstock check` replaces.
 MIN_TOKENS_PER_SECOND = 100_000
 _MAX_ROUND_TRIPS = 1_000
 _MAX_DOCUMENT_BYTES = 1 << 28
@@ -47,7 +48,7 @@ _FEW_BYTES = 2.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckSettings:
-    """How the files would be read and trained on."""
+    """The settings with which the files would be read and trained on."""
 
     reading: ReadSettings = field(default_factory=ReadSettings)
     tokenizer: object = "gpt2"
@@ -57,7 +58,7 @@ class CheckSettings:
     sample_bytes: int = 16_000_000
     """Bytes of text to read, of all files together."""
     directory: Path = Path()
-    """Where stores would be built; its disk must have enough free space."""
+    """The directory for stores; its disk must have enough free space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +102,21 @@ def check(
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         run.folder = Path(folder)
-        # In the order of the lines that `penstock check` prints.
+        # The steps run in the order of the lines that `penstock check` prints.
         for name, step in zip(CHECKS, run.steps, strict=True):
             findings.append(_finding(name, step, findings))
     return CheckReport(run.files, findings, time.monotonic() - begun)
 
 
 def _finding(name: str, step: Callable[[], str], earlier: list[Finding]) -> Finding:
-    """Run one check. All later checks need the store that the third one builds."""
+    """Run one check. It fails at once if one of the first three failed: it needs their store."""
     failed = [each.name for each in earlier[:3] if not each.passed]
     if failed:
         return Finding(name, False, f"not tried, because {failed[0]} failed")
     try:
         return Finding(name, True, step())
     except (_CheckFailedError, PenstockError, OSError) as error:
+        # A finding is one line, and messages of penstock may have several.
         return Finding(name, False, " ".join(str(error).split()))
 
 
@@ -162,6 +164,7 @@ class _Run:
             return f"{file.name} does not exist (working directory: {Path.cwd()})"
         if path.is_dir():
             return f"{file.name} is a directory; name the files in it"
+        # The name of one file lists exactly one file; directories were refused above.
         (listed,) = list_files(file.name, self._settings.reading)
         self._inputs[file.name] = listed
         file.num_bytes, file.format = listed.size, listed.format
@@ -204,6 +207,7 @@ class _Run:
     def _build(self, name: str, copies: int = 1) -> "TokenStore":
         from penstock.store.build import build
 
+        # The sample is already cut into documents, so the store is built from texts in memory.
         texts = Texts([text.decode() for text in self._texts] * copies)
         return build(texts, self.folder / name, tokenizer=self._tokenizer)
 

@@ -66,13 +66,14 @@ def read_sample(file: FileSample, listed: InputFile, reading: ReadSettings, budg
         for batch in read_slice([listed], piece, reading):
             file.texts += batch.texts.to_pylist()
             file.rejects += batch.rejects
-            # Read, with rejected records: a file full of them must not be read to its end.
+            # Bytes of rejected records count too: a file full of them must not be read to its end.
             taken += batch.tally.total_bytes
             if taken > (budget // _NUM_PARTS if is_spread else budget - file.sample_bytes):
                 file.whole = False
                 break
         file.sample_bytes += taken
-        # The budget is used up. Only of a file that can be cut is it known that nothing follows.
+        # The budget is used up. For a file that cannot be cut, it is not known whether more text
+        # follows.
         if not is_spread and file.sample_bytes >= budget:
             file.whole = file.whole and can_seek
             return
@@ -85,12 +86,13 @@ def _document_parts(
 
     Of a compressed file only the beginning is read, since the rest cannot be read without it.
     """
+    # A compressed file has to be read in order, and a small file may be read at once.
     whole = listed.compression is None and listed.size <= budget
     if listed.compression or whole:
         expanded = Expanded(listed, reading.max_expansion)
         try:
             found = [(0, expanded.read(budget))]
-            whole = not expanded.read(1)
+            whole = not expanded.read(1)  # one more byte shows whether the budget was enough
         finally:
             expanded.close()
     else:
@@ -124,7 +126,7 @@ def _decoded(listed: InputFile, start: int, data: bytes, reading: ReadSettings) 
     try:
         data.decode()
     except UnicodeDecodeError as error:
-        # The part ends inside a character, and not the file.
+        # The part was cut inside a character, which is no error of the file.
         if is_cut and error.reason == "unexpected end of data":
             return data[: error.start]
         if reading.errors == "strict":

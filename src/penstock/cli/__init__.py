@@ -18,6 +18,8 @@ def main() -> None:
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
+    # The handler is set before this import, which takes most of the time that the program needs to
+    # start.
     from penstock.cli.app import run
 
     run()

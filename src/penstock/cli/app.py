@@ -35,6 +35,7 @@ from penstock.cli.train import train_command
 from penstock.cli.verify import verify_command
 from penstock.errors import PenstockError
 
+# As in a shell: 128 + 2, the number of SIGINT.
 _INTERRUPTED = 130
 
 
@@ -48,6 +49,7 @@ class Commands(TyperGroup):
         if "--json" not in args:
             return super().main(args, *rest, **settings)
         try:
+            # In standalone mode, click would print its errors as text and exit.
             settings |= {"standalone_mode": False, "obj": "json"}
             sys.exit(super().main(args, *rest, **settings))
         except Exception as error:
@@ -67,6 +69,7 @@ class Commands(TyperGroup):
             _print_interrupt(error, as_json=as_json)
             raise typer.Exit(_INTERRUPTED) from None
         except (PenstockError, OSError) as error:
+            # The reader of a pipe has closed it (`| head`). `run` handles that without a message.
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise
             print_exception(error, as_json=as_json)
@@ -100,6 +103,7 @@ for _command in (
     train_command,
     demo_command,
 ):
+    # The name of a command is that of its function: build_command is `penstock build`.
     app.command(_command.__name__.removesuffix("_command"))(_command)
 app.add_typer(tokenizer_app, name="tokenizer")
 
@@ -143,8 +147,8 @@ def _writable(stream: TextIO | None) -> TextIO:
     """The stream; a null device if the caller closed it (`>&-`)."""
     if stream is None:
         return Path(os.devnull).open("w", encoding="utf-8")
-    # A terminal can have an encoding such as Latin-1. It shows characters that it does not have
-    # as "\u2501", instead of raising an error.
+    # A terminal can have an encoding such as Latin-1. Characters outside that encoding are written
+    # as escapes such as "\u2501", instead of raising an error.
     if isinstance(stream, TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
     return stream
@@ -163,6 +167,7 @@ def _on_lost_output(error: OSError) -> int:
 
 def _leave(code: int) -> NoReturn:
     """End the process with `code`, at once if it failed."""
+    # The last output is still in a buffer, so a full disk may be noticed only here.
     try:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -36,7 +36,7 @@ _WARM_UP_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A model on some GPUs."""
+    """A model, and the number of GPUs that train it."""
 
     model: str
     num_parameters: float
@@ -53,6 +53,7 @@ class Need:
         return flops / (_FLOPS_PER_PARAMETER * self.num_parameters)
 
 
+# A small model on many GPUs needs the most tokens per second.
 NEEDS = (
     Need("GPT-2, 124M", 124e6, 1),
     Need("GPT-2, 124M", 124e6, 8),
@@ -150,6 +151,7 @@ def _short_text(seconds: float) -> str:
     >>> _short_text(0.0000634), _short_text(0.00412), _short_text(1.5)
     ('63 µs', '4.1 ms', '1500.0 ms')
     """
+    # From 999.5 µs on, rounding would give "1000 µs".
     return f"{seconds * 1e6:.0f} µs" if seconds < 0.0009995 else f"{seconds * 1e3:.1f} ms"
 
 
@@ -206,6 +208,7 @@ def measure_speed(
 
 def _read(batches: "Iterator[dict[str, Tensor]]", seconds: float) -> float:
     """Read batches for some seconds; returns batches per second."""
+    # Batches that were prefetched before this turn would be counted as read in no time.
     warm = time.perf_counter() + _WARM_UP_SHARE * seconds
     while time.perf_counter() < warm:
         next(batches)
@@ -236,6 +239,7 @@ def anonymous_bytes() -> int | None:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:  # macOS and Windows
         return None
+    # "RssAnon:  1234 kB" excludes pages of mapped files, which the kernel can drop at any time.
     found = (int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
     return next(found, None)
 
@@ -254,6 +258,7 @@ def bench_command(
     the CPU. Files that are not cached in memory are read at the speed of the disk: run it twice
     to see the difference.
     """
+    # Of a split store, the training side is measured.
     path = next(iter(stores_at(store).values()))
     with bar(shown=not as_json) as draw:
         speed = measure_speed(

@@ -20,7 +20,7 @@ from penstock.cli.units import duration_text, number_of, size_text
 if TYPE_CHECKING:
     from penstock.store.reader import TokenStore
 
-# Bytes of the text in the counts of a build, by what became of them.
+# The names of the counts that together cover every byte of the text.
 _TEXT_BYTES = ("document_bytes", "separator_bytes", "skipped_bytes", "rejected_bytes")
 
 
@@ -93,7 +93,7 @@ def build_command(
     ] = 200,
     engine: Annotated[
         Literal["auto", "gigatoken", "tokenizers"],
-        option("The program that tokenizes. All produce the same token ids."),
+        option("The library that tokenizes. All of them produce the same token ids."),
     ] = "auto",
     threads: Annotated[
         int | None,
@@ -115,15 +115,19 @@ def build_command(
     penstock build chats.jsonl -o stores/chats --chat chatml --add-tokens auto
     """
     if eos_token is not None and not eos:
-        raise typer.BadParameter("--no-eos and --eos-token exclude each other.")
+        raise typer.BadParameter(
+            "--no-eos and --eos-token contradict each other: leave one of them out."
+        )
     if chat is None and (chat_date, rewritten) != (None, "mask"):
         raise typer.BadParameter("--chat-date and --rewritten need a chat template: set --chat.")
     from penstock.tokenize.tokenizer import load_tokenizer
 
     # With a template, --special-tokens is about the contents of messages; see `Chat`.
     in_text = special_tokens if chat is None else "text"
+    # The word "auto" alone is not a token: it asks for all markers of the template.
     added: Any = "auto" if add_tokens == ["auto"] else add_tokens
     with _log_warnings(shown=not quiet):
+        # The tokenizer is loaded here and not inside `build`, because its engine is printed below.
         loaded = load_tokenizer(tokenizer, special_tokens=in_text, engine=engine)
         chat_settings: dict[str, Any] = {"add_tokens": added}
         if chat is not None:
@@ -177,7 +181,7 @@ def _log_warnings(*, shown: bool) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildResult:
-    """A finished store, and how this run came to it."""
+    """The result of a build: the finished store, and what this run did."""
 
     directory: Path
     stores: dict[str, "TokenStore"]
@@ -201,6 +205,7 @@ class BuildResult:
         from penstock.tokenize.definition import padded_vocab_size
 
         contents = self.store.manifest.contents
+        # An append adds an entry to this list, so the last entry describes this run.
         last_build = contents["builds"][-1]
         vocab_size = contents["tokenizer"]["vocab_size"]
         return {
@@ -235,6 +240,8 @@ class BuildResult:
 
     def show(self) -> None:
         """Print a summary and the next command."""
+        from penstock.store.manifest import rejects_file
+
         values = self.to_json()
         rows: list[tuple[str, str | list[str]]] = [
             ("documents", documents_text(values["num_documents"], values["num_pieces"])),
@@ -247,8 +254,12 @@ class BuildResult:
             if side:
                 documents = number_of(store.manifest.num_documents, "document")
                 rows.append((side, f"{documents}, {number_of(store.num_tokens, 'token')}"))
-        log = [str(self.store.path / "rejects.jsonl")] if values["rejects"] else []
-        rows.append(("rejected", [reasons_text(values["rejects"]), *log]))
+        rejected = [reasons_text(values["rejects"])]
+        if values["rejects"]:
+            # Each append has a separate log, so this is the log of the last build.
+            number = len(self.store.manifest.contents["builds"]) - 1
+            rejected.append(str(self.store.path / rejects_file(number)))
+        rows.append(("rejected", rejected))
         print_facts(self.headline(), rows)
         write(f"next: penstock info {shell_word(self.directory)}")
 
@@ -305,5 +316,6 @@ def _digests(directory: Path) -> list[str]:
 
     try:
         return [read_manifest(path).digest for path in stores_at(directory).values()]
+    # There is no store yet, or it is not finished. The build reports what is wrong, if anything.
     except StoreError:
         return []

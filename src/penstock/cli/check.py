@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.check.check import CheckReport
     from penstock.check.sample import FileSample
 
+# The files that LocalOpenWebTextDataModule reads by default.
 _DEFAULT_FILES = ("training_data/owt_train.txt", "training_data/owt_valid.txt")
 _SHOWN_CHARACTERS = 72
 # The wording of the script that this command replaces.
@@ -82,8 +83,10 @@ def check_command(
         print_json(_to_json(report))
     else:
         _show(report)
+        # Only the default files can be fetched by a name.
         if not files and not report.findings[0].passed:
             write("next: penstock fetch openwebtext --output training_data")
+    # The exit code is also set with --json, so that a script can test it.
     if not report.passed:
         raise typer.Exit(1)
 

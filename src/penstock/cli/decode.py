@@ -45,9 +45,9 @@ def decode_command(
     from penstock.tokenize.tokenizer import load_tokenizer
 
     if raw and as_json:
-        raise typer.BadParameter("--raw and --json exclude each other.")
+        raise typer.BadParameter("--raw and --json cannot be combined: leave one of them out.")
     opened = TokenStore(store)
-    # A tokenizer that is given is loaded once, for all documents.
+    # The tokenizer of --tokenizer is loaded once, for all documents.
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)
     numbers = _numbers(opened, document, count)
     try:
@@ -64,6 +64,7 @@ def decode_command(
                     write("")
                 show_document(opened, number, loaded)
     except TokenizerError as error:
+        # With --tokenizer, the user has already followed this advice.
         if tokenizer is None:
             error.add_note(
                 "The store was built with this tokenizer. Set --tokenizer to its name or to the "
@@ -83,7 +84,7 @@ def _numbers(store: "TokenStore", document: int, count: int) -> range:
     if not -len(store) <= document < len(store):
         raise StoreError(
             f"{store.path} has no document {document:,}; its {len(store):,} documents are numbered "
-            "from 0."
+            f"from 0 to {len(store) - 1:,}."
         )
     first = document % len(store)  # -1 becomes the last document
     left = len(store) - first
@@ -99,6 +100,7 @@ def _to_json(
     store: "TokenStore", number: int, tokenizer: "Tokenizer | None"
 ) -> dict[str, str | int | bool]:
     origin = store.origin(number)
+    # False if the document continues in the piece before or after this one.
     begins, ends = store.edges(number)
     return {
         "document": number,

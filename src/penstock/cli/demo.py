@@ -1,4 +1,4 @@
-"""`penstock demo`: the whole pipeline, on text that every machine with Python has.
+"""`penstock demo`: the whole pipeline on Python's standard library.
 
 The sources of Python's standard library are one corpus ("code"). Its documentation is the other
 ("prose"): the docstrings of each module as one page, and the topics of `help()`. The demo needs no
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.tokenize.tokenizer import Tokenizer
     from penstock.train import RunResult
 
+# Folders inside the standard library that hold installed packages, tests or compiled files.
 _OTHER_FOLDERS = frozenset(
     ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
 )
@@ -59,7 +60,7 @@ def demo_command(
     """
     from penstock.tokenize.tokenizer import load_tokenizer
 
-    _title("1. Text that every machine has: Python's standard library")
+    _title("1. The text: Python's standard library")
     files, pages = _collect(directory)
     _title("2. From raw text to finished stores: penstock build")
     tokenizer = load_tokenizer("gpt2")
@@ -115,6 +116,7 @@ def _build_stores(
 ) -> dict[str, BuildResult]:
     """Build both stores, or find them finished."""
     code, prose = directory / "code", directory / "prose"
+    # Each module is one document: documents="auto" would also split a file at an end token in it.
     results = {
         "code": measured_build(
             files, code, bar=True, tokenizer=tokenizer, documents="file", format="text"
@@ -131,6 +133,7 @@ def _build_stores(
 
 def _show_documents(results: dict[str, BuildResult], pages: list[str]) -> None:
     """One document of each store; short ones, if this Python has them."""
+    # antigravity.py and the page about lambda are short enough for the screen.
     code, prose = results["code"].store, results["prose"].store
     names = [Path(code.origin(number).file).name for number in range(len(code))]
     short = names.index("antigravity.py") if "antigravity.py" in names else 0
@@ -163,7 +166,7 @@ def _show_batch(plan: "Plan", tokenizer: "Tokenizer") -> None:
         write(f"\nrow {row}: {source}, sample {int(batch['sample'][row]):,}")
         for name, ids in (("inputs", inputs[row]), ("targets", targets[row])):
             texts = (tokenizer.decode([each]) for each in ids[:_SHOWN_TOKENS].tolist())
-            # In quotes, so that spaces and line ends can be seen.
+            # Tokens are quoted, so that spaces and line ends can be seen.
             quoted = " ".join(json.dumps(text.decode(errors="replace")) for text in texts)
             write(f"  {name:<8} {quoted} …")
 
@@ -202,7 +205,9 @@ def _show_resume(plan: "Plan") -> None:
     # Rank 0 reads the first half of each global batch, rank 1 the second.
     for batch, *halves in zip(islice(single, 200), *ranks, strict=False):
         if not torch.equal(torch.cat([half["inputs"] for half in halves]), batch["inputs"]):
-            raise AssertionError("Two ranks did not read the rows of one process: a bug, report it")
+            raise AssertionError(
+                "Two ranks read other rows than one process. Please report this bug."
+            )
         num_steps += 1
     write(f"two ranks resumed from it: {num_steps} steps, the same rows as with one process")
 
@@ -213,6 +218,7 @@ def train_shortly(store: Path, output: Path, seconds: float) -> "RunResult":
     from penstock.train import Display, train
     from penstock.train.command import open_job
 
+    # The run takes about a minute, so a checkpoint is saved only at its end.
     tables = {
         "output": str(output),
         "data": {"train": str(store), "length": 128},
@@ -265,6 +271,7 @@ def prose_pages(files: list[Path]) -> Iterator[tuple[str, str]]:
         topics = importlib.import_module("pydoc_data.topics").topics
     except ImportError:  # some distributions leave it out
         topics = {}
+    # Sorted, so that the same Python always writes the same file, and builds the same store.
     for name, text in sorted(topics.items()):
         yield f"help: {name}", text
     root = Path(sysconfig.get_paths()["stdlib"])

@@ -173,6 +173,7 @@ def _list(*, as_json: bool) -> None:
         return
     for entry in ENTRIES:
         size = size_text(entry.num_bytes) if entry.num_bytes else _packed_size(entry)
+        # Sixteen digits are enough to compare by eye. Not every server publishes a digest.
         digests = [remote.sha256[:16] if remote.sha256 else "none" for remote in entry.remotes]
         rows = [("what", entry.title), ("home", entry.home), ("licence", entry.licence)]
         title = f"{entry.name}, {size}: {', '.join(entry.splits)}"
@@ -181,9 +182,11 @@ def _list(*, as_json: bool) -> None:
 
 
 def _packed_size(entry: "Entry") -> str:
+    # Of some archives only the size of the download is known.
     packed = sum(remote.num_bytes or 0 for remote in entry.remotes)
     return f"{size_text(packed)} packed" if packed else "size not recorded"
 
 
 def _entry_to_json(entry: "Entry") -> dict[str, object]:
+    # `asdict` has the fields of an entry, but not its properties.
     return {**asdict(entry), "num_bytes": entry.num_bytes, "splits": list(entry.splits)}

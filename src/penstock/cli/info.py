@@ -56,6 +56,7 @@ def show_summary(summary: "Summary") -> None:
 
 def _lengths(lengths: "Lengths") -> list[str]:
     """The quantiles under their names, then the histogram."""
+    # All fields but the histogram are quantiles.
     quantiles = asdict(lengths)
     del quantiles["histogram"]
     table = aligned([list(quantiles), [f"{round(value):,}" for value in quantiles.values()]])

@@ -86,4 +86,5 @@ def stores_at(path: Path) -> dict[str, Path]:
 
 def by_side(values: dict[str, dict[str, object]]) -> dict[str, object]:
     """JSON objects by side; without sides, the only object itself."""
+    # `stores_at` uses "" as the side of a store that is not split.
     return values.get("") or dict(values)

@@ -39,6 +39,7 @@ def plan_command(
     if recipe.data.stream:  # a finished store has the same rows in the same order
         recipe = replace(recipe, data=replace(recipe.data, stream=False, shuffle="part"))
 
+    # With --json, stdout must hold one JSON object and nothing else.
     def log(event: object) -> None:
         if not as_json:
             write(str(event))
@@ -66,4 +67,5 @@ def _run_rows(job: "TrainingJob") -> int | None:
     rows = config.global_batch_size or config.batch_size
     if config.steps is None or rows == "auto":
         return None
+    # The data may end before the last step.
     return min(config.steps * rows, job.plan.end)

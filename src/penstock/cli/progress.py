@@ -71,11 +71,13 @@ def bar(*, shown: bool = True) -> Iterator[Draw]:
     progress = Progress(
         BarColumn(bar_width=None),
         TaskProgressColumn(),
+        # A file name may contain brackets, which rich would read as markup.
         TextColumn("{task.fields[text]}", markup=False),
         console=console(stderr=True),
         transient=True,  # only results stay on the screen
         expand=True,
     )
+    # Without a total, rich draws a moving bar until the first report.
     task = progress.add_task("", total=None, text="starting")
     with progress:
         yield lambda done, total, text: progress.update(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 Facts = Sequence[tuple[str, str | list[str]]]
 """Names and their values. A list is a value of several lines."""
 
+# Nine heights of one character: from empty to eight eighths.
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
@@ -23,6 +24,7 @@ def print_facts(title: str, facts: Facts) -> None:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")  # long paths continue on the next line, not as "…"
     for name, value in facts:
+        # A newline inside a value is escaped; only the items of a list are separate lines.
         lines = [value] if isinstance(value, str) else value
         table.add_row(f"  {name}", "\n".join(visible(line, lines=False) for line in lines))
     out = console()
@@ -104,7 +106,7 @@ def _axis(bins: Sequence["Bin"], columns: int) -> str:
     line = ""
     for number, each in enumerate(bins):
         column = number * columns
-        # Only powers of two: 1, 2, 4, 8. The bins between them begin at 3, 6, 12.
+        # Only powers of two are labelled: 1, 2, 4, 8. The bins between them begin at 3, 6, 12.
         is_power = each.first & (each.first - 1) == 0
         if not line or (is_power and column >= len(line) + 2):
             line = line.ljust(column) + _binary_text(each.first)
@@ -113,6 +115,7 @@ def _axis(bins: Sequence["Bin"], columns: int) -> str:
 
 def _binary_text(number: int) -> str:
     """A power of two with a unit, such as 512, 1k, 64k or 1M."""
+    # Units are multiples of 1,024, because the bins of the histogram begin at powers of two.
     for power, unit in ((30, "G"), (20, "M"), (10, "k")):
         if number >= 1 << power and number % (1 << power) == 0:
             return f"{number >> power}{unit}"

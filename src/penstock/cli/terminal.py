@@ -61,11 +61,13 @@ def console(*, stderr: bool = False) -> "Console":
     """A rich console on the current stdout or stderr, which does not interpret markup."""
     from rich.console import Console
 
+    # A new console for each call, because tests and callers may replace sys.stdout.
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def write(text: str) -> None:
     """Write text and a newline to stdout, escaped but not wrapped."""
+    # rich would wrap long lines, but a path or a command must stay on one line to be copied.
     sys.stdout.write(visible(text) + "\n")
 
 

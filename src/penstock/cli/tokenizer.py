@@ -111,6 +111,7 @@ def _in_thread(work: Callable[[], Result]) -> Result:
     thread.start()
     while thread.is_alive():
         thread.join(0.1)  # without a timeout, Ctrl-C would not end the wait on some systems
+    # The error is raised again in the main thread, where `app` turns it into a message.
     if errors:
         raise errors[0]
     return results[0]

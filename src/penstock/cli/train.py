@@ -92,6 +92,7 @@ def train_command(
         prefetch_factor=prefetch_factor,
         steps=steps,
         max_minutes=max_minutes,
+        # A recipe holds TOML values, and TOML has no paths.
         output=None if output is None else str(output),
     )
     recipe, guesses = choose_recipe(source, changes, device)
@@ -100,8 +101,10 @@ def train_command(
         result = run_recipe(recipe, device=device, log=lambda _: None)
         values = {**asdict(result.progress), "seconds": round(result.progress.seconds, 3)}
         values |= {"finished": result.finished, "output": str(result.output)}
+        # JSON has no NaN, but a loss can be NaN.
         print_json(json_values(values))
         return
+    # Closing ends the live line, also after an error, so that a message starts on a new line.
     with closing(Display()) as display:
         for line in guesses:
             display(f"guessed {visible(line, lines=False)}")

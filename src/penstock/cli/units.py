@@ -39,6 +39,7 @@ def clock_text(seconds: float) -> str:
     >>> clock_text(7), clock_text(3_600)
     ('0:07', '1:00:00')
     """
+    # The time is rounded before it is divided: 59.7 seconds are 1:00, not 0:60.
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -53,6 +53,7 @@ def _verify(path: Path, *, shown: bool) -> "TokenStore":
 def _to_json(store: "TokenStore") -> dict[str, object]:
     return {
         "store": str(store.path),
+        # `verify` raises an error if a byte is wrong, so a result is always whole.
         "whole": True,
         "num_parts": len(store.manifest.parts),
         "num_documents": store.manifest.num_documents,

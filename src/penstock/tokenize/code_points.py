@@ -3,7 +3,7 @@ r"""Characters that gigatoken and `tokenizers` treat differently.
 Both split text by Unicode's classes (letter, number, mark), and one definition in five normalizes
 it, but each library has its own version of the Unicode tables. A code point that was assigned
 between the two versions is a letter to one library and unassigned to the other: "\\U000323b0's" is
-two tokens or three. `tokenizers` encodes the documents that contain one.
+two tokens or three. `tokenizers` encodes the documents that contain such a code point.
 
 The ranges come from a comparison of all 1.1 million code points:
 
@@ -137,7 +137,7 @@ def cut(text: bytes, size: int) -> list[bytes]:
 
 
 def _has_lead(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.bool_]:
-    """Which blocks contain a byte that may begin a listed code point."""
+    """Whether each block contains a byte that may begin a listed code point."""
     starts = np.arange(0, len(data), _BLOCK)
     if symbols:
         found: NDArray[np.bool_] = np.maximum.reduceat(data, starts) >= 0xDF
@@ -156,7 +156,7 @@ def _has_lead(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.bool_]:
 
 
 def _candidates(blocks: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64]:
-    """Where the first bytes of listed code points are, except in the last column of `blocks`."""
+    """The positions of the first bytes of listed code points, without the last column."""
     here, after = blocks[:, :-1], blocks[:, 1:]
     found = []
     for lead, spans in _tables(symbols).seconds.items():
@@ -174,7 +174,7 @@ def _candidates(blocks: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64
 
 def _decoded(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """The code points that begin at `positions`."""
-    # Four bytes from each position on, or the last byte again at the end of the data.
+    # Four bytes are read from each position on. At the end of the data, the last byte is repeated.
     ends = np.minimum(positions[:, None] + np.arange(4), len(data) - 1)
     lead, *tail = data[ends].astype(np.int64).T
     tail = [byte & 0x3F for byte in tail]

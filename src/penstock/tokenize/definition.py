@@ -35,7 +35,7 @@ Config = dict[str, Any]
 # "<|endoftext|>" could mean either.
 _COMMON_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>")
 _COMMON_BOS = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>")
-# Settings of which False is not the default, so that a digest must keep it.
+# Settings that are not False by default, so a digest must not drop them if they are False.
 _TRUE_BY_DEFAULT = ("use_regex", "split", "strip_accents")
 _ROLES = ("eos_token", "bos_token", "pad_token", "cls_token", "sep_token", "mask_token")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.json)")
@@ -73,7 +73,8 @@ class Definition:
             model["merges"] = [
                 pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]
             ]
-        # Apart from the rest: they are large, have no defaults, and must not be walked through.
+        # These two are handled separately: they are large and have no defaults, so walking through
+        # them would waste time.
         vocab, merges = model.pop("vocab", None), model.pop("merges", None)
         flags = ["id", "content", "special", "lstrip", "rstrip", "single_word"]
         if self.config.get("normalizer"):  # without one, `normalized` changes nothing
@@ -92,7 +93,7 @@ class Definition:
 
     def token_id(self, token: str | None) -> int | None:
         """The id of `token`, or None if the vocabulary has no such token."""
-        # Added tokens first: `tokenizers` finds them before the model sees the text.
+        # Added tokens are searched first: `tokenizers` finds them before the model sees the text.
         for added in self.added_tokens:
             if added["content"] == token:
                 return int(added["id"])
@@ -257,12 +258,15 @@ def _from_directory(path: Path, name: str) -> Definition:
     file = path / "tokenizer.json"
     if not file.is_file():
         found = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
-        raise TokenizerError(f"{path} has no tokenizer.json in it; it holds {found}.")
+        raise TokenizerError(
+            f"{path} has no tokenizer.json in it; it holds {found}. Name the file, or a directory "
+            "that has one."
+        )
     return _from_json(file.read_bytes(), name, *_configured_tokens(path / "tokenizer_config.json"))
 
 
 def _from_hub(name: str) -> Definition:
-    # Imported here: only a user who names a repository of the Hub needs the network.
+    # The import is slow, and only a user who names a repository of the Hub needs it.
     from huggingface_hub import hf_hub_download
 
     try:

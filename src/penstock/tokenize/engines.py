@@ -71,7 +71,8 @@ class TokenizersEngine:
 
     @cached_property
     def _tokenizer(self) -> "tokenizers.Tokenizer":
-        # Loaded on first use: with gigatoken as the engine, many processes never need it.
+        # The reference is loaded on first use: with gigatoken as the engine, many processes never
+        # need it.
         if self.plain is not None and not self.plain.hidden:
             return self.plain.tokenizer(())  # has the same vocabulary; load it once
         return load_reference(self._definition.text, self._definition.name)
@@ -161,6 +162,7 @@ def concatenated(rows: list[Sequence[int]]) -> Encoded:
     ids = np.fromiter(chain.from_iterable(rows), np.int64, count=int(offsets[-1]))
     if len(ids) and (ids.min() < 0 or ids.max() > 0xFFFF_FFFF):
         raise TokenizerError(
-            f"The tokenizer gave ids from {ids.min():,} to {ids.max():,}; ids are 32 bits wide."
+            f"The tokenizer returned ids from {ids.min():,} to {ids.max():,}, but a store "
+            f"holds only ids from 0 to {0xFFFF_FFFF:,}. Use another tokenizer."
         )
     return ids.astype(np.uint32), offsets

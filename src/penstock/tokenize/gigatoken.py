@@ -44,7 +44,7 @@ _log = logging.getLogger("penstock")
 # Digests of the tokenizers that were logged as slow in this process.
 _logged: set[str] = set()
 _MAX_LOADED = 4
-# Around a listed character, the reference encodes about so many bytes.
+# The reference encodes about this many bytes around a listed character.
 _PIECE_BYTES = 1 << 13
 _NO_POSITIONS = np.zeros(0, np.int64)
 
@@ -55,7 +55,7 @@ def choose_engine(
     """The engine for `definition`; logs the reason if "auto" does not choose gigatoken.
 
     Raises:
-        TokenizerError: no engine can load the definition, or not the one that was asked for.
+        TokenizerError: no engine can load the definition, or the requested engine cannot.
     """
     if engine not in ("auto", "gigatoken", "tokenizers"):
         raise TokenizerError(f'engine={engine!r} is not "auto", "gigatoken" or "tokenizers".')
@@ -64,7 +64,10 @@ def choose_engine(
         if fast is not None:
             return fast
         if engine == "gigatoken":
-            raise TokenizerError(f"gigatoken is not used for {definition.name}: {reason}.")
+            raise TokenizerError(
+                f'gigatoken is not used for {definition.name}: {reason}. Use engine="auto" '
+                "(--engine auto), which encodes with tokenizers here."
+            )
     slow = TokenizersEngine(definition, parse=parse)
     slow.load()
     if engine == "auto" and definition.digest not in _logged:
@@ -88,7 +91,7 @@ def _fast_engine(definition: Definition, *, parse: bool) -> tuple["GigatokenEngi
     try:
         return GigatokenEngine(definition, parse=parse), ""
     except Exception as error:  # noqa: BLE001  (gigatoken raises several types)
-        # Lines after the first name a place in gigatoken's source.
+        # Only the first line is kept: the others name a location in gigatoken's source.
         return None, f"it cannot load it: {error}".partition("\n")[0]
 
 
@@ -146,8 +149,8 @@ class GigatokenEngine:
 
     @property
     def _max_loaded(self) -> float:
-        # Checked at each call: while a worker process unpickles its arguments, which may include
-        # this engine, multiprocessing has not yet set its parent_process().
+        # This is checked at each call and not once: while a worker process unpickles its arguments,
+        # which may include this engine, multiprocessing has not yet set its parent_process().
         is_worker = self._is_forked or multiprocessing.parent_process() is not None
         return math.inf if is_worker else _MAX_LOADED
 
@@ -185,7 +188,7 @@ class GigatokenEngine:
         return self._encode(ak.from_arrow(texts))
 
     def _listed_in(self, data: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """Where code points begin that gigatoken treats differently from the reference."""
+        """The positions of code points that gigatoken treats differently from the reference."""
         return find(data, symbols=self._has_symbols) if self._has_listed else _NO_POSITIONS
 
     def _exact(self, text: bytes) -> NDArray[np.uint32]:
@@ -209,7 +212,7 @@ class GigatokenEngine:
 
     @contextmanager
     def _borrowed(self) -> Iterator[tuple["gigatoken.Tokenizer", bool]]:
-        """A tokenizer for one call, and whether more calls run than tokenizers may be loaded."""
+        """A tokenizer for one call, and whether more calls run than tokenizers are allowed."""
         with self._lock:
             self._num_calls += 1
             is_crowded = self._num_calls > self._max_loaded
@@ -228,10 +231,12 @@ class GigatokenEngine:
             return self._idle.get_nowait()
         except queue.Empty:
             with self._lock:
-                # Counted before it is loaded, so that two threads do not both load the last one.
+                # The count rises before loading starts. Otherwise two threads could both see room
+                # for one more tokenizer, and load one too many.
                 is_room = self._num_loaded < self._max_loaded
                 self._num_loaded += is_room
-        # Loading and waiting happen outside the lock, so that other calls can return theirs.
+        # Loading and waiting happen outside the lock, so that other calls can return their
+        # tokenizers.
         return _load_gigatoken(self._text) if is_room else self._idle.get()
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
@@ -268,7 +273,7 @@ def _load_gigatoken(text: str) -> "gigatoken.Tokenizer":
 
 
 def _replaced(encoded: Encoded, documents: list[int], ids: list[NDArray[np.uint32]]) -> Encoded:
-    """`encoded` with other ids for some of its documents, whose numbers ascend."""
+    """`encoded` with new ids for some documents, whose numbers are in ascending order."""
     old, offsets = encoded
     lengths = np.diff(offsets)
     pieces, done = [], int(offsets[0])

@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ObjectDescription:
-    """What a tokenizer object says about itself. None or empty: it does not say."""
+    """The properties that a tokenizer object reports; None or empty if it does not report one."""
 
     name: str
     is_tiktoken: bool
@@ -62,7 +62,7 @@ class ObjectDescription:
 
 
 def describe_object(tokenizer: object) -> ObjectDescription:
-    """Everything that penstock asks a tokenizer object, asked once.
+    """The properties of a tokenizer object that penstock needs; each is read once.
 
     Raises:
         TokenizerError: the object has no method `encode`.
@@ -70,11 +70,11 @@ def describe_object(tokenizer: object) -> ObjectDescription:
     if not callable(read_attribute(tokenizer, "encode")):
         raise TokenizerError(
             f"{tokenizer!r:.80} is not a tokenizer: it is neither a name nor a path, and it has no "
-            "method encode."
+            'method encode. Use a name such as "gpt2", a path, or an object with encode(text).'
         )
     read = partial(read_attribute, tokenizer)
     is_tiktoken = type(tokenizer).__module__.partition(".")[0] == "tiktoken"
-    # tiktoken, transformers, tokenizers; some are properties and some are methods.
+    # The size has another name in each library, and is a property in some and a method in others.
     size = read("n_vocab", "vocab_size", "get_vocab_size", "__len__")
     # `transformers` has `eos_token_id`, tiktoken has `eot_token`.
     eos_id, eos_token = read("eos_token_id", "eot_token"), read("eos_token")
@@ -135,7 +135,8 @@ class ObjectEngine:
         self._encode: Callable[..., Any] = read_attribute(tokenizer, "encode_ordinary", "encode")
         self._options: dict[str, bool] = {}
         if any(each.__module__.startswith("transformers.") for each in type(tokenizer).__mro__):
-            # By default it parses special tokens in a text and adds others around it.
+            # By default, a tokenizer of transformers parses special tokens in a text and adds
+            # others around it.
             self._options = {"add_special_tokens": False, "split_special_tokens": True}
 
     def encode(self, texts: pa.LargeBinaryArray) -> Encoded:

@@ -1,8 +1,8 @@
 """Comparison of the fast engine with the reference, before and during a build.
 
 A fast tokenizer that differs from the reference in one id in a million is worse than a slow one,
-because nothing looks wrong. So a build encodes its first documents with both engines, and of every
-slice one document in 10,000 and some text around added tokens.
+because nothing looks wrong. So a build encodes its first documents with both engines, and later, in
+every slice, one document in 10,000 and some text around added tokens.
 
 The reference is about 100 times as slow, so comparing one ten-thousandth of the text costs 1 % of
 the time. Which texts are compared depends on the inputs alone: it is limited by counting bytes and
@@ -31,9 +31,10 @@ _ONE_IN = 10_000
 _MAX_BYTES = 1 << 14
 # Bytes compared on each side of an added token in a text.
 _AROUND = 256
-# Text around added tokens is at most one byte in so many, and at least one window a slice.
+# At most one byte in this many is compared because it is near an added token, but at least one
+# window per slice.
 _COMPARED_SHARE = 40_000
-# One byte in so many is searched for added tokens; searching all takes 3 % of the time.
+# One byte in this many is searched for added tokens; searching all would take 3 % of the time.
 _SEARCHED_SHARE = 16
 # The most positions of a batch that are checked because an added token may begin there.
 _MAX_CANDIDATES = 32
@@ -129,7 +130,7 @@ class SliceSample:
     ) -> None:
         """Choose text around added tokens, up to the slice's share of bytes."""
         separator = batch.separated.separator if batch.separated else None
-        # A separator never is inside a document.
+        # A separator is never inside a document.
         tokens = tuple(token for token in self._tokens if token != separator)
         begins = {token[:2] for token in tokens}
         room = _AROUND * 2 + self._num_bytes // _COMPARED_SHARE - self._token_bytes
@@ -164,7 +165,7 @@ def _contents(tokenizer: Tokenizer) -> tuple[bytes, ...]:
 
 
 def _positions(data: NDArray[np.uint8], begins: set[bytes]) -> list[int]:
-    """Where one of `begins`, of one or two bytes each, is found; ascending."""
+    """The positions, in ascending order, of all `begins`, which are one or two bytes long."""
     found = [np.zeros(0, np.int64)]
     for begin in begins:
         matches = data == begin[0]
@@ -203,7 +204,8 @@ def _compare(tokenizer: Tokenizer, texts: list[bytes], names: list[str]) -> None
     array = binary_array(texts)
     ids, offsets = tokenizer.engine.encode(array)
     expected, expected_offsets = tokenizer.reference.encode(array)
-    # The usual case in one comparison; the loop below only finds out where they differ.
+    # Usually all ids are equal, which one comparison shows. The loop below finds the difference if
+    # there is one.
     if np.array_equal(ids, expected) and np.array_equal(offsets, expected_offsets):
         return
     for number, text in enumerate(texts):

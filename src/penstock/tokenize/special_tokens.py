@@ -1,4 +1,4 @@
-r"""Special tokens of a tokenizer.json: kept out of text, and added to.
+r"""Keeps text from becoming special tokens, and adds special tokens to a tokenizer.json.
 
 `tokenizers` has an option not to parse special tokens in a text, but the model itself may still
 contain one as an ordinary token. A Unigram model lists `</s>` like any other token, a WordPiece
@@ -62,7 +62,7 @@ class PlainText:
 
     Args:
         definition: The tokenizer.
-        words: Tokens that the copies find in a text although no text should have them.
+        words: More tokens for the copies to find in a text; callers remove them from the result.
     """
 
     def __init__(self, definition: Definition, words: Sequence[str] = ()) -> None:
@@ -125,7 +125,7 @@ class PlainText:
         return {**self._definition.config, "model": model, "added_tokens": added}
 
     def gigatoken_config(self) -> Config:
-        """The same for gigatoken, which always parses the special tokens that it is given.
+        """`config()` for gigatoken, which always parses the special tokens that it is given.
 
         Raises:
             TokenizerError: a text could contain the name of a renamed token.
@@ -294,7 +294,7 @@ def extended_definition(definition: Definition, tokens: Sequence[str]) -> Defini
     missing = [token for token in wanted if token not in known]
     new = {token: definition.vocab_size + each for each, token in enumerate(missing)}
     ids = {**known, **new}
-    # Sorted by id, because `tokenizers` numbers added tokens in the order of the file.
+    # The tokens are sorted by id, because `tokenizers` numbers them in the order of the file.
     kept = [token for token in definition.added_tokens if token["content"] not in ids]
     listed = [*kept, *(special_token(token, number) for token, number in ids.items())]
     listed.sort(key=lambda token: token["id"])
@@ -332,7 +332,7 @@ def _refuse_other_ids(definition: Definition, ids: dict[str, int]) -> None:
 
 
 def log_added(name: str, added: Mapping[str, int], vocab_size: int) -> None:
-    """Log once which tokens were added, because the model needs as many rows in its embedding."""
+    """Log once which tokens were added, because the model's embedding needs a row for each."""
     key = (name, *added)
     # Worker processes load the same tokenizer again; only the parent logs it.
     if key in _logged or multiprocessing.parent_process() is not None:

@@ -50,12 +50,10 @@ _GEMMA = {
 
 # gigatoken has no regular expressions: it compares a definition's patterns with these as text, and
 # has code for each. An entry has the patterns of one or more `Split` steps, which come before a
-# `ByteLevel` step without a pattern.
-#
-# Two variants of GPT-4's pattern that gigatoken knows are not listed, because there it follows
-# tiktoken and not `tokenizers`. Of `\p{N}{1,3}+`, which matches all digits in `tokenizers`,
-# gigatoken takes three; and with `\s*[\r\n]|\s+(?!\S)|\s+` it keeps the blanks at the end of a text
-# together.
+# `ByteLevel` step without a pattern.  Two variants of GPT-4's pattern that gigatoken knows are not
+# listed, because there it follows tiktoken and not `tokenizers`. `\p{N}{1,3}+` matches all digits
+# in `tokenizers`, but only three in gigatoken; and with `\s*[\r\n]|\s+(?!\S)|\s+` it keeps the
+# blanks at the end of a text together.
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -107,7 +105,7 @@ def refusal(config: Config, *, parse: bool) -> str | None:
         config: The tokenizer.json.
         parse: Whether a special token in a text is parsed as that token.
     """
-    # In this order: the checks of added tokens assume one of the listed models.
+    # The order matters: the checks of added tokens assume one of the listed models.
     return (
         _version_reason()
         or _model_reason(config["model"])

@@ -99,7 +99,7 @@ class Tokenizer:
         return self._checked(self.engine.encode(texts))
 
     def encode_batch(self, batch: Batch) -> Encoded:
-        """The ids of a batch of documents; without a copy of the text if the engine can."""
+        """The ids of a batch of documents; the text is copied only if the engine needs a copy."""
         block = batch.separated
         if block is not None and isinstance(self.engine, GigatokenEngine):
             encoded = self.engine.encode_separated(block.data, block.separator)
@@ -176,9 +176,10 @@ class Tokenizer:
             at = int(ids.argmax())
             document = int(np.searchsorted(offsets, at, side="right")) - 1
             raise TokenizerError(
-                f"{self.name} gave the id {int(ids[at]):,} (document {document} of a batch), but "
-                f"it says that its vocabulary has {self.vocab_size:,} ids. Stored in "
-                f"{self.dtype.itemsize * 8} bits, the id could become another token."
+                f"{self.name} returned the id {int(ids[at]):,} (document {document} of a batch), "
+                f"but reports a vocabulary of {self.vocab_size:,} ids. Stored in "
+                f"{self.dtype.itemsize * 8} bits, the id could become another token. Correct the "
+                "vocab_size that the tokenizer reports."
             )
         return encoded
 
@@ -223,8 +224,8 @@ def load_tokenizer(
     if isinstance(tokenizer, Tokenizer):
         if special_tokens == "parse" and tokenizer.special_tokens == "text":
             raise TokenizerError(
-                f"{tokenizer.name} takes special tokens in a text as text, so "
-                'special_tokens="parse" cannot be used with it.'
+                f"{tokenizer.name} was loaded to treat special tokens in a text as text, so "
+                'special_tokens="parse" cannot be used with it. Leave it out.'
             )
         loaded = _extended(tokenizer, more) if more else tokenizer
     else:
@@ -274,7 +275,7 @@ def _extended(tokenizer: Tokenizer, tokens: Sequence[str]) -> Tokenizer:
 
 
 def with_special(tokenizer: Tokenizer, tokens: Iterable[str]) -> Tokenizer:
-    """`tokenizer` that treats these of its tokens as special, so that no text contains them.
+    """A tokenizer that treats these ordinary tokens as special, so that no text contains them.
 
     The digest stays the same, because all ids keep their meaning.
     """

@@ -95,11 +95,15 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
             f"{len(special_tokens)} special tokens, which are {least:,}. Use a few thousand more."
         )
     if max_bytes is not None and max_bytes < 1:
-        raise SourceError(f"max_bytes={max_bytes} leaves no text to learn from.")
+        raise SourceError(
+            f"max_bytes={max_bytes} leaves no text to learn from. Use at least 1; 100,000,000 are "
+            "usually enough."
+        )
     reading = replace(reading or ReadSettings(), separators=_separators(special_tokens))
     files = list_files(inputs, reading)
     reader = _Reader(files, reading, max_bytes, max_bad, progress)
-    # The text is never held in memory: `tokenizers` pulls it, and the reader counts on the way.
+    # `tokenizers` reads documents from an iterator, so the text is never held in memory. The reader
+    # counts the documents that it yields.
     tokenizer = _learn(reader.texts(), vocab_size, special_tokens)
     _refuse_unfilled(tokenizer, vocab_size, reader.num_bytes)
     text = tokenizer.to_str()
@@ -162,7 +166,8 @@ class _Reader:
                 self.num_bytes += len(texts[kept].encode())
                 kept += 1
             texts = texts[:kept]
-        # With edges, a document may go on in the next batch; the tally counts each once.
+        # If a batch has edges, its last document may continue in the next batch. The tally counts
+        # each document once.
         self.num_documents += len(texts) if batch.edges is None else batch.tally.documents
         return texts
 
@@ -173,7 +178,9 @@ class _Reader:
         if self.num_rejects > limit:
             raise SourceError(
                 f"{self.num_rejects:,} of {records:,} records were rejected, more than the "
-                f"{limit:,.0f} that max_bad={self.max_bad:g} allows. The first:{self._shown()}"
+                f"{limit:,.0f} that max_bad={self.max_bad:g} allows. Repair the input, set the "
+                "right field or format, or raise max_bad (--max-bad). The first rejected records:"
+                f"{self._shown()}"
             )
 
     def _shown(self) -> str:
@@ -185,7 +192,7 @@ class _Reader:
 
 
 def _separators(special_tokens: Sequence[str]) -> tuple[str, ...]:
-    """The separators of documents="auto" for a tokenizer with these tokens."""
+    """The separators that documents="auto" looks for, given these special tokens."""
     tokens = dict.fromkeys(("<|endoftext|>", *special_tokens))
     # "</s>" also is an HTML tag, so text may contain it.
     return tuple(token for token in tokens if token != "</s>")

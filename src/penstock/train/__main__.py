@@ -1,4 +1,4 @@
-"""`python -m penstock.train RECIPE`: the trainer where only NumPy and torch are installed.
+"""`python -m penstock.train RECIPE`: the trainer, for machines with only NumPy and torch.
 
 With torchrun: `torchrun --nproc-per-node 8 -m penstock.train RECIPE`. It takes the flags of
 `penstock train`, except --json. That command also needs typer and rich.
@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--max_minutes", "--max-minutes", type=float)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    # The same flags as `penstock train` has through typer, which is not imported here.
     flags = vars(parser.parse_args())
     source, device, settings = flags.pop("source"), flags.pop("device"), flags.pop("set")
     try:

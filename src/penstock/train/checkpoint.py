@@ -48,9 +48,10 @@ _FORMAT = 2
 _KEYS = {"format", "progress", "model_config", "data", "model", "optimizers"}
 _NAME = re.compile(r"step-(\d{8,})\.pt")
 # Errors of file systems that are read-only or have no locks, as on some clusters. A finished run
-# can still be looked at there.
+# can still be opened there, without a lock.
 _NO_LOCKS = {errno.EACCES, errno.EROFS, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 
+# The id of <|endoftext|> in GPT-2's vocabulary.
 _END_OF_TEXT = 50_256
 _NAMES = {
     "token_embedding.weight": "wte.weight",
@@ -222,6 +223,7 @@ def from_gpt2(weights: Mapping[str, Tensor], *, heads: int = 12) -> GPT:
 
     The weights do not say how many attention heads there are: pass `heads`.
     """
+    # A GPT2Model has the same names as a GPT2LMHeadModel, but without the prefix.
     prefix = "transformer."
     weights = {f"{prefix}{name.removeprefix(prefix)}": each for name, each in weights.items()}
     vocab_size, width = weights["transformer.wte.weight"].shape

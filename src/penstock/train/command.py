@@ -147,7 +147,7 @@ def run_recipe(recipe: Recipe, *, device: str | None, log: Log) -> RunResult:
 
 
 def _sample_text(job: TrainingJob, model: GPT) -> str:
-    """A hundred tokens of the model's own, decoded with the tokenizer of the data."""
+    """A hundred tokens that the model generates, decoded with the tokenizer of the data."""
     store = stores_of(next(iter(job.plan.sources.values())))[0]
     if not isinstance(store, TokenStore):
         raise TrainError(f"{store.path} does not record its tokenizer")
@@ -196,7 +196,9 @@ def generate(
             # The model was trained on rows of `length` tokens, so it sees the last ones.
             logits = model(written[:, -model.config.length :])[0, -1, :vocab_size].float()
             if not bool(logits.isfinite().all()):
-                raise TrainError("The logits of the model are not finite.")
+                raise TrainError(
+                    "The logits of the model are not finite, so no token can be drawn."
+                )
             likeliest, ids = (logits / _TEMPERATURE).topk(min(_TOP_K, len(logits)))
             drawn = torch.multinomial(likeliest.softmax(0), 1, generator=generator)
             written = torch.cat([written, ids[drawn][None]], dim=1)

@@ -140,7 +140,7 @@ class OptimizationConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingConfig:
-    """How long to train, how much at once, and what to save."""
+    """The length of a run, its batch sizes and precision, and what it saves."""
 
     steps: int | None = None
     """Without it, the first steps are timed and the run plans as many as fit `max_minutes`."""

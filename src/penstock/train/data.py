@@ -250,7 +250,7 @@ def microbatches(batch: dict[str, Tensor], rows: int) -> Iterator[list[Tensor | 
 
 
 class RowSubset(WrappedRows):
-    """A number of evenly spaced rows of a source, the same ones for every batch size."""
+    """At most `num_rows` evenly spaced rows of a source; the batch size does not change them."""
 
     num_tokens = part_rows = None  # those of the rows describe all rows, not the subset
 
@@ -323,7 +323,10 @@ def check_vocabulary(job: TrainingJob) -> None:
                 # An unsigned dtype cannot be negative, but a .npy file may be of int32 or int64.
                 ids = each.array()[:_CHECKED_IDS]
                 if ids.min(initial=0) < 0:
-                    raise PlanError(f"{each.path} has negative token ids ({ids.min()}).")
+                    raise PlanError(
+                        f"{each.path} has the negative token id {ids.min()}, for which no model "
+                        "has an embedding. Use another file."
+                    )
                 vocabularies.append((each.path, int(ids.max(initial=0)) + 1))
         for path, size in vocabularies:
             if size > vocab_size:

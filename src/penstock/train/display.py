@@ -1,4 +1,4 @@
-"""A run as people see it: a line about its progress, the loss curve, and the names of documents.
+"""Shows a run: a line about its progress, the loss curve, and the names of documents.
 
     step 1,200/4,800  loss 5.3121  val 5.4410  6,210 tok/s  wait 0.1%  1.2 GB  ETA 9:48
 
@@ -61,6 +61,7 @@ class Display:
         now, step = time.monotonic(), event.progress.step
         # Without a terminal the first lines come soon, then one every ten seconds.
         wait = _DRAW_SECONDS if self._live is not None else min(_PRINT_SECONDS, step)
+        # The last step is always shown.
         if now - self._shown < wait and step != event.progress.steps:
             return
         self._shown = now
@@ -258,7 +259,7 @@ def _documents_of(rows: Rows, sample: int) -> Iterator[str]:
     stores = stores_of(rows)
     if not stores or not all(isinstance(each, TokenStore) for each in stores):
         return
-    # Rows can be wrapped, by a transform for example, so their class says nothing.
+    # The class of the rows is not tested, because rows can be wrapped, by a transform for example.
     spans = rows.spans(sample)
     if rows.stride is not None:
         spans = [(sample * rows.stride, rows.length)]
@@ -284,7 +285,7 @@ def _documents_between(stream: Any, start: int, stop: int) -> Iterator[str]:
 
 
 def _document_name(stream: Any, piece: int, within: int) -> str:
-    """The name of a document, given its number within a piece: a part of one of the stores."""
+    """The name of a document, from the number of its piece and its number within that piece."""
     for store in stream.members:
         parts = store.manifest.parts
         if piece < len(parts):

@@ -142,7 +142,9 @@ def select_device(name: str | None) -> torch.device:
         raise PlanError(f"device={name!r} is not supported. Use cpu, cuda or cuda:1.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
-        raise PlanError(f"device={name!r} does not exist: torch finds {found} GPUs. Use cpu.")
+        # Numbers count from 0: with two GPUs, the last one is cuda:1.
+        advice = f"cuda:0 to cuda:{found - 1}" if found > 1 else "cuda" if found else "cpu"
+        raise PlanError(f"device={name!r} does not exist: torch finds {found} GPUs. Use {advice}.")
     return device
 
 

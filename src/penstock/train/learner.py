@@ -116,7 +116,7 @@ class Learner:
     def evaluate(self, microbatches: Iterable[MicroBatch]) -> float:
         """The mean loss over all targets, on all processes."""
         self._parallel.eval()
-        # In float64: float32 cannot count past 2**24 targets.
+        # The sums are float64: float32 cannot count past 2**24 targets.
         sums = torch.zeros(2, dtype=torch.float64, device=self._world.device)
         for microbatch in microbatches:
             targets = microbatch[1]

@@ -43,8 +43,8 @@ __all__ = [
     "read_metrics",
 ]
 
-# Dense products in bfloat16, without sparsity, from the makers' data sheets. The first name that
-# the device's name contains counts, so "H100 PCIe" comes before "H100".
+# For dense matrix products in bfloat16, from the makers' data sheets. The first entry that is part
+# of the device's name is used, so "H100 PCIe" must come before "H100".
 _PEAK_FLOPS = {
     "H200": 989e12,
     "H100 PCIe": 756e12,
@@ -61,7 +61,7 @@ _WINDOW_STEPS = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunProgress:
-    """How far a run has come. A checkpoint stores it."""
+    """The progress of a run, which is part of every checkpoint."""
 
     step: int = 0
     """Steps done."""
@@ -126,7 +126,7 @@ class Throughput:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Do not count the time spent in this block."""
-        # Not in a `finally`: an exception ends the run, and its speed with it.
+        # There is no `finally`, because after an exception the run ends and needs no speed.
         started = time.perf_counter()
         yield
         self.last_pause = time.perf_counter() - started
@@ -188,7 +188,8 @@ class Metrics:
             for each in read_metrics(path)
             if each["step"] < step or (each["step"] == step and each["kind"] in last)
         ]
-        # Written to a temporary file and renamed: a kill leaves the old lines or the new ones.
+        # `write_file` writes a temporary file and renames it: a kill leaves the old lines or the
+        # new ones.
         write_file(path, [_line(each) for each in kept])
         self._stream = path.open("a", encoding="utf-8")
 
@@ -221,7 +222,7 @@ def read_metrics(path: Path) -> Iterator[Line]:
     """
     if not path.exists():
         return
-    # As bytes: a line that was cut inside a character is not UTF-8.
+    # The file is read as bytes: a line that was cut inside a character is not UTF-8.
     for line in path.read_bytes().split(b"\n"):
         try:
             found = json.loads(line)
@@ -264,10 +265,12 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes in use so far: on the GPU, or in this process without a GPU."""
+    """The most bytes in use so far, on the GPU or in this process; 0 if not known."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    import resource
-
+    try:
+        import resource
+    except ImportError:  # Windows does not have this module
+        return 0
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

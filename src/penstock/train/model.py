@@ -93,7 +93,10 @@ class GPT(nn.Module):
         # The output layer shares the weights of the embedding, as in GPT-2.
         logits = functional.linear(self.norm(hidden), self.token_embedding.weight)
         if targets is None:
+            # The padding rows of the embedding are not tokens.
             return logits[..., : self.config.vocab_size]
+        # The loss is computed in float32: bfloat16 has 8 significant bits, too few for a sum over
+        # 50,000 ids.
         return functional.cross_entropy(
             logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum"
         )
@@ -149,6 +152,7 @@ class Attention(nn.Module):
         # Autocast computes norms and rotations in float32; attention needs a single dtype.
         query, key = query.to(value.dtype), key.to(value.dtype)
         if mask is None or isinstance(mask, Tensor):
+            # A mask of documents is already causal, and torch refuses a mask with is_causal=True.
             output = functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, is_causal=mask is None
             )

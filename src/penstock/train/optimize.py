@@ -72,7 +72,8 @@ class Optimizers:
         """
         try:
             for optimizer, state in zip(self.all, states, strict=True):
-                # load_state_dict also restores the settings of the groups; put ours back.
+                # load_state_dict also restores the saved settings of the groups, so the current
+                # ones are put back after it.
                 current = [
                     {name: value for name, value in group.items() if name != "params"}
                     for group in optimizer.param_groups

@@ -68,12 +68,13 @@ def train(job: TrainingJob, *, device: str | None = None, log: Log | None = None
     """
     with join_processes(device) as world, stop_signals() as stop, locked_output(job.output, world):
         if world.device.type == "cuda":
+            # TensorFloat-32: products of float32 are rounded to ten bits, and are much faster.
             torch.set_float32_matmul_precision("high")
         return _Loop(job, world, log or (lambda _: None), stop).run()
 
 
 class _QueuedStep(NamedTuple):
-    """A step whose numbers are still on their way to the host."""
+    """A step whose results are still being copied to the host."""
 
     step: int
     results: HostCopy  # loss, norm of the gradient
@@ -83,7 +84,7 @@ class _QueuedStep(NamedTuple):
 
 
 class _Loop:
-    """The work of one process."""
+    """The training loop of one process."""
 
     def __init__(self, job: TrainingJob, world: World, log: Log, stop: threading.Event) -> None:
         self.job, self.config, self.world, self.stop = job, job.training, world, stop
@@ -103,7 +104,7 @@ class _Loop:
         self.queued = self.saved = self.progress.step
         self.stopping = self.interrupted = False
         self.throughput = Throughput(job.model, world)
-        # As if the run had started once, without the time between its sessions.
+        # A time in the past: as if the run had never been interrupted.
         self.started = time.perf_counter() - self.progress.seconds
         self.metrics: Metrics | None = None
 
@@ -135,6 +136,7 @@ class _Loop:
             title = f"{self.job.output.name}: {self.progress.tokens:,} tokens"
             target = self.config.target_val_loss
             write_curve(curve, read_metrics(path), title=title, target=target)
+        # The caller of any process may read the files, so all wait until they are written.
         self.world.barrier()
         return RunResult(
             progress=self.progress,
@@ -246,6 +248,7 @@ class _Loop:
             rate=queued.rate,
             tokens_per_second=round(self.throughput.tokens_per_second, 1),
             waited=round(queued.waited, 6),
+            # It was summed as a signed number; the remainder is the unsigned one again.
             fingerprint=fingerprint % 2**64,
         )
         if self.world.is_main:
@@ -284,6 +287,7 @@ class _Loop:
         assert minutes is not None  # TrainingConfig demands steps or max_minutes
         left = 60 * minutes * _PLANNED_SHARE - self.progress.seconds
         seconds = self.throughput.seconds_per_step
+        # The time of a validation, divided among the steps between two of them.
         with_pauses = seconds + self.throughput.last_pause / self.config.val_every
         steps = self.world.from_main(self.queued + max(0, int(left / with_pauses)))
         self.progress = replace(self.progress, steps=steps, minutes=minutes)

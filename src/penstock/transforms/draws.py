@@ -7,7 +7,7 @@ about 4 ns per number; they work in blocks that fit in the CPU cache.
 
     seed, rows ── derive_key ──► key ── row_keys (epoch, sample) ──► one key per row
                                             │
-                                            ├── subkeys (number) ──► one key per use of the row's
+                                            ├── subkeys (number) ──► one key per random choice
                                             └── random_bits (column) ──► 64 bits per token
 
 Golden numbers in the tests pin all of this: any change here changes every run.

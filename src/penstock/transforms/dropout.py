@@ -4,8 +4,8 @@
     replace_with=UNK     the UNK sat on UNK mat     inputs change, targets stay
     loss only            the cat  -  on the  -      inputs stay, some targets are ignored (-100)
 
-Replacing inputs (word dropout) makes a model rely less on the preceding words. Ignoring
-targets trains on a part of them. Rows keep their length in both cases.
+Replacing inputs (word dropout) makes a model rely less on the preceding words. Ignoring targets
+trains on only a part of the tokens. Rows keep their length in both cases.
 """
 
 from collections.abc import Iterable

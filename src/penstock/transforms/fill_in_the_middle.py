@@ -189,7 +189,7 @@ class FillInTheMiddle:
 
 
 def _refuse_several_documents(fields: Fields, starts: NDArray[Any], stops: NDArray[Any]) -> None:
-    """Raise PlanError if a row may hold several documents, as it can't be rearranged as one."""
+    """Raise PlanError if a row may hold several documents: rearranging it would mix them."""
     name = 'FillInTheMiddle with within="row"'
     refuse_fields(fields, name, "document_ids")
     if "same_document" not in fields:

@@ -127,7 +127,7 @@ class MaskTokens:
             "random": float(self.random),
         }
         if self._begins is not None:
-            # As a digest: nobody can read 50,257 booleans, and a difference is all that matters.
+            # Described by a digest: nobody can read 50,257 booleans, and only a difference matters.
             described["begins_word"] = digest_bytes(np.packbits(self._begins).tobytes())
         return described
 
@@ -199,7 +199,8 @@ class MaskTokens:
         starts[:, :1] = True
         if starts.size:
             starts[np.arange(len(starts)), first_token] = True
-        # All rows as one array: every row begins a word, so no word spans two rows.
+        # The rows are treated as one long array. Every row begins a word, so no word spans two
+        # rows.
         first = np.flatnonzero(starts)
         sizes = np.diff(first, append=starts.size)
         return np.repeat(selected.reshape(-1)[first], sizes).reshape(selected.shape)

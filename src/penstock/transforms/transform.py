@@ -10,9 +10,9 @@ Rows are a dictionary of arrays. `length` is the number of inputs per row.
     same_document    (rows, length)      rows        if rows hold whole documents: whether the
                                                      next token belongs to the same document
     document_ids     (rows, length)      rows        if rows know where documents begin
-    labels           (rows, length)      transforms  what a column predicts of itself; never shifted
-    targets          (rows, length)      transforms  what a column predicts of the next column, if
-                                                     that is not `tokens[:, 1:]`
+    labels           (rows, length)      transforms  the token to predict here; not shifted
+    targets          (rows, length)      transforms  the next token to predict, if it is not
+                                                     `tokens[:, 1:]`
     target_mask      (rows, length)      transforms  False = ignored by the loss (-100)
 
 Ids keep the dtype of the store. The loader writes -100 when it makes a batch.
@@ -62,7 +62,7 @@ class Transform(Protocol):
 
 
 def gives_labels(transform: Transform) -> bool:
-    """Return whether a transform makes each position predict itself; False if it does not say."""
+    """Return whether each position predicts its own token; False if `transform` does not say."""
     return bool(getattr(transform, "gives_labels", False))
 
 
@@ -77,7 +77,7 @@ class Chain:
 
     @property
     def gives_labels(self) -> bool:
-        """Whether each position predicts itself, as after `MaskTokens`."""
+        """Whether each position predicts its own token, as after `MaskTokens`."""
         return any(map(gives_labels, self.transforms))
 
     def __repr__(self) -> str:
@@ -157,7 +157,7 @@ def align_to_first_token(values: NDArray[Any], starts: Integers) -> NDArray[Any]
 
 
 def refuse_fields(fields: Fields, name: str, *refused: str) -> None:
-    """Raise PlanError if rows have one of the `refused` fields, which `name` would invalidate."""
+    """Raise PlanError if rows have a `refused` field, which the transform `name` would break."""
     found = [field for field in refused if field in fields]
     if found:
         raise PlanError(

@@ -29,7 +29,7 @@ TRANSFORM_FORMAT = 2
 
 @final
 class Transformed(WrappedRows):
-    """Rows changed by a transform; themselves rows, with a digest of their own.
+    """Rows changed by a transform. They work like all other rows, and have a separate digest.
 
     Everything else (`num_tokens`, `part_rows`, `read_ahead`) is that of the rows.
     Immutable, and safe to read from several threads if the rows are.
