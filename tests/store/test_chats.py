@@ -367,7 +367,7 @@ def test_the_command_line_builds_a_chat_store(chats, tmp_path, python):
     assert read_manifest(dated).contents["chat"]["date"].startswith("2026-01-31")
     failed = python(code, "build", chats, "-o", dated, "--chat-date", "2026-01-31", check=False)
     assert failed.returncode == 2
-    assert "give --chat" in failed.stderr
+    assert "set --chat" in failed.stderr
 
 
 def test_the_shared_sets_are_built_with_exact_masks(data, tmp_path, gpt2_chat, build):

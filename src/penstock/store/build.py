@@ -33,7 +33,7 @@ from penstock.store.manifest import (
     shared_settings,
 )
 from penstock.store.reader import TokenStore
-from penstock.store.workers import run
+from penstock.store.workers import Workers
 from penstock.tokenize.tokenizer import SpecialTokens
 
 __all__ = ["begin", "build", "commit", "execute", "intact", "refuse_lost_bytes"]
@@ -107,6 +107,8 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         threads: How many slices are tokenized at once; by default one per core. Changes speed and
             memory only.
         progress: Called about ten times a second with a `BuildProgress`, from the calling thread.
+            The last call comes before the store is finished, and its `done_bytes` are all bytes.
+            Not called if the store is finished already.
 
     Raises:
         SourceError: an input cannot be read as asked, or too many records were rejected.
@@ -185,9 +187,9 @@ def execute(job: Job, progress: Callable[[BuildProgress], None] | None = None) -
     # Only sizes are compared, which is fast. A record is written after its files were synced, so
     # a missing or shorter file was changed by somebody else; its slice is made again.
     sealed = [record for record in begun if intact(job, record)]
-    done = run(job, job.slices(), sealed, num_threads=job.num_threads, progress=progress)
+    done = Workers(job, sealed).run(progress)
     refuse_lost_bytes(job, done)
-    refuse_only_bad(job.files, done)
+    refuse_only_bad(job, done)
     _refuse_empty_side(job, done)
     if job.chat is not None:
         job.chat.report.log()

@@ -10,9 +10,8 @@ records give the same store, and a build that was killed is resumed only if they
 import logging
 import os
 import sys
-import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -144,10 +143,6 @@ class Job:
     """Whether parts are read while others are built. Then all threads together make the first
     slice, and one thread makes the others as long as no reader waits. Parts are announced before
     they are on disk, and they are compared with the reference tokenizer after that."""
-    stop: threading.Event = field(default_factory=threading.Event)
-    """Set when the run ends, also by an error."""
-    rules_seen: set[str] = field(default_factory=set)
-    """The rules that "auto" found and that were logged."""
 
     @property
     def eos_id(self) -> int | None:
