@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock.errors import SourceError, StoreError, TokenizerError
 from penstock.sources.document import Tally
-from penstock.sources.texts import Texts
+from penstock.sources.settings import Texts
 from penstock.tokenize.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("small_slices")

@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.json as pj
 
-from penstock.sources.arrow import ArrowArray, binary_array, bool_array
-from penstock.sources.document import Batch, is_utf8
+from penstock.sources.document import ArrowArray, Batch, binary_array, bool_array, is_utf8
 from penstock.sources.settings import ReadSettings
 from penstock.sources.splitters import Spans, find_all
 from penstock.sources.validate import Reason, validate

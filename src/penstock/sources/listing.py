@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from penstock.errors import MissingExtraError, SourceError
-from penstock.sources.settings import ReadSettings
-from penstock.sources.texts import Texts
+from penstock.sources.settings import ReadSettings, Texts
 from penstock.sources.walk import find_files, matching, refuse_unlisted
 
 __all__ = ["InputFile", "list_files", "open_file", "read_fully", "refuse_changed"]

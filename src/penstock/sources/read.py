@@ -17,8 +17,7 @@ from penstock.sources.listing import InputFile, open_file, read_fully, refuse_ch
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings
 from penstock.sources.slices import InputSpan, Slice
 from penstock.sources.splitters import Spans, Splitter, Whole, splitter_for
-from penstock.sources.tables import read_table
-from penstock.sources.texts import read_texts
+from penstock.sources.tables import read_table, read_texts
 from penstock.sources.validate import validate
 from penstock.sources.whole import IsCutSafe, read_whole, rule_of
 

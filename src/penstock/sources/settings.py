@@ -1,11 +1,21 @@
-"""How inputs are read: every setting that can change what a document is."""
+"""How inputs are read: every setting that can change what a document is, and texts in memory."""
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from penstock.errors import SourceError
 
-__all__ = ["BLOCK_BYTES", "RULE_BYTES", "SLICE_BYTES", "Format", "ReadSettings", "separator_in"]
+__all__ = [
+    "BLOCK_BYTES",
+    "RULE_BYTES",
+    "SLICE_BYTES",
+    "Format",
+    "ReadSettings",
+    "Texts",
+    "separator_in",
+]
 
 Format = Literal["auto", "text", "jsonl", "parquet", "arrow"]
 _NAMED = ("auto", "lines", "paragraphs", "file")
@@ -72,6 +82,55 @@ class ReadSettings:
         described = asdict(self)
         separators = described.pop("separators")
         return described | ({"separators": list(separators)} if self.documents == "auto" else {})
+
+
+class Texts:
+    """A list of strings as the documents of a build.
+
+    The class distinguishes texts from file names:
+
+    >>> Texts(["one document", "another"])
+    Texts(2 documents, 19 bytes)
+    """
+
+    def __init__(self, texts: Sequence[str], *, keep_blank: bool = False) -> None:
+        """Documents from `texts`.
+
+        Args:
+            texts: One string a document.
+            keep_blank: Build texts of white space as documents too, instead of skipping them.
+        """
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise SourceError(
+                    f"Text {number:,} is of type {type(text).__name__}, not a string: {text!r:.60}."
+                )
+        self._texts = texts
+        self.keep_blank = keep_blank
+
+    def __repr__(self) -> str:
+        return f"Texts({len(self):,} documents, {self.num_bytes:,} bytes)"
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def encoded(self, start: int, stop: int) -> list[bytes]:
+        """Texts `[start, stop)` as UTF-8; lone surrogates stay, and `validate` rejects them."""
+        return [text.encode("utf-8", "surrogatepass") for text in self._texts[start:stop]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all texts."""
+        return sum(map(len, self.encoded(0, len(self))))
+
+    @property
+    def digest(self) -> str:
+        """A digest of the texts and their lengths."""
+        total = hashlib.sha256()
+        for text in self.encoded(0, len(self)):
+            total.update(b"%d:" % len(text))
+            total.update(text)
+        return total.hexdigest()
 
 
 def separator_in(documents: str) -> str | None:

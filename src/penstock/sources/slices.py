@@ -24,8 +24,7 @@ from penstock.sources.decompress import Expanded
 from penstock.sources.listing import InputFile, open_file, read_fully
 from penstock.sources.settings import RULE_BYTES, SLICE_BYTES, ReadSettings
 from penstock.sources.splitters import Splitter, splitter_for
-from penstock.sources.tables import table_spans
-from penstock.sources.texts import text_spans
+from penstock.sources.tables import table_spans, text_spans
 from penstock.sources.whole import IsCutSafe, file_pieces, file_rule, rule_of, stream_pieces
 
 __all__ = ["InputSpan", "Slice", "cut"]

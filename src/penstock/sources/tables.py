@@ -1,4 +1,4 @@
-"""Parquet files and Hugging Face datasets: one column of text, one document per row.
+"""Parquet files, Hugging Face datasets and texts in memory: one document per row.
 
 Parquet is read by row group, and page checksums are verified if the file has them. A dataset
 saved by `datasets.save_to_disk` is a directory of Arrow streams; Arrow maps them into memory
@@ -15,13 +15,12 @@ import pyarrow as pa
 import pyarrow.compute
 
 from penstock.errors import SourceError
-from penstock.sources.arrow import ArrowArray, byte_lengths
-from penstock.sources.document import Batch
+from penstock.sources.document import ArrowArray, Batch, binary_array, byte_lengths
 from penstock.sources.listing import InputFile, open_file
-from penstock.sources.settings import BLOCK_BYTES, ReadSettings
+from penstock.sources.settings import BLOCK_BYTES, ReadSettings, Texts
 from penstock.sources.validate import validate
 
-__all__ = ["num_rows", "read_table", "table_spans"]
+__all__ = ["num_rows", "read_table", "read_texts", "table_spans", "text_spans"]
 
 
 def table_spans(file: InputFile, field: str, slice_bytes: int) -> Iterator[tuple[int, int, int]]:
@@ -198,3 +197,42 @@ def num_rows(file: InputFile) -> int:
     if file.format == "parquet":
         return int(_open_parquet(file).metadata.num_rows)
     return sum(batch.num_rows for batch in _arrow_batches(file))
+
+
+def text_spans(texts: Texts, slice_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Ranges of texts of about `slice_bytes` each, and the size of each range in bytes."""
+    start, held = 0, 0
+    for number, text in enumerate(texts.encoded(0, len(texts))):
+        if held >= slice_bytes:
+            yield start, number, held
+            start, held = number, 0
+        held += len(text)
+    yield start, len(texts), held
+
+
+def read_texts(
+    texts: Texts, number: int, start: int, stop: int, reading: ReadSettings
+) -> Iterator[Batch]:
+    """The documents `[start, stop)` of `texts`."""
+    for first, last in _blocks(texts, start, stop):
+        data = texts.encoded(first, last)
+        yield validate(
+            binary_array(data),
+            file=number,
+            places=np.arange(first, last, dtype=np.uint64),
+            record_bytes=np.array([len(text) for text in data], np.int64),
+            reading=reading,
+            keep_blank=texts.keep_blank,
+        )
+
+
+def _blocks(texts: Texts, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Ranges of texts of about one block each."""
+    first, held = start, 0
+    for number in range(start, stop):
+        held += len(texts.encoded(number, number + 1)[0])
+        if held >= BLOCK_BYTES:
+            yield first, number + 1
+            first, held = number + 1, 0
+    if first < stop:
+        yield first, stop

@@ -11,8 +11,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.sources.arrow import ArrowArray, binary_array, bool_array, byte_lengths, null_rows
-from penstock.sources.document import Batch, Reject, Tally, text_offsets
+from penstock.sources.document import (
+    ArrowArray,
+    Batch,
+    Reject,
+    Tally,
+    binary_array,
+    bool_array,
+    byte_lengths,
+    null_rows,
+    text_offsets,
+)
 from penstock.sources.settings import ReadSettings
 from penstock.sources.splitters import blank
 

@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import SourceError
-from penstock.sources.arrow import binary_array
 from penstock.sources.decompress import Expanded
-from penstock.sources.document import Batch, Edges, Tally
+from penstock.sources.document import Batch, Edges, Tally, binary_array
 from penstock.sources.listing import InputFile, open_file, read_fully
 from penstock.sources.settings import BLOCK_BYTES, RULE_BYTES, ReadSettings
 from penstock.sources.validate import validate

@@ -22,7 +22,7 @@ from penstock.chat.messages import ChatText, Conversation, to_conversation
 from penstock.errors import ChatError, SourceError, StoreError
 from penstock.sources.document import Batch, Reject, text_offsets
 from penstock.sources.listing import InputFile, open_file
-from penstock.sources.texts import Texts
+from penstock.sources.settings import Texts
 from penstock.store.part import PartBuilder
 from penstock.tokenize.tokenizer import load_tokenizer
 

@@ -1,4 +1,4 @@
-"""Writing of files that survive a crash as a whole or not at all.
+r"""Writing of files that survive a crash as a whole or not at all.
 
 A file is written under a temporary name, synced to disk and renamed, and then its directory is
 synced. After a power cut, the name has the old contents or the new ones, never a part of them.
@@ -9,6 +9,13 @@ Large files go to the disk directly (O_DIRECT) and not through the page cache. A
 read again what it writes, and filling the cache took a fifth of its time and displaced the
 input. A live build does read its parts, and writes them through the cache. If the file system
 does not support direct writes, the same bytes are written in the usual way.
+
+Different versions of NumPy pad the headers of `.npy` files differently. The headers of a store
+are always 128 bytes of format 1.0, so a store has the same bytes whichever version wrote it. A
+reader needs no parser: a file either begins with exactly the expected 128 bytes, or it is not the
+file that the manifest lists.
+
+    \x93NUMPY \x01\x00 \x76\x00 {'descr': '<u2', 'fortran_order': False, 'shape': (5,), }   \n
 """
 
 import errno
@@ -28,13 +35,19 @@ import numpy as np
 from penstock.errors import DiskFullError
 
 __all__ = [
+    "HEADER_BYTES",
+    "array_layout",
     "digest_file",
+    "header",
     "keep_freed_memory",
     "remove_temporary",
     "sync_directory",
     "sync_file",
     "write_file",
 ]
+
+HEADER_BYTES = 128
+_MAGIC = b"\x93NUMPY\x01\x00"
 
 
 @cache
@@ -219,3 +232,28 @@ def digest_file(path: Path) -> str:
     """SHA-256 of a file's contents."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def array_layout(
+    kind: str, dtype: "np.dtype[Any]", *, num_documents: int, num_tokens: int
+) -> tuple["np.dtype[Any]", tuple[int, ...]]:
+    """The type and shape of one array of a part; `dtype` is that of the tokens."""
+    return {
+        "tokens": (dtype, (num_tokens,)),
+        "bounds": (np.dtype("<u8"), (num_documents,)),
+        "origin": (np.dtype("<u8"), (num_documents, 2)),
+        "loss": (np.dtype("u1"), (num_tokens,)),
+    }[kind]
+
+
+def header(dtype: "np.dtype[np.generic]", shape: tuple[int, ...]) -> bytes:
+    r"""The first 128 bytes of a C-ordered array file.
+
+    >>> import io
+    >>> file = io.BytesIO(header(np.dtype("<u2"), (2,)) + b"\x01\x00\x02\x00")
+    >>> np.load(file).tolist()
+    [1, 2]
+    """
+    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': {shape!r}, }}".encode()
+    room = HEADER_BYTES - len(_MAGIC) - 2
+    return _MAGIC + room.to_bytes(2, "little") + text.ljust(room - 1) + b"\n"

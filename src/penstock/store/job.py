@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from penstock.errors import StoreError, TokenizerError
-from penstock.sources.arrow import binary_array
-from penstock.sources.document import Batch
+from penstock.sources.document import Batch, binary_array
 from penstock.sources.listing import InputFile, list_files
 from penstock.sources.read import read_slice
-from penstock.sources.settings import Format, ReadSettings
+from penstock.sources.settings import Format, ReadSettings, Texts
 from penstock.sources.slices import Slice, cut
-from penstock.sources.texts import Texts
 from penstock.sources.whole import IsCutSafe
 from penstock.store.holdout import Split, parse_split
 from penstock.store.manifest import JsonObject

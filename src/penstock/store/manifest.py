@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.digest import digest_bytes
 from penstock.errors import StoreError
-from penstock.store.npy import HEADER_BYTES
+from penstock.store.files import HEADER_BYTES
 
 __all__ = [
     "FILE_NAME",

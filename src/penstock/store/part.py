@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.sources.document import Batch, Edges
-from penstock.store.files import write_file
+from penstock.store.files import array_layout, header, write_file
 from penstock.store.manifest import PartRecord, part_file
-from penstock.store.npy import array_layout, header
 from penstock.tokenize.tokenizer import Tokenizer
 
 __all__ = ["Encoded", "PartBuilder", "encode_ahead", "join_documents"]

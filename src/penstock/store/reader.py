@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StoreError
+from penstock.store.files import HEADER_BYTES, array_layout, header
 from penstock.store.manifest import Manifest, PartRecord, part_file, read_manifest
-from penstock.store.npy import HEADER_BYTES, array_layout, header
 
 if TYPE_CHECKING:
     from penstock.tokenize.tokenizer import Tokenizer
