@@ -79,7 +79,7 @@ def _regular(data: bytes, spans: Spans) -> bool:
         last = np.where(last == 13, text[np.maximum(spans.stops - 2, spans.starts)], last)
     if (text[spans.starts] != ord("{")).any() or (last != ord("}")).any():
         return False
-    return is_utf8(data)
+    return is_utf8(binary_array([data]))
 
 
 def _suspects(data: bytes, spans: Spans) -> list[int]:

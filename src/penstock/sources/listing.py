@@ -10,14 +10,15 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from penstock.errors import MissingExtraError, SourceError
 from penstock.sources.settings import ReadSettings, Texts
-from penstock.sources.walk import find_files, matching, refuse_unlisted
+from penstock.sources.walk import file_mode, find_files, matching, refuse_unlisted
 
 __all__ = ["InputFile", "list_files", "open_file", "read_fully", "refuse_changed"]
 
@@ -34,11 +35,9 @@ _FORMATS = {
 }
 # No chained protocols, and none that interpret the file they open (reference://, jinja): what
 # they read, or run, would not be the file that the user named.
-_PROTOCOLS = frozenset(
-    (
-        *("abfs", "abfss", "adl", "az", "file", "ftp", "gcs", "gs", "hdfs", "hf", "http"),
-        *("https", "memory", "s3", "s3a", "sftp", "webhdfs"),
-    )
+_PROTOCOLS = (
+    *("abfs", "abfss", "adl", "az", "file", "ftp", "gcs", "gs", "hdfs", "hf", "http"),
+    *("https", "memory", "s3", "s3a", "sftp", "webhdfs"),
 )
 
 
@@ -131,7 +130,8 @@ def refuse_changed(file: InputFile) -> None:
         if file.remote:
             size, stamp = _remote_state(_filesystem(file.path).info(file.path))
         else:
-            size, stamp = _local_state(Path(file.path).stat())
+            state = Path(file.path).stat()
+            size, stamp = state.st_size, str(state.st_mtime_ns)
     except FileNotFoundError:
         raise _gone(file) from None
     if (size, stamp) != (file.size, file.stamp):
@@ -146,31 +146,22 @@ def _expand(pattern: str, reading: ReadSettings) -> list[InputFile]:
     if "://" in pattern:
         return _expand_remote(pattern, reading)
     path = Path(pattern)
-    try:
-        kind = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
-        kind = 0
-    except OSError as error:
-        raise SourceError(f"{pattern} cannot be read: {error.strerror or error}.") from error
+    # An existing file comes first: its name may contain the characters of a glob.
+    kind = file_mode(str(path))
     if stat.S_ISDIR(kind):
         return _expand_directory(path, reading)
     if kind:
         return [_local(str(path), reading)]
     found = matching(pattern) if glob.has_magic(pattern) else []
-    if not found:
-        nearby = ", ".join(sorted(_names_nearby(path))[:5])
-        raise SourceError(
-            f"{pattern} matches no file (looked from {Path.cwd()})."
-            + (f" Nearby: {nearby}." if nearby else "")
-        )
-    return [_local(name, reading) for name in found]
-
-
-def _names_nearby(path: Path) -> Iterable[str]:
-    try:
-        return [entry.name for entry in path.parent.iterdir()]
-    except OSError:
-        return []
+    if found:
+        return [_local(name, reading) for name in found]
+    nearby: list[str] = []
+    with suppress(OSError):  # the folder may be missing too
+        nearby = sorted(entry.name for entry in path.parent.iterdir())
+    raise SourceError(
+        f"{pattern} matches no file (looked from {Path.cwd()})."
+        + (f" Nearby: {', '.join(nearby[:5])}." if nearby else "")
+    )
 
 
 def _expand_directory(path: Path, reading: ReadSettings) -> list[InputFile]:
@@ -217,11 +208,7 @@ def _local(path: str, reading: ReadSettings) -> InputFile:
         raise SourceError(
             f"{path} is not a regular file, and a build may read it twice. Copy it to a file."
         )
-    return _described(path, path, *_local_state(state), reading)
-
-
-def _local_state(state: os.stat_result) -> tuple[int, str]:
-    return state.st_size, str(state.st_mtime_ns)
+    return _described(path, path, state.st_size, str(state.st_mtime_ns), reading)
 
 
 def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
@@ -229,7 +216,7 @@ def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
     if "::" in pattern or protocol not in _PROTOCOLS:
         raise SourceError(
             f"{_redacted(pattern)} uses the protocol {protocol}://, which penstock does not read. "
-            f"Choose one of: {', '.join(sorted(_PROTOCOLS))}."
+            f"Choose one of: {', '.join(_PROTOCOLS)}."
         )
     filesystem = _filesystem(pattern)
     try:

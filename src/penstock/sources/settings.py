@@ -56,9 +56,8 @@ class ReadSettings:
 
     def __post_init__(self) -> None:
         if self.format not in get_args(Format):
-            raise SourceError(
-                f"format={self.format!r} is not known. Choose one of {_quoted(get_args(Format))}."
-            )
+            known = ", ".join(f'"{each}"' for each in get_args(Format))
+            raise SourceError(f"format={self.format!r} is not known. Choose one of {known}.")
         if self.errors not in ("strict", "replace"):
             raise SourceError(f'errors={self.errors!r} is not "strict" or "replace".')
         if self.documents in ("", "sep:"):
@@ -140,7 +139,3 @@ def separator_in(documents: str) -> str | None:
     (None, 'lines', '---')
     """
     return None if documents in _NAMED else documents.removeprefix("sep:")
-
-
-def _quoted(words: tuple[str, ...]) -> str:
-    return ", ".join(f'"{word}"' for word in words)

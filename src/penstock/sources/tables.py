@@ -199,22 +199,26 @@ def num_rows(file: InputFile) -> int:
     return sum(batch.num_rows for batch in _arrow_batches(file))
 
 
-def text_spans(texts: Texts, slice_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Ranges of texts of about `slice_bytes` each, and the size of each range in bytes."""
-    start, held = 0, 0
-    for number, text in enumerate(texts.encoded(0, len(texts))):
-        if held >= slice_bytes:
+def text_spans(
+    texts: Texts, num_bytes: int, start: int = 0, stop: int | None = None
+) -> Iterator[tuple[int, int, int]]:
+    """Ranges of texts of at least `num_bytes` each, except the last, and their sizes in bytes."""
+    stop = len(texts) if stop is None else stop
+    held = 0
+    for number in range(start, stop):
+        if held >= num_bytes:
             yield start, number, held
             start, held = number, 0
-        held += len(text)
-    yield start, len(texts), held
+        # Encoded one at a time: all at once would need the memory of the texts again.
+        held += len(texts.encoded(number, number + 1)[0])
+    yield start, stop, held
 
 
 def read_texts(
     texts: Texts, number: int, start: int, stop: int, reading: ReadSettings
 ) -> Iterator[Batch]:
     """The documents `[start, stop)` of `texts`."""
-    for first, last in _blocks(texts, start, stop):
+    for first, last, _ in text_spans(texts, BLOCK_BYTES, start, stop):
         data = texts.encoded(first, last)
         yield validate(
             binary_array(data),
@@ -224,15 +228,3 @@ def read_texts(
             reading=reading,
             keep_blank=texts.keep_blank,
         )
-
-
-def _blocks(texts: Texts, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Ranges of texts of about one block each."""
-    first, held = start, 0
-    for number in range(start, stop):
-        held += len(texts.encoded(number, number + 1)[0])
-        if held >= BLOCK_BYTES:
-            yield first, number + 1
-            first, held = number + 1, 0
-    if first < stop:
-        yield first, stop

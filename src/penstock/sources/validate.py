@@ -19,6 +19,7 @@ from penstock.sources.document import (
     binary_array,
     bool_array,
     byte_lengths,
+    is_utf8,
     null_rows,
     text_offsets,
 )
@@ -56,7 +57,7 @@ def validate(
     reasons: dict[int, Reason] = {}
     if texts.null_count:
         reasons = {int(row): why_null(int(row)) for row in null_rows(texts)}
-    if not _valid(texts):
+    if not is_utf8(texts):
         texts, bad = _decoded(texts, reading, tally)
         reasons |= bad
     # After the replacement of invalid bytes, because U+FFFD is longer than the byte it replaces.
@@ -70,7 +71,7 @@ def validate(
     texts = _plain(texts, keep)
     # Only kept texts can be blank: a rejected record has its own reason.
     edges = text_offsets(texts)
-    is_blank = blank(texts.buffers()[2] or b"", edges[:-1], edges[1:], also=b"\n")
+    is_blank = blank(texts.buffers()[2] or b"", edges[:-1], edges[1:])
     if keep_blank:
         is_blank[:] = False
     # `keep` and `documents` are masks over all records, `is_blank` is one over the kept records.
@@ -97,20 +98,6 @@ def validate(
     ]
     files = np.full(len(texts), file, np.uint64)
     return Batch(texts, files, places[documents].astype(np.uint64), tally, rejects)
-
-
-def _valid(texts: ArrowArray) -> bool:
-    """Whether all of `texts` is UTF-8."""
-    # The same buffers as an array of strings, which Arrow can validate.
-    buffers = texts.buffers()
-    if buffers[2] is None:
-        return True
-    as_strings = pa.Array.from_buffers(pa.large_string(), len(texts), buffers, offset=texts.offset)
-    try:
-        as_strings.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
 
 
 def _decoded(

@@ -36,7 +36,7 @@ from penstock.store.reader import TokenStore
 from penstock.store.workers import Workers
 from penstock.tokenize.tokenizer import SpecialTokens
 
-__all__ = ["begin", "build", "commit", "execute", "intact", "refuse_lost_bytes"]
+__all__ = ["begin", "build", "execute"]
 
 
 def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read best)
@@ -186,9 +186,9 @@ def execute(job: Job, progress: Callable[[BuildProgress], None] | None = None) -
         remove_temporary(each)
     # Only sizes are compared, which is fast. A record is written after its files were synced, so
     # a missing or shorter file was changed by somebody else; its slice is made again.
-    sealed = [record for record in begun if intact(job, record)]
+    sealed = [record for record in begun if _intact(job, record)]
     done = Workers(job, sealed).run(progress)
-    refuse_lost_bytes(job, done)
+    _refuse_lost_bytes(job, done)
     refuse_only_bad(job, done)
     _refuse_empty_side(job, done)
     if job.chat is not None:
@@ -199,11 +199,11 @@ def execute(job: Job, progress: Callable[[BuildProgress], None] | None = None) -
     # The training side is committed last: `earlier_build` takes its manifest as the sign that
     # both sides are there.
     for side in reversed(sides):
-        commit(job, side, done, job.side_directory(side))
+        _commit(job, side, done, job.side_directory(side))
     journal.end()
 
 
-def intact(job: Job, record: SealedSlice) -> bool:
+def _intact(job: Job, record: SealedSlice) -> bool:
     """Whether all files of a sealed slice exist and have the recorded size."""
     for side, part in record.parts.items():
         for kind, (size, _) in part.files.items():
@@ -213,7 +213,7 @@ def intact(job: Job, record: SealedSlice) -> bool:
     return True
 
 
-def refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
+def _refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
     """Raise if the counts do not cover every byte of the plain text files."""
     if any(file.compression or file.format not in ("text", "jsonl") for file in job.files):
         return  # how many bytes of text they hold is not known beforehand
@@ -241,7 +241,7 @@ def _refuse_empty_side(job: Job, done: list[SealedSlice]) -> None:
             )
 
 
-def commit(job: Job, side: str, done: list[SealedSlice], directory: Path) -> None:
+def _commit(job: Job, side: str, done: list[SealedSlice], directory: Path) -> None:
     """Write the reject log and then the manifest of one side into its directory."""
     settings = job.recorded
     if settings["append"] and committed(directory, settings):

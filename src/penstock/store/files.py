@@ -96,22 +96,18 @@ def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tupl
                 digest.update(block)
                 if size == _CACHED_BYTES and not live:
                     direct = _set_direct(file, True)
-                if (
-                    direct and len(block) < _BLOCK_BYTES
-                ):  # the end; O_DIRECT writes whole disk blocks
+                # O_DIRECT writes whole disk blocks only, and the last block may be shorter.
+                if direct and len(block) < _BLOCK_BYTES:
                     direct = _set_direct(file, False)
                 size += len(block)
                 direct = _write(file, block, direct)
             if not live:
                 os.fsync(file)
         temporary.rename(path)
-    except OSError as error:
+    except BaseException as error:  # also Ctrl-C
         temporary.unlink(missing_ok=True)
-        if error.errno in _NO_ROOM:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
             raise _no_room(path, size, error) from error
-        raise
-    except BaseException:
-        temporary.unlink(missing_ok=True)
         raise
     return size, digest.hexdigest()
 
@@ -164,9 +160,8 @@ def _write(file: int, view: memoryview, direct: bool) -> bool:
         except OSError as error:
             if not direct or error.errno != errno.EINVAL:
                 raise
-            direct = _set_direct(
-                file, False
-            )  # some file systems accept the flag and refuse to write
+            # Some file systems accept the flag and refuse to write.
+            direct = _set_direct(file, False)
     return direct
 
 

@@ -143,18 +143,6 @@ class Job:
     they are on disk, and they are compared with the reference tokenizer after that."""
 
     @property
-    def eos_id(self) -> int | None:
-        """The id after each document, if any."""
-        found: int | None = self.recorded["eos_id"]
-        return found
-
-    @property
-    def bos_id(self) -> int | None:
-        """The id before each document, if any."""
-        found: int | None = self.recorded["bos_id"]
-        return found
-
-    @property
     def num_threads(self) -> int:
         """How many slices are tokenized at once; by default one per core of this process."""
         if self.settings.threads is not None:
@@ -200,12 +188,12 @@ def prepare(settings: BuildSettings) -> Job:
     special_tokens, add_tokens = settings.special_tokens, settings.add_tokens
     stage = None
     if settings.chat is not None:
-        from penstock.store.chats import chat_files, chat_stage
+        from penstock.store.chats import chat_file, chat_stage
 
         stage = chat_stage(settings)
         # The template's markers were added to the tokenizer, and it decides about end tokens.
         tokenizer, special_tokens, add_tokens = stage.chat.tokenizer, "text", None
-        eos, files = stage.eos, chat_files(files)
+        eos, files = stage.eos, [chat_file(file) for file in files]
     loaded = load_tokenizer(
         tokenizer, special_tokens=special_tokens, engine=settings.engine, add_tokens=add_tokens
     )

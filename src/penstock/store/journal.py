@@ -119,17 +119,17 @@ class Journal:
 
     def seal(self, record: SealedSlice) -> None:
         """Write the record of a slice whose parts are on disk."""
-        write_file(self._slice(record.number), [record.to_json()])
+        write_file(self._path("slice", record.number), [record.to_json()])
         sync_directory(self._directory)
         # Only now: a reader that finds no announcement must find the record.
-        self._ready(record.number).unlink(missing_ok=True)
-        self._many(record.number).unlink(missing_ok=True)
+        self._path("ready", record.number).unlink(missing_ok=True)
+        self._path("many", record.number).unlink(missing_ok=True)
 
     def announce(self, record: SealedSlice) -> None:
         """Write the record of a slice whose parts can be read, but may not be on disk yet."""
         boot = _boot_id()
         if boot is not None:
-            path = self._ready(record.number)
+            path = self._path("ready", record.number)
             # Not synced, and not by `write_file`: it is void after a restart anyway.
             temporary = path.with_suffix(".tmp")
             with suppress(OSError):  # if the disk is full, `seal` reports it
@@ -140,11 +140,11 @@ class Journal:
         """The record of a slice that is sealed or announced; None if it is neither."""
         # The sealed record first: the announcement is removed after the record is written.
         try:
-            return SealedSlice.parse(self._slice(number).read_bytes())
+            return SealedSlice.parse(self._path("slice", number).read_bytes())
         except FileNotFoundError:
             pass
         try:
-            boot, _, record = self._ready(number).read_bytes().partition(b"\n")
+            boot, _, record = self._path("ready", number).read_bytes().partition(b"\n")
         except FileNotFoundError:
             return None
         return SealedSlice.parse(record) if boot == _boot_id() else None
@@ -152,11 +152,11 @@ class Journal:
     def announce_many(self, number: int) -> None:
         """Announce that a slice in progress has more than `MANY_TOKENS` tokens."""
         with suppress(OSError):
-            self._many(number).touch()
+            self._path("many", number).touch()
 
     def has_many(self, number: int) -> bool:
         """Whether `announce_many` was called for a slice."""
-        return self._many(number).exists()
+        return self._path("many", number).exists()
 
     def await_readers(self) -> None:
         """Create the file that waiting readers touch."""
@@ -175,14 +175,8 @@ class Journal:
         except OSError:
             return 0
 
-    def _many(self, number: int) -> Path:
-        return self._directory / f".many-{number:06d}"
-
-    def _ready(self, number: int) -> Path:
-        return self._directory / f".ready-{number:06d}.json"
-
-    def _slice(self, number: int) -> Path:
-        return self._directory / f".slice-{number:06d}.json"
+    def _path(self, kind: str, number: int) -> Path:
+        return self._directory / f".{kind}-{number:06d}{'.json' * (kind != 'many')}"
 
     def end(self) -> None:
         """Remove the journal of a build whose manifest is written."""

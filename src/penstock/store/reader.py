@@ -103,16 +103,12 @@ class TokenStore:
         _open_stores.add(self)
 
     def __repr__(self) -> str:
-        return (
-            f"TokenStore({str(self.path)!r}: {self._counted()}, {self.num_tokens:,} tokens, "
-            f"{self.manifest.contents['tokenizer']['name']})"
-        )
-
-    def _counted(self) -> str:
-        """The number of documents, and of their pieces if there are more, as text."""
         documents = self.manifest.num_documents
         pieces = f" in {len(self):,} pieces" if len(self) != documents else ""
-        return f"{documents:,} documents{pieces}"
+        return (
+            f"TokenStore({str(self.path)!r}: {documents:,} documents{pieces}, "
+            f"{self.num_tokens:,} tokens, {self.manifest.contents['tokenizer']['name']})"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "digest": self.digest}

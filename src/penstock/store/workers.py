@@ -231,7 +231,7 @@ class Workers:
         """Read one slice and tokenize it."""
         job = self._job
         builders = {
-            side: PartBuilder(job.tokenizer, job.eos_id, job.bos_id)
+            side: PartBuilder(job.tokenizer, job.recorded["eos_id"], job.recorded["bos_id"])
             for side in (SIDES if job.split else ("",))
         }
         sample = SliceSample(job.tokenizer, piece.index, self._names, job.first_file)
@@ -253,7 +253,7 @@ class Workers:
                 self._fill(batch, done)
             if job.live and num_tokens <= MANY_TOKENS < done.num_tokens:
                 self._journal.announce_many(piece.index)
-            done.tally.add(batch.tally)
+            done.tally = Tally.total((done.tally, batch.tally))
             done.rejects += batch.rejects
             done.rules.update(rule for _, rule in batch.rules)
             log_rules(job, batch.rules, self._rules_seen)
@@ -262,7 +262,7 @@ class Workers:
             left -= on_disk
             with self._lock:
                 self._done_bytes += on_disk
-                self._tally.add(batch.tally)
+                self._tally = Tally.total((self._tally, batch.tally))
                 self._num_tokens += done.num_tokens - num_tokens
         with self._lock:
             self._done_bytes += left
