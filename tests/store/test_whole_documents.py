@@ -321,12 +321,10 @@ def test_bytes_do_not_depend_on_threads_or_engine(text, tmp_path, sums, engines)
 
 
 @pytest.mark.usefixtures("sliced")
-@pytest.mark.parametrize("keep", [True, False])
-def test_a_stream_of_such_a_file_is_its_store(text, tmp_path, sums, keep, gpt2):
+def test_a_stream_of_such_a_file_is_its_store(text, tmp_path, sums, gpt2):
     (tmp_path / "a.txt").write_bytes(text)
     built = ps.build(tmp_path / "a.txt", tmp_path / "built", tokenizer=gpt2)
-    options = {"tokenizer": gpt2, "keep": keep, "ahead": 2}
-    with ps.stream(tmp_path / "a.txt", tmp_path / "streamed", **options) as growing:
+    with ps.stream(tmp_path / "a.txt", tmp_path / "streamed", tokenizer=gpt2) as growing:
         found = [tokens.tolist() for tokens in growing]
         loader = ps.Loader(ps.Windows(growing, 64), 4, epochs=1)
         rows = [row for batch in loader for row in batch["inputs"].tolist()]
@@ -334,8 +332,7 @@ def test_a_stream_of_such_a_file_is_its_store(text, tmp_path, sums, keep, gpt2):
 
     assert found == [tokens.tolist() for tokens in built]
     assert rows == [row for batch in expected for row in batch["inputs"].tolist()]
-    if keep:
-        assert sums(tmp_path / "streamed") == sums(tmp_path / "built")
+    assert sums(tmp_path / "streamed") == sums(tmp_path / "built")
 
 
 @pytest.mark.usefixtures("sliced")

@@ -175,6 +175,7 @@ class Batch:
     @property
     def texts(self) -> ArrowArray:
         """The documents as a large_binary array without gaps."""
+        # Made on first use: gigatoken reads the block in place and needs no such copy.
         if self._texts is None:
             assert self.separated is not None  # a batch without an array has a block
             block = self.separated
@@ -205,6 +206,7 @@ def binary_array(texts: Sequence[bytes | None]) -> ArrowArray:
     if None in texts:
         valid = _bits(np.array([text is not None for text in texts]))
         present = [text or b"" for text in texts]
+    # Arrow stores the end of each text as the running sum of the lengths; nulls have none.
     edges = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, present), np.int64, len(present)), out=edges[1:])
     buffers = [valid, pa.py_buffer(edges), pa.py_buffer(b"".join(present))]
@@ -310,6 +312,7 @@ def gather(batches: Iterator[Batch], target_bytes: int) -> Iterator[Batch]:
     held: list[Batch] = []
     size = 0
     for batch in batches:
+        # Counted in bytes: the work of the tokenizer depends on these and not on documents.
         held.append(batch)
         size += batch.num_bytes
         if size >= target_bytes:

@@ -87,6 +87,7 @@ def list_files(
     files: list[InputFile] = []
     for each in wanted:
         files += _expand(os.fspath(each), reading)
+    # By bytes: an order by the rules of a language would depend on the machine.
     files.sort(key=lambda file: os.fsencode(file.name))
     _refuse_duplicates(files)
     return files
@@ -108,6 +109,7 @@ def open_file(file: InputFile) -> BinaryIO:
 
 def read_fully(stream: BinaryIO, num_bytes: int) -> bytes:
     """The next `num_bytes` of `stream`, fewer only at its end; one `read` may return less."""
+    # An unbuffered file returns what one system call gives: on Linux at most 2 GiB.
     data = stream.read(num_bytes)
     while len(data) < num_bytes and (more := stream.read(num_bytes - len(data))):
         data += more
@@ -231,6 +233,7 @@ def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
         paths = [
             path for path in filesystem.find(pattern) if not path.rsplit("/", 1)[-1].startswith(".")
         ]
+    # In an HTTP address, `?` begins the query and is not a wildcard.
     elif glob.has_magic(pattern.partition("?")[0] if protocol.startswith("http") else pattern):
         _refuse_unlisted_glob(filesystem, pattern)
         paths = [path for path in filesystem.glob(pattern) if not filesystem.isdir(path)]
@@ -240,11 +243,10 @@ def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
         raise SourceError(f"{_redacted(pattern)} matches no file.")
     files = []
     for path in paths:
-        url = (
-            path
-            if "://" in path
-            else f"{protocol}://{path.lstrip('/') if protocol != 'memory' else path}"
-        )
+        url = path
+        if "://" not in path:  # fsspec returns most paths without their protocol
+            # Names in memory:// begin with a slash; elsewhere it is not part of the address.
+            url = f"{protocol}://{path if protocol == 'memory' else path.lstrip('/')}"
         try:
             info = filesystem.info(path)
         except FileNotFoundError:
@@ -272,6 +274,7 @@ def _remote_state(info: dict[str, Any]) -> tuple[int, str]:
             f"{_redacted(str(info.get('name')))}: the server does not give the length of the file, "
             "so an incomplete download could not be detected. Download it first."
         )
+    # Each file system calls it differently. The first one that is there decides.
     stamps = (info.get(key) for key in ("ETag", "etag", "LastModified", "mtime", "created"))
     return int(info["size"]), next((str(stamp) for stamp in stamps if stamp is not None), "")
 
@@ -290,8 +293,10 @@ def _filesystem(path: str) -> Any:
 
 
 def _described(name: str, path: str, size: int, stamp: str, reading: ReadSettings) -> InputFile:
+    # By the name without the query: a signed address may end with anything.
     guessed, compression = _suffixes(name)
     kind = reading.format if reading.format != "auto" else guessed or "text"
+    # These formats compress their columns themselves.
     if kind in ("parquet", "arrow"):
         compression = None
     return InputFile(
@@ -316,6 +321,7 @@ def _redacted(url: str) -> str:
 def _refuse_duplicates(files: list[InputFile]) -> None:
     seen: dict[str, str] = {}
     for file in files:
+        # By the real path, because a link gives one file two names.
         key = file.path if file.remote else os.path.realpath(file.path)
         if key in seen:
             raise SourceError(

@@ -137,6 +137,7 @@ def _find_rule(read_at: "_ReadAt", span: InputSpan, reading: ReadSettings) -> tu
             blocks.append(read_at(place, min(BLOCK_BYTES, span.stop - place)))
             yield blocks[-1]
 
+    # The blocks are kept: a file that is one document is not read a second time.
     rule = rule_of(read_blocks(), reading.separators)
     return b"".join(blocks), rule
 
@@ -208,6 +209,7 @@ def _read_block(
     place: int,
     reading: ReadSettings,
 ) -> Batch:
+    # Only at the start of a file; anywhere else U+FEFF is an ordinary character.
     lead = byte_order_mark(block, file) if place == 0 else 0
     body = block[lead:] if lead else block
     spans = splitter.spans(body)
@@ -237,13 +239,13 @@ def _text_batch(
         compact(body, spans.starts, spans.stops),
         file=file,
         places=places,
-        record_bytes=lengths,
         reading=reading,
     )
 
 
 def _account(tally: Tally, spans: Spans, num_bytes: int) -> None:
     """Count the bytes between the records, so that the sum is complete."""
+    # Separators are the rest: what is neither document, nor reject, nor blank piece.
     tally.skipped += spans.num_skipped
     tally.skipped_bytes += spans.skipped_bytes
     tally.separator_bytes = num_bytes - tally.total_bytes
@@ -269,6 +271,7 @@ def byte_order_mark(block: bytes, file: InputFile) -> int:
 
 def _record_bytes(read_at: _ReadAt, splitter: Splitter, place: int, seen: int, stop: int) -> int:
     """The length of a record that does not fit into memory, including its separator."""
+    # Searched block by block and not kept: memory stays small however long the record is.
     end = place + seen
     while end < stop:
         # Overlaps the bytes before, because a separator may span the two reads.

@@ -65,6 +65,7 @@ class ReadSettings:
                 f'documents="{self.documents}" separates nothing. Use "auto", "lines", '
                 '"paragraphs", "file" or a separator.'
             )
+        # "sep:---" and "---" mean the same, and both are recorded as "---". "sep:lines" stays.
         plain = self.documents.removeprefix("sep:")
         if plain not in _NAMED and not plain.startswith("sep:"):
             object.__setattr__(self, "documents", plain)  # recorded in only one way
@@ -127,6 +128,7 @@ class Texts:
         """A digest of the texts and their lengths."""
         total = hashlib.sha256()
         for text in self.encoded(0, len(self)):
+            # With the length before each text, or ["ab", "c"] and ["a", "bc"] would be equal.
             total.update(b"%d:" % len(text))
             total.update(text)
         return total.hexdigest()

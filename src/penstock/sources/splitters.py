@@ -15,15 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.sources.settings import separator_in
 
-__all__ = [
-    "Paragraphs",
-    "Separated",
-    "Spans",
-    "Splitter",
-    "blank",
-    "find_all",
-    "splitter_for",
-]
+__all__ = ["Spans", "Splitter", "blank", "find_all", "splitter_for"]
 
 _BLANK = np.zeros(256, bool)
 _BLANK[list(b" \t\r\n")] = True
@@ -72,7 +64,7 @@ class Splitter:
         return -1
 
 
-class Paragraphs(Splitter):
+class _Paragraphs(Splitter):
     r"""Documents between blank lines (`\n[ \t\r]*\n`)."""
 
     cuts_anywhere = True
@@ -85,6 +77,7 @@ class Paragraphs(Splitter):
         full = ~blank(data, starts, stops)
         before = np.concatenate(([False], full[:-1]))
         after = np.concatenate((full[1:], [False]))
+        # Blank lines are the separator here, so nothing counts as skipped.
         return Spans(starts[full & ~before], stops[full & ~after], 0, 0)
 
     def last_border(self, data: bytes) -> int:
@@ -105,7 +98,7 @@ class Paragraphs(Splitter):
         return found.end() if found else -1
 
 
-class Separated(Splitter):
+class _Separated(Splitter):
     """Documents between occurrences of a separator, found from left to right."""
 
     def __init__(self, separator: str) -> None:
@@ -156,9 +149,10 @@ def splitter_for(documents: str) -> Splitter:
     >>> [splitter_for(name).spans(data).starts.tolist() for name in ("lines", "paragraphs")]
     [[0, 4, 9], [0, 9]]
     """
-    named = {"lines": Separated("\n"), "paragraphs": Paragraphs(), "file": Splitter()}
+    # Lines are pieces between line ends; a blank one is skipped like any blank piece.
+    named = {"lines": _Separated("\n"), "paragraphs": _Paragraphs(), "file": Splitter()}
     separator = separator_in(documents)
-    return named[documents] if separator is None else Separated(separator)
+    return named[documents] if separator is None else _Separated(separator)
 
 
 def find_all(data: bytes, wanted: bytes) -> NDArray[np.int64]:
@@ -219,6 +213,7 @@ def blank(data: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> N
         open_pieces, place = open_pieces[white], place[white] + 1
         if not len(open_pieces):
             return is_blank
+    # Few pieces begin with more than 32 blanks, so these are decided one by one.
     for piece in open_pieces:
         if text[starts[piece] : stops[piece]].tobytes().strip(b" \t\r\n"):
             is_blank[piece] = False

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from penstock.errors import SourceError
-from penstock.sources.document import ArrowArray, Batch, binary_array, byte_lengths
+from penstock.sources.document import ArrowArray, Batch, binary_array
 from penstock.sources.listing import InputFile, open_file
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings, Texts
 from penstock.sources.validate import validate
@@ -46,7 +46,6 @@ def read_table(
             column,
             file=number,
             places=np.arange(first_row, first_row + len(column), dtype=np.uint64),
-            record_bytes=byte_lengths(column),
             reading=reading,
         )
 
@@ -89,6 +88,7 @@ def _parquet_rows(
     file: InputFile, start: int, stop: int, field: str
 ) -> Iterator[tuple[int, ArrowArray]]:
     parquet = _open_parquet(file, field)
+    # Offsets of documents are row numbers of the whole file, so earlier groups are counted.
     groups = [parquet.metadata.row_group(group) for group in range(stop)]
     row = sum(group.num_rows for group in groups[:start])
     end = sum(group.num_rows for group in groups)
@@ -99,6 +99,7 @@ def _parquet_rows(
             batch_size=max(1, min(65_536, BLOCK_BYTES * (end - row) // max(1, num_bytes))),
             row_groups=list(range(start, stop)),
             columns=[field],
+            # The workers of the build use all cores already.
             use_threads=False,
         )
         for batch in batches:
@@ -111,6 +112,7 @@ def _parquet_rows(
 
 def _arrow_batches(file: InputFile) -> Iterator[Any]:
     with _our_errors(file, "an Arrow stream"):
+        # Mapped into memory, so that only the pages of the text column are read.
         source = pa.PythonFile(open_file(file), "r") if file.remote else pa.memory_map(file.path)
         yield from pa.ipc.open_stream(source)
 
@@ -219,12 +221,10 @@ def read_texts(
 ) -> Iterator[Batch]:
     """The documents `[start, stop)` of `texts`."""
     for first, last, _ in text_spans(texts, BLOCK_BYTES, start, stop):
-        data = texts.encoded(first, last)
         yield validate(
-            binary_array(data),
+            binary_array(texts.encoded(first, last)),
             file=number,
             places=np.arange(first, last, dtype=np.uint64),
-            record_bytes=np.array([len(text) for text in data], np.int64),
             reading=reading,
             keep_blank=texts.keep_blank,
         )

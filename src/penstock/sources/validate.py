@@ -37,8 +37,8 @@ def validate(
     *,
     file: int,
     places: NDArray[np.uint64],
-    record_bytes: NDArray[np.int64],
     reading: ReadSettings,
+    record_bytes: NDArray[np.int64] | None = None,
     keep_blank: bool = False,
     why_null: Callable[[int], Reason] = lambda row: ("not_a_string", "null"),
 ) -> Batch:
@@ -48,12 +48,15 @@ def validate(
         texts: The text of each record; null if the record has no text.
         file: The number of the input file.
         places: The offset of each record in the file.
-        record_bytes: The number of input bytes that each record takes up.
         reading: The settings of the build.
+        record_bytes: The number of input bytes that each record takes up, if it is more than the
+            text.
         keep_blank: Whether blank texts are documents too.
         why_null: Returns the reason why a record has no text.
     """
     tally = Tally()
+    if record_bytes is None:  # before invalid bytes are replaced, which changes the lengths
+        record_bytes = byte_lengths(texts)
     reasons: dict[int, Reason] = {}
     if texts.null_count:
         reasons = {int(row): why_null(int(row)) for row in null_rows(texts)}
@@ -79,6 +82,7 @@ def validate(
     documents[keep] = ~is_blank
     if is_blank.any():
         texts = _plain(texts, ~is_blank)
+    # Each record is counted in exactly one of three groups, by number and by bytes.
     tally.documents = len(texts)
     tally.text_bytes = int(text_offsets(texts)[-1])
     tally.skipped = int(is_blank.sum())
@@ -125,6 +129,7 @@ def _plain(texts: ArrowArray, keep: NDArray[np.bool_]) -> ArrowArray:
     """The kept texts as gigatoken requires them: unsliced, without a null bitmap."""
     # The first offset of a sliced array is not 0, also if the slice begins at row 0 of a column.
     first = np.frombuffer(texts.buffers()[1], np.int64, count=1, offset=8 * texts.offset)[0]
+    # A filter also copies the texts to the front of a new buffer.
     if texts.offset or first or not keep.all():
         texts = texts.filter(bool_array(keep))
     buffers = texts.buffers()

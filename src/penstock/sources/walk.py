@@ -31,6 +31,7 @@ def find_files(folder: str) -> list[str]:
     waiting = [folder]
     while waiting:
         current = waiting.pop()
+        # By the real path, so that a link to a parent folder does not lead in circles.
         real = os.path.realpath(current)
         if real in listed:
             continue
@@ -48,6 +49,7 @@ def matching(pattern: str) -> list[str]:
 
     Like `glob.glob(pattern, recursive=True)`, but errors are raised, and broken links are listed.
     """
+    # Each file once: two `**` in a pattern may find it in several ways.
     return [path for path in dict.fromkeys(_matches(pattern)) if not _is_directory(path)]
 
 
@@ -125,6 +127,7 @@ def refuse_unlisted(filesystem: Any, folder: str, depth: int | None = None) -> N
     finds = kind.find is not AbstractFileSystem.find
     if finds or getattr(kind, "_find", AsyncFileSystem._find) is not AsyncFileSystem._find:
         return
+    # fsspec lists folders with `ls` and ignores its errors, so the same calls are made here first.
     waiting = [(folder, 1)]
     while waiting:
         current, level = waiting.pop()

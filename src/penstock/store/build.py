@@ -16,7 +16,7 @@ from penstock.errors import StoreError
 from penstock.sources.document import Tally
 from penstock.sources.settings import Format
 from penstock.store.existing import committed, earlier_build, killed_at_the_end, remember_stamps
-from penstock.store.explain import count_rules, refuse_only_bad
+from penstock.store.explain import refuse_only_bad
 from penstock.store.files import remove_temporary, sync_directory, write_file
 from penstock.store.holdout import SIDES, parse_split
 from penstock.store.job import BuildProgress, BuildSettings, EngineName, Inputs, Job, prepare
@@ -146,6 +146,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             threads=threads,
         )
     )
+    # Until here nothing was written but the directory, so a wrong argument leaves nothing behind.
     with locked(job.directory):
         begun = begin(job)
         if begun is not None:
@@ -165,10 +166,12 @@ def begin(job: Job, *, live: bool = False) -> Job | None:
     if killed_at_the_end(job):
         return None
     earlier = earlier_build(job)
+    # `earlier_build` raises if the finished store is another one.
     if earlier is not None and not job.settings.append:
         return None
     return replace(
         job,
+        # Numbers continue where the earlier builds ended: origins and parts that exist stay valid.
         first_file=sum(len(done["inputs"]) for done in builds(earlier)),
         first_part=sum(done["slices"] for done in builds(earlier)),
         split=parse_split(job.settings.split, job.files, job.reading),
@@ -182,6 +185,7 @@ def execute(job: Job, progress: Callable[[BuildProgress], None] | None = None) -
     journal = Journal(job.directory)
     begun = journal.begin(job.stamped)
     for each in {job.directory, *map(job.side_directory, sides)}:
+        # Temporary files belong to writers that were killed: the caller holds the lock.
         each.mkdir(exist_ok=True)
         remove_temporary(each)
     # Only sizes are compared, which is fast. A record is written after its files were synced, so
@@ -200,6 +204,7 @@ def execute(job: Job, progress: Callable[[BuildProgress], None] | None = None) -
     # both sides are there.
     for side in reversed(sides):
         _commit(job, side, done, job.side_directory(side))
+    # A kill before this line leaves a journal that `killed_at_the_end` recognises.
     journal.end()
 
 
@@ -217,6 +222,8 @@ def _refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
     """Raise if the counts do not cover every byte of the plain text files."""
     if any(file.compression or file.format not in ("text", "jsonl") for file in job.files):
         return  # how many bytes of text they hold is not known beforehand
+    # If a byte is missing, two slices were cut at different borders. Then a document is lost or
+    # cut in two, and no later check would find it.
     counted = sum(record.tally.total_bytes for record in done)
     size = sum(file.size for file in job.files)
     if counted != size:
@@ -248,12 +255,16 @@ def _commit(job: Job, side: str, done: list[SealedSlice], directory: Path) -> No
         return  # by a build that was killed before it committed the other side
     earlier = read_manifest(directory) if settings["append"] else None
     parts = list(earlier.parts) if earlier else []
+    # A slice has no part here if its documents are all on the other side, or were rejected.
     parts += [record.parts[side] for record in done if record.parts[side].num_documents]
     counted = counts(parts)
     log, reasons = _reject_log(job, done)
+    # How many files follow each rule that "auto" found; none with any other setting.
+    rules = sum((Counter(record.rules) for record in done), Counter())
     size, digest = write_file(directory / rejects_file(len(builds(earlier))), [log])
     contents = {
         "format": "penstock-store",
+        # Stores without pieces can be read by older versions of penstock.
         "version": 2 if "pieces" in counted else 1,
         "dtype": job.tokenizer.dtype.name,
         **shared_settings(settings),
@@ -266,7 +277,7 @@ def _commit(job: Job, side: str, done: list[SealedSlice], directory: Path) -> No
                 "counts": _tally(done),
                 "rejects": {"bytes": size, "sha256": digest, "reasons": reasons},
                 "reading": settings["reading"],
-                **count_rules(done),
+                **({"documents": dict(sorted(rules.items()))} if rules else {}),
                 "inputs": settings["inputs"],
             },
         ],

@@ -126,6 +126,7 @@ def _as_texts(file: InputFile, records: Iterator[Any]) -> InputFile:
             f"{file.name} has {file.size:,} bytes, and an array or a table of conversations "
             "is read whole. Convert it to JSON Lines, one conversation per line."
         )
+    # `default`: a table may hold dates and other values that JSON does not have.
     texts = Texts([json.dumps(record, ensure_ascii=False, default=str) for record in records])
     return replace(file, format="texts", texts=texts)
 
@@ -244,6 +245,7 @@ def _rejected(batch: Batch, refused: dict[int, ChatError], first_file: int) -> l
                 detail=str(refused[row]),
             )
         )
+        # The reader counted the record as a document. It must count once, or bytes seem lost.
         batch.tally.documents -= 1
         batch.tally.rejected += 1
         batch.tally.document_bytes -= size

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from penstock.store.journal import SealedSlice
 
 __all__ = [
-    "count_rules",
     "describe_rules",
     "differences",
     "log_rules",
@@ -95,14 +94,6 @@ def _by_name(value: object) -> dict[str, JsonObject] | None:
 def _bytes(file: JsonObject) -> str:
     size = file.get("bytes")
     return f"{size:,}" if isinstance(size, int) else repr(size)
-
-
-def count_rules(records: "Sequence[SealedSlice]") -> dict[str, dict[str, int]]:
-    """How many files follow each rule that "auto" found, for the manifest; {} without "auto"."""
-    total: Counter[str] = Counter()
-    for record in records:
-        total.update(record.rules)
-    return {"documents": dict(sorted(total.items()))} if total else {}
 
 
 def describe_rules(builds: list[JsonObject]) -> str:

@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 HEADER_BYTES = 128
+# The magic string of NumPy, and version 1.0 of the format.
 _MAGIC = b"\x93NUMPY\x01\x00"
 
 
@@ -94,6 +95,7 @@ def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tupl
             file = stream.fileno()
             for block in _blocks(pieces):
                 digest.update(block)
+                # O_DIRECT requires aligned offsets. This one is a multiple of the block size.
                 if size == _CACHED_BYTES and not live:
                     direct = _set_direct(file, True)
                 # O_DIRECT writes whole disk blocks only, and the last block may be shorter.
@@ -103,6 +105,7 @@ def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tupl
                 direct = _write(file, block, direct)
             if not live:
                 os.fsync(file)
+        # Atomic: other processes see the old contents or all of the new ones.
         temporary.rename(path)
     except BaseException as error:  # also Ctrl-C
         temporary.unlink(missing_ok=True)
@@ -118,6 +121,8 @@ def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
     All blocks use one buffer, which is aligned as O_DIRECT requires. A block is still in the
     processor's cache when it is hashed and written.
     """
+    # Taken from the thread and put back at the end. A second write that begins in between, in the
+    # same thread, gets a new buffer and cannot overwrite this one.
     buffer: memoryview = _own.__dict__.pop("buffer", None) or _new_buffer()
     room = np.frombuffer(buffer, np.uint8)
     filled = 0
@@ -194,6 +199,7 @@ def _no_room(path: Path, size: int, error: OSError) -> DiskFullError:
 
 def sync_file(path: Path) -> None:
     """Sync a file to disk that was written with `live`; if that fails, the file is removed."""
+    # For writing too: Windows does not sync a file that is open for reading only.
     handle = os.open(path, os.O_RDWR)
     try:
         os.fsync(handle)
@@ -210,6 +216,7 @@ def sync_directory(path: Path) -> None:
     """Sync the names in a directory to disk."""
     if os.name == "nt":  # not possible on Windows, where renames are journalled
         return
+    # A rename changes the directory and not the file, so syncing the file is not enough.
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -250,5 +257,6 @@ def header(dtype: "np.dtype[np.generic]", shape: tuple[int, ...]) -> bytes:
     [1, 2]
     """
     text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': {shape!r}, }}".encode()
+    # The two bytes before the text hold its length: 128 - 8 - 2 = 118, or 0x76.
     room = HEADER_BYTES - len(_MAGIC) - 2
     return _MAGIC + room.to_bytes(2, "little") + text.ljust(room - 1) + b"\n"

@@ -200,6 +200,7 @@ def prepare(settings: BuildSettings) -> Job:
     _log_omitted_start(loaded, bos, stage)
     reading = replace(settings.read_settings, separators=separators_of(loaded))
     recorded: JsonObject = {
+        # Nothing that changes speed only: threads, the engine, and limits on rejected records.
         "tokenizer": loaded.describe(),
         "eos_id": _edge_id(loaded, eos, "eos"),
         "bos_id": _edge_id(loaded, bos, "bos"),
@@ -299,6 +300,7 @@ def cut_safety(engine: Engine, reference: Engine | None = None) -> IsCutSafe:
 
     def is_safe(left: str, right: str) -> bool:
         last = _LENGTHS.stop
+        # First, because it is one call, and the windows below are 33 texts and their halves.
         if known is not None and not known.splits(left[-last:], right[:last]):
             return False
         windows = [(left[-length:], right[:last]) for length in _LENGTHS]
@@ -310,6 +312,7 @@ def cut_safety(engine: Engine, reference: Engine | None = None) -> IsCutSafe:
 
 def _agree(engine: Engine, windows: list[tuple[str, str]]) -> bool:
     """Whether the ids of the two sides of every window are the ids of both in one text."""
+    # A set: most texts occur in several windows. All of them are encoded in one call.
     texts = {text for one, two in windows for text in (one, two, one + two)}
     ids, offsets = engine.encode(binary_array([text.encode() for text in texts]))
     parts = dict(zip(texts, np.split(ids, offsets[1:-1]), strict=True))

@@ -108,6 +108,7 @@ class Journal:
             write_file(self._settings, [canonical_json(settings)])
             sync_directory(self._directory)
             return []
+        # As JSON, because tuples, for example, are read back as lists.
         if kept != json.loads(canonical_json(settings)):
             raise StoreError(
                 f"{self._directory} holds an unfinished build with other settings: "
@@ -127,6 +128,7 @@ class Journal:
 
     def announce(self, record: SealedSlice) -> None:
         """Write the record of a slice whose parts can be read, but may not be on disk yet."""
+        # Without a boot id nothing is announced, and readers wait for the sealed record.
         boot = _boot_id()
         if boot is not None:
             path = self._path("ready", record.number)
@@ -147,6 +149,7 @@ class Journal:
             boot, _, record = self._path("ready", number).read_bytes().partition(b"\n")
         except FileNotFoundError:
             return None
+        # After a restart the page cache is empty, and the part may be incomplete on disk.
         return SealedSlice.parse(record) if boot == _boot_id() else None
 
     def announce_many(self, number: int) -> None:
@@ -166,6 +169,7 @@ class Journal:
     def ask(self) -> None:
         """Signal that a reader waits; without a running build this has no effect."""
         with suppress(OSError):
+            # The time of a file reaches a build in another process, and needs no connection to it.
             os.utime(self._awaited)
 
     def asked(self) -> int:
@@ -187,6 +191,7 @@ class Journal:
 
     def forget(self) -> None:
         """Remove the records of all slices, so that the next build makes them again."""
+        # The parts themselves stay, and the next build overwrites them.
         for pattern in (".slice-*.json", ".ready-*.json", ".many-*"):
             for path in self._directory.glob(pattern):
                 path.unlink()

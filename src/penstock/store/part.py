@@ -59,6 +59,8 @@ class PartBuilder:
         """The arguments of `append` for a batch; several threads may encode at a time."""
         ids, offsets = self.tokenizer.encode_batch(batch)
         origins, edges = np.stack((batch.files, batch.offsets), axis=1), batch.edges
+        # A tokenizer may drop a whole text, by normalising its characters away. The reader has
+        # counted it as a document already.
         full = np.diff(offsets) > 0
         if edges is None and not full.all():
             batch.tally.documents -= int((~full).sum())
@@ -97,6 +99,7 @@ class PartBuilder:
         if not full.all():  # a piece without tokens gets no bound
             bounds, origins = bounds[full], origins[full]
             num_continued = num_continued if full[-1] else 0
+        # Kept in pieces and not joined: a joined copy would need the memory of the part again.
         self._tokens.append(tokens)
         self._bounds.append(bounds)
         self._origins.append(origins)

@@ -71,6 +71,7 @@ def _check_file(path: Path, size: int, digest: str) -> None:
         raise StoreError(f"{path} is missing.") from None
     if found != size:
         raise StoreError(f"{path} has {found:,} bytes, and the manifest says {size:,}.")
+    # After the size, which is known at once and says more about what happened.
     actual = digest_file(path)
     if actual != digest:
         raise StoreError(
@@ -90,6 +91,7 @@ def _check_meaning(store: TokenStore, number: int, part: PartRecord) -> None:
         raise StoreError(
             f"{place}: its documents do not end in order at token {part.num_tokens:,}."
         )
+    # Such an id would be an index error in the embedding, far from its cause.
     vocab_size = store.manifest.contents["tokenizer"]["vocab_size"]
     if len(tokens) and int(tokens.max()) >= vocab_size:
         raise StoreError(
