@@ -103,7 +103,9 @@ class TokenizersEngine:
         Also requires that the ids of `left + right` are the ids of `left`, then those of `right`.
         """
         texts = [left, right, left + right]
-        one, two, both = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        # As in `encode`: if special tokens are text, they do not end a pre-token.
+        tokenizer = self.plain.tokenizer(texts) if self.plain else self._tokenizer
+        one, two, both = tokenizer.encode_batch(texts, add_special_tokens=False)
         if one.ids + two.ids != both.ids:
             return False
         # The last token of `left` and the first of `right` must be of different pre-tokens.
