@@ -40,8 +40,8 @@ from penstock.rows.documents import Documents
 from penstock.rows.packing import pack
 from penstock.rows.packs import Packs
 from penstock.rows.windows import Windows
+from penstock.store.files import header
 from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, part_file, read_manifest
-from penstock.store.npy import header
 
 LENGTH = 2048
 _PART_DOCUMENTS = 20_000

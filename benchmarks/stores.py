@@ -12,8 +12,8 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.digest import digest_bytes
+from penstock.store.files import HEADER_BYTES, header
 from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, part_file
-from penstock.store.npy import HEADER_BYTES, header
 
 VOCAB_SIZE = 50_257
 _EMPTY = digest_bytes(b"")

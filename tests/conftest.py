@@ -104,7 +104,7 @@ def read():
                 found.texts += batch.texts.to_pylist()
                 found.places += zip(batch.files.tolist(), batch.offsets.tolist(), strict=True)
                 found.rejects += batch.rejects
-                found.tally.add(batch.tally)
+                found.tally = Tally.total((found.tally, batch.tally))
         return found
 
     return read

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.rows.packs import Packs as Packs
     from penstock.rows.tokens import ArrayFile as ArrayFile
     from penstock.rows.windows import Windows as Windows
-    from penstock.sources.texts import Texts as Texts
+    from penstock.sources.settings import Texts as Texts
     from penstock.store.build import build as build
     from penstock.store.reader import TokenStore as TokenStore
     from penstock.store.verify import verify as verify
@@ -42,7 +42,7 @@ else:
             "rows.packs": "Packs",
             "rows.tokens": "ArrayFile",
             "rows.windows": "Windows",
-            "sources.texts": "Texts",
+            "sources.settings": "Texts",
             "store.build": "build",
             "store.reader": "TokenStore",
             "store.verify": "verify",

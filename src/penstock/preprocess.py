@@ -25,8 +25,7 @@ from typing import Any, NoReturn
 
 from penstock.errors import PenstockError, SourceError
 from penstock.store.build import build
-from penstock.store.files import sync_directory, write_file
-from penstock.store.npy import header
+from penstock.store.files import header, sync_directory, write_file
 from penstock.store.reader import TokenStore
 
 __all__ = ["main", "preprocess"]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.store.files import header
 from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, part_file
-from penstock.store.npy import header
 
 
 def write_store(place, parts, *, tokenizer="made", dtype="uint16"):

@@ -16,8 +16,8 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import penstock as ps
+from penstock.store.files import header
 from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, part_file
-from penstock.store.npy import header
 
 LENGTH = 128
 VOCABULARY = 211

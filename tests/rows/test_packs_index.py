@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import PlanError
 from penstock.rows.packs import Packs
-from penstock.store.npy import HEADER_BYTES
+from penstock.store.files import HEADER_BYTES
 
 DOCUMENTS = [list(range(1, 2 + number * 7 % 23)) for number in range(60)]
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import SourceError
-from penstock.sources.texts import Texts
+from penstock.sources.settings import Texts
 
 HOW = st.sampled_from(["lines", "paragraphs", "file", "\n\n", "<|endoftext|>"])
 

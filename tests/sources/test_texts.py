@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SourceError
-from penstock.sources.texts import Texts
+from penstock.sources.settings import Texts
 
 
 @given(
@@ -15,7 +15,7 @@ from penstock.sources.texts import Texts
 )
 def test_texts_are_read_as_they_are_whatever_the_slices(texts, slice_bytes, block, read):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.sources.texts.BLOCK_BYTES", block)
+        patch.setattr("penstock.sources.tables.BLOCK_BYTES", block)
         found = read(Texts(texts), slice_bytes=slice_bytes)
     full = [(i, text.encode()) for i, text in enumerate(texts) if text.strip(" \t\r\n")]
 

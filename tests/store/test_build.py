@@ -2,15 +2,18 @@
 
 import json
 import os
+import threading
 from dataclasses import asdict
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock
 from penstock.errors import SourceError, StoreError, TokenizerError
 from penstock.sources.document import Tally
-from penstock.sources.texts import Texts
+from penstock.sources.settings import Texts
 from penstock.tokenize.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("small_slices")
@@ -359,7 +362,7 @@ def test_a_build_that_stopped_at_bad_records_goes_on_with_a_higher_limit(tmp_pat
     assert sums(tmp_path / "store") == sums(tmp_path / "clean")
 
 
-def test_progress_is_told_until_everything_is_done(inputs, tmp_path):
+def test_progress_is_reported_until_everything_is_done(inputs, tmp_path):
     seen = []
     store = penstock.build(
         inputs, tmp_path / "store", tokenizer="bytes", progress=seen.append, documents="lines"
@@ -370,6 +373,33 @@ def test_progress_is_told_until_everything_is_done(inputs, tmp_path):
     assert seen[-1].num_rejects == 3
     assert seen[-1].done_bytes == seen[-1].total_bytes == seen[-1].text_bytes
     assert [each.num_tokens for each in seen] == sorted(each.num_tokens for each in seen)
+
+
+class _EndsBeforeStartReturns(threading.Thread):
+    """A worker that ends before the build sees it alive, as on a loaded machine."""
+
+    def start(self):
+        super().start()
+        self.join()
+
+
+@pytest.mark.parametrize("kind", ["text", "parquet"])
+def test_the_last_progress_before_the_commit_reports_all_bytes(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(threading, "Thread", _EndsBeforeStartReturns)
+    path, store = tmp_path / f"in.{kind}", tmp_path / "store"
+    lines = [f"line {number}" for number in range(999)]
+    if kind == "text":
+        path.write_text("\n".join(lines))
+    else:  # seven row groups, which share the bytes of the file with a remainder
+        pq.write_table(pa.table({"text": lines}), path, row_group_size=150)
+    seen = []
+
+    def record(now):
+        seen.append((now.done_bytes, now.total_bytes, (store / "penstock.json").exists()))
+
+    penstock.build(path, store, tokenizer="bytes", documents="lines", progress=record)
+
+    assert seen[-1] == (path.stat().st_size, path.stat().st_size, False)
 
 
 def test_a_progress_callback_that_raises_stops_the_build_and_it_goes_on_later(

@@ -102,7 +102,7 @@ def test_a_missing_file_is_named(built, name):
 
 
 def test_a_manifest_of_another_store_is_found(built, tmp_path):
-    from penstock.sources.texts import Texts
+    from penstock.sources.settings import Texts
 
     other = penstock.build(Texts(["x" * 50] * 500), tmp_path / "other", tokenizer="bytes")
     shutil.copy(other.path / "penstock.json", built.path)

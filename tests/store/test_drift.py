@@ -8,7 +8,7 @@ import tokenizers
 
 import penstock
 from penstock.errors import StoreError
-from penstock.sources.texts import Texts
+from penstock.sources.settings import Texts
 from penstock.tokenize.tokenizer import load_tokenizer
 
 

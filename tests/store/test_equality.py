@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 import penstock
-from penstock.sources.texts import Texts
+from penstock.sources.settings import Texts
 from penstock.tokenize.tokenizer import load_tokenizer
 
 BETWEEN = "\x00\x01\x00"  # occurs in none of the texts

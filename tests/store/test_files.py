@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import DiskFullError, PenstockError
-from penstock.store.files import digest_file, remove_temporary, write_file
-from penstock.store.npy import HEADER_BYTES, header
+from penstock.store.files import HEADER_BYTES, digest_file, header, remove_temporary, write_file
 
 
 def names(folder):

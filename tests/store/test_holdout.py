@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import StoreError
-from penstock.sources.texts import Texts
+from penstock.sources.settings import Texts
 
 pytestmark = pytest.mark.usefixtures("small_slices")
 TEXTS = [f"document {number} " + "x" * (number % 50) for number in range(1_000)]

@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.errors import StoreBusyError, StoreError
-from penstock.sources.texts import Texts
+from penstock.sources.settings import Texts
 from penstock.store.lock import lock_path, locked
 
 HOLD = """

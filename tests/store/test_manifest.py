@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock.digest import digest_bytes
 from penstock.errors import StoreError
-from penstock.sources.texts import Texts
+from penstock.sources.settings import Texts
 from penstock.store.manifest import FILE_NAME, read_manifest
 
 HOSTILE = [

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import StoreError
+from penstock.sources.settings import Texts
 from penstock.sources.slices import cut
-from penstock.sources.texts import Texts
 
 TEXTS = [f"{number} " + "word " * (number % 7) for number in range(200)]
 

@@ -242,6 +242,20 @@ def test_where_gpt2_may_be_cut(gpt2):
         assert not safe(left, right), (left, right)
 
 
+def test_a_special_token_that_is_read_as_text_does_not_split_the_text():
+    vocabulary = [(token, -1.0) for token in ("<unk>", "</s>", *"a<>/s\n", "▁")]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    tokenizer.add_special_tokens(["</s>"])
+    as_text = ps.load_tokenizer(tokenizer).engine
+    parsed = ps.load_tokenizer(tokenizer, special_tokens="parse").engine
+
+    # A pre-token of Metaspace ends at a space only.
+    assert not cut_safety(as_text)("a\n</s>", "\na")
+    assert cut_safety(as_text)("a\n</s>", " a")
+    assert cut_safety(parsed)("a\n</s>", "\na")
+
+
 @pytest.mark.parametrize("name", WITHOUT_A_PLACE)
 @pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
 def test_a_tokenizer_without_a_place_is_refused_above_one_slice(

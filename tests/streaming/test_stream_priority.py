@@ -8,8 +8,7 @@ import time
 import pytest
 
 import penstock as ps
-from penstock.store.journal import Journal
-from penstock.store.live import Readers
+from penstock.store.journal import Journal, WaitingReaders
 
 
 class Noted:
@@ -75,23 +74,23 @@ def test_all_workers_join_in_when_somebody_waits(long_text, tmp_path, noted):
 def test_what_was_waited_for_before_there_was_a_part_is_no_hurry(tmp_path):
     journal = Journal(tmp_path)
     journal.await_readers()
-    readers = Readers(journal)
+    readers = WaitingReaders(journal)
     now = time.monotonic() + 60  # the part comes in a minute
-    assert not readers.wait(now - 120)
+    assert not readers.hurry(now - 120)
 
     def ask():
         time.sleep(0.02)  # the clock of a file system goes in steps of some milliseconds
         journal.ask()
 
     ask()
-    assert not readers.wait(None)
+    assert not readers.hurry(None)
     ask()
-    assert not readers.wait(now)
-    assert not readers.wait(now - 120)
+    assert not readers.hurry(now)
+    assert not readers.hurry(now - 120)
     ask()
-    assert readers.wait(now - 120)
+    assert readers.hurry(now - 120)
     time.sleep(0.6)
-    assert not readers.wait(now - 120)
+    assert not readers.hurry(now - 120)
 
 
 def test_nothing_of_it_is_left_in_a_finished_store(long_text, tmp_path):

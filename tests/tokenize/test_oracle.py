@@ -10,7 +10,7 @@ import pytest
 import penstock
 from penstock.errors import TokenizerError, TokenMismatchError
 from penstock.sources.document import Batch
-from penstock.sources.texts import Texts
+from penstock.sources.settings import Texts
 from penstock.tokenize.definition import Definition
 from penstock.tokenize.engines import TokenizersEngine
 from penstock.tokenize.oracle import SliceSample, compare

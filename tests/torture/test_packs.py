@@ -12,8 +12,8 @@ import penstock
 from penstock import Documents, Loader, Packs, Plan, Windows
 from penstock.loader import BatchFormat
 from penstock.order.budget import Budget
+from penstock.store.files import header
 from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, part_file, read_manifest
-from penstock.store.npy import header
 from penstock.testing import assert_resumable
 
 pytestmark = pytest.mark.torture

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import TokenizerError
-from penstock.sources.arrow import binary_array
+from penstock.sources.document import binary_array
 from penstock.tokenize.engines import ByteEngine, Encoded
 from penstock.tokenize.gigatoken import GigatokenEngine
 from penstock.tokenize.objects import ObjectEngine

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from penstock.check.sample import FileSample, add_hints, read_sample, text_bytes
 from penstock.errors import PenstockError
 from penstock.sources.listing import InputFile, list_files
-from penstock.sources.settings import ReadSettings
-from penstock.sources.texts import Texts
+from penstock.sources.settings import ReadSettings, Texts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -257,7 +256,7 @@ class _Run:
         )
 
     def _check_speed(self) -> str:
-        from penstock.sources.arrow import binary_array
+        from penstock.sources.document import binary_array
 
         texts = binary_array(self._texts)
         # The tokenizer was loaded and warmed up by the build, so only encoding is measured.

@@ -33,8 +33,7 @@ from penstock.errors import SourceError, StoreBusyError, StoreError
 from penstock.integrations.hf_dataset import export_texts, is_dataset
 from penstock.paths import cache_directory
 from penstock.sources.listing import InputFile, list_files
-from penstock.sources.settings import ReadSettings
-from penstock.sources.texts import Texts
+from penstock.sources.settings import ReadSettings, Texts
 from penstock.store.build import build
 from penstock.store.files import digest_file
 from penstock.store.lock import locked

@@ -2,7 +2,7 @@
 
 In such a run, a position depends on the parts up to it, not on later ones. So its state records
 how the store is built, and a chain of digests of the parts whose rows were read
-(`penstock.store.prefix_digest`). A state that was saved while the store was being written can be
+(`penstock.store.verify`). A state that was saved while the store was being written can be
 loaded when it is finished. A state of the finished store can be loaded while another copy of it
 is being built.
 
@@ -26,8 +26,8 @@ from penstock.loader.state import (
 from penstock.order.budget import Budget
 from penstock.order.integers import END
 from penstock.store.explain import differences
-from penstock.store.prefix_digest import chain, describe_build
 from penstock.store.reader import TokenStore
+from penstock.store.verify import chain, describe_build
 from penstock.streaming.plan import StreamedPlan
 
 __all__ = ["identity_at", "position_of"]

@@ -29,8 +29,7 @@ from penstock.errors import DiskFullError, PlanError
 from penstock.paths import cache_directory
 from penstock.rows.packing import PACKING_FORMAT, Layout
 from penstock.rows.protocol import Array, Integers
-from penstock.store.files import sync_directory, write_file
-from penstock.store.npy import HEADER_BYTES, header
+from penstock.store.files import HEADER_BYTES, header, sync_directory, write_file
 from penstock.store.reader import TokenStore
 
 __all__ = ["EMPTY", "LONGEST", "RowIndex", "index_of", "joined", "of_layout"]

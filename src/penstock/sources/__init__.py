@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from penstock.sources.listing import list_files as list_files
     from penstock.sources.settings import Format as Format
     from penstock.sources.settings import ReadSettings as ReadSettings
-    from penstock.sources.texts import Texts as Texts
+    from penstock.sources.settings import Texts as Texts
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
             "listing": "InputFile list_files",
-            "settings": "Format ReadSettings",
-            "texts": "Texts",
+            "settings": "Format ReadSettings Texts",
         },
     )

@@ -31,6 +31,7 @@ class Expanded:
                 "Download or write it again."
             )
         self._file = file
+        # The larger one: a file of a few bytes may expand 1,000 times without harm.
         self._limit = max(_FREE_BYTES, file.size * max_expansion)
         self._max_expansion = max_expansion
         self._raw = open_file(file)
@@ -66,6 +67,7 @@ class Expanded:
                     "decompression bomb, or very repetitive text. If the file is right, raise "
                     "max_expansion."
                 )
+        # Usually there is one piece, which is returned without a copy.
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _read_some(self, num_bytes: int) -> bytes:
@@ -134,6 +136,7 @@ class _Streams:
 
     def _next_stream(self) -> bytes:
         """The first bytes of the next stream; in .xz files, zero bytes may separate streams."""
+        # `unused_data` is what the decoder was given past the end of its stream.
         rest = bytes(self._decoder.unused_data.lstrip(self._padding))
         while not rest:
             more = self._raw.read(1 << 16)

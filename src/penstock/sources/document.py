@@ -6,29 +6,41 @@ offset it came from. A batch also counts the bytes that did not become documents
 build can check the sum at the end:
 
     bytes read = documents + separators + skipped blanks + rejected records
+
+Arrow arrays are converted by way of their buffers. `pa.array`, `pa.scalar` and
+`np.asarray(arrow_array)` would do the same, but they check whether their argument is a pandas
+object. If pandas is installed, they import it for that check, which takes 0.2 s on the first
+thread that reads, and Ctrl-C may be lost in that time.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
-from typing import Self
+from dataclasses import astuple, dataclass
+from typing import Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 from numpy.typing import NDArray
 
-from penstock.sources.arrow import ArrowArray, bool_array
-
 __all__ = [
+    "ArrowArray",
     "Batch",
     "Edges",
     "Reject",
     "SeparatedTexts",
     "Tally",
+    "binary_array",
+    "bool_array",
+    "byte_lengths",
     "compact",
     "gather",
     "is_utf8",
+    "null_rows",
     "text_offsets",
 ]
+
+ArrowArray = Any
+"""An array of pyarrow, which ships no types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +79,6 @@ class Tally:
     def total_bytes(self) -> int:
         """All bytes accounted for."""
         return self.document_bytes + self.separator_bytes + self.skipped_bytes + self.rejected_bytes
-
-    def add(self, other: "Tally") -> None:
-        """Add the counts of `other` to these."""
-        sums = zip(fields(self), astuple(self), astuple(other), strict=True)
-        for each, mine, more in sums:
-            setattr(self, each.name, mine + more)
 
     @classmethod
     def total(cls, tallies: Iterable["Tally"]) -> Self:
@@ -169,6 +175,7 @@ class Batch:
     @property
     def texts(self) -> ArrowArray:
         """The documents as a large_binary array without gaps."""
+        # Made on first use: gigatoken reads the block in place and needs no such copy.
         if self._texts is None:
             assert self.separated is not None  # a batch without an array has a block
             block = self.separated
@@ -187,6 +194,68 @@ class Batch:
         texts = self.texts.filter(bool_array(keep))
         edges = self.edges.where(keep) if self.edges else None
         return Batch(texts, self.files[keep], self.offsets[keep], self.tally, edges=edges)
+
+
+def binary_array(texts: Sequence[bytes | None]) -> ArrowArray:
+    """A large_binary array of `texts`; None becomes a null.
+
+    >>> binary_array([b"ab", None, b""]).to_pylist()
+    [b'ab', None, b'']
+    """
+    valid, present = None, cast("Sequence[bytes]", texts)
+    if None in texts:
+        valid = _bits(np.array([text is not None for text in texts]))
+        present = [text or b"" for text in texts]
+    # Arrow stores the end of each text as the running sum of the lengths; nulls have none.
+    edges = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, present), np.int64, len(present)), out=edges[1:])
+    buffers = [valid, pa.py_buffer(edges), pa.py_buffer(b"".join(present))]
+    return pa.Array.from_buffers(pa.large_binary(), len(texts), buffers)
+
+
+def bool_array(flags: NDArray[np.bool_]) -> ArrowArray:
+    """An Arrow array of booleans, for Arrow's `filter`.
+
+    >>> bool_array(np.array([True, False])).to_pylist()
+    [True, False]
+    """
+    return pa.Array.from_buffers(pa.bool_(), len(flags), [None, _bits(flags)])
+
+
+def byte_lengths(texts: ArrowArray) -> NDArray[np.int64]:
+    """The length of each text in bytes; 0 for nulls.
+
+    >>> byte_lengths(binary_array([b"ab", None, b"c"])).tolist()
+    [2, 0, 1]
+    """
+    # Arrow gives int32 for binary and int64 for large_binary arrays, and the length of a null is
+    # whatever its slot holds.
+    lengths = pa.compute.binary_length(texts)
+    dtype = np.dtype(f"i{lengths.type.byte_width}")
+    values = np.frombuffer(
+        lengths.buffers()[1], dtype, count=len(lengths), offset=lengths.offset * dtype.itemsize
+    ).astype(np.int64)
+    values[null_rows(texts)] = 0
+    return values
+
+
+def null_rows(array: ArrowArray) -> NDArray[np.intp]:
+    """The indices of the nulls in an array.
+
+    >>> null_rows(binary_array([b"ab", None, b"c"])).tolist()
+    [1]
+    """
+    if not array.null_count:
+        return np.zeros(0, np.intp)
+    # A sliced array shares its buffers, so its first bit may be inside a byte.
+    missing = array.is_null()
+    bits = np.unpackbits(np.frombuffer(missing.buffers()[1], np.uint8), bitorder="little")
+    return np.flatnonzero(bits[missing.offset :][: len(missing)])
+
+
+def _bits(flags: NDArray[np.bool_]) -> ArrowArray:
+    # Arrow stores eight booleans in a byte, the first one in the lowest bit.
+    return pa.py_buffer(np.packbits(flags, bitorder="little"))
 
 
 def text_offsets(texts: ArrowArray) -> NDArray[np.int64]:
@@ -221,13 +290,15 @@ def compact(
     return tiles.filter(bool_array(keep))
 
 
-def is_utf8(data: bytes) -> bool:
-    """Whether `data` is valid UTF-8; Arrow checks 8 GB/s, Python's decoder 0.4 GB/s."""
-    # An array of one string over the same bytes; Arrow validates it without a copy.
-    edges = np.array([0, len(data)], np.int64)
-    buffers = [None, pa.py_buffer(edges), pa.py_buffer(data)]
+def is_utf8(texts: ArrowArray) -> bool:
+    """Whether all texts are valid UTF-8; Arrow checks 8 GB/s, Python's decoder 0.4 GB/s."""
+    # The same buffers as an array of strings, which Arrow validates without a copy.
+    buffers = texts.buffers()
+    if buffers[2] is None:
+        return True
+    as_strings = pa.Array.from_buffers(pa.large_string(), len(texts), buffers, offset=texts.offset)
     try:
-        pa.Array.from_buffers(pa.large_utf8(), 1, buffers).validate(full=True)
+        as_strings.validate(full=True)
     except pa.ArrowInvalid:
         return False
     return True
@@ -241,6 +312,7 @@ def gather(batches: Iterator[Batch], target_bytes: int) -> Iterator[Batch]:
     held: list[Batch] = []
     size = 0
     for batch in batches:
+        # Counted in bytes: the work of the tokenizer depends on these and not on documents.
         held.append(batch)
         size += batch.num_bytes
         if size >= target_bytes:

@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.json as pj
 
-from penstock.sources.arrow import ArrowArray, binary_array, bool_array
-from penstock.sources.document import Batch, is_utf8
+from penstock.sources.document import ArrowArray, Batch, binary_array, bool_array, is_utf8
 from penstock.sources.settings import ReadSettings
 from penstock.sources.splitters import Spans, find_all
 from penstock.sources.validate import Reason, validate
@@ -80,7 +79,7 @@ def _regular(data: bytes, spans: Spans) -> bool:
         last = np.where(last == 13, text[np.maximum(spans.stops - 2, spans.starts)], last)
     if (text[spans.starts] != ord("{")).any() or (last != ord("}")).any():
         return False
-    return is_utf8(data)
+    return is_utf8(binary_array([data]))
 
 
 def _suspects(data: bytes, spans: Spans) -> list[int]:
@@ -95,12 +94,14 @@ def _suspects(data: bytes, spans: Spans) -> list[int]:
 
 def _arrow_texts(data: bytes, spans: Spans, path: list[str]) -> ArrowArray | None:
     """The text of each line as a large_binary array; None if Arrow refuses the block."""
+    # Arrow converts only the fields of the schema, so other fields may have any types.
     kind: Any = pa.large_string()
     for name in reversed(path[1:]):
         kind = pa.struct([(name, kind)])
     try:
         table = pj.read_json(
             pa.BufferReader(data),
+            # One block for all of it: with several, Arrow would cut the data at places of its own.
             read_options=pj.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1024)),
             parse_options=pj.ParseOptions(
                 explicit_schema=pa.schema([(path[0], kind)]), unexpected_field_behavior="ignore"
@@ -168,6 +169,7 @@ def _text_of(line: bytes, path: list[str], replace: bool) -> tuple[bytes, bool]:
             raise _RefusedLine(
                 "lone_surrogate", f"at character {error.start:,} of the text"
             ) from None
+        # By way of UTF-16, where two surrogates that belong together become one character.
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode(), True
 
 
@@ -196,17 +198,14 @@ def _parse(line: bytes, replace: bool) -> tuple[Any, bool]:
             raise _RefusedLine("invalid_utf8", f"{error.reason} at byte {error.start:,}") from None
         text, repaired = line.decode(errors="replace"), True
     try:
-        # Numbers are not needed, and int() refuses one of 5,000 digits, which is valid JSON.
+        # Values of numbers are not needed, so any function of the digits will do. int() refuses
+        # 5,000 digits, which are valid JSON.
         value = json.loads(
-            text, object_pairs_hook=_Object, parse_constant=_refuse_constant, parse_int=_number
+            text, object_pairs_hook=_Object, parse_constant=_refuse_constant, parse_int=len
         )
     except json.JSONDecodeError as error:
         raise _RefusedLine("bad_json", f"{error.msg} at character {error.pos:,}") from None
     return value, repaired
-
-
-def _number(digits: str) -> int:
-    return 0
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -10,15 +10,15 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from penstock.errors import MissingExtraError, SourceError
-from penstock.sources.settings import ReadSettings
-from penstock.sources.texts import Texts
-from penstock.sources.walk import find_files, matching, refuse_unlisted
+from penstock.sources.settings import ReadSettings, Texts
+from penstock.sources.walk import file_mode, find_files, matching, refuse_unlisted
 
 __all__ = ["InputFile", "list_files", "open_file", "read_fully", "refuse_changed"]
 
@@ -35,11 +35,9 @@ _FORMATS = {
 }
 # No chained protocols, and none that interpret the file they open (reference://, jinja): what
 # they read, or run, would not be the file that the user named.
-_PROTOCOLS = frozenset(
-    (
-        *("abfs", "abfss", "adl", "az", "file", "ftp", "gcs", "gs", "hdfs", "hf", "http"),
-        *("https", "memory", "s3", "s3a", "sftp", "webhdfs"),
-    )
+_PROTOCOLS = (
+    *("abfs", "abfss", "adl", "az", "file", "ftp", "gcs", "gs", "hdfs", "hf", "http"),
+    *("https", "memory", "s3", "s3a", "sftp", "webhdfs"),
 )
 
 
@@ -89,6 +87,7 @@ def list_files(
     files: list[InputFile] = []
     for each in wanted:
         files += _expand(os.fspath(each), reading)
+    # By bytes: an order by the rules of a language would depend on the machine.
     files.sort(key=lambda file: os.fsencode(file.name))
     _refuse_duplicates(files)
     return files
@@ -110,6 +109,7 @@ def open_file(file: InputFile) -> BinaryIO:
 
 def read_fully(stream: BinaryIO, num_bytes: int) -> bytes:
     """The next `num_bytes` of `stream`, fewer only at its end; one `read` may return less."""
+    # An unbuffered file returns what one system call gives: on Linux at most 2 GiB.
     data = stream.read(num_bytes)
     while len(data) < num_bytes and (more := stream.read(num_bytes - len(data))):
         data += more
@@ -132,7 +132,8 @@ def refuse_changed(file: InputFile) -> None:
         if file.remote:
             size, stamp = _remote_state(_filesystem(file.path).info(file.path))
         else:
-            size, stamp = _local_state(Path(file.path).stat())
+            state = Path(file.path).stat()
+            size, stamp = state.st_size, str(state.st_mtime_ns)
     except FileNotFoundError:
         raise _gone(file) from None
     if (size, stamp) != (file.size, file.stamp):
@@ -147,31 +148,22 @@ def _expand(pattern: str, reading: ReadSettings) -> list[InputFile]:
     if "://" in pattern:
         return _expand_remote(pattern, reading)
     path = Path(pattern)
-    try:
-        kind = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
-        kind = 0
-    except OSError as error:
-        raise SourceError(f"{pattern} cannot be read: {error.strerror or error}.") from error
+    # An existing file comes first: its name may contain the characters of a glob.
+    kind = file_mode(str(path))
     if stat.S_ISDIR(kind):
         return _expand_directory(path, reading)
     if kind:
         return [_local(str(path), reading)]
     found = matching(pattern) if glob.has_magic(pattern) else []
-    if not found:
-        nearby = ", ".join(sorted(_names_nearby(path))[:5])
-        raise SourceError(
-            f"{pattern} matches no file (looked from {Path.cwd()})."
-            + (f" Nearby: {nearby}." if nearby else "")
-        )
-    return [_local(name, reading) for name in found]
-
-
-def _names_nearby(path: Path) -> Iterable[str]:
-    try:
-        return [entry.name for entry in path.parent.iterdir()]
-    except OSError:
-        return []
+    if found:
+        return [_local(name, reading) for name in found]
+    nearby: list[str] = []
+    with suppress(OSError):  # the folder may be missing too
+        nearby = sorted(entry.name for entry in path.parent.iterdir())
+    raise SourceError(
+        f"{pattern} matches no file (looked from {Path.cwd()})."
+        + (f" Nearby: {', '.join(nearby[:5])}." if nearby else "")
+    )
 
 
 def _expand_directory(path: Path, reading: ReadSettings) -> list[InputFile]:
@@ -218,11 +210,7 @@ def _local(path: str, reading: ReadSettings) -> InputFile:
         raise SourceError(
             f"{path} is not a regular file, and a build may read it twice. Copy it to a file."
         )
-    return _described(path, path, *_local_state(state), reading)
-
-
-def _local_state(state: os.stat_result) -> tuple[int, str]:
-    return state.st_size, str(state.st_mtime_ns)
+    return _described(path, path, state.st_size, str(state.st_mtime_ns), reading)
 
 
 def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
@@ -230,7 +218,7 @@ def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
     if "::" in pattern or protocol not in _PROTOCOLS:
         raise SourceError(
             f"{_redacted(pattern)} uses the protocol {protocol}://, which penstock does not read. "
-            f"Choose one of: {', '.join(sorted(_PROTOCOLS))}."
+            f"Choose one of: {', '.join(_PROTOCOLS)}."
         )
     filesystem = _filesystem(pattern)
     try:
@@ -245,6 +233,7 @@ def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
         paths = [
             path for path in filesystem.find(pattern) if not path.rsplit("/", 1)[-1].startswith(".")
         ]
+    # In an HTTP address, `?` begins the query and is not a wildcard.
     elif glob.has_magic(pattern.partition("?")[0] if protocol.startswith("http") else pattern):
         _refuse_unlisted_glob(filesystem, pattern)
         paths = [path for path in filesystem.glob(pattern) if not filesystem.isdir(path)]
@@ -254,11 +243,10 @@ def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
         raise SourceError(f"{_redacted(pattern)} matches no file.")
     files = []
     for path in paths:
-        url = (
-            path
-            if "://" in path
-            else f"{protocol}://{path.lstrip('/') if protocol != 'memory' else path}"
-        )
+        url = path
+        if "://" not in path:  # fsspec returns most paths without their protocol
+            # Names in memory:// begin with a slash; elsewhere it is not part of the address.
+            url = f"{protocol}://{path if protocol == 'memory' else path.lstrip('/')}"
         try:
             info = filesystem.info(path)
         except FileNotFoundError:
@@ -286,6 +274,7 @@ def _remote_state(info: dict[str, Any]) -> tuple[int, str]:
             f"{_redacted(str(info.get('name')))}: the server does not give the length of the file, "
             "so an incomplete download could not be detected. Download it first."
         )
+    # Each file system calls it differently. The first one that is there decides.
     stamps = (info.get(key) for key in ("ETag", "etag", "LastModified", "mtime", "created"))
     return int(info["size"]), next((str(stamp) for stamp in stamps if stamp is not None), "")
 
@@ -304,8 +293,10 @@ def _filesystem(path: str) -> Any:
 
 
 def _described(name: str, path: str, size: int, stamp: str, reading: ReadSettings) -> InputFile:
+    # By the name without the query: a signed address may end with anything.
     guessed, compression = _suffixes(name)
     kind = reading.format if reading.format != "auto" else guessed or "text"
+    # These formats compress their columns themselves.
     if kind in ("parquet", "arrow"):
         compression = None
     return InputFile(
@@ -330,6 +321,7 @@ def _redacted(url: str) -> str:
 def _refuse_duplicates(files: list[InputFile]) -> None:
     seen: dict[str, str] = {}
     for file in files:
+        # By the real path, because a link gives one file two names.
         key = file.path if file.remote else os.path.realpath(file.path)
         if key in seen:
             raise SourceError(

@@ -6,19 +6,29 @@ makes its block longer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from io import BytesIO
 from typing import BinaryIO
 
 import numpy as np
 
 from penstock.errors import SourceError
-from penstock.sources.document import Batch, Reject, SeparatedTexts, Tally, compact, gather, is_utf8
+from penstock.sources.document import (
+    Batch,
+    Reject,
+    SeparatedTexts,
+    Tally,
+    binary_array,
+    compact,
+    gather,
+    is_utf8,
+)
 from penstock.sources.jsonl import read_lines
 from penstock.sources.listing import InputFile, open_file, read_fully, refuse_changed
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings
 from penstock.sources.slices import InputSpan, Slice
-from penstock.sources.splitters import Spans, Splitter, Whole, splitter_for
-from penstock.sources.tables import read_table
-from penstock.sources.texts import read_texts
+from penstock.sources.splitters import Spans, Splitter, splitter_for
+from penstock.sources.tables import read_table, read_texts
 from penstock.sources.validate import validate
 from penstock.sources.whole import IsCutSafe, read_whole, rule_of
 
@@ -64,12 +74,12 @@ def _read_spans(
             yield from read_texts(file.texts, span.file, span.start, span.stop, reading)
         elif file.format in ("parquet", "arrow"):
             yield from read_table(file, span.file, span.start, span.stop, reading)
-        elif span.data is not None:
-            read_at = _in_memory(span.data, span.start)
-            yield from _read_span(read_at, file, span, reading, is_cut_safe)
         else:
-            with open_file(file) as stream:
-                yield from _read_span(_seekable(stream), file, span, reading, is_cut_safe)
+            # The text of a compressed file was read to cut it. It begins at `span.start`.
+            origin = 0 if span.data is None else span.start
+            with open_file(file) if span.data is None else BytesIO(span.data) as stream:
+                read_at = partial(_read_at, stream, origin)
+                yield from _read_span(read_at, file, span, reading, is_cut_safe)
         # After each span: a file that is written while it is read must not give a store.
         refuse_changed(file)
 
@@ -127,6 +137,7 @@ def _find_rule(read_at: "_ReadAt", span: InputSpan, reading: ReadSettings) -> tu
             blocks.append(read_at(place, min(BLOCK_BYTES, span.stop - place)))
             yield blocks[-1]
 
+    # The blocks are kept: a file that is one document is not read a second time.
     rule = rule_of(read_blocks(), reading.separators)
     return b"".join(blocks), rule
 
@@ -135,20 +146,10 @@ _ReadAt = Callable[[int, int], bytes]
 """`read_at(place, size)` returns `size` bytes from `place` on, fewer only at the end."""
 
 
-def _in_memory(data: bytes, start: int) -> _ReadAt:
-    """Reads from bytes in memory, whose first one has the offset `start` in the file."""
-    view = memoryview(data)
-    return lambda place, size: bytes(view[place - start : place - start + size])
-
-
-def _seekable(stream: BinaryIO) -> _ReadAt:
-    """Reads from a file that can be read at any place."""
-
-    def read_at(place: int, size: int) -> bytes:
-        stream.seek(place)
-        return read_fully(stream, size)
-
-    return read_at
+def _read_at(stream: BinaryIO, origin: int, place: int, size: int) -> bytes:
+    """Bytes of the file at `place`, from a stream that begins at the offset `origin`."""
+    stream.seek(place - origin)
+    return read_fully(stream, size)
 
 
 def _read_text(
@@ -157,7 +158,7 @@ def _read_text(
     """The documents of a byte range that begins and ends at record borders."""
     splitter = splitter_for(documents)
     place, size = span.start, BLOCK_BYTES
-    if span.start == span.stop and isinstance(splitter, Whole):
+    if span.start == span.stop and documents == "file":
         yield _empty(Tally(skipped=1))  # an empty file is a document without text
     while place < span.stop:
         size = min(size, span.stop - place)
@@ -208,6 +209,7 @@ def _read_block(
     place: int,
     reading: ReadSettings,
 ) -> Batch:
+    # Only at the start of a file; anywhere else U+FEFF is an ordinary character.
     lead = byte_order_mark(block, file) if place == 0 else 0
     body = block[lead:] if lead else block
     spans = splitter.spans(body)
@@ -228,7 +230,7 @@ def _text_batch(
     # Documents are used in place only if the whole block can be given to the tokenizer as it is:
     # a constant separator, no blank pieces with bytes in them, no long documents, valid UTF-8.
     fits = not len(lengths) or int(lengths.max()) <= reading.max_document_bytes
-    if splitter.separator and not spans.skipped_bytes and fits and is_utf8(body):
+    if splitter.separator and not spans.skipped_bytes and fits and is_utf8(binary_array([body])):
         texts = SeparatedTexts(body, splitter.separator, spans.starts, spans.stops)
         size = int(lengths.sum())
         tally = Tally(documents=len(places), document_bytes=size, text_bytes=size)
@@ -237,13 +239,13 @@ def _text_batch(
         compact(body, spans.starts, spans.stops),
         file=file,
         places=places,
-        record_bytes=lengths,
         reading=reading,
     )
 
 
 def _account(tally: Tally, spans: Spans, num_bytes: int) -> None:
     """Count the bytes between the records, so that the sum is complete."""
+    # Separators are the rest: what is neither document, nor reject, nor blank piece.
     tally.skipped += spans.num_skipped
     tally.skipped_bytes += spans.skipped_bytes
     tally.separator_bytes = num_bytes - tally.total_bytes
@@ -269,6 +271,7 @@ def byte_order_mark(block: bytes, file: InputFile) -> int:
 
 def _record_bytes(read_at: _ReadAt, splitter: Splitter, place: int, seen: int, stop: int) -> int:
     """The length of a record that does not fit into memory, including its separator."""
+    # Searched block by block and not kept: memory stays small however long the record is.
     end = place + seen
     while end < stop:
         # Overlaps the bytes before, because a separator may span the two reads.

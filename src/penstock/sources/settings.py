@@ -1,11 +1,21 @@
-"""How inputs are read: every setting that can change what a document is."""
+"""How inputs are read: every setting that can change what a document is, and texts in memory."""
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from penstock.errors import SourceError
 
-__all__ = ["BLOCK_BYTES", "RULE_BYTES", "SLICE_BYTES", "Format", "ReadSettings", "separator_in"]
+__all__ = [
+    "BLOCK_BYTES",
+    "RULE_BYTES",
+    "SLICE_BYTES",
+    "Format",
+    "ReadSettings",
+    "Texts",
+    "separator_in",
+]
 
 Format = Literal["auto", "text", "jsonl", "parquet", "arrow"]
 _NAMED = ("auto", "lines", "paragraphs", "file")
@@ -46,9 +56,8 @@ class ReadSettings:
 
     def __post_init__(self) -> None:
         if self.format not in get_args(Format):
-            raise SourceError(
-                f"format={self.format!r} is not known. Choose one of {_quoted(get_args(Format))}."
-            )
+            known = ", ".join(f'"{each}"' for each in get_args(Format))
+            raise SourceError(f"format={self.format!r} is not known. Choose one of {known}.")
         if self.errors not in ("strict", "replace"):
             raise SourceError(f'errors={self.errors!r} is not "strict" or "replace".')
         if self.documents in ("", "sep:"):
@@ -56,6 +65,7 @@ class ReadSettings:
                 f'documents="{self.documents}" separates nothing. Use "auto", "lines", '
                 '"paragraphs", "file" or a separator.'
             )
+        # "sep:---" and "---" mean the same, and both are recorded as "---". "sep:lines" stays.
         plain = self.documents.removeprefix("sep:")
         if plain not in _NAMED and not plain.startswith("sep:"):
             object.__setattr__(self, "documents", plain)  # recorded in only one way
@@ -74,6 +84,56 @@ class ReadSettings:
         return described | ({"separators": list(separators)} if self.documents == "auto" else {})
 
 
+class Texts:
+    """A list of strings as the documents of a build.
+
+    The class distinguishes texts from file names:
+
+    >>> Texts(["one document", "another"])
+    Texts(2 documents, 19 bytes)
+    """
+
+    def __init__(self, texts: Sequence[str], *, keep_blank: bool = False) -> None:
+        """Documents from `texts`.
+
+        Args:
+            texts: One string a document.
+            keep_blank: Build texts of white space as documents too, instead of skipping them.
+        """
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise SourceError(
+                    f"Text {number:,} is of type {type(text).__name__}, not a string: {text!r:.60}."
+                )
+        self._texts = texts
+        self.keep_blank = keep_blank
+
+    def __repr__(self) -> str:
+        return f"Texts({len(self):,} documents, {self.num_bytes:,} bytes)"
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def encoded(self, start: int, stop: int) -> list[bytes]:
+        """Texts `[start, stop)` as UTF-8; lone surrogates stay, and `validate` rejects them."""
+        return [text.encode("utf-8", "surrogatepass") for text in self._texts[start:stop]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all texts."""
+        return sum(map(len, self.encoded(0, len(self))))
+
+    @property
+    def digest(self) -> str:
+        """A digest of the texts and their lengths."""
+        total = hashlib.sha256()
+        for text in self.encoded(0, len(self)):
+            # With the length before each text, or ["ab", "c"] and ["a", "bc"] would be equal.
+            total.update(b"%d:" % len(text))
+            total.update(text)
+        return total.hexdigest()
+
+
 def separator_in(documents: str) -> str | None:
     """The separator that `documents` names, or None.
 
@@ -81,7 +141,3 @@ def separator_in(documents: str) -> str | None:
     (None, 'lines', '---')
     """
     return None if documents in _NAMED else documents.removeprefix("sep:")
-
-
-def _quoted(words: tuple[str, ...]) -> str:
-    return ", ".join(f'"{word}"' for word in words)

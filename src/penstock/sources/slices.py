@@ -24,8 +24,7 @@ from penstock.sources.decompress import Expanded
 from penstock.sources.listing import InputFile, open_file, read_fully
 from penstock.sources.settings import RULE_BYTES, SLICE_BYTES, ReadSettings
 from penstock.sources.splitters import Splitter, splitter_for
-from penstock.sources.tables import table_spans
-from penstock.sources.texts import text_spans
+from penstock.sources.tables import table_spans, text_spans
 from penstock.sources.whole import IsCutSafe, file_pieces, file_rule, rule_of, stream_pieces
 
 __all__ = ["InputSpan", "Slice", "cut"]
@@ -148,6 +147,8 @@ def _cut_group(
             # Three quarters, because a span of a compressed file ends at the last border before
             # the slice is full.
             is_full = size * 4 >= cutter.slice_bytes * 3 and (len(group) == 1 or not ranged)
+            # A piece that its next span continues must be the last one of its part: the next part
+            # begins with the rest of the document.
             if is_full or not span.ends:
                 yield held
                 held, size = [], 0
@@ -160,6 +161,7 @@ def _cut_file(file: InputFile, number: int, cutter: _Cutter) -> Iterator[tuple[I
     if file.format in ("parquet", "arrow"):
         spans = list(table_spans(file, cutter.reading.field, cutter.slice_bytes))
         for start, stop, num_bytes in spans:
+            # An equal share of the file for each: progress is shown by bytes on disk.
             yield InputSpan(number, start, stop, file.size // len(spans)), num_bytes
     elif file.texts is not None:
         for start, stop, num_bytes in text_spans(file.texts, cutter.slice_bytes):
@@ -187,6 +189,7 @@ def _cut_plain(file: InputFile, number: int, cutter: _Cutter) -> Iterator[InputS
         for start, stop, begins, ends in pieces:
             size = stop - start
             yield InputSpan(number, start, stop, size, None, rule, begins, ends)
+    # A separator that may overlap itself is found only from the beginning of the file on.
     elif num_slices > 1 and not splitter.cuts_anywhere and splitter.separator:
         stream = Expanded(file, reading.max_expansion)
         yield from _cut_stream(stream, number, splitter, cutter, found)
@@ -203,6 +206,7 @@ def _cut_compressed(file: InputFile, number: int, cutter: _Cutter) -> Iterator[I
     rule = "lines" if file.format == "jsonl" else reading.documents
     found = None
     if rule == "auto":
+        # Peeked, because a stream cannot be read from its beginning again.
         rule = found = rule_of([stream.peek(RULE_BYTES)], reading.separators)
     if not cutter.cuts(rule, found):
         yield from _cut_stream(stream, number, splitter_for(rule), cutter, found)
@@ -220,6 +224,7 @@ def _cut_range(file: InputFile, splitter: Splitter, num_slices: int) -> Iterator
     if num_slices > 1:
         with open_file(file) as stream:
             for k in range(1, num_slices):
+                # In integers, which are exact for files of any size.
                 wanted = k * file.size // num_slices
                 if wanted <= start:
                     continue  # a record is longer than a slice
@@ -269,6 +274,7 @@ def _cut_stream(
             # limit the record will be rejected, and memory must not grow further.
             more = stream.read(max(slice_bytes, min(len(held), limit)))
             held += more
+            # Whole records only; what follows the last border begins the next span.
             border = splitter.last_border(held) if more else len(held)
             if border:
                 seen, on_disk = stream.disk_position - on_disk, stream.disk_position

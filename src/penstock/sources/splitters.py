@@ -9,26 +9,16 @@ text before it. So many threads can read one 11 GB file.
 
 import re
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.sources.settings import separator_in
 
-__all__ = [
-    "Lines",
-    "Paragraphs",
-    "Separated",
-    "Spans",
-    "Splitter",
-    "Whole",
-    "find_all",
-    "splitter_for",
-]
+__all__ = ["Spans", "Splitter", "blank", "find_all", "splitter_for"]
 
 _BLANK = np.zeros(256, bool)
-_BLANK[list(b" \t\r")] = True
+_BLANK[list(b" \t\r\n")] = True
 # From rare to common in text and code; a byte that is not listed is rarer still (find: -1).
 _COMMON = bytes(reversed(b"etaoinsrhldcu\n mfpgwybvkxjqz,._-()=\"'/:;0123456789<>TSAIC"))
 # Bytes searched at a time; so few that they and the result of the comparison stay in the cache.
@@ -47,21 +37,23 @@ class Spans:
     skipped_bytes: int
 
 
-class Splitter(Protocol):
-    """A rule for where documents begin and end."""
+class Splitter:
+    """A rule for where documents begin and end; this one makes a file one document."""
 
-    cuts_anywhere: bool
+    cuts_anywhere: bool = False
     """Whether `first_border` is right without the text before its place."""
-
-    @property
-    def separator(self) -> bytes | None:
-        """The bytes between documents, if they are always the same."""
+    separator: bytes | None = None
+    """The bytes between documents, if they are always the same."""
+    lead: int = 0
+    """How many bytes before the wanted place `first_border` needs."""
 
     def spans(self, data: bytes) -> Spans:
         """The documents of `data`, which begins and ends at a record border."""
+        return _without_blank(data, np.zeros(1, np.int64), np.array([len(data)]))
 
     def last_border(self, data: bytes) -> int:
         """The last place in `data` where a record begins, or 0."""
+        return 0
 
     def first_border(self, data: bytes) -> int:
         """The first place in `data[1:]` where a record begins, or -1.
@@ -69,48 +61,23 @@ class Splitter(Protocol):
         `data` begins `lead` bytes before the wanted place, so that a separator that ends
         exactly there is found.
         """
-
-    @property
-    def lead(self) -> int:
-        """How many bytes before the wanted place `first_border` needs."""
+        return -1
 
 
-class Lines:
-    r"""One document per line; only `\n` ends a line, and blank lines are skipped."""
-
-    cuts_anywhere = True
-    separator = b"\n"
-    lead = 1
-
-    def spans(self, data: bytes) -> Spans:
-        """The lines of `data` that are not blank, without their line ends."""
-        starts, stops = line_edges(data)
-        return _without_blank(data, starts, stops)
-
-    def last_border(self, data: bytes) -> int:
-        """The place after the last line end."""
-        return data.rfind(b"\n") + 1
-
-    def first_border(self, data: bytes) -> int:
-        """The place after the first line end, or -1."""
-        found = data.find(b"\n")
-        return found + 1 if found >= 0 else -1
-
-
-class Paragraphs:
+class _Paragraphs(Splitter):
     r"""Documents between blank lines (`\n[ \t\r]*\n`)."""
 
     cuts_anywhere = True
-    separator = None
     lead = 1
 
     def spans(self, data: bytes) -> Spans:
         """The paragraphs of `data`; line ends inside a paragraph belong to it."""
-        starts, stops = line_edges(data)
+        starts, stops = _pieces(data, find_all(data, b"\n"), 1)
         # A paragraph begins at a full line after a blank one, and ends at one before a blank one.
         full = ~blank(data, starts, stops)
         before = np.concatenate(([False], full[:-1]))
         after = np.concatenate((full[1:], [False]))
+        # Blank lines are the separator here, so nothing counts as skipped.
         return Spans(starts[full & ~before], stops[full & ~after], 0, 0)
 
     def last_border(self, data: bytes) -> int:
@@ -131,41 +98,39 @@ class Paragraphs:
         return found.end() if found else -1
 
 
-class Separated:
+class _Separated(Splitter):
     """Documents between occurrences of a separator, found from left to right."""
 
     def __init__(self, separator: str) -> None:
-        self.separator = separator.encode()
+        self._between = separator.encode()
+        self.separator = self._between
+        self.lead = len(self._between)
         # "\n\n" occurs in "\n\n\n" in two places, and which one counts depends on everything
         # before it. Files with such a separator are read in order, and cut only where read.
         self.cuts_anywhere = not any(
-            self.separator.startswith(self.separator[cut:]) for cut in range(1, len(self.separator))
+            self._between.startswith(self._between[cut:]) for cut in range(1, self.lead)
         )
-
-    @property
-    def lead(self) -> int:
-        """The length of the separator."""
-        return len(self.separator)
 
     def spans(self, data: bytes) -> Spans:
         """The pieces of `data` between separators that are not blank."""
-        ends = self._places(data)
-        starts = np.concatenate((np.zeros(1, np.int64), ends + len(self.separator)))
-        if starts[-1] == len(data):
-            return _without_blank(data, starts[:-1], ends, also=b"\n")
-        return _without_blank(data, starts, np.concatenate((ends, [len(data)])), also=b"\n")
+        return _without_blank(data, *_pieces(data, self._places(data), self.lead))
 
     def last_border(self, data: bytes) -> int:
         """The place after the last separator, counted from the left."""
         if self.cuts_anywhere:
-            place = data.rfind(self.separator)
+            place = data.rfind(self._between)
         else:
-            place = int(self._places(data)[-1:].sum()) if self.separator in data else -1
-        return place + len(self.separator) if place >= 0 else 0
+            place = int(self._places(data)[-1:].sum()) if self._between in data else -1
+        return place + self.lead if place >= 0 else 0
+
+    def first_border(self, data: bytes) -> int:
+        """The place after the first separator, or -1."""
+        found = data.find(self._between)
+        return found + self.lead if found >= 0 else -1
 
     def _places(self, data: bytes) -> NDArray[np.int64]:
         """Where the separator occurs, from left to right, without overlap."""
-        places = find_all(data, self.separator)
+        places = find_all(data, self._between)
         if self.cuts_anywhere:  # then two occurrences cannot overlap
             return places
         # From left to right: an occurrence that overlaps the one before does not count.
@@ -173,33 +138,8 @@ class Separated:
         for place in places.tolist():
             if place >= free:
                 kept.append(place)
-                free = place + len(self.separator)
+                free = place + self.lead
         return np.array(kept, np.int64)
-
-    def first_border(self, data: bytes) -> int:
-        """The place after the first separator, or -1."""
-        found = data.find(self.separator)
-        return found + len(self.separator) if found >= 0 else -1
-
-
-class Whole:
-    """One document per file."""
-
-    cuts_anywhere = False
-    separator = None
-    lead = 0
-
-    def spans(self, data: bytes) -> Spans:
-        """All of `data`, unless it is blank."""
-        return _without_blank(data, np.zeros(1, np.int64), np.array([len(data)]), also=b"\n")
-
-    def last_border(self, data: bytes) -> int:
-        """0, because a file has no borders inside."""
-        return 0
-
-    def first_border(self, data: bytes) -> int:
-        """-1, because a file has no borders inside."""
-        return -1
 
 
 def splitter_for(documents: str) -> Splitter:
@@ -209,9 +149,10 @@ def splitter_for(documents: str) -> Splitter:
     >>> [splitter_for(name).spans(data).starts.tolist() for name in ("lines", "paragraphs")]
     [[0, 4, 9], [0, 9]]
     """
-    named: dict[str, Splitter] = {"lines": Lines(), "paragraphs": Paragraphs(), "file": Whole()}
+    # Lines are pieces between line ends; a blank one is skipped like any blank piece.
+    named = {"lines": _Separated("\n"), "paragraphs": _Paragraphs(), "file": Splitter()}
     separator = separator_in(documents)
-    return named[documents] if separator is None else Separated(separator)
+    return named[documents] if separator is None else _Separated(separator)
 
 
 def find_all(data: bytes, wanted: bytes) -> NDArray[np.int64]:
@@ -232,6 +173,9 @@ def find_all(data: bytes, wanted: bytes) -> NDArray[np.int64]:
             for start in range(0, max(1, len(text)), _CHUNK)
         ]
     )
+    if len(wanted) == 1:  # line ends, mostly: saves two copies of all places
+        return places
+    # From the rare byte back to the first one. At either end of the data, others are missing.
     places = places - rare
     places = places[(places >= 0) & (places + len(wanted) <= len(data))]
     for offset, byte in enumerate(wanted):
@@ -240,26 +184,21 @@ def find_all(data: bytes, wanted: bytes) -> NDArray[np.int64]:
     return places
 
 
-def line_edges(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The start and stop of each line of `data`, without line ends.
+def _pieces(
+    data: bytes, ends: NDArray[np.int64], separator_bytes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The start and stop of each piece of `data`, if separators begin at `ends`.
 
-    The piece after the last line end is a line only if it is not empty.
+    What follows the last separator is a piece only if it is not empty.
     """
-    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10)
-    starts = np.concatenate((np.zeros(1, np.int64), ends + 1))
+    starts = np.concatenate((np.zeros(1, np.int64), ends + separator_bytes))
     if starts[-1] == len(data):
         return starts[:-1], ends
     return starts, np.concatenate((ends, [len(data)]))
 
 
-def blank(
-    data: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64], also: bytes = b""
-) -> NDArray[np.bool_]:
-    """Which pieces consist of spaces, tabs, carriage returns and the bytes `also`."""
-    table = _BLANK
-    if also:
-        table = _BLANK.copy()
-        table[list(also)] = True
+def blank(data: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which pieces consist of spaces, tabs, carriage returns and line ends."""
     text = np.frombuffer(data, np.uint8)
     is_blank = np.ones(len(starts), bool)
     open_pieces = np.arange(len(starts))
@@ -269,21 +208,20 @@ def blank(
     for _ in range(32):
         inside = place < stops[open_pieces]
         open_pieces, place = open_pieces[inside], place[inside]
-        white = table[text[place]]
+        white = _BLANK[text[place]]
         is_blank[open_pieces[~white]] = False
         open_pieces, place = open_pieces[white], place[white] + 1
         if not len(open_pieces):
             return is_blank
+    # Few pieces begin with more than 32 blanks, so these are decided one by one.
     for piece in open_pieces:
-        if text[starts[piece] : stops[piece]].tobytes().strip(b" \t\r" + also):
+        if text[starts[piece] : stops[piece]].tobytes().strip(b" \t\r\n"):
             is_blank[piece] = False
     return is_blank
 
 
-def _without_blank(
-    data: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64], also: bytes = b""
-) -> Spans:
-    is_blank = blank(data, starts, stops, also)
+def _without_blank(data: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Spans:
+    is_blank = blank(data, starts, stops)
     if not is_blank.any():
         return Spans(starts, stops, 0, 0)
     skipped = int((stops[is_blank] - starts[is_blank]).sum())

@@ -1,4 +1,4 @@
-"""Parquet files and Hugging Face datasets: one column of text, one document per row.
+"""Parquet files, Hugging Face datasets and texts in memory: one document per row.
 
 Parquet is read by row group, and page checksums are verified if the file has them. A dataset
 saved by `datasets.save_to_disk` is a directory of Arrow streams; Arrow maps them into memory
@@ -15,13 +15,12 @@ import pyarrow as pa
 import pyarrow.compute
 
 from penstock.errors import SourceError
-from penstock.sources.arrow import ArrowArray, byte_lengths
-from penstock.sources.document import Batch
+from penstock.sources.document import ArrowArray, Batch, binary_array
 from penstock.sources.listing import InputFile, open_file
-from penstock.sources.settings import BLOCK_BYTES, ReadSettings
+from penstock.sources.settings import BLOCK_BYTES, ReadSettings, Texts
 from penstock.sources.validate import validate
 
-__all__ = ["num_rows", "read_table", "table_spans"]
+__all__ = ["num_rows", "read_table", "read_texts", "table_spans", "text_spans"]
 
 
 def table_spans(file: InputFile, field: str, slice_bytes: int) -> Iterator[tuple[int, int, int]]:
@@ -47,7 +46,6 @@ def read_table(
             column,
             file=number,
             places=np.arange(first_row, first_row + len(column), dtype=np.uint64),
-            record_bytes=byte_lengths(column),
             reading=reading,
         )
 
@@ -90,6 +88,7 @@ def _parquet_rows(
     file: InputFile, start: int, stop: int, field: str
 ) -> Iterator[tuple[int, ArrowArray]]:
     parquet = _open_parquet(file, field)
+    # Offsets of documents are row numbers of the whole file, so earlier groups are counted.
     groups = [parquet.metadata.row_group(group) for group in range(stop)]
     row = sum(group.num_rows for group in groups[:start])
     end = sum(group.num_rows for group in groups)
@@ -100,6 +99,7 @@ def _parquet_rows(
             batch_size=max(1, min(65_536, BLOCK_BYTES * (end - row) // max(1, num_bytes))),
             row_groups=list(range(start, stop)),
             columns=[field],
+            # The workers of the build use all cores already.
             use_threads=False,
         )
         for batch in batches:
@@ -112,6 +112,7 @@ def _parquet_rows(
 
 def _arrow_batches(file: InputFile) -> Iterator[Any]:
     with _our_errors(file, "an Arrow stream"):
+        # Mapped into memory, so that only the pages of the text column are read.
         source = pa.PythonFile(open_file(file), "r") if file.remote else pa.memory_map(file.path)
         yield from pa.ipc.open_stream(source)
 
@@ -198,3 +199,32 @@ def num_rows(file: InputFile) -> int:
     if file.format == "parquet":
         return int(_open_parquet(file).metadata.num_rows)
     return sum(batch.num_rows for batch in _arrow_batches(file))
+
+
+def text_spans(
+    texts: Texts, num_bytes: int, start: int = 0, stop: int | None = None
+) -> Iterator[tuple[int, int, int]]:
+    """Ranges of texts of at least `num_bytes` each, except the last, and their sizes in bytes."""
+    stop = len(texts) if stop is None else stop
+    held = 0
+    for number in range(start, stop):
+        if held >= num_bytes:
+            yield start, number, held
+            start, held = number, 0
+        # Encoded one at a time: all at once would need the memory of the texts again.
+        held += len(texts.encoded(number, number + 1)[0])
+    yield start, stop, held
+
+
+def read_texts(
+    texts: Texts, number: int, start: int, stop: int, reading: ReadSettings
+) -> Iterator[Batch]:
+    """The documents `[start, stop)` of `texts`."""
+    for first, last, _ in text_spans(texts, BLOCK_BYTES, start, stop):
+        yield validate(
+            binary_array(texts.encoded(first, last)),
+            file=number,
+            places=np.arange(first, last, dtype=np.uint64),
+            reading=reading,
+            keep_blank=texts.keep_blank,
+        )

@@ -11,8 +11,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.sources.arrow import ArrowArray, binary_array, bool_array, byte_lengths, null_rows
-from penstock.sources.document import Batch, Reject, Tally, text_offsets
+from penstock.sources.document import (
+    ArrowArray,
+    Batch,
+    Reject,
+    Tally,
+    binary_array,
+    bool_array,
+    byte_lengths,
+    is_utf8,
+    null_rows,
+    text_offsets,
+)
 from penstock.sources.settings import ReadSettings
 from penstock.sources.splitters import blank
 
@@ -27,8 +37,8 @@ def validate(
     *,
     file: int,
     places: NDArray[np.uint64],
-    record_bytes: NDArray[np.int64],
     reading: ReadSettings,
+    record_bytes: NDArray[np.int64] | None = None,
     keep_blank: bool = False,
     why_null: Callable[[int], Reason] = lambda row: ("not_a_string", "null"),
 ) -> Batch:
@@ -38,16 +48,19 @@ def validate(
         texts: The text of each record; null if the record has no text.
         file: The number of the input file.
         places: The offset of each record in the file.
-        record_bytes: The number of input bytes that each record takes up.
         reading: The settings of the build.
+        record_bytes: The number of input bytes that each record takes up, if it is more than the
+            text.
         keep_blank: Whether blank texts are documents too.
         why_null: Returns the reason why a record has no text.
     """
     tally = Tally()
+    if record_bytes is None:  # before invalid bytes are replaced, which changes the lengths
+        record_bytes = byte_lengths(texts)
     reasons: dict[int, Reason] = {}
     if texts.null_count:
         reasons = {int(row): why_null(int(row)) for row in null_rows(texts)}
-    if not _valid(texts):
+    if not is_utf8(texts):
         texts, bad = _decoded(texts, reading, tally)
         reasons |= bad
     # After the replacement of invalid bytes, because U+FFFD is longer than the byte it replaces.
@@ -61,7 +74,7 @@ def validate(
     texts = _plain(texts, keep)
     # Only kept texts can be blank: a rejected record has its own reason.
     edges = text_offsets(texts)
-    is_blank = blank(texts.buffers()[2] or b"", edges[:-1], edges[1:], also=b"\n")
+    is_blank = blank(texts.buffers()[2] or b"", edges[:-1], edges[1:])
     if keep_blank:
         is_blank[:] = False
     # `keep` and `documents` are masks over all records, `is_blank` is one over the kept records.
@@ -69,6 +82,7 @@ def validate(
     documents[keep] = ~is_blank
     if is_blank.any():
         texts = _plain(texts, ~is_blank)
+    # Each record is counted in exactly one of three groups, by number and by bytes.
     tally.documents = len(texts)
     tally.text_bytes = int(text_offsets(texts)[-1])
     tally.skipped = int(is_blank.sum())
@@ -88,20 +102,6 @@ def validate(
     ]
     files = np.full(len(texts), file, np.uint64)
     return Batch(texts, files, places[documents].astype(np.uint64), tally, rejects)
-
-
-def _valid(texts: ArrowArray) -> bool:
-    """Whether all of `texts` is UTF-8."""
-    # The same buffers as an array of strings, which Arrow can validate.
-    buffers = texts.buffers()
-    if buffers[2] is None:
-        return True
-    as_strings = pa.Array.from_buffers(pa.large_string(), len(texts), buffers, offset=texts.offset)
-    try:
-        as_strings.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
 
 
 def _decoded(
@@ -129,6 +129,7 @@ def _plain(texts: ArrowArray, keep: NDArray[np.bool_]) -> ArrowArray:
     """The kept texts as gigatoken requires them: unsliced, without a null bitmap."""
     # The first offset of a sliced array is not 0, also if the slice begins at row 0 of a column.
     first = np.frombuffer(texts.buffers()[1], np.int64, count=1, offset=8 * texts.offset)[0]
+    # A filter also copies the texts to the front of a new buffer.
     if texts.offset or first or not keep.all():
         texts = texts.filter(bool_array(keep))
     buffers = texts.buffers()

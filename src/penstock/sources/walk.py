@@ -13,11 +13,12 @@ import glob
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from penstock.errors import SourceError
 
-__all__ = ["find_files", "matching", "refuse_unlisted"]
+__all__ = ["file_mode", "find_files", "matching", "refuse_unlisted"]
 
 
 def find_files(folder: str) -> list[str]:
@@ -30,30 +31,17 @@ def find_files(folder: str) -> list[str]:
     waiting = [folder]
     while waiting:
         current = waiting.pop()
+        # By the real path, so that a link to a parent folder does not lead in circles.
         real = os.path.realpath(current)
         if real in listed:
             continue
         listed.add(real)
-        for entry in _entries(current):
-            if not entry.name.startswith("."):
-                (waiting if _is_folder(entry) else found).append(entry.path)
+        with _our_errors(current), os.scandir(current) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+        for entry in visible:
+            with _our_errors(entry.path):  # to follow a link may fail
+                (waiting if entry.is_dir() else found).append(entry.path)
     return found
-
-
-def _entries(folder: str) -> list["os.DirEntry[str]"]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError as error:
-        raise _unlisted(folder, error) from error
-
-
-def _is_folder(entry: "os.DirEntry[str]") -> bool:
-    """Whether an entry is a directory or a link to one; only links need a system call."""
-    try:
-        return entry.is_dir()
-    except OSError as error:
-        raise _unlisted(entry.path, error) from error
 
 
 def matching(pattern: str) -> list[str]:
@@ -61,6 +49,7 @@ def matching(pattern: str) -> list[str]:
 
     Like `glob.glob(pattern, recursive=True)`, but errors are raised, and broken links are listed.
     """
+    # Each file once: two `**` in a pattern may find it in several ways.
     return [path for path in dict.fromkeys(_matches(pattern)) if not _is_directory(path)]
 
 
@@ -98,35 +87,28 @@ def _matching_names(folder: str, pattern: str) -> list[str]:
     """The names in a folder that match; only a pattern with a leading dot matches such names."""
     if not _is_directory(folder):
         return []
-    names = fnmatch.filter(_names(folder or os.curdir), pattern)
+    with _our_errors(folder):
+        names = fnmatch.filter(sorted(os.listdir(folder or os.curdir)), pattern)
     return names if pattern.startswith(".") else [each for each in names if each[:1] != "."]
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError as error:
-        raise _unlisted(folder, error) from error
 
 
 def _exists(path: str) -> bool:
     """Whether there is something at `path`, also a broken link."""
-    return _mode(path, follow=False) != 0
+    return file_mode(path, follow=False) != 0
 
 
 def _is_directory(path: str) -> bool:
     """Whether `path` is a directory or a link to one."""
-    return stat.S_ISDIR(_mode(path, follow=True))
+    return stat.S_ISDIR(file_mode(path))
 
 
-def _mode(path: str, *, follow: bool) -> int:
+def file_mode(path: str, *, follow: bool = True) -> int:
     """The mode of the file at `path`; 0 if there is none."""
-    try:
-        return os.stat(path or os.curdir, follow_symlinks=follow).st_mode
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
-        return 0
-    except OSError as error:
-        raise _unlisted(path, error) from error
+    with _our_errors(path):
+        try:
+            return os.stat(path or os.curdir, follow_symlinks=follow).st_mode
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
+            return 0
 
 
 def refuse_unlisted(filesystem: Any, folder: str, depth: int | None = None) -> None:
@@ -145,17 +127,17 @@ def refuse_unlisted(filesystem: Any, folder: str, depth: int | None = None) -> N
     finds = kind.find is not AbstractFileSystem.find
     if finds or getattr(kind, "_find", AsyncFileSystem._find) is not AsyncFileSystem._find:
         return
+    # fsspec lists folders with `ls` and ignores its errors, so the same calls are made here first.
     waiting = [(folder, 1)]
     while waiting:
         current, level = waiting.pop()
-        try:
-            entries = filesystem.ls(current, detail=True)
-        except (FileNotFoundError, NotADirectoryError):
-            if level > 1:
+        with _our_errors(current):
+            try:
+                entries = filesystem.ls(current, detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                if level == 1:  # nothing matches in a folder that does not exist, or in a file
+                    return
                 raise
-            return  # nothing matches in a folder that does not exist, or in a file
-        except OSError as error:
-            raise _unlisted(current, error) from error
         if depth is None or level < depth:
             waiting += [
                 (entry["name"], level + 1)
@@ -164,9 +146,14 @@ def refuse_unlisted(filesystem: Any, folder: str, depth: int | None = None) -> N
             ]
 
 
-def _unlisted(path: str, error: OSError) -> SourceError:
-    reason = error.strerror or str(error)
-    return SourceError(
-        f"{path} cannot be listed or examined ({reason}), so its documents would be missing from "
-        "the build. Make it readable, move it away, or name the files to read one by one."
-    )
+@contextmanager
+def _our_errors(path: str) -> Iterator[None]:
+    """Turn an error of the system into a SourceError that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise SourceError(
+            f"{path} cannot be listed or examined ({error.strerror or error}), so its documents "
+            "would be missing from the build. Make it readable, move it away, or name the files to "
+            "read one by one."
+        ) from error

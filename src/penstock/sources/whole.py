@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import SourceError
-from penstock.sources.arrow import binary_array
 from penstock.sources.decompress import Expanded
-from penstock.sources.document import Batch, Edges, Tally
+from penstock.sources.document import Batch, Edges, Tally, binary_array
 from penstock.sources.listing import InputFile, open_file, read_fully
 from penstock.sources.settings import BLOCK_BYTES, RULE_BYTES, ReadSettings
 from penstock.sources.validate import validate
@@ -98,6 +97,8 @@ def find_cut(data: bytes, wanted: int, is_safe: IsCutSafe | None, tries: int = _
         for number, found in enumerate(pattern.finditer(data, wanted, wanted + RANGE_BYTES)):
             if number == tries:
                 break
+            # GPT-2 and most others join a space to the word that follows it, so only the place
+            # before the space is tried.
             places = (found.end(), found.start()) if found[0] != b" " else (found.start(),)
             for place in places:
                 if place > 0 and _is_safe_at(data, place, is_safe):
@@ -115,7 +116,7 @@ def _is_safe_at(data: bytes, place: int, is_safe: IsCutSafe) -> bool:
         end -= 1
     try:
         return is_safe(data[begin:place].decode(), data[place:end].decode())
-    except UnicodeDecodeError:
+    except UnicodeDecodeError:  # ids of invalid text are unknown until the bytes are replaced
         return False
 
 
@@ -153,7 +154,6 @@ def read_whole(
         binary_array([data]),
         file=file,
         places=place,
-        record_bytes=np.array([len(data)], np.int64),
         reading=reading,
     )
     text = _piece(batch, data, name, edges) if not all(edges) else _only_text(batch)
@@ -236,6 +236,7 @@ def file_pieces(
     edges = (0, file.size) if border is None else (0, border, file.size)
     for first, last in pairwise(edges):
         size = last - first
+        # Pieces of equal size, and no tiny one at the end.
         num_pieces = max(1, round(size / slice_bytes))
         start = first
         for k in range(1, num_pieces):

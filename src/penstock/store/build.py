@@ -16,7 +16,7 @@ from penstock.errors import StoreError
 from penstock.sources.document import Tally
 from penstock.sources.settings import Format
 from penstock.store.existing import committed, earlier_build, killed_at_the_end, remember_stamps
-from penstock.store.explain import count_rules, refuse_only_bad
+from penstock.store.explain import refuse_only_bad
 from penstock.store.files import remove_temporary, sync_directory, write_file
 from penstock.store.holdout import SIDES, parse_split
 from penstock.store.job import BuildProgress, BuildSettings, EngineName, Inputs, Job, prepare
@@ -33,10 +33,10 @@ from penstock.store.manifest import (
     shared_settings,
 )
 from penstock.store.reader import TokenStore
-from penstock.store.workers import run
+from penstock.store.workers import Workers
 from penstock.tokenize.tokenizer import SpecialTokens
 
-__all__ = ["begin", "build", "commit", "execute", "intact", "refuse_lost_bytes"]
+__all__ = ["begin", "build", "execute"]
 
 
 def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read best)
@@ -107,6 +107,8 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         threads: How many slices are tokenized at once; by default one per core. Changes speed and
             memory only.
         progress: Called about ten times a second with a `BuildProgress`, from the calling thread.
+            The last call comes before the store is finished, and its `done_bytes` are all bytes.
+            Not called if the store is finished already.
 
     Raises:
         SourceError: an input cannot be read as asked, or too many records were rejected.
@@ -144,6 +146,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             threads=threads,
         )
     )
+    # Until here nothing was written but the directory, so a wrong argument leaves nothing behind.
     with locked(job.directory):
         begun = begin(job)
         if begun is not None:
@@ -163,10 +166,12 @@ def begin(job: Job, *, live: bool = False) -> Job | None:
     if killed_at_the_end(job):
         return None
     earlier = earlier_build(job)
+    # `earlier_build` raises if the finished store is another one.
     if earlier is not None and not job.settings.append:
         return None
     return replace(
         job,
+        # Numbers continue where the earlier builds ended: origins and parts that exist stay valid.
         first_file=sum(len(done["inputs"]) for done in builds(earlier)),
         first_part=sum(done["slices"] for done in builds(earlier)),
         split=parse_split(job.settings.split, job.files, job.reading),
@@ -180,14 +185,15 @@ def execute(job: Job, progress: Callable[[BuildProgress], None] | None = None) -
     journal = Journal(job.directory)
     begun = journal.begin(job.stamped)
     for each in {job.directory, *map(job.side_directory, sides)}:
+        # Temporary files belong to writers that were killed: the caller holds the lock.
         each.mkdir(exist_ok=True)
         remove_temporary(each)
     # Only sizes are compared, which is fast. A record is written after its files were synced, so
     # a missing or shorter file was changed by somebody else; its slice is made again.
-    sealed = [record for record in begun if intact(job, record)]
-    done = run(job, job.slices(), sealed, num_threads=job.num_threads, progress=progress)
-    refuse_lost_bytes(job, done)
-    refuse_only_bad(job.files, done)
+    sealed = [record for record in begun if _intact(job, record)]
+    done = Workers(job, sealed).run(progress)
+    _refuse_lost_bytes(job, done)
+    refuse_only_bad(job, done)
     _refuse_empty_side(job, done)
     if job.chat is not None:
         job.chat.report.log()
@@ -197,11 +203,12 @@ def execute(job: Job, progress: Callable[[BuildProgress], None] | None = None) -
     # The training side is committed last: `earlier_build` takes its manifest as the sign that
     # both sides are there.
     for side in reversed(sides):
-        commit(job, side, done, job.side_directory(side))
+        _commit(job, side, done, job.side_directory(side))
+    # A kill before this line leaves a journal that `killed_at_the_end` recognises.
     journal.end()
 
 
-def intact(job: Job, record: SealedSlice) -> bool:
+def _intact(job: Job, record: SealedSlice) -> bool:
     """Whether all files of a sealed slice exist and have the recorded size."""
     for side, part in record.parts.items():
         for kind, (size, _) in part.files.items():
@@ -211,10 +218,12 @@ def intact(job: Job, record: SealedSlice) -> bool:
     return True
 
 
-def refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
+def _refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
     """Raise if the counts do not cover every byte of the plain text files."""
     if any(file.compression or file.format not in ("text", "jsonl") for file in job.files):
         return  # how many bytes of text they hold is not known beforehand
+    # If a byte is missing, two slices were cut at different borders. Then a document is lost or
+    # cut in two, and no later check would find it.
     counted = sum(record.tally.total_bytes for record in done)
     size = sum(file.size for file in job.files)
     if counted != size:
@@ -239,19 +248,23 @@ def _refuse_empty_side(job: Job, done: list[SealedSlice]) -> None:
             )
 
 
-def commit(job: Job, side: str, done: list[SealedSlice], directory: Path) -> None:
+def _commit(job: Job, side: str, done: list[SealedSlice], directory: Path) -> None:
     """Write the reject log and then the manifest of one side into its directory."""
     settings = job.recorded
     if settings["append"] and committed(directory, settings):
         return  # by a build that was killed before it committed the other side
     earlier = read_manifest(directory) if settings["append"] else None
     parts = list(earlier.parts) if earlier else []
+    # A slice has no part here if its documents are all on the other side, or were rejected.
     parts += [record.parts[side] for record in done if record.parts[side].num_documents]
     counted = counts(parts)
     log, reasons = _reject_log(job, done)
+    # How many files follow each rule that "auto" found; none with any other setting.
+    rules = sum((Counter(record.rules) for record in done), Counter())
     size, digest = write_file(directory / rejects_file(len(builds(earlier))), [log])
     contents = {
         "format": "penstock-store",
+        # Stores without pieces can be read by older versions of penstock.
         "version": 2 if "pieces" in counted else 1,
         "dtype": job.tokenizer.dtype.name,
         **shared_settings(settings),
@@ -264,7 +277,7 @@ def commit(job: Job, side: str, done: list[SealedSlice], directory: Path) -> Non
                 "counts": _tally(done),
                 "rejects": {"bytes": size, "sha256": digest, "reasons": reasons},
                 "reading": settings["reading"],
-                **count_rules(done),
+                **({"documents": dict(sorted(rules.items()))} if rules else {}),
                 "inputs": settings["inputs"],
             },
         ],

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BufferedReader, RawIOBase
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,14 @@ from penstock.chat.messages import ChatText, Conversation, to_conversation
 from penstock.errors import ChatError, SourceError, StoreError
 from penstock.sources.document import Batch, Reject, text_offsets
 from penstock.sources.listing import InputFile, open_file
-from penstock.sources.texts import Texts
+from penstock.sources.settings import Texts
 from penstock.store.part import PartBuilder
 from penstock.tokenize.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from penstock.store.job import BuildSettings
 
-__all__ = ["ChatStage", "chat_files", "chat_stage"]
+__all__ = ["ChatStage", "chat_file", "chat_stage"]
 
 # JSON arrays and tables are read whole, so their size is limited. Lines are read one by one.
 _MAX_WHOLE = 1 << 30
@@ -104,17 +104,13 @@ def chat_stage(settings: "BuildSettings") -> ChatStage:
     return ChatStage(chat, eos, chat.report())
 
 
-def chat_files(files: list[InputFile]) -> list[InputFile]:
-    """The inputs as files in which each line is a record.
+def chat_file(file: InputFile) -> InputFile:
+    """An input as a file in which each line is a record.
 
     JSON arrays and tables are read whole, and their elements become texts. A line may also be an
     array, of messages. So a file is one array of records only if its first line is not a complete
     array, or if nothing follows it.
     """
-    return [_as_lines(file) for file in files]
-
-
-def _as_lines(file: InputFile) -> InputFile:
     if file.texts is not None:
         return file
     if file.format in ("parquet", "arrow"):
@@ -130,6 +126,7 @@ def _as_texts(file: InputFile, records: Iterator[Any]) -> InputFile:
             f"{file.name} has {file.size:,} bytes, and an array or a table of conversations "
             "is read whole. Convert it to JSON Lines, one conversation per line."
         )
+    # `default`: a table may hold dates and other values that JSON does not have.
     texts = Texts([json.dumps(record, ensure_ascii=False, default=str) for record in records])
     return replace(file, format="texts", texts=texts)
 
@@ -137,7 +134,10 @@ def _as_texts(file: InputFile, records: Iterator[Any]) -> InputFile:
 def _is_lines(file: InputFile) -> bool:
     """Whether each line is a record; otherwise the file is one array of records."""
     with BufferedReader(cast(RawIOBase, open_file(file)), _BLOCK_BYTES) as stream:
-        line, more = _first_line(stream)
+        line = b""
+        while not line and (found := stream.readline(_MAX_WHOLE)):  # the first that is not blank
+            line = found.strip(_BLANK)
+        more = any(block.strip() for block in iter(partial(stream.read, _BLOCK_BYTES), b""))
     if line[:1] != b"[":
         return True
     try:
@@ -145,14 +145,6 @@ def _is_lines(file: InputFile) -> bool:
     except (ValueError, RecursionError):
         return False
     return more
-
-
-def _first_line(stream: BinaryIO) -> tuple[bytes, bool]:
-    """The first line that is not blank, and whether anything follows it."""
-    line = b""
-    while not line and (found := stream.readline(_MAX_WHOLE)):
-        line = found.strip(_BLANK)
-    return line, any(block.strip() for block in iter(partial(stream.read, _BLOCK_BYTES), b""))
 
 
 def _array_items(file: InputFile) -> Iterator[Any]:
@@ -225,16 +217,15 @@ def _with_edges(
     An end token is trained on if it follows a trained token.
     """
     ids, loss, offsets = encoded.ids, encoded.loss, encoded.offsets
-    if eos_id is not None and len(encoded):
-        wanted = ids[offsets[1:] - 1] != eos_id
-        places = offsets[1:][wanted]
-        ids, loss = np.insert(ids, places, eos_id), np.insert(loss, places, loss[places - 1])
+    for token, is_end in ((eos_id, True), (bos_id, False)):
+        if token is None or not len(encoded):
+            continue
+        borders = offsets[1:] if is_end else offsets[:-1]
+        wanted = ids[borders - is_end] != token  # the last token of each, or the first
+        places = borders[wanted]
+        ids = np.insert(ids, places, token)
+        loss = np.insert(loss, places, loss[places - 1] if is_end else 0)
         # Each inserted token moves the following documents by one.
-        offsets = offsets + np.concatenate(([0], np.cumsum(wanted)))
-    if bos_id is not None and len(encoded):
-        wanted = ids[offsets[:-1]] != bos_id
-        places = offsets[:-1][wanted]
-        ids, loss = np.insert(ids, places, bos_id), np.insert(loss, places, 0)
         offsets = offsets + np.concatenate(([0], np.cumsum(wanted)))
     return ids, offsets[1:], loss
 
@@ -254,6 +245,7 @@ def _rejected(batch: Batch, refused: dict[int, ChatError], first_file: int) -> l
                 detail=str(refused[row]),
             )
         )
+        # The reader counted the record as a document. It must count once, or bytes seem lost.
         batch.tally.documents -= 1
         batch.tally.rejected += 1
         batch.tally.document_bytes -= size

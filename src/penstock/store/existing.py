@@ -83,6 +83,7 @@ def earlier_build(job: Job) -> Manifest | None:
     manifest = read_manifest(first_side)
     _refuse_other(job.directory, manifest, settings)
     _refuse_changed(job.directory, job.files)
+    # From now on, a changed input is detected again.
     if not _stamps(job.directory):
         remember_stamps(job.directory, job.files)
     return manifest
@@ -116,6 +117,7 @@ def _refuse_other_split(directory: Path, split: str | None) -> None:
         )
     if split or not (directory / SIDES[0] / FILE_NAME).exists():
         return
+    # Only the manifest of the side says whether a split made it.
     then = read_manifest(directory / SIDES[0]).contents["split"]
     if then:  # otherwise these are two stores that were built separately in one directory
         raise StoreError(
@@ -190,6 +192,7 @@ def _names(manifest: Manifest) -> set[str]:
 
 def remember_stamps(directory: Path, files: Sequence[InputFile]) -> None:
     """Write the modification time of each input, beside those of earlier builds."""
+    # An append must not forget the inputs of the builds before it.
     stamps = _stamps(directory) | {file.name: file.stamp for file in files}
     write_file(directory / _STAMPS, [canonical_json(stamps)])
 
@@ -205,6 +208,7 @@ def _stamps(directory: Path) -> dict[str, str]:
 def _refuse_changed(directory: Path, files: Sequence[InputFile]) -> None:
     """Raise if an input of a finished store has its old size and another modification time."""
     kept = _stamps(directory)
+    # An input without a stamp is accepted: the file may be lost, or the store was copied.
     changed = [file.name for file in files if kept.get(file.name, file.stamp) != file.stamp]
     if changed:
         raise StoreError(

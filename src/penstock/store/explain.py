@@ -20,12 +20,11 @@ from penstock.sources.settings import separator_in
 from penstock.store.manifest import JsonObject
 
 if TYPE_CHECKING:
-    from penstock.sources.listing import InputFile
+    from penstock.sources.document import Reject
     from penstock.store.job import Job
     from penstock.store.journal import SealedSlice
 
 __all__ = [
-    "count_rules",
     "describe_rules",
     "differences",
     "log_rules",
@@ -97,14 +96,6 @@ def _bytes(file: JsonObject) -> str:
     return f"{size:,}" if isinstance(size, int) else repr(size)
 
 
-def count_rules(records: "Sequence[SealedSlice]") -> dict[str, dict[str, int]]:
-    """How many files follow each rule that "auto" found, for the manifest; {} without "auto"."""
-    total: Counter[str] = Counter()
-    for record in records:
-        total.update(record.rules)
-    return {"documents": dict(sorted(total.items()))} if total else {}
-
-
 def describe_rules(builds: list[JsonObject]) -> str:
     """What a document is in the inputs of all `builds` of a manifest.
 
@@ -142,27 +133,26 @@ def rule_text(rule: str | None) -> str:
     return _WORDS.get(rule, rule) if separator is None else f"the text between {separator!r}"
 
 
-def log_rules(job: "Job", rules: list[tuple[int, str]]) -> None:
-    """Log the rule of a file, once for each rule that the build finds."""
+def log_rules(job: "Job", rules: list[tuple[int, str]], seen: set[str]) -> None:
+    """Log the rules of files, and add them to `seen`, the rules that were logged already."""
     for number, rule in rules:
-        if rule in job.rules_seen:
+        if rule in seen:
             continue
-        job.rules_seen.add(rule)
+        seen.add(rule)
         separators = " or ".join(map(repr, job.reading.separators))
         why = f"no {separators}" if rule == "file" else repr(rule)
         name = job.files[number].name
         _log.info("%s: a document is %s; the first 64 MB contain %s", name, rule_text(rule), why)
 
 
-def refuse_bad(
-    files: "Sequence[InputFile]", max_bad: float, sealed: "dict[int, SealedSlice]"
-) -> None:
+def refuse_bad(job: "Job", sealed: "dict[int, SealedSlice]") -> None:
     """Raise if the leading sealed slices have more rejected records than `max_bad` allows.
 
     Only slices before the first gap count, in order, so that the result does not depend on which
     worker was faster.
     """
-    found = []
+    max_bad = job.settings.max_bad
+    found: list[Reject] = []
     records = 0
     for number in range(len(sealed)):
         if number not in sealed:
@@ -173,10 +163,7 @@ def refuse_bad(
         # Ten rejects are always allowed: 0.1 % of a small input would be none.
         limit = max(10.0, max_bad * records) if max_bad < 1 else max_bad
         if len(found) > limit:
-            shown = "\n".join(
-                f"  {files[each.file].name}, offset {each.offset:,}: {each.reason}, {each.detail}"
-                for each in found[:_SHOWN]
-            )
+            shown = "\n".join(f"  {_located(job, each)}" for each in found[:_SHOWN])
             raise SourceError(
                 f"{len(found):,} of {records:,} records were rejected, more than the {limit:,.0f} "
                 f"that max_bad={max_bad:g} allows. The first:\n{shown}\n"
@@ -185,14 +172,18 @@ def refuse_bad(
             )
 
 
-def refuse_only_bad(files: "Sequence[InputFile]", done: "Sequence[SealedSlice]") -> None:
+def refuse_only_bad(job: "Job", done: "Sequence[SealedSlice]") -> None:
     """Raise if records were rejected and no document is left, as in one file that is not UTF-8."""
     rejects = [reject for record in done for reject in record.rejects]
     if rejects and not any(record.tally.documents for record in done):
-        first = rejects[0]
         raise SourceError(
             f"No document is left to store: all {len(rejects):,} records were rejected. The first, "
-            f"{files[first.file].name}, offset {first.offset:,}: {first.reason}, {first.detail}. "
+            f"{_located(job, rejects[0])}. "
             'Repair the input, or change how it is read: errors="replace" puts U+FFFD where bytes '
             'are not UTF-8, and documents="lines" rejects single lines.'
         )
+
+
+def _located(job: "Job", reject: "Reject") -> str:
+    place = f"{job.files[reject.file].name}, offset {reject.offset:,}"
+    return f"{place}: {reject.reason}, {reject.detail}"

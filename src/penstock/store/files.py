@@ -1,4 +1,4 @@
-"""Writing of files that survive a crash as a whole or not at all.
+r"""Writing of files that survive a crash as a whole or not at all.
 
 A file is written under a temporary name, synced to disk and renamed, and then its directory is
 synced. After a power cut, the name has the old contents or the new ones, never a part of them.
@@ -9,6 +9,13 @@ Large files go to the disk directly (O_DIRECT) and not through the page cache. A
 read again what it writes, and filling the cache took a fifth of its time and displaced the
 input. A live build does read its parts, and writes them through the cache. If the file system
 does not support direct writes, the same bytes are written in the usual way.
+
+Different versions of NumPy pad the headers of `.npy` files differently. The headers of a store
+are always 128 bytes of format 1.0, so a store has the same bytes whichever version wrote it. A
+reader needs no parser: a file either begins with exactly the expected 128 bytes, or it is not the
+file that the manifest lists.
+
+    \x93NUMPY \x01\x00 \x76\x00 {'descr': '<u2', 'fortran_order': False, 'shape': (5,), }   \n
 """
 
 import errno
@@ -28,13 +35,20 @@ import numpy as np
 from penstock.errors import DiskFullError
 
 __all__ = [
+    "HEADER_BYTES",
+    "array_layout",
     "digest_file",
+    "header",
     "keep_freed_memory",
     "remove_temporary",
     "sync_directory",
     "sync_file",
     "write_file",
 ]
+
+HEADER_BYTES = 128
+# The magic string of NumPy, and version 1.0 of the format.
+_MAGIC = b"\x93NUMPY\x01\x00"
 
 
 @cache
@@ -81,24 +95,22 @@ def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tupl
             file = stream.fileno()
             for block in _blocks(pieces):
                 digest.update(block)
+                # O_DIRECT requires aligned offsets. This one is a multiple of the block size.
                 if size == _CACHED_BYTES and not live:
                     direct = _set_direct(file, True)
-                if (
-                    direct and len(block) < _BLOCK_BYTES
-                ):  # the end; O_DIRECT writes whole disk blocks
+                # O_DIRECT writes whole disk blocks only, and the last block may be shorter.
+                if direct and len(block) < _BLOCK_BYTES:
                     direct = _set_direct(file, False)
                 size += len(block)
                 direct = _write(file, block, direct)
             if not live:
                 os.fsync(file)
+        # Atomic: other processes see the old contents or all of the new ones.
         temporary.rename(path)
-    except OSError as error:
+    except BaseException as error:  # also Ctrl-C
         temporary.unlink(missing_ok=True)
-        if error.errno in _NO_ROOM:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
             raise _no_room(path, size, error) from error
-        raise
-    except BaseException:
-        temporary.unlink(missing_ok=True)
         raise
     return size, digest.hexdigest()
 
@@ -109,6 +121,8 @@ def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
     All blocks use one buffer, which is aligned as O_DIRECT requires. A block is still in the
     processor's cache when it is hashed and written.
     """
+    # Taken from the thread and put back at the end. A second write that begins in between, in the
+    # same thread, gets a new buffer and cannot overwrite this one.
     buffer: memoryview = _own.__dict__.pop("buffer", None) or _new_buffer()
     room = np.frombuffer(buffer, np.uint8)
     filled = 0
@@ -151,9 +165,8 @@ def _write(file: int, view: memoryview, direct: bool) -> bool:
         except OSError as error:
             if not direct or error.errno != errno.EINVAL:
                 raise
-            direct = _set_direct(
-                file, False
-            )  # some file systems accept the flag and refuse to write
+            # Some file systems accept the flag and refuse to write.
+            direct = _set_direct(file, False)
     return direct
 
 
@@ -186,6 +199,7 @@ def _no_room(path: Path, size: int, error: OSError) -> DiskFullError:
 
 def sync_file(path: Path) -> None:
     """Sync a file to disk that was written with `live`; if that fails, the file is removed."""
+    # For writing too: Windows does not sync a file that is open for reading only.
     handle = os.open(path, os.O_RDWR)
     try:
         os.fsync(handle)
@@ -202,6 +216,7 @@ def sync_directory(path: Path) -> None:
     """Sync the names in a directory to disk."""
     if os.name == "nt":  # not possible on Windows, where renames are journalled
         return
+    # A rename changes the directory and not the file, so syncing the file is not enough.
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -219,3 +234,29 @@ def digest_file(path: Path) -> str:
     """SHA-256 of a file's contents."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def array_layout(
+    kind: str, dtype: "np.dtype[Any]", *, num_documents: int, num_tokens: int
+) -> tuple["np.dtype[Any]", tuple[int, ...]]:
+    """The type and shape of one array of a part; `dtype` is that of the tokens."""
+    return {
+        "tokens": (dtype, (num_tokens,)),
+        "bounds": (np.dtype("<u8"), (num_documents,)),
+        "origin": (np.dtype("<u8"), (num_documents, 2)),
+        "loss": (np.dtype("u1"), (num_tokens,)),
+    }[kind]
+
+
+def header(dtype: "np.dtype[np.generic]", shape: tuple[int, ...]) -> bytes:
+    r"""The first 128 bytes of a C-ordered array file.
+
+    >>> import io
+    >>> file = io.BytesIO(header(np.dtype("<u2"), (2,)) + b"\x01\x00\x02\x00")
+    >>> np.load(file).tolist()
+    [1, 2]
+    """
+    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': {shape!r}, }}".encode()
+    # The two bytes before the text hold its length: 128 - 8 - 2 = 118, or 0x76.
+    room = HEADER_BYTES - len(_MAGIC) - 2
+    return _MAGIC + room.to_bytes(2, "little") + text.ljust(room - 1) + b"\n"

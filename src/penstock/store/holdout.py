@@ -87,6 +87,7 @@ def parse_split(
 
 
 def _hash(text: bytes) -> int:
+    # Not `hash`, which differs between processes.
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
@@ -124,6 +125,7 @@ def _character_border(file: InputFile, reading: ReadSettings, share: Decimal) ->
     1 - 0.1 as a float is not exactly 0.9. The file is read twice: to count its characters, and to
     find the one at the border.
     """
+    # In UTF-8 every character has one byte that is not a continuation byte, so no text is decoded.
     num_characters, mark = 0, 0
     for start, block in _blocks(file, reading):
         mark = int(block.startswith(BOM)) if start == 0 else mark

@@ -10,22 +10,19 @@ records give the same store, and a build that was killed is resumed only if they
 import logging
 import os
 import sys
-import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from penstock.errors import StoreError, TokenizerError
-from penstock.sources.arrow import binary_array
-from penstock.sources.document import Batch
+from penstock.sources.document import Batch, binary_array
 from penstock.sources.listing import InputFile, list_files
 from penstock.sources.read import read_slice
-from penstock.sources.settings import Format, ReadSettings
+from penstock.sources.settings import Format, ReadSettings, Texts
 from penstock.sources.slices import Slice, cut
-from penstock.sources.texts import Texts
 from penstock.sources.whole import IsCutSafe
 from penstock.store.holdout import Split, parse_split
 from penstock.store.manifest import JsonObject
@@ -144,22 +141,6 @@ class Job:
     """Whether parts are read while others are built. Then all threads together make the first
     slice, and one thread makes the others as long as no reader waits. Parts are announced before
     they are on disk, and they are compared with the reference tokenizer after that."""
-    stop: threading.Event = field(default_factory=threading.Event)
-    """Set when the run ends, also by an error."""
-    rules_seen: set[str] = field(default_factory=set)
-    """The rules that "auto" found and that were logged."""
-
-    @property
-    def eos_id(self) -> int | None:
-        """The id after each document, if any."""
-        found: int | None = self.recorded["eos_id"]
-        return found
-
-    @property
-    def bos_id(self) -> int | None:
-        """The id before each document, if any."""
-        found: int | None = self.recorded["bos_id"]
-        return found
 
     @property
     def num_threads(self) -> int:
@@ -207,18 +188,19 @@ def prepare(settings: BuildSettings) -> Job:
     special_tokens, add_tokens = settings.special_tokens, settings.add_tokens
     stage = None
     if settings.chat is not None:
-        from penstock.store.chats import chat_files, chat_stage
+        from penstock.store.chats import chat_file, chat_stage
 
         stage = chat_stage(settings)
         # The template's markers were added to the tokenizer, and it decides about end tokens.
         tokenizer, special_tokens, add_tokens = stage.chat.tokenizer, "text", None
-        eos, files = stage.eos, chat_files(files)
+        eos, files = stage.eos, [chat_file(file) for file in files]
     loaded = load_tokenizer(
         tokenizer, special_tokens=special_tokens, engine=settings.engine, add_tokens=add_tokens
     )
     _log_omitted_start(loaded, bos, stage)
     reading = replace(settings.read_settings, separators=separators_of(loaded))
     recorded: JsonObject = {
+        # Nothing that changes speed only: threads, the engine, and limits on rejected records.
         "tokenizer": loaded.describe(),
         "eos_id": _edge_id(loaded, eos, "eos"),
         "bos_id": _edge_id(loaded, bos, "bos"),
@@ -318,6 +300,7 @@ def cut_safety(engine: Engine, reference: Engine | None = None) -> IsCutSafe:
 
     def is_safe(left: str, right: str) -> bool:
         last = _LENGTHS.stop
+        # First, because it is one call, and the windows below are 33 texts and their halves.
         if known is not None and not known.splits(left[-last:], right[:last]):
             return False
         windows = [(left[-length:], right[:last]) for length in _LENGTHS]
@@ -329,6 +312,7 @@ def cut_safety(engine: Engine, reference: Engine | None = None) -> IsCutSafe:
 
 def _agree(engine: Engine, windows: list[tuple[str, str]]) -> bool:
     """Whether the ids of the two sides of every window are the ids of both in one text."""
+    # A set: most texts occur in several windows. All of them are encoded in one call.
     texts = {text for one, two in windows for text in (one, two, one + two)}
     ids, offsets = engine.encode(binary_array([text.encode() for text in texts]))
     parts = dict(zip(texts, np.split(ids, offsets[1:-1]), strict=True))

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.digest import digest_bytes
 from penstock.errors import StoreError
-from penstock.store.npy import HEADER_BYTES
+from penstock.store.files import HEADER_BYTES
 
 __all__ = [
     "FILE_NAME",
@@ -24,8 +24,6 @@ __all__ = [
     "Manifest",
     "PartRecord",
     "builds",
-    "check_contents",
-    "check_part",
     "counts",
     "manifest_bytes",
     "part_file",
@@ -42,7 +40,7 @@ _MAX_COUNT = 2**62  # sums of counts still fit into int64
 _MAX_VOCAB = 2**32
 
 
-def check_contents(contents: JsonObject) -> None:
+def _check_contents(contents: JsonObject) -> None:
     """Raise ValueError, KeyError or TypeError if a field is missing, wrong or out of range."""
     vocab_size = _check_tokenizer(contents["tokenizer"])
     if contents["dtype"] == "uint16" and vocab_size > 65_536:
@@ -90,7 +88,7 @@ def _check_build(done: JsonObject, path: str) -> None:
         _count(each["bytes"], f"{path}.inputs.bytes")
 
 
-def check_part(entry: JsonObject, dtype: str) -> None:
+def _check_part(entry: JsonObject, dtype: str) -> None:
     """Raise if the record of a part is wrong, or its file sizes do not fit its counts."""
     number, documents, tokens = counts = entry["part"], entry["documents"], entry["tokens"]
     if not all(type(count) is int and 0 <= count <= _MAX_COUNT for count in counts):
@@ -104,6 +102,7 @@ def check_part(entry: JsonObject, dtype: str) -> None:
         "origin": HEADER_BYTES + documents * 16,
         "loss": HEADER_BYTES + tokens,
     }
+    # A part is mapped by its counts, so a wrong size would read past the end of the file.
     files = entry["files"]
     if not {"tokens", "bounds", "origin"} <= set(files) <= set(sizes):
         raise ValueError(f"part {number} has the files {sorted(files)}")
@@ -217,6 +216,7 @@ def rejects_file(number: int) -> str:
 def manifest_bytes(contents: JsonObject, parts: list[PartRecord]) -> bytes:
     """The bytes of a manifest: indented JSON, one part per line, with its own digest first."""
     # The digest is computed with zeros in its place, and then put there; it has the same length.
+    # One line per part, so that a diff of two manifests shows the parts that differ.
     head = json.dumps({"digest": _ZEROS, **contents}, indent=1, ensure_ascii=True)
     lines = ",\n  ".join(json.dumps(part.to_json()) for part in parts)
     text = head.removesuffix("\n}") + ',\n "parts": [\n  ' + lines + "\n ]\n}\n"
@@ -236,6 +236,7 @@ def read_manifest(directory: Path) -> Manifest:
     except (FileNotFoundError, NotADirectoryError):
         raise StoreError(_absent(directory)) from None
     # By a pattern and not by a JSON parser: nothing is parsed before the digest is right.
+    # Beside the digest itself, 64 bytes are room for the brace, the key and white space.
     claimed = data[: len(_ZEROS) + 64].decode(errors="replace")
     found = re.match(r'\{\s*"digest": "([0-9a-f]{64})"', claimed)
     if not found:
@@ -280,10 +281,10 @@ def _checked(data: bytes, path: Path) -> Manifest:
             )
         if contents["dtype"] not in ("uint16", "uint32"):
             raise StoreError(f"{path} names the dtype {contents['dtype']!r}, not uint16 or uint32.")
-        check_contents(contents)
+        _check_contents(contents)
         entries = contents.pop("parts")
         for entry in entries:
-            check_part(entry, contents["dtype"])
+            _check_part(entry, contents["dtype"])
         parts = tuple(map(PartRecord.of, entries))
         manifest = Manifest(contents["digest"], contents, parts)
         counted = contents["counts"]
@@ -297,6 +298,8 @@ def _checked(data: bytes, path: Path) -> Manifest:
             raise
         raise StoreError(f"{path} has a missing or wrong field: {error!r}.") from error
     numbers = [part.number for part in parts]
+    # Gaps are allowed, where a slice had no documents. But the order of the parts is the order of
+    # the data, so numbers must ascend.
     if numbers != sorted(set(numbers)):
         raise StoreError(f"{path} lists parts twice or out of order.")
     return manifest

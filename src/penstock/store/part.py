@@ -9,6 +9,9 @@ A part is assembled in memory (64 MB of text become about 30 MB of tokens), beca
 an array file contains its length.
 """
 
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.sources.document import Batch, Edges
-from penstock.store.files import write_file
+from penstock.store.files import array_layout, header, write_file
 from penstock.store.manifest import PartRecord, part_file
-from penstock.store.npy import array_layout, header
 from penstock.tokenize.tokenizer import Tokenizer
 
-__all__ = ["Encoded", "PartBuilder", "join_documents"]
+__all__ = ["Encoded", "PartBuilder", "encode_ahead", "join_documents"]
 
 TokenArray = NDArray[Any]
 """Token ids, as uint16 or uint32."""
@@ -57,6 +59,8 @@ class PartBuilder:
         """The arguments of `append` for a batch; several threads may encode at a time."""
         ids, offsets = self.tokenizer.encode_batch(batch)
         origins, edges = np.stack((batch.files, batch.offsets), axis=1), batch.edges
+        # A tokenizer may drop a whole text, by normalising its characters away. The reader has
+        # counted it as a document already.
         full = np.diff(offsets) > 0
         if edges is None and not full.all():
             batch.tally.documents -= int((~full).sum())
@@ -95,6 +99,7 @@ class PartBuilder:
         if not full.all():  # a piece without tokens gets no bound
             bounds, origins = bounds[full], origins[full]
             num_continued = num_continued if full[-1] else 0
+        # Kept in pieces and not joined: a joined copy would need the memory of the part again.
         self._tokens.append(tokens)
         self._bounds.append(bounds)
         self._origins.append(origins)
@@ -123,6 +128,22 @@ class PartBuilder:
             path = directory / part_file(number, kind)
             files[kind] = write_file(path, [header(*layout), *pieces], live=live)
         return PartRecord(number, **counts, files=files, num_continued=self.num_continued)
+
+
+def encode_ahead(
+    builder: PartBuilder, batches: Iterator[Batch], num_threads: int
+) -> Iterator[tuple[Batch, Encoded]]:
+    """Each batch and its tokens, in order; several threads encode the batches that follow."""
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="build-help") as helpers:
+        pending: deque[tuple[Batch, Future[Encoded]]] = deque()
+        for batch in batches:
+            pending.append((batch, helpers.submit(builder.encode, batch)))
+            # Two batches per thread keep all of them busy; more would only take memory.
+            if len(pending) > 2 * num_threads:
+                done, encoded = pending.popleft()
+                yield done, encoded.result()
+        for done, encoded in pending:
+            yield done, encoded.result()
 
 
 def join_documents(

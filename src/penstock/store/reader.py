@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StoreError
+from penstock.store.files import HEADER_BYTES, array_layout, header
 from penstock.store.manifest import Manifest, PartRecord, part_file, read_manifest
-from penstock.store.npy import HEADER_BYTES, array_layout, header
 
 if TYPE_CHECKING:
     from penstock.tokenize.tokenizer import Tokenizer
@@ -96,6 +96,7 @@ class TokenStore:
         self.manifest: Manifest = read_manifest(self.path) if manifest is None else manifest
         self.dtype = np.dtype(self.manifest.contents["dtype"]).newbyteorder("<")
         parts = self.manifest.parts
+        # Part p holds the tokens [ends[p - 1], ends[p]) of the store, and documents likewise.
         self._token_ends = np.cumsum([part.num_tokens for part in parts], dtype=np.int64)
         self._document_ends = np.cumsum([part.num_documents for part in parts], dtype=np.int64)
         self._mapped: OrderedDict[tuple[int, str], NDArray[Any]] = OrderedDict()
@@ -103,18 +104,15 @@ class TokenStore:
         _open_stores.add(self)
 
     def __repr__(self) -> str:
-        return (
-            f"TokenStore({str(self.path)!r}: {self._counted()}, {self.num_tokens:,} tokens, "
-            f"{self.manifest.contents['tokenizer']['name']})"
-        )
-
-    def _counted(self) -> str:
-        """The number of documents, and of their pieces if there are more, as text."""
         documents = self.manifest.num_documents
         pieces = f" in {len(self):,} pieces" if len(self) != documents else ""
-        return f"{documents:,} documents{pieces}"
+        return (
+            f"TokenStore({str(self.path)!r}: {documents:,} documents{pieces}, "
+            f"{self.num_tokens:,} tokens, {self.manifest.contents['tokenizer']['name']})"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
+        # Maps and locks are not copied: the other process opens the files it needs.
         return {"path": self.path, "digest": self.digest}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -207,6 +205,7 @@ class TokenStore:
         """
         part, within = self._find_document(index)
         parts = self.manifest.parts
+        # Only the last piece of a part can continue in the next part.
         begins = within > 0 or part == 0 or not parts[part - 1].num_continued
         ends = within < parts[part].num_documents - 1 or not parts[part].num_continued
         return begins, ends
@@ -223,6 +222,7 @@ class TokenStore:
         tokens = self.document(index)
         edges = self.manifest.contents
         begins, ends = self.edges(index)
+        # A token is removed only where the build may have added it, not inside a document.
         if ends and edges["eos_id"] is not None and len(tokens) and tokens[-1] == edges["eos_id"]:
             tokens = tokens[:-1]
         if begins and edges["bos_id"] is not None and len(tokens) and tokens[0] == edges["bos_id"]:
@@ -237,6 +237,7 @@ class TokenStore:
         """One array of one part; it is checked and mapped into memory on first use."""
         key = (part, kind)
         with self._lock:
+            # Under the lock, or two threads would map the same file twice.
             array = self._mapped.get(key)
             if array is not None:
                 self._mapped.move_to_end(key)
@@ -252,13 +253,18 @@ class TokenStore:
         path = self.path / part_file(part.number, kind)
         counts = {"num_documents": part.num_documents, "num_tokens": part.num_tokens}
         dtype, shape = array_layout(kind, self.dtype, **counts)
-        with _opened(path) as stream:
+        try:
+            stream = path.open("rb", buffering=0)
+        except FileNotFoundError:
+            raise StoreError(f"{path} is missing. Copy or build the store again.") from None
+        with stream:
             size = os.fstat(stream.fileno()).st_size
             if size != part.files[kind][0]:
                 raise StoreError(
                     f"{path} has {size:,} bytes, and its manifest says {part.files[kind][0]:,}. It "
                     "was cut off or overwritten, perhaps during a copy. Copy or build it again."
                 )
+            # It names type and shape, so this also finds two files of one size that were swapped.
             if stream.read(HEADER_BYTES) != header(dtype, shape):
                 raise StoreError(
                     f"{path} does not begin like the {kind} file of part {part.number}: it is "
@@ -281,6 +287,7 @@ class TokenStore:
         if not -len(self) <= index < len(self):
             raise IndexError(f"document {index:,} is not in a store of {len(self):,} documents")
         index %= len(self)
+        # "right": the part that ends at `index` does not contain it.
         part = int(np.searchsorted(self._document_ends, index, side="right"))
         before = int(self._document_ends[part - 1]) if part else 0
         return part, index - before
@@ -314,10 +321,3 @@ def _advise_random(mapped: "np.memmap[Any, Any]") -> None:
     """
     if sys.platform != "win32":
         mapped._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
-
-
-def _opened(path: Path) -> Any:
-    try:
-        return path.open("rb", buffering=0)
-    except FileNotFoundError:
-        raise StoreError(f"{path} is missing. Copy or build the store again.") from None

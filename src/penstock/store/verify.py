@@ -1,22 +1,42 @@
-"""`verify`: compare every byte of a store with its manifest.
+"""Checks of a store: `verify`, and digests of its first parts.
+
+`verify` compares every byte of a store with its manifest.
 
 A single flipped bit is found: in the manifest by its own digest, in every other file by its
 SHA-256. The meaning of the bytes is checked too: the ends of documents ascend to the end of the
 tokens, ids are in the vocabulary, and origins name inputs that exist.
+
+The digest of a store is that of its manifest, which is written last. A loader state that was
+saved while the store grew contains a digest of what existed then, the settings of the build and
+the parts up to the state's position:
+
+    chain(0) = digest(build settings)       chain(n) = digest(chain(n - 1), record of part n - 1)
 """
 
 import os
 from collections.abc import Callable
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from penstock.digest import digest_json
 from penstock.errors import StoreError
 from penstock.store.files import digest_file
-from penstock.store.manifest import PartRecord, part_file, rejects_file
+from penstock.store.manifest import (
+    JsonObject,
+    PartRecord,
+    builds,
+    part_file,
+    rejects_file,
+    shared_settings,
+)
 from penstock.store.reader import TokenStore
 
-__all__ = ["verify"]
+__all__ = ["chain", "describe_build", "verify"]
+
+# A loader saves its state often, and computes only the links of parts that are new to it.
+_chains: "WeakKeyDictionary[TokenStore, list[str]]" = WeakKeyDictionary()
 
 
 def verify(
@@ -51,6 +71,7 @@ def _check_file(path: Path, size: int, digest: str) -> None:
         raise StoreError(f"{path} is missing.") from None
     if found != size:
         raise StoreError(f"{path} has {found:,} bytes, and the manifest says {size:,}.")
+    # After the size, which is known at once and says more about what happened.
     actual = digest_file(path)
     if actual != digest:
         raise StoreError(
@@ -70,6 +91,7 @@ def _check_meaning(store: TokenStore, number: int, part: PartRecord) -> None:
         raise StoreError(
             f"{place}: its documents do not end in order at token {part.num_tokens:,}."
         )
+    # Such an id would be an index error in the embedding, far from its cause.
     vocab_size = store.manifest.contents["tokenizer"]["vocab_size"]
     if len(tokens) and int(tokens.max()) >= vocab_size:
         raise StoreError(
@@ -85,3 +107,34 @@ def _check_meaning(store: TokenStore, number: int, part: PartRecord) -> None:
         raise StoreError(
             f"{place} names input file {origins[:, 0].max()}, and there are {num_files}."
         )
+
+
+def chain(store: TokenStore, num_parts: int) -> str:
+    """The digest of the settings of `store` and of its first `num_parts` parts."""
+    links = _chains.setdefault(store, [digest_json(_settings(store))])
+    while len(links) <= num_parts:
+        part = store.manifest.parts[len(links) - 1]
+        links.append(digest_json([links[-1], part.to_json()]))
+    return links[num_parts]
+
+
+def describe_build(store: TokenStore) -> JsonObject:
+    """A short description of how a store was built, for a loader state."""
+    settings = _settings(store)
+    tokenizer, inputs = settings["tokenizer"], settings["inputs"]
+    size = sum(each["bytes"] for each in inputs)
+    name = f"{tokenizer['name']} {(tokenizer['digest'] or tokenizer['canary'])[:8]}"
+    files = f"{len(inputs):,} file{'s' * (len(inputs) != 1)} of {size:,} bytes"
+    return {
+        "tokenizer": name[-60:],
+        "eos_id": settings["eos_id"],
+        "bos_id": settings["bos_id"],
+        "reading": settings["reading"],
+        "inputs": f"{files}, digest {digest_json(inputs)[:8]}",
+    }
+
+
+def _settings(store: TokenStore) -> JsonObject:
+    contents = store.manifest.contents
+    first = builds(store.manifest)[0]
+    return {**shared_settings(contents), "reading": first["reading"], "inputs": first["inputs"]}

@@ -7,15 +7,16 @@ wait for the disk while those tokenize. Slices are sealed in any order, and the 
 parts is the order of the slices.
 
 In a live build, whose parts are read while others are built, one worker works alone as long as
-no reader waits for it (`penstock.store.live`).
+no reader waits for it. Workers hold the GIL for part of their time. Sixteen of them left a
+training loop on an H200, which takes and releases the GIL for every kernel it launches, a fifth
+of its speed. A single worker makes tokens far faster than a GPU uses them.
 """
 
 import itertools
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from penstock.errors import TokenMismatchError
@@ -25,30 +26,12 @@ from penstock.store.explain import log_rules, refuse_bad
 from penstock.store.files import keep_freed_memory, sync_directory, sync_file
 from penstock.store.holdout import SIDES
 from penstock.store.job import BuildProgress, Job
-from penstock.store.journal import MANY_TOKENS, Journal, SealedSlice
-from penstock.store.live import Readers, give_way
+from penstock.store.journal import MANY_TOKENS, Journal, SealedSlice, WaitingReaders, lower_priority
 from penstock.store.manifest import part_file
-from penstock.store.part import Encoded, PartBuilder
+from penstock.store.part import Encoded, PartBuilder, encode_ahead
 from penstock.tokenize.oracle import SliceSample, compare
 
-__all__ = ["run"]
-
-
-def run(
-    job: Job,
-    slices: Iterator[Slice],
-    sealed: list[SealedSlice],
-    *,
-    num_threads: int,
-    progress: Callable[[BuildProgress], None] | None = None,
-) -> list[SealedSlice]:
-    """Process all slices that are not sealed yet; returns the records of all, in order.
-
-    An error in one worker stops the others at their next block, and sealed slices stay. After an
-    interrupt this returns within about a second, whatever the workers are doing.
-    """
-    keep_freed_memory()
-    return _Workers(job, slices, sealed, num_threads).run(progress)
+__all__ = ["Workers"]
 
 
 class _Stopped(Exception):  # noqa: N818  (not an error: another worker failed, or Ctrl-C)
@@ -72,32 +55,36 @@ class _Tokenized:
         return sum(builder.num_tokens for builder in self.builders.values())
 
 
-class _Workers:
-    """The workers of one build and the state that they share."""
+class Workers:
+    """The threads of one build and the state that they share."""
 
-    def __init__(
-        self, job: Job, slices: Iterator[Slice], sealed: list[SealedSlice], num_threads: int
-    ) -> None:
+    def __init__(self, job: Job, sealed: list[SealedSlice]) -> None:
         self._job = job
         self._journal = Journal(job.directory)
         self._names = [file.name for file in job.files]
-        self._num_threads = num_threads
-        self._tokenizing = threading.Semaphore(num_threads)
+        self._num_threads = job.num_threads
+        self._total_bytes = sum(file.size for file in job.files)
+        # A slice holds about 30 MB of tokens, and the text too if its file is compressed. So this
+        # also limits the memory of the build.
+        self._tokenizing = threading.Semaphore(self._num_threads)
         # Cutting a compressed file reads it, which may take seconds. The separate lock lets
         # progress be shown while a worker cuts.
         self._cutting = threading.Lock()
-        self._slices = slices
+        self._slices = job.slices()
         self._num_slices = 0
         # Guards everything from here to `_error`.
         self._lock = threading.Lock()
         self._sealed = {record.number: record for record in sealed}
         self._done_bytes = 0
-        self._text_bytes = sum(record.tally.total_bytes for record in sealed)
-        self._num_documents = sum(record.tally.documents for record in sealed)
+        self._tally = Tally.total(record.tally for record in sealed)
         self._num_tokens = sum(p.num_tokens for each in sealed for p in each.parts.values())
         self._is_first = True
         self._error: BaseException | None = None
+        # The rules that were logged. Without a lock: at worst, two workers log one rule twice.
+        self._rules_seen: set[str] = set()
         self._wake = threading.Event()
+        # Set when the run ends, also by an error.
+        self._stop = threading.Event()
         # Set when the first slice is made, and other workers may take the next ones.
         self._begun = threading.Event()
         # Set while all workers are to take slices, and not the first one alone.
@@ -106,14 +93,19 @@ class _Workers:
         self._readable: float | None = None  # when the first live part was announced
 
     def run(self, progress: Callable[[BuildProgress], None] | None) -> list[SealedSlice]:
-        job = self._job
-        refuse_bad(job.files, job.settings.max_bad, self._sealed)
-        if job.live:
+        """Process all slices that are not sealed yet; returns the records of all, in order.
+
+        An error in one worker stops the others at their next block, and sealed slices stay. After
+        an interrupt this returns within about a second, whatever the workers are doing.
+        """
+        keep_freed_memory()
+        refuse_bad(self._job, self._sealed)
+        if self._job.live:
             self._journal.await_readers()
         else:
             self._begun.set()
             self._hurry.set()
-        readers = Readers(self._journal)
+        # A quarter more than may tokenize, and one: these hash, write and wait for the disk.
         workers = [
             threading.Thread(target=self._work, args=(i,), daemon=True, name=f"build-{i}")
             for i in range(self._num_threads + 1 + self._num_threads // 4)
@@ -121,16 +113,10 @@ class _Workers:
         for worker in workers:
             worker.start()
         try:
-            while any(worker.is_alive() for worker in workers):
-                self._wake.wait(0.1)
-                self._wake.clear()
-                if job.live:
-                    wanted = self._ended or readers.wait(self._readable)
-                    (self._hurry.set if wanted else self._hurry.clear)()
-                if progress:
-                    progress(self._progress())
+            self._watch(workers, progress)
         finally:
-            job.stop.set()
+            self._stop.set()
+            # A worker that waits for its turn would otherwise not see that the build stops.
             self._hurry.set()
             # Daemon threads: one that is deep in a gigabyte document does not delay the exit.
             for worker in workers:
@@ -141,19 +127,39 @@ class _Workers:
             self._journal.forget()
         if self._error is not None:
             raise self._error
+        if progress:
+            # The loop may not have run at all, if all workers ended before it began. And the
+            # bytes of slices are estimates: row groups of a table share its size with a
+            # remainder, and nobody counts what follows the last text in a compressed file.
+            self._done_bytes = self._total_bytes
+            progress(self._progress())
         return [
             self._sealed[number] for number in range(self._num_slices) if number in self._sealed
         ]
+
+    def _watch(
+        self, workers: list[threading.Thread], progress: Callable[[BuildProgress], None] | None
+    ) -> None:
+        """Report progress and look for waiting readers, until all workers have ended."""
+        readers = WaitingReaders(self._journal)
+        while any(worker.is_alive() for worker in workers):
+            self._wake.wait(0.1)
+            self._wake.clear()
+            if self._job.live:
+                wanted = self._ended or readers.hurry(self._readable)
+                (self._hurry.set if wanted else self._hurry.clear)()
+            if progress:
+                progress(self._progress())
 
     def _progress(self) -> BuildProgress:
         with self._lock:
             return BuildProgress(
                 done_bytes=self._done_bytes,
-                total_bytes=sum(file.size for file in self._job.files),
-                text_bytes=self._text_bytes,
-                num_documents=self._num_documents,
+                total_bytes=self._total_bytes,
+                text_bytes=self._tally.total_bytes,
+                num_documents=self._tally.documents,
                 num_tokens=self._num_tokens,
-                num_rejects=sum(record.tally.rejected for record in self._sealed.values()),
+                num_rejects=self._tally.rejected,
             )
 
     def _work(self, worker: int) -> None:
@@ -169,16 +175,19 @@ class _Workers:
             if not num_helpers:
                 self._begun.wait()
             for number in itertools.count():
-                self._await_turn(is_free=worker == 0 or (worker == 1 and number == 0))
+                if worker > 1 or (worker == 1 and number > 0):
+                    self._hurry.wait()
+                if self._job.live and self._begun.is_set():
+                    lower_priority()
                 if not self._make_part(num_helpers if number == 0 else 0):
                     return
         except _Stopped:
             pass
         except BaseException as error:  # noqa: BLE001  (raised again in the calling thread)
             with self._lock:
-                if self._error is None:
-                    self._error = error
-            self._job.stop.set()
+                # The first error counts; those of other workers may only follow from it.
+                self._error = self._error or error
+            self._stop.set()
         finally:
             self._ended = True
             for event in (self._begun, self._hurry, self._wake):
@@ -186,7 +195,7 @@ class _Workers:
 
     def _make_part(self, num_helpers: int) -> bool:
         """Take the next slice from text to disk; False if none is left, or the build stops."""
-        if self._job.stop.is_set():
+        if self._stop.is_set():
             return False
         with self._tokenizing:
             piece = self._next_slice()
@@ -203,20 +212,15 @@ class _Workers:
                 self._compare(tokenized)
         return True
 
-    def _await_turn(self, *, is_free: bool) -> None:
-        """Wait until this worker is needed, at a lower priority than the readers of the parts."""
-        if not is_free:
-            self._hurry.wait()
-        if self._job.live and self._begun.is_set():
-            give_way()
-
     def _next_slice(self) -> Slice | None:
         """The next slice that is not sealed."""
         with self._cutting:
             for piece in self._slices:
-                if self._job.stop.is_set():
+                if self._stop.is_set():
                     raise _Stopped
                 self._num_slices = piece.index + 1
+                # Slices do not depend on who cuts them, so those that an earlier run sealed are
+                # cut again and skipped: the numbers of the others stay the same.
                 with self._lock:
                     if piece.index not in self._sealed:
                         return piece
@@ -227,14 +231,19 @@ class _Workers:
         """Read one slice and tokenize it."""
         job = self._job
         builders = {
-            side: PartBuilder(job.tokenizer, job.eos_id, job.bos_id)
+            side: PartBuilder(job.tokenizer, job.recorded["eos_id"], job.recorded["bos_id"])
             for side in (SIDES if job.split else ("",))
         }
         sample = SliceSample(job.tokenizer, piece.index, self._names, job.first_file)
         done = _Tokenized(builders, sample)
         left = piece.disk_bytes
-        for batch, encoded in self._encoded(piece, builders, num_helpers):
-            if job.stop.is_set():
+        batches: Iterator[tuple[Batch, Encoded | None]]
+        if num_helpers > 1 and job.split is None and job.chat is None:
+            batches = encode_ahead(builders[""], job.batches(piece), num_helpers)
+        else:
+            batches = ((batch, None) for batch in job.batches(piece))
+        for batch, encoded in batches:
+            if self._stop.is_set():
                 raise _Stopped
             num_tokens = done.num_tokens
             self._pick(batch, done)
@@ -244,17 +253,16 @@ class _Workers:
                 self._fill(batch, done)
             if job.live and num_tokens <= MANY_TOKENS < done.num_tokens:
                 self._journal.announce_many(piece.index)
-            done.tally.add(batch.tally)
+            done.tally = Tally.total((done.tally, batch.tally))
             done.rejects += batch.rejects
             done.rules.update(rule for _, rule in batch.rules)
-            log_rules(job, batch.rules)
+            log_rules(job, batch.rules, self._rules_seen)
             # The text of a compressed file is longer than its share of the disk.
             on_disk = min(left, batch.tally.total_bytes)
             left -= on_disk
             with self._lock:
                 self._done_bytes += on_disk
-                self._text_bytes += batch.tally.total_bytes
-                self._num_documents += batch.tally.documents
+                self._tally = Tally.total((self._tally, batch.tally))
                 self._num_tokens += done.num_tokens - num_tokens
         with self._lock:
             self._done_bytes += left
@@ -267,7 +275,7 @@ class _Workers:
         every slice before that slice is sealed. In a live build both wait until the part can be
         read, because loading the reference takes as long as making the first part.
         """
-        with self._lock:
+        with self._lock:  # two workers may have their first batch at the same time
             is_first = self._is_first and len(batch) > 0
             self._is_first &= not is_first
         done.sample.add(batch)
@@ -290,25 +298,6 @@ class _Workers:
         compare(self._job.tokenizer, batch.texts)
         if self._job.chat is not None:
             self._job.chat.compare(batch)
-
-    def _encoded(
-        self, piece: Slice, builders: dict[str, PartBuilder], num_helpers: int
-    ) -> Iterator[tuple[Batch, Encoded | None]]:
-        """The batches of a slice, in order; with helpers, as tokens already."""
-        batches = self._job.batches(piece)
-        if num_helpers < 2 or self._job.split is not None or self._job.chat is not None:
-            for batch in batches:
-                yield batch, None
-            return
-        with ThreadPoolExecutor(num_helpers, thread_name_prefix="build-help") as helpers:
-            pending: deque[tuple[Batch, Future[Encoded]]] = deque()
-            for batch in batches:
-                pending.append((batch, helpers.submit(builders[""].encode, batch)))
-                if len(pending) > 2 * num_helpers:
-                    done, encoded = pending.popleft()
-                    yield done, encoded.result()
-            for done, encoded in pending:
-                yield done, encoded.result()
 
     def _fill(self, batch: Batch, done: _Tokenized) -> None:
         """Tokenize a batch into the parts of its sides."""
@@ -336,14 +325,17 @@ class _Workers:
         rules = dict(sorted(done.rules.items()))
         record = SealedSlice(piece.index, done.tally, parts, done.rejects, rules)
         if job.live:
+            # Before the fsyncs, so that no reader waits for the disk.
             self._journal.announce(record)
             self._readable = self._readable or time.monotonic()
             for side, part in record.parts.items():
                 for kind in part.files:
                     sync_file(job.side_directory(side) / part_file(part.number, kind))
+        # The names of the parts before the record: a record that survives a power cut must not
+        # name files that did not.
         for side in parts:
             sync_directory(job.side_directory(side))
         self._journal.seal(record)
         with self._lock:
             self._sealed[piece.index] = record
-            refuse_bad(job.files, job.settings.max_bad, self._sealed)
+            refuse_bad(job, self._sealed)

@@ -310,7 +310,7 @@ class StreamedStore:
                 f"{self._describe_builder()} Check whether it is alive, or use a longer timeout."
             )
         if monotonic() > self._asked + _ASK_SECONDS:
-            # A build that no reader waits for uses one core only; see `penstock.store.live`.
+            # A build that no reader waits for uses one core only; see `penstock.store.workers`.
             self._asked = monotonic()
             self._journal.ask()
         pause(_POLL_SECONDS)

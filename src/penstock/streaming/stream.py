@@ -6,8 +6,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from penstock.errors import StoreBusyError, StoreError
-from penstock.sources.settings import Format
-from penstock.sources.texts import Texts
+from penstock.sources.settings import Format, Texts
 from penstock.store.build import begin
 from penstock.store.job import BuildSettings, prepare
 from penstock.store.lock import locked

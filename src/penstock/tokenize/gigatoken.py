@@ -25,7 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.errors import TokenizerError
-from penstock.sources.arrow import binary_array
+from penstock.sources.document import binary_array
 from penstock.tokenize.code_points import cut, find
 from penstock.tokenize.definition import Definition
 from penstock.tokenize.engines import NO_DOCUMENTS, Encoded, TokenizersEngine, text_buffers

@@ -18,8 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock.digest import digest_bytes, digest_json
 from penstock.errors import TokenizerError
-from penstock.sources.arrow import binary_array
-from penstock.sources.document import Batch
+from penstock.sources.document import Batch, binary_array
 from penstock.tokenize.definition import (
     Config,
     Definition,

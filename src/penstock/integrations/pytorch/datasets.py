@@ -39,7 +39,7 @@ from penstock.integrations.pytorch.inputs import (
 )
 from penstock.integrations.stores import StoreSettings, cached_store
 from penstock.rows.windows import Windows
-from penstock.sources.texts import Texts
+from penstock.sources.settings import Texts
 from penstock.store.build import build
 from penstock.store.reader import TokenStore
 
