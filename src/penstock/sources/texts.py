@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import SourceError
 from penstock.sources.arrow import binary_array
@@ -48,16 +49,23 @@ class Texts:
         """Texts `[start, stop)` as UTF-8; lone surrogates stay, and `validate` rejects them."""
         return [text.encode("utf-8", "surrogatepass") for text in self._texts[start:stop]]
 
+    def sizes(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Bytes of the texts `[start, stop)`, as UTF-8."""
+        # One by one, so that not all of them are in memory a second time.
+        each = (len(self.encoded(number, number + 1)[0]) for number in range(start, stop))
+        return np.fromiter(each, np.int64, stop - start)
+
     @property
     def num_bytes(self) -> int:
         """Bytes of all texts."""
-        return sum(map(len, self.encoded(0, len(self))))
+        return int(self.sizes(0, len(self)).sum())
 
     @property
     def digest(self) -> str:
         """A digest of the texts and their lengths."""
         total = hashlib.sha256()
-        for text in self.encoded(0, len(self)):
+        for number in range(len(self)):
+            (text,) = self.encoded(number, number + 1)
             total.update(b"%d:" % len(text))
             total.update(text)
         return total.hexdigest()
@@ -66,11 +74,11 @@ class Texts:
 def text_spans(texts: Texts, slice_bytes: int) -> Iterator[tuple[int, int, int]]:
     """Ranges of texts of about `slice_bytes` each, and the size of each range in bytes."""
     start, held = 0, 0
-    for number, text in enumerate(texts.encoded(0, len(texts))):
+    for number, size in enumerate(texts.sizes(0, len(texts)).tolist()):
         if held >= slice_bytes:
             yield start, number, held
             start, held = number, 0
-        held += len(text)
+        held += size
     yield start, len(texts), held
 
 
@@ -93,8 +101,8 @@ def read_texts(
 def _blocks(texts: Texts, start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Ranges of texts of about one block each."""
     first, held = start, 0
-    for number in range(start, stop):
-        held += len(texts.encoded(number, number + 1)[0])
+    for number, size in enumerate(texts.sizes(start, stop).tolist(), start):
+        held += size
         if held >= BLOCK_BYTES:
             yield first, number + 1
             first, held = number + 1, 0

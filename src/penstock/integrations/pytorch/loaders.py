@@ -25,7 +25,8 @@ from torch.utils.data import DataLoader, Sampler
 from penstock.errors import PlanError
 from penstock.integrations.hf_format import Labels
 from penstock.integrations.pytorch.datasets import FILLER, TextDataset, TransformerDataset, stack
-from penstock.integrations.pytorch.inputs import AnyTokenizer, as_given, suffix_layout
+from penstock.integrations.pytorch.encoders import AnyTokenizer, as_given
+from penstock.integrations.pytorch.samples import suffix_layout
 from penstock.integrations.workers import Workers
 from penstock.order.permute import permute
 from penstock.order.shuffle import epoch_key

@@ -17,7 +17,7 @@ import torch
 
 from penstock.errors import PlanError, TokenizerError
 from penstock.integrations.hf_format import Labels
-from penstock.integrations.pytorch.inputs import AnyTokenizer
+from penstock.integrations.pytorch.encoders import AnyTokenizer
 from penstock.tokenize.objects import read_attribute
 from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
 
@@ -145,7 +145,8 @@ def _row(item: Any, number: int) -> Row:
 
 def _tensor(ids: Any, number: int) -> torch.Tensor:
     """The ids of a row as a torch.long tensor."""
-    ids = getattr(ids, "ids", ids)  # of an Encoding
+    encoded = read_attribute(ids, "ids")  # of an Encoding
+    ids = ids if encoded is None else encoded
     if isinstance(ids, np.ndarray | np.generic):
         ids = ids.astype("int64")  # torch has no arithmetic for uint16 and uint32
     try:
