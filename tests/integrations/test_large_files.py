@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from penstock.errors import SourceError
-from penstock.integrations import stores
+from penstock.integrations import inputs
 from penstock.integrations.pytorch import TextDataset, TransformerDataset, samples
 from penstock.integrations.pytorch import datasets as datasets_module
 from penstock.store import job
@@ -150,14 +150,14 @@ class Digests:
         return digest_file(path)
 
 
-digest_file = stores.digest_file
+digest_file = inputs.digest_file
 
 
 @pytest.fixture
 def large(tmp_path, monkeypatch):
     """A file that counts as large, and was written long ago."""
-    monkeypatch.setattr(stores, "_WHOLE_BYTES", 10)
-    monkeypatch.setattr(stores, "_SETTLED_NANOSECONDS", -1)
+    monkeypatch.setattr(inputs, "_WHOLE_BYTES", 10)
+    monkeypatch.setattr(inputs, "_SETTLED_NANOSECONDS", -1)
     path = tmp_path / "large.txt"
     path.write_text(LINE * 100)
     return path
@@ -166,12 +166,12 @@ def large(tmp_path, monkeypatch):
 @pytest.fixture
 def digests(monkeypatch):
     counting = Digests()
-    monkeypatch.setattr(stores, "digest_file", counting)
+    monkeypatch.setattr(inputs, "digest_file", counting)
     return counting.paths
 
 
 def test_a_large_file_is_digested_once(large, digests, tmp_path):
-    first = [stores.digest_contents(large, tmp_path / "stores") for _ in range(3)]
+    first = [inputs.digest_contents(large, tmp_path / "stores") for _ in range(3)]
 
     assert len(digests) == 1
     assert first == [digest_file(large)] * 3
@@ -195,24 +195,24 @@ def replace_the_file(path):
 @pytest.mark.parametrize("change", [change_the_middle, replace_the_file])
 def test_a_large_file_that_changed_is_digested_again(change, large, digests, tmp_path):
     """The size and the time of the last write stay the same."""
-    before = stores.digest_contents(large, tmp_path / "stores")
+    before = inputs.digest_contents(large, tmp_path / "stores")
     change(large)
 
-    assert stores.digest_contents(large, tmp_path / "stores") == digest_file(large) != before
+    assert inputs.digest_contents(large, tmp_path / "stores") == digest_file(large) != before
     assert len(digests) == 2
 
 
 def test_a_file_that_has_just_been_written_is_digested_again(large, digests, tmp_path, monkeypatch):
-    monkeypatch.setattr(stores, "_SETTLED_NANOSECONDS", 3_600 * 10**9)
+    monkeypatch.setattr(inputs, "_SETTLED_NANOSECONDS", 3_600 * 10**9)
     for _ in range(2):
-        stores.digest_contents(large, tmp_path / "stores")
+        inputs.digest_contents(large, tmp_path / "stores")
 
     assert len(digests) == 2
 
 
 def test_a_damaged_record_of_a_digest_is_ignored(large, digests, tmp_path):
-    stores.digest_contents(large, tmp_path / "stores")
+    inputs.digest_contents(large, tmp_path / "stores")
     (record,) = (tmp_path / "stores" / "digests").iterdir()
     record.write_text("half of a dig")
 
-    assert stores.digest_contents(large, tmp_path / "stores") == digest_file(large)
+    assert inputs.digest_contents(large, tmp_path / "stores") == digest_file(large)

@@ -23,21 +23,21 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.digest import digest_json
 from penstock.errors import SourceError, StoreBusyError, StoreError
-from penstock.integrations.hf_dataset import export_texts, is_dataset
+from penstock.integrations.inputs import digest_contents, export_texts, is_dataset
 from penstock.paths import cache_directory
 from penstock.sources.listing import InputFile, list_files
 from penstock.sources.settings import ReadSettings
 from penstock.sources.texts import Texts
 from penstock.store.build import build
-from penstock.store.files import digest_file, write_file
 from penstock.store.lock import locked
 from penstock.store.manifest import FILE_NAME
 from penstock.store.reader import TokenStore
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 __all__ = [
     "StoreSettings",
     "cached_store",
-    "digest_contents",
     "store_name",
     "store_of",
     "store_root",
@@ -75,7 +74,6 @@ _ENGINES = ("gigatoken", "tokenizers", "tiktoken")
 _VERSION = 1  # of how a name is computed
 _ANY = ReadSettings()  # by default, the suffix of a file decides its format
 _WHOLE_BYTES = 1 << 30
-_SETTLED_NANOSECONDS = 2_500_000_000
 _BUSY_SECONDS = 3_600.0
 
 
@@ -102,17 +100,16 @@ class StoreSettings:
         encodes = (tokenizer.digest, tokenizer.special_tokens)
         return store_name(contents, encodes, end_id, self.documents, self.column)
 
-    def build(self, inputs: "PathLike | list[str] | Texts", store: Path) -> TokenStore:
-        """Build a store of `inputs`, in full, with these settings."""
-        return build(
-            inputs,
-            store,
-            tokenizer=self.tokenizer,
-            eos=self.eos,
-            documents=self.documents,
-            field=self.column,
-            threads=self.threads,
-        )
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """These settings as arguments of `penstock.build` and `penstock.stream`."""
+        return {
+            "tokenizer": self.tokenizer,
+            "eos": self.eos,
+            "documents": self.documents,
+            "field": self.column,
+            "threads": self.threads,
+        }
 
 
 def store_root(cache_dir: PathLike | None) -> Path:
@@ -159,7 +156,9 @@ def store_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenSto
         return TokenStore(inputs)
     files, contents, settings = _contents(inputs, settings)
     name = settings.name(contents)
-    return cached_store(name, settings.root, lambda directory: settings.build(files, directory))
+    return cached_store(
+        name, settings.root, lambda store: build(files, store, **settings.arguments)
+    )
 
 
 def stream_of(
@@ -180,28 +179,17 @@ def stream_of(
     directory = _private(settings.root) / name
     directory.mkdir(mode=0o700, exist_ok=True)
 
-    def start() -> "StreamedStore":
-        return stream(
-            files,
-            directory,
-            tokenizer=settings.tokenizer,
-            eos=settings.eos,
-            documents=settings.documents,
-            field=settings.column,
-            threads=settings.threads,
-        )
-
     # A stream checks the names and times of its inputs, as a build does. Here they may differ:
     # the directory belongs to these contents, whatever the path of the file is.
     try:
-        return start()
+        return stream(files, directory, **settings.arguments)
     except StoreBusyError:
         raise
     except StoreError:
         if (directory / FILE_NAME).is_file():
             return TokenStore(directory)  # finished, from the same contents under another path
         _clear(directory)
-        return start()
+        return stream(files, directory, **settings.arguments)
 
 
 def cached_store(name: str | None, root: Path, make: Callable[[Path], TokenStore]) -> TokenStore:
@@ -333,41 +321,9 @@ def _digest(file: InputFile, root: Path) -> object:
     return digest_contents(Path(file.path), root)
 
 
-def digest_contents(path: Path, root: Path) -> str:
-    """SHA-256 of a file; of a large file, the recorded one if nothing has changed the file since.
-
-    Args:
-        path: The file.
-        root: The directory of cached stores, where digests of large files are recorded.
-    """
-    before = _state(path)
-    if path.stat().st_size <= _WHOLE_BYTES:
-        return digest_file(path)
-    record = root / "digests" / digest_json([os.path.realpath(path), before])[:32]
-    if record.is_file() and len(found := record.read_text()) == 64:
-        return found
-    digest = digest_file(path)
-    # A write that follows soon may leave the same times, because clocks of file systems tick at
-    # intervals (FAT: 2 s). So a file that has just been written is digested again next time.
-    settled = time.time_ns() - max(before[1:3]) > _SETTLED_NANOSECONDS
-    if settled and _state(path) == before:
-        _private(record.parent)
-        write_file(record, [digest.encode()])
-    return digest
-
-
-def _state(path: Path) -> list[int]:
-    """What a write to a file changes: size and times; and which file it is."""
-    found = path.stat()
-    # `os.utime` can restore the time of the last write, but not ctime, which it sets to now.
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
-
-
 def _engine_versions() -> dict[str, str]:
     found = {}
     for package in _ENGINES:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found

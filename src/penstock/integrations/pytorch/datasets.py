@@ -28,6 +28,7 @@ from torch.utils.data import Dataset, default_collate
 
 from penstock.errors import PlanError, SourceError
 from penstock.integrations.hf_format import Labels, check_labels
+from penstock.integrations.inputs import digest_contents
 from penstock.integrations.pytorch.encoders import (
     UNKNOWN_VOCABULARY,
     AnyTokenizer,
@@ -35,7 +36,7 @@ from penstock.integrations.pytorch.encoders import (
     as_given,
 )
 from penstock.integrations.pytorch.samples import Layout, SampleFile, SpooledTexts
-from penstock.integrations.stores import cached_store, digest_contents, store_name, store_root
+from penstock.integrations.stores import cached_store, store_name, store_root
 from penstock.rows.windows import Windows
 from penstock.store.build import build
 from penstock.store.job import cut_safety

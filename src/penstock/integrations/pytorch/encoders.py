@@ -11,7 +11,7 @@ other ids tomorrow, so its store is never reused by another process.
 import os
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -22,13 +22,22 @@ from penstock.tokenize.definition import Definition, find_definition, from_objec
 from penstock.tokenize.objects import ObjectDescription, describe_object, read_attribute
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
 
-__all__ = ["UNKNOWN_VOCABULARY", "AnyTokenizer", "GivenTokenizer", "as_given"]
+__all__ = [
+    "UNKNOWN_VOCABULARY",
+    "AnyTokenizer",
+    "GivenTokenizer",
+    "SpecialIds",
+    "as_given",
+    "special_ids",
+]
 
 UNKNOWN_VOCABULARY = 2**32
 """The vocabulary size of an object that may return any id; ids have 32 bits."""
 
 AnyTokenizer: TypeAlias = Any
 """A name, a path, or a tokenizer object of any package."""
+
+_PAD_TOKENS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 
 
 @dataclass(frozen=True)
@@ -199,3 +208,35 @@ def _token_id(tokenizer: AnyTokenizer, token: str) -> int:
     raise TokenizerError(
         f"{type(tokenizer).__name__} cannot be asked for the id of {token!r}. Give it: eos=ID."
     )
+
+
+class SpecialIds(NamedTuple):
+    """The ids that begin, end and pad a row; None if the tokenizer has no such token."""
+
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int | None
+
+
+def special_ids(tokenizer: AnyTokenizer) -> SpecialIds:
+    """The special ids of a tokenizer, with the end token as pad token if it has no other.
+
+    >>> special_ids("gpt2")
+    SpecialIds(bos_id=50256, eos_id=50256, pad_id=50256)
+    """
+    pad = None
+    package = type(tokenizer).__module__.partition(".")[0]
+    if package == "tokenizers":
+        # The id that padding is set to, or else the first usual name that the vocabulary has.
+        named = [tokenizer.token_to_id(name) for name in _PAD_TOKENS]
+        pad = next((each for each in named if each is not None), None)
+        pad = int(tokenizer.padding["pad_id"]) if tokenizer.padding else pad
+    if isinstance(tokenizer, str | os.PathLike) or package == "tokenizers":
+        tokenizer = load_tokenizer(tokenizer, engine="tokenizers")  # nothing is encoded
+    if isinstance(tokenizer, Tokenizer):
+        bos, eos = tokenizer.bos_id, tokenizer.eos_id
+    else:
+        bos = read_attribute(tokenizer, "bos_token_id")
+        eos = read_attribute(tokenizer, "eos_token_id", "eot_token")
+        pad = read_attribute(tokenizer, "pad_token_id")
+    return SpecialIds(bos, eos, eos if pad is None else pad)
