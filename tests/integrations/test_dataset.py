@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from penstock.errors import PlanError, SourceError, TokenizerError
 from penstock.integrations.pytorch import TextDataset, TransformerDataset
-from penstock.integrations.pytorch.inputs import read_samples
+from penstock.integrations.pytorch.samples import SampleFile
 from penstock.sources.slices import cut
 
 
@@ -99,15 +99,16 @@ def test_any_text_has_the_paragraphs_of_the_formula(pieces, scratch):
     path = scratch / "any.txt"
     path.write_bytes("".join(pieces).encode())
 
-    found = read_samples(path.read_bytes(), "paragraphs", "any.txt")
+    found = list(SampleFile(path, "paragraphs").samples())
     assert found == naive_samples(path, is_jsonl=False)
 
 
 @given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
-def test_any_json_lines_have_their_texts(texts):
-    data = "\n".join(json.dumps({"text": text}) for text in texts).encode()
+def test_any_json_lines_have_their_texts(texts, scratch):
+    path = scratch / "any.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
 
-    assert read_samples(data, "jsonl", "any.jsonl") == texts
+    assert list(SampleFile(path, "jsonl").samples()) == texts
 
 
 @pytest.mark.parametrize(
@@ -249,7 +250,7 @@ def test_samples_are_read_when_asked_for_and_only_from_the_same_file(write, lett
 
     write("a.jsonl", ["abc", "deF"])
 
-    with pytest.raises(SourceError, match="has changed since it was tokenized"):
+    with pytest.raises(SourceError, match="has changed since this dataset was made"):
         _ = dataset.samples
 
 

@@ -9,7 +9,7 @@ from tokenizers.processors import TemplateProcessing
 
 from penstock.errors import TokenizerError
 from penstock.integrations.pytorch import TransformerDataset
-from penstock.integrations.pytorch.inputs import as_given
+from penstock.integrations.pytorch.encoders import as_given
 from penstock.tokenize.definition import find_definition
 
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from penstock import Documents, Packs, Texts, Windows, build
+from penstock.integrations.batches import EpochCuts
 from penstock.integrations.multiplex import create_multiplex_dataloader
 from penstock.integrations.pytorch import create_dataloaders, create_text_dataloaders
-from penstock.integrations.steps import EpochCuts
 from penstock.testing import assert_resumable
 
 pytest.importorskip("lightning", reason="needs penstock[lightning]")

@@ -15,9 +15,9 @@ pytest.importorskip("lightning", reason="needs penstock[lightning]")
 from penstock import Packs, Texts, TokenStore, build
 from penstock.errors import PlanError, ResumeError, SourceError
 from penstock.integrations.lightning import LLMDataModule, debug_datamodule
-from penstock.integrations.lightning.debug import main
+from penstock.integrations.lightning.__main__ import main
+from penstock.integrations.lightning.base import evaluation_cuts
 from penstock.integrations.lightning.loaders import TrainerProgress
-from penstock.integrations.steps import evaluation_cuts
 from penstock.sources.slices import cut
 from penstock.tokenize.tokenizer import load_tokenizer
 

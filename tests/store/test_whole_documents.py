@@ -200,20 +200,6 @@ def test_a_model_that_sees_all_of_a_text_is_not_cut(run, tmp_path):
     assert len(cut_up(tmp_path / "a.txt", ps.load_tokenizer(tokenizer), 2_000)) == 1
 
 
-def test_a_special_token_in_the_text_does_not_split_it():
-    """It is text to a build, so the model sees what is before and after it together."""
-    pieces = [("<unk>", 0.0), ("</s>", 0.0), ("a", -1.0), ("<", -9.0), ("/", -9.0), ("s", -9.0)]
-    tokenizer = Tokenizer(models.Unigram([*pieces, (">", -9.0), ("aa", -1.5)], unk_id=0))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-    tokenizer.add_special_tokens(["</s>"])
-    loaded = ps.load_tokenizer(tokenizer)
-
-    safe = cut_safety(loaded.reference or loaded.engine)
-
-    assert not safe("aaa</s>", "aaaa")
-    assert safe("aaa</s>", " aaaa")
-
-
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "unigram", "unigram with a prefix"])
 def test_runs_longer_than_any_window_do_not_mislead_either(name, tokenizer_of, tmp_path):
     tokenizer = tokenizer_of(name)

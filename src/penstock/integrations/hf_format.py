@@ -151,6 +151,8 @@ def row_format(
 ) -> RowFormat:
     """How batches of `rows` are made for models of `transformers`."""
     check_labels(labels)
+    if not isinstance(rows, Windows | Documents | Packs | MaskedPacks):
+        raise PlanError(f"{rows!r:.80} are not rows: give Windows, Packs or Documents.")
     shifted = labels == "shifted"
     packed = not shifted and rows.gives_positions
     if isinstance(rows, Windows):
@@ -158,8 +160,6 @@ def row_format(
         return RowFormat(rows, input_label_pair, "dict" if shifted else "hf", packed)
     if isinstance(rows, Packs):
         rows = MaskedPacks(rows)
-    if not isinstance(rows, MaskedPacks | Documents):
-        raise PlanError(f"{rows!r:.80} are not rows: give Windows, Packs or Documents.")
     if pad_id is None:  # any id will do in packs: models ignore the places after the last document
         pad_id = rows.pad_id if isinstance(rows, Documents) else 0
     # In a pack the first token of a document has no label: it would be predicted from the

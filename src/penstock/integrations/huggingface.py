@@ -19,10 +19,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from penstock.errors import PlanError, ResumeError
-from penstock.integrations.batches import BatchSource, State, StepBatches, unchanged
-from penstock.integrations.hf_dataset import export_texts, is_dataset
+from penstock.integrations.batches import BatchSource, RankSpan, State, StepBatches, unchanged
 from penstock.integrations.hf_format import Labels, MaskedPacks, Tensors, hf_tokenizer, row_format
-from penstock.integrations.steps import RankSpan
+from penstock.integrations.inputs import export_texts, is_dataset
 from penstock.loader.packed import check_packed, keep_documents_apart, prepare
 from penstock.order.plan import Plan
 from penstock.rows.documents import Documents

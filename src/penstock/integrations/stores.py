@@ -2,6 +2,7 @@
 
     ~/.cache/penstock/stores/      or $PENSTOCK_CACHE/stores, or cache_dir=
     ├── 4f0c…e1/                   a store; its name is a digest of what it was built from
+    ├── digests/                   digests of large files
     └── texts-90ab…/               the texts of a Hugging Face dataset, as Parquet files
 
 The name is a digest of the input's contents, of the tokenizer and of the settings. The path of
@@ -9,38 +10,38 @@ a file and the name of a tokenizer are not part of it: a relative path, an absol
 copy of the file all find the same store, and so do "gpt2" and the same tokenizer as an object.
 A changed file has another digest, so it gets another store, and nothing has to be invalidated.
 
-Files of up to 1 GB are read and digested in full at every start (about a second per GB). Of
-larger files, 64 MB of samples, the size and the time of the last change are digested.
+Files of up to 1 GB are read and digested at every start (about a second per GB). The digest of a
+larger file is recorded in `digests`, under the path, the size, the inode and the times of the last
+write and of the last change of state. If one of these differs, the file is digested again.
 
 A tokenizer without a digest might give other ids tomorrow. Its store is temporary: it belongs to
 this process and is removed with it.
 """
 
-import hashlib
 import os
 import tempfile
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.digest import digest_json
 from penstock.errors import SourceError, StoreBusyError, StoreError
-from penstock.integrations.hf_dataset import export_texts, is_dataset
+from penstock.integrations.inputs import digest_contents, export_texts, is_dataset
 from penstock.paths import cache_directory
 from penstock.sources.listing import InputFile, list_files
 from penstock.sources.settings import ReadSettings, Texts
 from penstock.store.build import build
-from penstock.store.files import digest_file
 from penstock.store.lock import locked
 from penstock.store.manifest import FILE_NAME
 from penstock.store.reader import TokenStore
 from penstock.store.verify import verify
-from penstock.tokenize.tokenizer import Tokenizer
+from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -59,7 +60,9 @@ if TYPE_CHECKING:
 __all__ = [
     "StoreSettings",
     "cached_store",
+    "store_name",
     "store_of",
+    "store_root",
     "stream_of",
 ]
 
@@ -70,7 +73,6 @@ _ENGINES = ("gigatoken", "tokenizers", "tiktoken")
 _VERSION = 1  # of how a name is computed
 _ANY = ReadSettings()  # by default, the suffix of a file decides its format
 _WHOLE_BYTES = 1 << 30
-_SAMPLES, _SAMPLE_BYTES = 64, 1 << 20
 _BUSY_SECONDS = 3_600.0
 
 
@@ -88,35 +90,55 @@ class StoreSettings:
     @property
     def root(self) -> Path:
         """The directory of cached stores; it may not exist yet."""
-        return Path(cache_directory() if self.cache_dir is None else self.cache_dir) / "stores"
+        return store_root(self.cache_dir)
 
     def name(self, contents: object) -> str | None:
-        """The name of the store of an input; None if the tokenizer has no digest.
-
-        Args:
-            contents: What identifies the input's contents, as JSON.
-        """
+        """The name of the store of an input; see `store_name`."""
         tokenizer = self.tokenizer
-        if tokenizer.digest is None:
-            return None
-        encodes = [tokenizer.digest, tokenizer.special_tokens, _engine_versions()]
-        ends = tokenizer.eos_id if self.eos else None
-        # Not the name of the tokenizer: "gpt2" and the same tokenizer as an object share a store.
-        # 32 hexadecimal digits are 128 bits, so two stores do not get one name by chance.
-        identity = [_VERSION, contents, encodes, ends, self.documents, self.column]
-        return digest_json(identity)[:32]
+        end_id = tokenizer.eos_id if self.eos else None
+        encodes = (tokenizer.digest, tokenizer.special_tokens)
+        return store_name(contents, encodes, end_id, self.documents, self.column)
 
-    def build(self, inputs: "PathLike | list[str] | Texts", store: Path) -> TokenStore:
-        """Build a store of `inputs`, in full, with these settings."""
-        return build(
-            inputs,
-            store,
-            tokenizer=self.tokenizer,
-            eos=self.eos,
-            documents=self.documents,
-            field=self.column,
-            threads=self.threads,
-        )
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """These settings as arguments of `penstock.build` and `penstock.stream`."""
+        return {
+            "tokenizer": self.tokenizer,
+            "eos": self.eos,
+            "documents": self.documents,
+            "field": self.column,
+            "threads": self.threads,
+        }
+
+
+def store_root(cache_dir: PathLike | None) -> Path:
+    """The directory of cached stores; it may not exist yet."""
+    return Path(cache_directory() if cache_dir is None else cache_dir) / "stores"
+
+
+def store_name(
+    contents: object,
+    encodes: tuple[str | None, SpecialTokens],
+    end_id: int | None,
+    documents: str,
+    column: str = "text",
+) -> str | None:
+    """The name of the store of an input; None if the tokenizer has no digest.
+
+    Args:
+        contents: What identifies the input's contents, as JSON.
+        encodes: The tokenizer's digest, and how it reads special tokens.
+        end_id: The id after each document.
+        documents: What a document is.
+        column: The column that holds the text.
+    """
+    digest, special_tokens = encodes
+    if digest is None:
+        return None
+    # Not the name of the tokenizer: "gpt2" and the same tokenizer as an object share a store.
+    # 32 hexadecimal digits are 128 bits, so two stores do not get one name by chance.
+    known = [digest, special_tokens, _engine_versions()]
+    return digest_json([_VERSION, contents, known, end_id, documents, column])[:32]
 
 
 def store_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenStore:
@@ -132,7 +154,10 @@ def store_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenSto
     if isinstance(inputs, str | os.PathLike) and (Path(inputs) / FILE_NAME).is_file():
         return TokenStore(inputs)
     files, contents, settings = _contents(inputs, settings)
-    return cached_store(contents, settings, lambda directory: settings.build(files, directory))
+    name = settings.name(contents)
+    return cached_store(
+        name, settings.root, lambda store: build(files, store, **settings.arguments)
+    )
 
 
 def stream_of(
@@ -153,49 +178,35 @@ def stream_of(
     directory = _private(settings.root) / name
     directory.mkdir(mode=0o700, exist_ok=True)
 
-    def start() -> "StreamedStore":
-        return stream(
-            files,
-            directory,
-            tokenizer=settings.tokenizer,
-            eos=settings.eos,
-            documents=settings.documents,
-            field=settings.column,
-            threads=settings.threads,
-        )
-
     # A stream checks the names and times of its inputs, as a build does. Here they may differ:
     # the directory belongs to these contents, whatever the path of the file is.
     try:
-        return start()
+        return stream(files, directory, **settings.arguments)
     except StoreBusyError:
         raise
     except StoreError:
         if (directory / FILE_NAME).is_file():
             return TokenStore(directory)  # finished, from the same contents under another path
         _clear(directory)
-        return start()
+        return stream(files, directory, **settings.arguments)
 
 
-def cached_store(
-    contents: object, settings: StoreSettings, make: Callable[[Path], TokenStore]
-) -> TokenStore:
-    """The store of some contents, found in the cache or made by `make`.
+def cached_store(name: str | None, root: Path, make: Callable[[Path], TokenStore]) -> TokenStore:
+    """The store with this name, found in the cache or made by `make`.
 
     Several processes may ask for one store: the first makes it, and the others wait.
 
     Args:
-        contents: What identifies the input's contents, as JSON.
-        settings: The tokenizer, the settings and the cache directory.
-        make: Builds the store in a directory, which exists.
+        name: The name, or None for a temporary store of this process.
+        root: The directory of cached stores.
+        make: Builds the store in a directory, whose parent exists.
 
     Raises:
         StoreError: the cache directory cannot be used.
     """
-    name = settings.name(contents)
     if name is None:
         return _temporary(make)
-    directory = _private(settings.root) / name
+    directory = _private(root) / name
     until = time.monotonic() + _BUSY_SECONDS
     while True:
         try:
@@ -298,29 +309,20 @@ def _contents(
     # With absolute paths, a killed build is resumed from any working directory.
     paths = [each.path if each.remote else str(Path(each.path).absolute()) for each in listed]
     files = list_files(paths, _ANY)
-    return paths, [[each.format, each.compression, _digest(each)] for each in files], settings
+    root = settings.root
+    return paths, [[each.format, each.compression, _digest(each, root)] for each in files], settings
 
 
-def _digest(file: InputFile) -> object:
+def _digest(file: InputFile, root: Path) -> object:
     """What identifies the contents of a file."""
     if file.remote:
         return [file.name, file.size, file.stamp]
-    if file.size <= _WHOLE_BYTES:
-        return digest_file(Path(file.path))
-    digest = hashlib.sha256()
-    with Path(file.path).open("rb") as stream:
-        for number in range(_SAMPLES):
-            # From the first byte to the last: sample 63 of 64 ends where the file ends.
-            stream.seek((file.size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
-            digest.update(stream.read(_SAMPLE_BYTES))
-    return [digest.hexdigest(), file.size, file.stamp]
+    return digest_contents(Path(file.path), root)
 
 
 def _engine_versions() -> dict[str, str]:
     found = {}
     for package in _ENGINES:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found

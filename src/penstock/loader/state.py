@@ -8,12 +8,14 @@ the message.
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.digest import digest_json
 from penstock.errors import ResumeError
-from penstock.loader.arguments import AnyPlan
 from penstock.rows.protocol import Rows
+
+if TYPE_CHECKING:  # multiplex loaders use states too, and need no stores
+    from penstock.loader.arguments import AnyPlan
 
 __all__ = [
     "State",
@@ -39,7 +41,7 @@ _LONGEST_NAME = 42  # bytes as JSON: a source then takes at most 100
 _FIELDS = {"order": dict, "plan": str, "position": int, "rows": dict, "sources": dict}
 
 
-def identify(plan: AnyPlan) -> State:
+def identify(plan: "AnyPlan") -> State:
     """Return a short description of the order of `plan`: digests, and settings for messages."""
     described = plan.describe()
     sources = described.pop("sources")

@@ -118,16 +118,22 @@ class Texts:
         """Texts `[start, stop)` as UTF-8; lone surrogates stay, and `validate` rejects them."""
         return [text.encode("utf-8", "surrogatepass") for text in self._texts[start:stop]]
 
+    def sizes(self, start: int, stop: int) -> list[int]:
+        """Bytes of each of the texts `[start, stop)`, as UTF-8."""
+        # Encoded one at a time: all at once would need the memory of the texts again.
+        return [len(self.encoded(number, number + 1)[0]) for number in range(start, stop)]
+
     @property
     def num_bytes(self) -> int:
         """Bytes of all texts."""
-        return sum(map(len, self.encoded(0, len(self))))
+        return sum(self.sizes(0, len(self)))
 
     @property
     def digest(self) -> str:
         """A digest of the texts and their lengths."""
         total = hashlib.sha256()
-        for text in self.encoded(0, len(self)):
+        for number in range(len(self)):
+            (text,) = self.encoded(number, number + 1)
             # With the length before each text, or ["ab", "c"] and ["a", "bc"] would be equal.
             total.update(b"%d:" % len(text))
             total.update(text)

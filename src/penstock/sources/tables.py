@@ -207,12 +207,11 @@ def text_spans(
     """Ranges of texts of at least `num_bytes` each, except the last, and their sizes in bytes."""
     stop = len(texts) if stop is None else stop
     held = 0
-    for number in range(start, stop):
+    for number, size in enumerate(texts.sizes(start, stop), start):
         if held >= num_bytes:
             yield start, number, held
             start, held = number, 0
-        # Encoded one at a time: all at once would need the memory of the texts again.
-        held += len(texts.encoded(number, number + 1)[0])
+        held += size
     yield start, stop, held
 
 

@@ -244,10 +244,7 @@ def load_tokenizer(
 def _definition_of(tokenizer: object) -> Definition | None:
     if isinstance(tokenizer, str | os.PathLike):
         return find_definition(os.fspath(tokenizer))
-    # An integration's wrapper has a `Tokenizer` of ours as its attribute `tokenizer`.
-    inner = getattr(tokenizer, "tokenizer", None)
-    ours = inner.definition if isinstance(inner, Tokenizer) else None
-    return ours or from_object(tokenizer)
+    return tokenizer if isinstance(tokenizer, Definition) else from_object(tokenizer)
 
 
 def _bytes(added: Mapping[str, int]) -> Tokenizer:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from penstock.integrations.lightning.debug import debug_datamodule as debug_datamodule
+    from penstock.integrations.lightning.__main__ import debug_datamodule as debug_datamodule
     from penstock.integrations.lightning.llm import LLMDataModule as LLMDataModule
     from penstock.integrations.lightning.openwebtext import (
         LocalOpenWebTextDataModule as LocalOpenWebTextDataModule,
@@ -20,6 +20,6 @@ else:
         {
             "llm": "LLMDataModule",
             "openwebtext": "LocalOpenWebTextDataModule",
-            "debug": "debug_datamodule",
+            "__main__": "debug_datamodule",
         },
     )

@@ -1,7 +1,85 @@
-"""Run `python -m penstock.integrations.lightning`."""
+"""Print the first training batch of a data module.
 
+python -m penstock.integrations.lightning               # four rows of WikiText-2, decoded
+python -m penstock.integrations.lightning train.txt     # four rows of your own file
+"""
+
+import argparse
 import sys
+import traceback
+from collections.abc import Sequence
 
-from penstock.integrations.lightning.debug import main
+from penstock.errors import PenstockError
+from penstock.integrations.hf_format import Tensors
+from penstock.integrations.lightning.llm import LLMDataModule
+from penstock.integrations.lightning.openwebtext import LocalOpenWebTextDataModule
 
-sys.exit(main())
+__all__ = ["debug_datamodule", "main"]
+
+DataModule = LLMDataModule | LocalOpenWebTextDataModule
+
+_SHOWN_CHARACTERS = 100
+
+
+def debug_datamodule(datamodule: DataModule | None = None) -> None:
+    """Print the first training batch of a data module.
+
+    Args:
+        datamodule: A data module whose batches are dicts of `input_ids` and `labels`; if not
+            given, an `LLMDataModule` of WikiText-2 in batches of 4.
+    """
+    if datamodule is None:
+        datamodule = LLMDataModule(batch_size=4)
+    datamodule.prepare_data()
+    datamodule.setup()
+    batch = next(iter(datamodule.train_dataloader()))
+    input_ids = batch["input_ids"]
+    # These lines are those of the script that people know; only the last one is new.
+    decoded = datamodule.tokenizer.decode(input_ids[0])
+    lines = [
+        f"Keys available: {batch.keys()}",
+        f"Input Shape: {input_ids.shape}",
+        f"\n--- Sample Text (Decoded) ---\n{decoded[:_SHOWN_CHARACTERS]}...",
+        f"\nLabels included? {'labels' in batch}",
+        _padding(batch, datamodule),
+    ]
+    print("\n".join(lines))  # noqa: T201  (its purpose)
+
+
+def _padding(batch: Tensors, datamodule: DataModule) -> str:
+    """The share of padding in a batch, and what it would be at a fixed width."""
+    if "position_ids" in batch:  # packed: the rows know the padding, batches do not
+        return f"Padding: {datamodule.train_dataset!r}"
+    # Windows have no mask: every place holds a token, but for the end of the last row.
+    max_length = datamodule.max_length
+    rows, width = batch["input_ids"].shape
+    real = int(batch["attention_mask"].sum()) if "attention_mask" in batch else rows * width
+    dynamic, fixed = 1 - real / (rows * width), 1 - real / (rows * max_length)
+    return (
+        f"Padding: {dynamic:.1%} of the batch (dynamic, {rows} x {width}); padded to "
+        f"max_length={max_length} it would be {fixed:.1%}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m penstock.integrations.lightning",
+        description="Show the first training batch of an LLMDataModule.",
+    )
+    parser.add_argument(
+        "train", nargs="?", help="a text file, one row a line (default: WikiText-2)"
+    )
+    parser.add_argument("--max_length", type=int, default=128)
+    options = parser.parse_args(arguments)
+    data = {"train": options.train} if options.train else "wikitext-2"
+    try:
+        debug_datamodule(LLMDataModule(batch_size=4, max_length=options.max_length, data=data))
+    except (PenstockError, OSError) as error:
+        sys.stderr.write("".join(traceback.format_exception_only(error)))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,21 +4,24 @@ Lightning calls `prepare_data` in one process of a node, then `setup` in all pro
 for loaders. A checkpoint keeps what `state_dict` returns on rank 0.
 """
 
-import os
-import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from penstock.errors import MissingExtraError, PlanError
-from penstock.integrations.batches import BatchSource, State
-from penstock.integrations.hf_format import MaskedPacks
+from penstock.integrations.batches import BatchSource, RankSpan, State, StepBatches
+from penstock.integrations.hf_format import MaskedPacks, Tensors
 from penstock.integrations.lightning.loaders import (
-    EvaluationBatches,
+    ShardedSampler,
+    SpanBatches,
     TrainerProgress,
     TrainingBatches,
     rows_per_device,
 )
+from penstock.integrations.workers import Workers
 from penstock.order.shuffle import Mode
 from penstock.rows.documents import Documents
 from penstock.rows.windows import Windows
@@ -35,7 +38,7 @@ except ImportError:
             'Install it with: pip install "penstock[lightning]"'
         ) from None
 
-__all__ = ["ModuleRows", "ResumableDataModule"]
+__all__ = ["EvaluationBatches", "ModuleRows", "ResumableDataModule", "evaluation_cuts"]
 
 ModuleRows = Windows | Documents | MaskedPacks
 
@@ -46,6 +49,49 @@ _STAGES: dict[str | None, tuple[str, ...]] = {
     "test": ("test",),
     "predict": (),
 }
+
+
+class EvaluationBatches(SpanBatches):
+    """Every row once, in order, on all ranks together, in as many steps on each rank.
+
+    No row is repeated, and no batch is without labels. So a mean over the rows of all ranks is a
+    mean over the dataset. If rows do not divide, some batches are smaller.
+    """
+
+    def __init__(self, source: BatchSource, batch_size: int) -> None:
+        rank, world_size = source.rank, source.world_size
+        self.cuts = evaluation_cuts(len(source.plan), batch_size, rank=rank, world_size=world_size)
+        # The batches of a rank are its own: other ranks need not have the same shapes.
+        alone = replace(source, rank=0, world_size=1)
+        super().__init__(StepBatches(alone), ShardedSampler(rank, world_size, self.cuts.__len__))
+
+    def __iter__(self) -> Iterator[Tensors]:  # type: ignore[override]
+        return self.make(RankSpan(*cut, cut[1] - cut[0], cut) for cut in self.cuts)
+
+
+def evaluation_cuts(
+    num_rows: int, batch_size: int, *, rank: int, world_size: int
+) -> list[tuple[int, int]]:
+    """The batches of one rank as ranges of rows: none empty, and as many as on every rank.
+
+    >>> [evaluation_cuts(9, 4, rank=rank, world_size=2) for rank in (0, 1)]
+    [[(0, 3), (3, 4)], [(4, 8), (8, 9)]]
+    >>> evaluation_cuts(9, 4, rank=0, world_size=1)
+    [(0, 4), (4, 8), (8, 9)]
+    """
+    if num_rows < world_size:
+        raise PlanError(
+            f"{num_rows:,} rows cannot be evaluated on {world_size:,} devices: some would have "
+            "no row, and so no loss. Use fewer devices, or more text."
+        )
+    first, stop = (num_rows * each // world_size for each in (rank, rank + 1))
+    # As many steps as the largest share needs, but at most one for each row of the smallest.
+    largest = -(-num_rows // world_size)
+    steps = min(-(-largest // batch_size), num_rows // world_size)
+    share = stop - first
+    # A step may not take rows that later steps need to have one each.
+    edges = [min(step * batch_size, share - (steps - step)) for step in range(steps)] + [share]
+    return [(first + low, first + high) for low, high in pairwise(edges)]
 
 
 class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
@@ -164,22 +210,9 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         """The DataLoader arguments about workers and pinned memory."""
         # A stream is read in the process that builds it, on a thread.
         num_workers = 0 if self.streaming and shuffle == "part" else self.num_workers
-        if num_workers and os.name == "nt":
-            warnings.warn(
-                f"num_workers={num_workers} is taken as 0 on Windows, where starting workers costs "
-                "more than they save. Batches are the same.",
-                stacklevel=3,
-            )
-            num_workers = 0
+        prefetch_factor = self.prefetch_factor if num_workers else None
+        workers = Workers(num_workers, prefetch_factor, num_workers > 0, 0, None, None).checked()
         pinned = torch.cuda.is_available() if self._pin_memory is None else self._pin_memory
-        found: dict[str, Any] = {
-            "num_workers": num_workers,
-            "pin_memory": pinned,
-            "persistent_workers": num_workers > 0,
-            # It seeds the workers, which draw no random numbers. Without it, PyTorch would draw
-            # the seed from its global generator, and loading data would change dropout.
-            "generator": torch.Generator(),
-        }
-        if num_workers and self.prefetch_factor is not None:
-            found["prefetch_factor"] = self.prefetch_factor
-        return found
+        # The generator seeds the workers, which draw no random numbers. Without it, PyTorch would
+        # draw the seed from its global generator, and loading data would change dropout.
+        return {**workers._asdict(), "pin_memory": pinned, "generator": torch.Generator()}

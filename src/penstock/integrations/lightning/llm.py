@@ -25,9 +25,9 @@ from penstock.integrations.hf_format import (
     check_labels,
     hf_tokenizer,
 )
-from penstock.integrations.lightning.base import ModuleRows, ResumableDataModule
-from penstock.integrations.lightning.loaders import EvaluationBatches, TrainingBatches
-from penstock.integrations.pytorch.padding import special_ids
+from penstock.integrations.lightning.base import EvaluationBatches, ModuleRows, ResumableDataModule
+from penstock.integrations.lightning.loaders import TrainingBatches
+from penstock.integrations.pytorch.encoders import special_ids
 from penstock.integrations.stores import StoreSettings, store_of, stream_of
 from penstock.loader.arguments import plan_of
 from penstock.loader.packed import check_packed, prepare

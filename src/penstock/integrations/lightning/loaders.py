@@ -23,13 +23,20 @@ from typing import Any
 from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from penstock.errors import PlanError, ResumeError
-from penstock.integrations.batches import BatchSource, State, StepBatches, unchanged
+from penstock.integrations.batches import (
+    BatchSource,
+    EqualSteps,
+    RankSpan,
+    State,
+    StepBatches,
+    unchanged,
+)
 from penstock.integrations.hf_format import Tensors
-from penstock.integrations.steps import EqualSteps, RankSpan, evaluation_cuts
 from penstock.loader.loader import Loader
 
 __all__ = [
-    "EvaluationBatches",
+    "ShardedSampler",
+    "SpanBatches",
     "TrainerProgress",
     "TrainingBatches",
     "rows_per_device",
@@ -82,7 +89,7 @@ class TrainerProgress:
     def train_on(self, source: BatchSource) -> None:
         """Train on the rows of `source`, on its ranks; the size of a step is decided here."""
         # A resumed run may keep the steps of its checkpoint on another number of devices.
-        self._source = source.sized(self._global_batch(source.world_size))
+        self._source = replace(source, global_batch=self._global_batch(source.world_size))
         self._state_loader = None
         self._source.refuse_no_step()
         if self._restored is not None:
@@ -177,7 +184,7 @@ class TrainerProgress:
         return self.source.cuts.after(self._position, batches - self._batches)
 
 
-class _ShardedSampler(SequentialSampler, DistributedSampler[Any]):
+class ShardedSampler(SequentialSampler, DistributedSampler[Any]):
     """The batches of this rank, which no trainer shards a second time.
 
     Lightning replaces the sampler of a DataLoader unless it is a `DistributedSampler`, and with
@@ -204,20 +211,21 @@ class _ShardedSampler(SequentialSampler, DistributedSampler[Any]):
         self.epoch = epoch
 
 
-class _Batches(DataLoader[Tensors]):
+class SpanBatches(DataLoader[Tensors]):
     """A DataLoader whose dataset makes whole batches."""
 
-    def __init__(self, dataset: StepBatches, sampler: _ShardedSampler) -> None:
+    def __init__(self, dataset: StepBatches, sampler: ShardedSampler) -> None:
         self._spans = sampler
         workers = dataset.source.workers
         super().__init__(dataset, batch_size=None, sampler=sampler, collate_fn=unchanged, **workers)
 
-    def _make(self, spans: Iterator[RankSpan]) -> Iterator[Tensors]:
+    def make(self, spans: Iterator[RankSpan]) -> Iterator[Tensors]:
+        """The batches at these positions, in this order."""
         self._spans.spans = spans
         return super().__iter__()
 
 
-class TrainingBatches(_Batches):
+class TrainingBatches(SpanBatches):
     """The training batches of an epoch, from the position of the run.
 
     Its state is the same on every rank. Without workers, batches are made on a thread of this
@@ -235,9 +243,9 @@ class TrainingBatches(_Batches):
         self._progress = progress
         self._sized = sized
         source = progress.source
-        # A function of the progress, not a method of this loader; see _ShardedSampler.
+        # A function of the progress, not a method of this loader; see ShardedSampler.
         length = partial(_num_steps, progress, sized=sized)
-        sampler = _ShardedSampler(source.rank, source.world_size, length)
+        sampler = ShardedSampler(source.rank, source.world_size, length)
         super().__init__(StepBatches(source), sampler)
 
     def __len__(self) -> int:
@@ -300,7 +308,7 @@ class TrainingBatches(_Batches):
             for _, position, rows, number in steps
             for step in range(number)
         )
-        return self._make(islice(spans, most))
+        return self.make(islice(spans, most))
 
     def state_dict(self) -> State:
         """The position of the run, the same on every rank."""
@@ -309,24 +317,6 @@ class TrainingBatches(_Batches):
     def load_state_dict(self, state: State) -> None:
         """Continue from a state."""
         self._progress.load_state_dict(state)
-
-
-class EvaluationBatches(_Batches):
-    """Every row once, in order, on all ranks together, in as many steps on each rank.
-
-    No row is repeated, and no batch is without labels. So a mean over the rows of all ranks is a
-    mean over the dataset. If rows do not divide, some batches are smaller.
-    """
-
-    def __init__(self, source: BatchSource, batch_size: int) -> None:
-        rank, world_size = source.rank, source.world_size
-        self.cuts = evaluation_cuts(len(source.plan), batch_size, rank=rank, world_size=world_size)
-        # The batches of a rank are its own: other ranks need not have the same shapes.
-        alone = replace(source, rank=0, world_size=1)
-        super().__init__(StepBatches(alone), _ShardedSampler(rank, world_size, self.cuts.__len__))
-
-    def __iter__(self) -> Iterator[Tensors]:  # type: ignore[override]
-        return self._make(RankSpan(*cut, cut[1] - cut[0], cut) for cut in self.cuts)
 
 
 def _num_steps(progress: TrainerProgress, *, sized: bool) -> int:

@@ -17,8 +17,8 @@ from penstock.errors import PlanError, SourceError
 from penstock.integrations.batch_size import largest_lightning_batch
 from penstock.integrations.batches import BatchSource
 from penstock.integrations.hf_format import Labels, check_labels, hf_tokenizer, input_label_pair
-from penstock.integrations.lightning.base import ModuleRows, ResumableDataModule
-from penstock.integrations.lightning.loaders import EvaluationBatches, TrainingBatches
+from penstock.integrations.lightning.base import EvaluationBatches, ModuleRows, ResumableDataModule
+from penstock.integrations.lightning.loaders import TrainingBatches
 from penstock.integrations.stores import StoreSettings, store_of, stream_of
 from penstock.loader.arguments import plan_of
 from penstock.order.shuffle import Mode

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 from penstock.exports import lazy_exports
 
 if TYPE_CHECKING:
+    from penstock.integrations.multiplex.__main__ import get_dataset_stats as get_dataset_stats
+    from penstock.integrations.multiplex.__main__ import (
+        print_dataloader_stats as print_dataloader_stats,
+    )
     from penstock.integrations.multiplex.collate import default_collate_fn as default_collate_fn
     from penstock.integrations.multiplex.dataset import MultiplexDataset as MultiplexDataset
     from penstock.integrations.multiplex.loader import MultiplexDataLoader as MultiplexDataLoader
     from penstock.integrations.multiplex.loader import (
         create_multiplex_dataloader as create_multiplex_dataloader,
-    )
-    from penstock.integrations.multiplex.statistics import get_dataset_stats as get_dataset_stats
-    from penstock.integrations.multiplex.statistics import (
-        print_dataloader_stats as print_dataloader_stats,
     )
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
@@ -30,6 +30,6 @@ else:
             "collate": "default_collate_fn",
             "dataset": "MultiplexDataset",
             "loader": "MultiplexDataLoader create_multiplex_dataloader",
-            "statistics": "get_dataset_stats print_dataloader_stats",
+            "__main__": "get_dataset_stats print_dataloader_stats",
         },
     )

@@ -12,10 +12,10 @@ Inputs and labels are separate, contiguous tensors. Code that was written for a 
 calls `.view(-1)` on them and writes -100 into the labels.
 """
 
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from operator import index
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -28,20 +28,20 @@ from torch.utils.data import Dataset, default_collate
 
 from penstock.errors import PlanError, SourceError
 from penstock.integrations.hf_format import Labels, check_labels
-from penstock.integrations.pytorch.inputs import (
+from penstock.integrations.inputs import digest_contents
+from penstock.integrations.pytorch.encoders import (
     UNKNOWN_VOCABULARY,
     AnyTokenizer,
     GivenTokenizer,
-    Layout,
     as_given,
-    read_bytes,
-    read_samples,
 )
-from penstock.integrations.stores import StoreSettings, cached_store
+from penstock.integrations.pytorch.samples import Layout, SampleFile, SpooledTexts
+from penstock.integrations.stores import cached_store, store_name, store_root
 from penstock.rows.windows import Windows
-from penstock.sources.settings import Texts
 from penstock.store.build import build
+from penstock.store.job import cut_safety
 from penstock.store.reader import TokenStore
+from penstock.tokenize.objects import ObjectEngine
 
 __all__ = ["FILLER", "TextDataset", "TransformerDataset", "WindowBatch", "stack"]
 
@@ -80,31 +80,48 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         self._file, self._layout = os.fspath(path), layout
         self._shifted = labels == "shifted"
         # None after unpickling; see __getstate__.
-        self._tokenizer: GivenTokenizer | None = as_given(tokenizer)
-        # The file is read once, so the store holds exactly the bytes under whose digest it is
-        # kept, even if another process writes to the file now.
-        data = read_bytes(self._file)
-        self._digest = hashlib.sha256(data).hexdigest()
-        ending, eos = self._tokenizer.ending(eos)
-        settings = StoreSettings(tokenizer=ending, eos=eos, documents=layout, cache_dir=cache_dir)
-
-        def make(directory: Path) -> TokenStore:
-            # Blank samples have tokens too in a hand-written Dataset. A user's object is called
-            # from one thread: it may not be safe to use from several.
-            samples = Texts(read_samples(data, self._layout, self._file), keep_blank=True)
-            return build(
-                samples,
-                directory,
-                tokenizer=ending,
-                eos=eos,
-                max_document_bytes=2**62,
-                threads=1 if ending.definition is None else None,
-            )
-
-        self._store = cached_store(self._digest, settings, make)
+        self._tokenizer: GivenTokenizer | None = (given := as_given(tokenizer))
+        source = SampleFile(path, layout)
+        root = store_root(cache_dir)
+        self._digest = digest_contents(Path(source.path), root)
+        end_id = given.end_id(eos)
+        encodes = (given.encodes.digest, given.special_tokens)
+        name = store_name(self._digest, encodes, end_id, layout)
+        self._store = cached_store(name, root, partial(self._build, source, given, end_id))
         # `Windows` refuses a store without one row; a hand-written Dataset is empty.
         enough = self._store.num_tokens > self.length
         self._windows = Windows(self._store, self.length, stride=self.stride) if enough else None
+
+    def _build(
+        self, source: SampleFile, given: GivenTokenizer, end_id: int | None, directory: Path
+    ) -> TokenStore:
+        tokenizer = given.tokenizer
+        is_object = isinstance(tokenizer.engine, ObjectEngine)
+        # Without end tokens, windows do not depend on where a document ends. So a long text is
+        # stored in pieces. A user's object may look further back than the places that are tried.
+        is_whole = is_object or end_id is not None
+        is_cut_safe = None if is_whole else cut_safety(tokenizer.engine, tokenizer.reference)
+        texts = SpooledTexts(source, directory.parent, is_cut_safe)
+        # The store must hold the bytes under whose digest it is kept.
+        self._refuse_changed(source)
+        return build(
+            texts,
+            directory,
+            # `build` takes True or a token's text, so a chosen id becomes the end token.
+            tokenizer=tokenizer if end_id is None else replace(tokenizer, eos_id=end_id),
+            eos=end_id is not None,
+            max_document_bytes=2**62,
+            # An object is called from one thread: it may not be safe to use from several.
+            threads=1 if is_object else None,
+        )
+
+    def _refuse_changed(self, source: SampleFile) -> None:
+        if source.digest != self._digest:
+            raise SourceError(
+                f"{source.path} has changed since this dataset was made (SHA-256 "
+                f"{self._digest[:8]} then, {source.digest[:8]} now). Make the dataset again when "
+                "nothing writes to the file."
+            )
 
     def __len__(self) -> int:
         return 0 if self._windows is None else len(self._windows)
@@ -175,16 +192,11 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         Raises:
             SourceError: the file was changed after it was tokenized.
         """
-        data = read_bytes(self._file)
+        source = SampleFile(self._file, self._layout)
+        found = list(source.samples())
         # Samples of another text would not belong to the tokens of this dataset.
-        digest = hashlib.sha256(data).hexdigest()
-        if digest != self._digest:
-            raise SourceError(
-                f"{self._file} has changed since it was tokenized (SHA-256 {self._digest[:8]} "
-                f"then, {digest[:8]} now), so its samples are not those of this dataset. Make the "
-                "dataset again."
-            )
-        return read_samples(data, self._layout, self._file)
+        self._refuse_changed(source)
+        return ["".join(found)] if self._layout == "file" else found
 
     @property
     def tokenized_data(self) -> NDArray[Any]:
@@ -237,7 +249,7 @@ class TransformerDataset(_WindowDataset[dict[str, torch.Tensor]]):
         """Open the tokenized file, or tokenize it.
 
         Args:
-            data_path: A file of JSON lines or of text, UTF-8. It is read into memory.
+            data_path: A file of JSON lines or of text, UTF-8. It may be larger than memory.
             tokenizer: Any object with `encode`, or what `penstock.load_tokenizer` takes: a
                 name ("gpt2"), a path.
             seq_length: Ids in the inputs of an item.

@@ -11,11 +11,10 @@ time. It is the order of `penstock.Loader` over the same windows.
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from multiprocessing.context import BaseContext
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +24,8 @@ from torch.utils.data import DataLoader, Sampler
 from penstock.errors import PlanError
 from penstock.integrations.hf_format import Labels
 from penstock.integrations.pytorch.datasets import FILLER, TextDataset, TransformerDataset, stack
-from penstock.integrations.pytorch.inputs import AnyTokenizer, as_given, suffix_layout
+from penstock.integrations.pytorch.encoders import AnyTokenizer, as_given
+from penstock.integrations.pytorch.samples import suffix_layout
 from penstock.integrations.workers import Workers
 from penstock.order.permute import permute
 from penstock.order.shuffle import epoch_key
@@ -111,18 +111,9 @@ def create_dataloaders(  # noqa: PLR0913  (a drop-in: the arguments of the code 
         )
 
     given = as_given(tokenizer)  # once, for both files
-    context = multiprocessing_context if num_workers else None
-    # Workers stay alive between epochs: each would have to open the store again.
-    workers = Workers(num_workers, prefetch_factor, num_workers > 0, 0, None, context).checked()
-    options = _LoaderOptions(
-        batch_size=batch_size,
-        workers=workers,
-        pin_memory=pin_memory,
-        rank=rank,
-        world_size=world_size,
-        seed=seed,
-    )
-    return options.pair(dataset, train_path, val_path)
+    options = _LoaderOptions(batch_size, pin_memory, rank, world_size, seed)
+    workers = _workers(num_workers, prefetch_factor, multiprocessing_context).checked()
+    return options.pair(dataset, train_path, val_path, workers)
 
 
 def create_text_dataloaders(  # noqa: PLR0913  (as above)
@@ -161,71 +152,60 @@ def create_text_dataloaders(  # noqa: PLR0913  (as above)
         )
 
     given = as_given(tokenizer)
-    context = multiprocessing_context if num_workers else None
-    workers = Workers(num_workers, prefetch_factor, num_workers > 0, 0, None, context).checked()
-    options = _LoaderOptions(
-        batch_size=batch_size,
-        workers=workers,
-        pin_memory=pin_memory,
-        rank=rank,
-        world_size=world_size,
-        seed=seed,
-    )
-    return options.pair(dataset, train, val)
+    options = _LoaderOptions(batch_size, pin_memory, rank, world_size, seed)
+    workers = _workers(num_workers, prefetch_factor, multiprocessing_context).checked()
+    return options.pair(dataset, train, val, workers)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _LoaderOptions:
+def _workers(
+    num_workers: int, prefetch_factor: int | None, context: str | BaseContext | None
+) -> Workers:
+    # Workers stay alive between epochs: each would have to open the store again.
+    context = context if num_workers else None
+    return Workers(num_workers, prefetch_factor, num_workers > 0, 0, None, context)
+
+
+class _LoaderOptions(NamedTuple):
     """The options of both DataLoaders of a pair."""
 
     batch_size: int
-    workers: Workers
     pin_memory: bool | None
     rank: int
     world_size: int
     seed: int
 
     def pair(
-        self, dataset: Callable[[PathLike], WindowDataset], train: PathLike, val: PathLike
+        self,
+        dataset: Callable[[PathLike], WindowDataset],
+        train: PathLike,
+        val: PathLike,
+        workers: Workers,
     ) -> Loaders:
         """A training and a validation loader, if each file has enough text."""
         training, validation = dataset(train), dataset(val)
         _refuse_too_short(training, train, self.batch_size * self.world_size)
         _refuse_too_short(validation, val, 1)
-        order = EpochShuffle(
-            len(training),
-            seed=self.seed,
-            rank=self.rank,
-            world_size=self.world_size,
-            batch_size=self.batch_size,
-        )
+        ranks = {"rank": self.rank, "world_size": self.world_size}
+        order = EpochShuffle(len(training), seed=self.seed, batch_size=self.batch_size, **ranks)
         # On one rank, PyTorch's SequentialSampler reads all windows in order.
-        share = _RankWindows(len(validation), self.rank, self.world_size)
-        return (
-            self._loader(training, sampler=order, drop_last=True),
-            self._loader(validation, sampler=share if self.world_size > 1 else None),
-        )
-
-    def _loader(
-        self,
-        dataset: WindowDataset,
-        *,
-        sampler: Sampler[int] | None,
-        drop_last: bool = False,
-    ) -> Batches:
+        share = _RankWindows(len(validation), **ranks) if self.world_size > 1 else None
         pinned = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
-        return DataLoader(
-            dataset,
-            batch_size=self.batch_size,
-            sampler=sampler,
-            drop_last=drop_last,
-            collate_fn=stack,
-            pin_memory=pinned,
-            **self.workers._asdict(),
-            # It seeds the workers, which draw no random numbers. Without it, PyTorch would draw
-            # the seed from its global generator, and loading data would change dropout.
-            generator=torch.Generator(),
-        )
+
+        def loader(windows: WindowDataset, sampler: Sampler[int] | None, drop: bool) -> Batches:
+            return DataLoader(
+                windows,
+                batch_size=self.batch_size,
+                sampler=sampler,
+                drop_last=drop,
+                collate_fn=stack,
+                pin_memory=pinned,
+                **workers._asdict(),
+                # It seeds the workers, which draw no random numbers. Without it, PyTorch would
+                # draw the seed from its global generator, and loading data would change dropout.
+                generator=torch.Generator(),
+            )
+
+        return loader(training, order, True), loader(validation, share, False)
 
 
 class _RankWindows(Sampler[int]):

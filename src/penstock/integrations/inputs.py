@@ -1,12 +1,13 @@
-"""The texts of a Hugging Face dataset, as files that `penstock.build` reads.
+"""The inputs of cached stores: digests of files, and the texts of Hugging Face datasets.
 
-A dataset may be a selection of rows in any order, or come over a network, so it cannot be read
-in parallel slices as files can. Its texts are written once, in order, as Parquet files with
-64 MB of text each. Memory is bounded by one file.
+A Hugging Face dataset may be a selection of rows in any order, or come over a network, so it
+cannot be read in parallel slices as files can. Its texts are written once, in order, as Parquet
+files with 64 MB of text each. Memory is bounded by one file.
 """
 
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import rmtree
@@ -17,17 +18,49 @@ import pyarrow.parquet as pq
 
 from penstock.digest import digest_json
 from penstock.errors import SourceError
-from penstock.store.files import sync_directory
+from penstock.store.files import digest_file, sync_directory, write_file
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-__all__ = ["export_texts", "is_dataset"]
+__all__ = ["digest_contents", "export_texts", "is_dataset"]
 
 PathLike = str | os.PathLike[str]
 
+_WHOLE_BYTES = 1 << 30
+_SETTLED_NANOSECONDS = 2_500_000_000
 _FILE_BYTES = 64_000_000
 _BATCH_ROWS = 1_000
+
+
+def digest_contents(path: Path, root: Path) -> str:
+    """SHA-256 of a file; of a large file, the recorded one if nothing has changed the file since.
+
+    Args:
+        path: The file.
+        root: The directory of cached stores, where digests of large files are recorded.
+    """
+    before = _state(path)
+    if path.stat().st_size <= _WHOLE_BYTES:
+        return digest_file(path)
+    record = root / "digests" / digest_json([os.path.realpath(path), before])[:32]
+    if record.is_file() and len(found := record.read_text()) == 64:
+        return found
+    digest = digest_file(path)
+    # A write that follows soon may leave the same times, because clocks of file systems tick at
+    # intervals (FAT: 2 s). So a file that has just been written is digested again next time.
+    settled = time.time_ns() - max(before[1:3]) > _SETTLED_NANOSECONDS
+    if settled and _state(path) == before:
+        record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_file(record, [digest.encode()])
+    return digest
+
+
+def _state(path: Path) -> list[int]:
+    """What a write to a file changes: size and times; and which file it is."""
+    found = path.stat()
+    # `os.utime` can restore the time of the last write, but not ctime, which it sets to now.
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
 
 
 def is_dataset(value: object) -> "TypeGuard[Dataset | IterableDataset]":

@@ -1,0 +1,236 @@
+r"""The samples of one file, as a hand-written Dataset reads them.
+
+    "jsonl"        the field `text` of every line
+    "paragraphs"   t.strip() for t in text.split("\n\n"), where not empty
+    "file"         the whole text
+
+The file is read in blocks and its samples are written to a temporary file, from which
+`penstock.build` reads them. So memory holds some blocks and the longest sample, not the file.
+"""
+
+import codecs
+import hashlib
+import io
+import json
+import mmap
+import os
+from array import array
+from collections.abc import Iterator
+from itertools import groupby, pairwise
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import BinaryIO, Literal
+
+import numpy as np
+
+from penstock.errors import SourceError
+from penstock.sources.settings import BLOCK_BYTES, Texts
+from penstock.sources.whole import CONTEXT_BYTES, RANGE_BYTES, IsCutSafe, find_cut
+
+__all__ = ["Layout", "SampleFile", "SpooledTexts", "suffix_layout"]
+
+PathLike = str | os.PathLike[str]
+Layout = Literal["jsonl", "paragraphs", "file"]
+
+_READ_BYTES = 1 << 20
+_PIECE_BYTES = 2 * BLOCK_BYTES
+_JSONL = (".jsonl", ".ndjson", ".json")
+_TEXT = (".txt", ".text", ".md", ".raw")
+
+
+def suffix_layout(path: PathLike) -> Layout:
+    """What a file contains, by its suffix.
+
+    >>> suffix_layout("data/train.jsonl"), suffix_layout("input.txt")
+    ('jsonl', 'paragraphs')
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix in _JSONL:
+        return "jsonl"
+    if suffix in _TEXT:
+        return "paragraphs"
+    raise SourceError(
+        f"{os.fspath(path)} ends in {suffix!r}, which does not say what it contains; "
+        f"{', '.join(_JSONL)} are JSON lines and {', '.join(_TEXT)} are text. "
+        "Set is_jsonl=True or is_jsonl=False."
+    )
+
+
+class SampleFile:
+    """A file of samples, which is read in blocks and digested while it is read."""
+
+    def __init__(self, path: PathLike, layout: Layout) -> None:
+        self.path, self.layout = os.fspath(path), layout
+        self.digest = ""
+        """SHA-256 of the bytes of the last complete reading."""
+        try:
+            self._open().close()
+        except FileNotFoundError:
+            raise SourceError(
+                f"{self.path} does not exist (working directory: {Path.cwd()})."
+            ) from None
+        except IsADirectoryError:
+            raise SourceError(f"{self.path} is a directory; give one file.") from None
+
+    def samples(self) -> Iterator[str]:
+        """The samples in order; of a "file", pieces of about 1 MB that make up its text."""
+        raw = _DigestingFile(self._open())
+        # `newline=None` turns "\r\n" and "\r" into "\n", as `open()` does by default. Lines end
+        # only there, and not at U+2028 and others that JSON strings may contain.
+        stream = io.TextIOWrapper(io.BufferedReader(raw, _READ_BYTES), "utf-8", newline=None)
+        with stream:
+            try:
+                yield from self._split(stream)
+            except UnicodeDecodeError:
+                raise self._not_utf8() from None
+            self.digest = raw.digest.hexdigest()
+
+    def _split(self, stream: io.TextIOWrapper) -> Iterator[str]:
+        if self.layout == "file":
+            yield from iter(lambda: stream.read(_READ_BYTES), "")
+        elif self.layout == "jsonl":
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield self._json_text(line.removesuffix("\n"), number)
+        else:
+            # Paragraphs are the runs of lines between empty lines.
+            for is_empty, lines in groupby(stream, "\n".__eq__):
+                if not is_empty and (paragraph := "".join(lines).strip()):
+                    yield paragraph
+
+    def _open(self) -> BinaryIO:
+        return Path(self.path).open("rb", buffering=0)
+
+    def _not_utf8(self) -> SourceError:
+        """An error that names the first byte that is not UTF-8."""
+        # A decoder counts bytes from the start of its block. No character contains the byte of a
+        # line end, so lines can be decoded one by one.
+        place = 0
+        with Path(self.path).open("rb") as stream:
+            for line in stream:
+                try:
+                    line.decode()
+                except UnicodeDecodeError as error:
+                    return SourceError(
+                        f"{self.path} is not UTF-8 at byte {place + error.start:,} "
+                        f"({error.reason}). Convert it, or decompress it if it is compressed; "
+                        "penstock.build() reads compressed files."
+                    )
+                place += len(line)
+        return SourceError(f"{self.path} was not UTF-8, and has changed since.")
+
+    def _json_text(self, line: str, number: int) -> str:
+        """The field `text` of a JSON line."""
+        where = f"{self.path}, line {number:,}"
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8.decode())  # json refuses a byte order mark
+        try:
+            item = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise SourceError(
+                f"{where} is not JSON: {error.msg} at character {error.pos:,}. Set "
+                "is_jsonl=False if the file is plain text."
+            ) from None
+        if not isinstance(item, dict) or "text" not in item:
+            names = list(item)[:5] if isinstance(item, dict) else []
+            known = ", ".join(f'"{name}"' for name in names) or "none"
+            raise SourceError(f'{where} has no field "text"; its fields: {known}.')
+        text = item["text"]
+        if not isinstance(text, str):
+            raise SourceError(f'{where}: "text" holds {json.dumps(text)[:60]}, not a string.')
+        # JSON allows an escape for half of a pair. The engines encode UTF-8, which does not.
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            near = text[max(0, error.start - 20) : error.start + 20]
+            raise SourceError(
+                f"{where} holds half of a surrogate pair ({text[error.start]!r} in {near!r}), "
+                "which is not a character and has no ids."
+            ) from None
+        return text
+
+
+class _DigestingFile(io.RawIOBase):
+    """A file that digests the bytes that are read from it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.digest = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        data = self._stream.read(len(buffer))
+        self.digest.update(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+class SpooledTexts(Texts):
+    """The samples of a file, in a temporary file without a name that is removed with the object.
+
+    Blank samples are documents too: a hand-written Dataset has tokens for them.
+    """
+
+    keep_blank = True
+
+    def __init__(
+        self, source: SampleFile, directory: Path, is_cut_safe: IsCutSafe | None = None
+    ) -> None:
+        """Read all of `source`.
+
+        Args:
+            source: The file.
+            directory: Where the temporary file is made.
+            is_cut_safe: Says where the text of a "file" may be cut. Without it, a "file" is one
+                text, which has to fit into memory.
+        """
+        ends = array("q", [0])
+        # The operating system frees its space when it is closed, also after a kill.
+        with TemporaryFile(dir=directory) as stream:
+            for sample in source.samples():
+                ends.append(ends[-1] + stream.write(sample.encode()))
+            stream.flush()
+            # An empty file cannot be mapped.
+            self._data: mmap.mmap | bytes = (
+                mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if ends[-1] else b""
+            )
+        if source.layout == "file":
+            ends = array("q", [0, *_cuts(self._data, is_cut_safe), ends[-1]])
+        self._ends = np.array(ends, np.int64)
+        self._digest = source.digest
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def encoded(self, start: int, stop: int) -> list[bytes]:
+        """Texts `[start, stop)`, read from the temporary file."""
+        ends = self._ends[start : stop + 1].tolist()
+        return [self._data[first:last] for first, last in pairwise(ends)]
+
+    def sizes(self, start: int, stop: int) -> list[int]:
+        """Bytes of each of the texts `[start, stop)`."""
+        return [int(size) for size in np.diff(self._ends[start : stop + 1])]
+
+    @property
+    def digest(self) -> str:
+        """The digest of the file that the samples were read from."""
+        return self._digest
+
+
+def _cuts(data: mmap.mmap | bytes, is_cut_safe: IsCutSafe | None) -> Iterator[int]:
+    """Offsets where a text can be cut into pieces of about 8 MiB without changing a token id."""
+    start = 0
+    while is_cut_safe is not None and len(data) - start > 2 * _PIECE_BYTES:
+        begin = start + _PIECE_BYTES - CONTEXT_BYTES
+        window = data[begin : begin + RANGE_BYTES + 2 * CONTEXT_BYTES]
+        found = find_cut(window, CONTEXT_BYTES, is_cut_safe)
+        if found < 0:
+            return
+        start = begin + found
+        yield start
