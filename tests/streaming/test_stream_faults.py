@@ -16,7 +16,7 @@ from penstock.errors import DiskFullError, SourceError, StoreBusyError, StoreErr
 from penstock.loader import BatchFormat
 from penstock.loader.loader import Loader
 from penstock.rows.windows import Windows
-from penstock.streaming.waiting import StallTimer
+from penstock.streaming.builder import StallTimer
 
 DEADLINE = 60
 
@@ -164,7 +164,7 @@ def test_a_reader_gives_up_after_its_deadline_and_says_on_what(stream, held, tmp
 
 def test_a_process_that_was_stopped_has_not_waited(monkeypatch):
     clock = iter([0.0, 0.5, 1.0, 1_000.0, 1_000.1, 1_000.2])
-    monkeypatch.setattr("penstock.streaming.waiting.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("penstock.streaming.builder.time.monotonic", lambda: next(clock))
     timer = StallTimer()
 
     assert [timer.seconds(7) for _ in range(3)] == [0.0, 0.5, 1.5]
@@ -174,16 +174,16 @@ def test_a_process_that_was_stopped_has_not_waited(monkeypatch):
 
 def test_another_process_goes_on_when_the_builder_is_killed(slow_text, tmp_path, same):
     store = tmp_path / "s"
-    code = "growing = stream(); time.sleep(0.3); print('begun', flush=True); time.sleep(60)"
+    code = "streamed = stream(); time.sleep(0.3); print('begun', flush=True); time.sleep(60)"
     builder = child(code, slow_text, store)
     assert builder.stdout.readline() == "begun\n"
     with penstock.stream(
         slow_text, store, tokenizer=Slow(), timeout=30, threads=2, documents="lines"
-    ) as growing:
-        loader = Loader(Windows(growing, 32), 8, epochs=1)
+    ) as streamed:
+        loader = Loader(Windows(streamed, 32), 8, epochs=1)
         iterator = iter(loader)
         found = [next(iterator) for _ in range(5)]
-        sealed = growing.sealed
+        sealed = streamed.sealed
         builder.kill()
         builder.communicate(timeout=DEADLINE)
         found += list(iterator)
@@ -194,11 +194,11 @@ def test_another_process_goes_on_when_the_builder_is_killed(slow_text, tmp_path,
 
 def test_ranks_that_start_apart_share_one_build(slow_text, tmp_path):
     code = """
-growing = stream(timeout=30)
+streamed = stream(timeout=30)
 time.sleep(float(sys.argv[3]))
 import penstock.loader
 format = penstock.loader.BatchFormat(fingerprint="tokens")
-loader = penstock.Loader(penstock.Windows(growing, 32), 8, epochs=1, format=format)
+loader = penstock.Loader(penstock.Windows(streamed, 32), 8, epochs=1, format=format)
 total = 0
 for batch in loader:
     total = (total * 31 + loader.fingerprint) % 2**64
@@ -239,8 +239,8 @@ for batch in loader:
     unfinished = not (store / "penstock.json").exists()
     with penstock.stream(
         slow_text, store, tokenizer=Slow(), timeout=30, threads=2, documents="lines"
-    ) as growing:
-        loader = Loader(Windows(growing, 32), 8, epochs=1)
+    ) as streamed:
+        loader = Loader(Windows(streamed, 32), 8, epochs=1)
         loader.load_state_dict(kept[-1][0])
         found = [batch["inputs"].tolist() for batch in loader]
 
@@ -252,9 +252,9 @@ for batch in loader:
 @pytest.mark.parametrize(
     ("code", "status"),
     [
-        ("growing = stream()", 0),
+        ("streamed = stream()", 0),
         ("i = iter(penstock.Loader(penstock.Windows(stream(), 32), 8)); next(i)", 0),
-        ("growing = stream(); next(iter(growing)); raise SystemExit(3)", 3),
+        ("streamed = stream(); next(iter(streamed)); raise SystemExit(3)", 3),
     ],
 )
 def test_a_process_with_a_build_under_way_ends_at_once(slow_text, tmp_path, code, status):
@@ -304,15 +304,15 @@ def test_leaving_a_loop_that_waits_does_not_wait(stream, held, tmp_path, conftes
 def test_a_fork_beside_a_thread_that_waits_for_a_part(stream, held, tmp_path, conftest):
     path = tmp_path / "in.txt"
     path.write_text(conftest.lines(held_at=[600]))
-    growing = stream(path, tokenizer=held)
-    loader = Loader(Windows(growing, 32), 8, prefetch=50)
+    streamed = stream(path, tokenizer=held)
+    loader = Loader(Windows(streamed, 32), 8, prefetch=50)
     iterator = iter(loader)
     next(iterator)
     time.sleep(0.3)  # the thread has read all there is
     begin = time.monotonic()
     process = os.fork()
     if process == 0:
-        fine = loader[3]["inputs"].shape == (8, 32) and not growing.sealed
+        fine = loader[3]["inputs"].shape == (8, 32) and not streamed.sealed
         os._exit(0 if fine else 1)
     _, status = os.waitpid(process, 0)
 
@@ -346,10 +346,10 @@ def test_a_forked_child_does_not_keep_the_lock(stream, held, tmp_path, conftest)
 def test_a_stream_that_was_closed_says_so(stream, held, tmp_path, conftest):
     path = tmp_path / "in.txt"
     path.write_text(conftest.lines(held_at=[600]))
-    growing = stream(path, tokenizer=held)
-    iterator = iter(Loader(Windows(growing, 32), 8, prefetch=0))
+    streamed = stream(path, tokenizer=held)
+    iterator = iter(Loader(Windows(streamed, 32), 8, prefetch=0))
     next(iterator)
-    growing.close()
+    streamed.close()
 
     with pytest.raises(StoreError, match="the stream was closed"):
         list(iterator)
@@ -360,9 +360,9 @@ def test_a_stream_that_is_dropped_stops_building(stream, held, tmp_path, conftes
 
     path = tmp_path / "in.txt"
     path.write_text(conftest.lines(held_at=[600]))
-    growing = penstock.stream(path, tmp_path / "s", tokenizer=held, documents="lines")
+    streamed = penstock.stream(path, tmp_path / "s", tokenizer=held, documents="lines")
     held.let_on()
-    del growing
+    del streamed
     gc.collect()
 
     assert not [each for each in threading.enumerate() if each.name == "penstock-stream"]

@@ -14,11 +14,11 @@ from penstock.testing import assert_resumable
 
 
 def test_a_stream_resumes_exactly_at_every_step_on_any_topology(stream):
-    growing = stream()
+    streamed = stream()
 
     def make(rank, world_size, prefetch):
         return Loader(
-            Windows(growing, 32),
+            Windows(streamed, 32),
             global_batch_size=96,
             rank=rank,
             world_size=world_size,
@@ -158,10 +158,10 @@ def test_what_comes_after_the_position_has_no_part_in_a_state(stream, text, tmp_
     ],
 )
 def test_a_state_of_another_order_is_refused(stream, options, told):
-    growing = stream()
-    state = state_after(growing, 5, seed=1)
+    streamed = stream()
+    state = state_after(streamed, 5, seed=1)
     rows = options.pop("rows", Windows)
-    loader = Loader(rows(growing, 32), 8, **{"seed": 1, **options})
+    loader = Loader(rows(streamed, 32), 8, **{"seed": 1, **options})
 
     with pytest.raises(ResumeError, match=told):
         loader.load_state_dict(state)
@@ -204,11 +204,11 @@ def test_a_finished_store_whose_input_was_changed_is_refused_at_the_call(stream,
 def test_a_state_without_its_prefix_is_refused(stream, damage):
     from penstock.loader.state import write_state
 
-    growing = stream()
-    state = state_after(growing, 5) | damage
+    streamed = stream()
+    state = state_after(streamed, 5) | damage
     forged = write_state(
         {key: state[key] for key in state if key not in ("check", "version", "position")}, 40
     )
 
     with pytest.raises(ResumeError, match="another order of the data"):
-        Loader(Windows(growing, 32), 8).load_state_dict(forged)
+        Loader(Windows(streamed, 32), 8).load_state_dict(forged)

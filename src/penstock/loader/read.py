@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from penstock.errors import PlanError
 from penstock.loader.arguments import AnyPlan
 from penstock.loader.fingerprint import combine, of_samples, of_tokens, source_keys
-from penstock.loader.readahead import ReadAhead
-from penstock.loader.run import AnyShard
-from penstock.order.budget import BudgetShard
+from penstock.loader.prefetch import ReadAhead
 from penstock.order.steps import PADDING, Shard
 from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, Side
 from penstock.rows.supervised import supervised
@@ -84,7 +82,7 @@ class Assembler:
     """
 
     def __init__(
-        self, plan: AnyPlan, shard: AnyShard, *, end: int | None, by_tokens: bool = False
+        self, plan: AnyPlan, shard: Shard, *, end: int | None, by_tokens: bool = False
     ) -> None:
         self.plan = plan
         self.shard = shard
@@ -107,7 +105,7 @@ class Assembler:
     def __getstate__(self) -> Settings:
         return {**self.__dict__, "_lot": _EMPTY}  # 256 KB that are quickly computed again
 
-    def sharing(self, shard: AnyShard, *, end: int | None) -> Self:
+    def sharing(self, shard: Shard, *, end: int | None) -> Self:
         """Return a copy that reads the same sources in other steps."""
         other = copy(self)
         other.shard = shard
@@ -159,8 +157,7 @@ class Assembler:
 
     def _widths(self, first: int, stop: int) -> list[int]:
         """Return the width of the widest row of each step on all ranks, so that shapes agree."""
-        own = self.shard
-        all_ranks = Shard(own.steps) if isinstance(own, Shard) else BudgetShard(own.steps)
+        all_ranks = Shard(self.shard.steps)
         rows = all_ranks.rows(first, stop)
         located = self._locate(all_ranks.positions(first, stop, end=self.end))
         widths = np.zeros(located.shape[1], np.int64)

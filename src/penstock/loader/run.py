@@ -15,14 +15,12 @@ from operator import index
 
 from penstock.errors import PlanError, UnknownLengthError
 from penstock.loader.arguments import AnyPlan
-from penstock.order.budget import Budget, BudgetShard, BudgetSteps
+from penstock.order.budget import Budget
 from penstock.order.integers import END
-from penstock.order.steps import Shard, Steps
+from penstock.order.steps import AnySteps, Shard, Steps
 from penstock.streaming.plan import StreamedPlan
 
-__all__ = ["AnyShard", "Run"]
-
-AnyShard = Shard | BudgetShard
+__all__ = ["Run"]
 
 
 class Run:
@@ -87,7 +85,7 @@ class Run:
             return end
         return plan.end if plan.end < END else None
 
-    def _steps_from(self, start: int, position: int) -> Steps | BudgetSteps:
+    def _steps_from(self, start: int, position: int) -> AnySteps:
         """Return steps that are counted from `start`; those of a budget, from `position`."""
         if isinstance(self.plan, Budget):
             return self.plan.steps(position)
@@ -110,8 +108,7 @@ class Run:
         steps = self._steps_from(start, position)
         ended = self.end is not None and position >= self.end
         aligned = ended or (position < END and steps.span(steps.at(position))[0] == position)
-        self.steps: Steps | BudgetSteps
-        self.steps = steps if aligned else Steps(self._sizes, start=position)
+        self.steps: AnySteps = steps if aligned else Steps(self._sizes, start=position)
         self._count_steps()
 
     def _count_steps(self) -> None:
@@ -130,10 +127,8 @@ class Run:
             )
 
     @property
-    def shard(self) -> AnyShard:
+    def shard(self) -> Shard:
         """The rows of this rank in each step."""
-        if isinstance(self.steps, BudgetSteps):
-            return BudgetShard(self.steps, rank=self.rank, world_size=self.world_size)
         return Shard(self.steps, rank=self.rank, world_size=self.world_size)
 
     @property

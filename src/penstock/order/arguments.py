@@ -13,8 +13,8 @@ from operator import index
 from typing import Any, NamedTuple, final
 
 from penstock.errors import PlanError
+from penstock.order.epochs import Members
 from penstock.order.schedule import Exhausted, Stage
-from penstock.order.segments import Members
 from penstock.order.weights import Weight, as_fraction, exact_weights, is_finite, tempered_weights
 from penstock.rows.protocol import Rows
 

@@ -27,12 +27,12 @@ import numpy.typing as npt
 
 from penstock.digest import derive_key, digest_json
 from penstock.errors import PlanError
-from penstock.order.budget_steps import NO_ROW, BudgetShard, BudgetSteps
 from penstock.order.integers import Integers
 from penstock.order.plan import Plan, Sample
+from penstock.order.steps import BudgetSteps
 from penstock.rows.protocol import Settings
 
-__all__ = ["NO_ROW", "Budget", "BudgetShard", "BudgetSteps"]
+__all__ = ["Budget"]
 
 _MOST_KEPT = 16  # windows, of 40 KB each
 

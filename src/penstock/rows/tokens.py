@@ -167,7 +167,7 @@ class Stream:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     @property
-    def least_tokens(self) -> int:
+    def known_tokens(self) -> int:
         """Ids in all pieces, and those that the next part of a snapshot is known to have."""
         return self.num_tokens + sum(store.num_coming for store in self._stores)
 

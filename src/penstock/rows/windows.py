@@ -255,7 +255,7 @@ class Windows(Rows):
         if self.stream.sealed:
             return np.diff(np.minimum(begins, self._num_rows), prepend=0)
         # The last row that begins in a part must not be the padded or dropped tail of the store.
-        final = (begins - 1) * self.stride + self.length + 1 <= self.stream.least_tokens
+        final = (begins - 1) * self.stride + self.length + 1 <= self.stream.known_tokens
         return np.diff(begins[: int(final.sum())], prepend=0)
 
     @property

@@ -1,4 +1,4 @@
-"""The thread that builds a store in the background.
+"""The thread that builds a store in the background, and the waits of threads that read it.
 
 Every process that streams into one directory runs such a thread. The first one to get the lock of
 the store builds. The others try to get the lock four times a second, so that one of them continues
@@ -6,17 +6,23 @@ the build if the builder dies or closes its stream. Only the builder writes part
 share nothing but the directory.
 
 An error ends the thread and is kept; the reader raises it at the next batch.
+
+A thread that prefetches batches may have to wait for a part that is not written yet. It sleeps
+for a few milliseconds at a time. Between two sleeps it checks whether its reader has stopped. A
+fork waits until such threads are between two steps of work (see `penstock.loader.prefetch`), but
+it does not wait for a thread that sleeps here, because that thread holds no lock.
 """
 
 import os
 import threading
+import time
 
 from penstock.errors import StoreBusyError
 from penstock.store.build import begin, execute
 from penstock.store.job import BuildProgress, Job
 from penstock.store.lock import locked
 
-__all__ = ["Builder"]
+__all__ = ["Builder", "StallTimer", "WaitCancelled", "pause", "use_for_waits"]
 
 _RETRY_SECONDS = 0.25
 _CLOSE_SECONDS = 5.0
@@ -83,3 +89,64 @@ class Builder:
 
 class _Closed(Exception):  # noqa: N818  (not an error: the stream was closed)
     """Ends a build whose stream was closed."""
+
+
+class _Waits(threading.local):
+    """The event and the lock of the current thread; both None outside of prefetching threads."""
+
+    stop: threading.Event | None = None
+    working: "threading.RLock | None" = None
+
+
+_own = _Waits()
+
+
+class WaitCancelled(Exception):  # noqa: N818  (not an error: the reader has stopped)
+    """The reader of this thread has stopped, so the wait ended."""
+
+
+def use_for_waits(stop: threading.Event, working: "threading.RLock") -> None:
+    """Make waits of this thread end when `stop` is set, and release `working` while they sleep."""
+    _own.stop, _own.working = stop, working
+
+
+def pause(seconds: float) -> None:
+    """Sleep for some seconds.
+
+    Raises:
+        WaitCancelled: the reader of this thread has stopped.
+    """
+    stop, working = _own.stop, _own.working
+    if stop is None or working is None:
+        time.sleep(seconds)
+        return
+    # Another thread may fork only while this lock is free.
+    working.release()
+    try:
+        stopped = stop.wait(seconds)
+    finally:
+        working.acquire()
+    if stopped:
+        raise WaitCancelled
+
+
+class StallTimer:
+    """Measures how long a wait has lasted without progress.
+
+    A process that is suspended, by a debugger or a scheduler, has not waited. So at most one
+    second is counted between two calls.
+    """
+
+    def __init__(self) -> None:
+        self._last_call = time.monotonic()
+        self._progress = -1
+        self._waited = 0.0
+
+    def seconds(self, progress: int) -> float:
+        """Return the seconds waited since `progress` last changed."""
+        now = time.monotonic()
+        self._waited += min(now - self._last_call, 1.0)
+        self._last_call = now
+        if progress != self._progress:
+            self._progress, self._waited = progress, 0.0
+        return self._waited

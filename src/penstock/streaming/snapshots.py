@@ -28,8 +28,7 @@ from penstock.store.job import BuildProgress
 from penstock.store.journal import MANY_TOKENS, Journal
 from penstock.store.manifest import FILE_NAME, Manifest, PartRecord, read_manifest, shared_settings
 from penstock.store.reader import TokenStore
-from penstock.streaming.builder import Builder
-from penstock.streaming.waiting import StallTimer, pause
+from penstock.streaming.builder import Builder, StallTimer, pause
 
 __all__ = ["Snapshot", "StreamedStore"]
 

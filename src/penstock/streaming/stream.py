@@ -73,8 +73,8 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
-    >>> with stream(Texts(["To be,", "or not to be."]), f"{folder.name}/store") as growing:
-    ...     [tokens.tolist() for tokens in growing]
+    >>> with stream(Texts(["To be,", "or not to be."]), f"{folder.name}/store") as streamed:
+    ...     [tokens.tolist() for tokens in streamed]
     [[2514, 307, 11, 50256], [273, 407, 284, 307, 13, 50256]]
     >>> folder.cleanup()
     """
