@@ -67,22 +67,32 @@ class Slow:
 
 @pytest.fixture
 def slow_text(tmp_path, conftest):
-    """A file that takes the children some seconds, but for its beginning."""
+    """A file that takes the children some seconds, except its beginning."""
     path = tmp_path / "slow.txt"
     path.write_text(conftest.lines(held_at=range(300, 1_200, 2)))
     return path
 
 
+@pytest.fixture
+def endless_text(tmp_path, conftest):
+    """A file that takes the children a minute, except its beginning."""
+    path = tmp_path / "endless.txt"
+    path.write_text(conftest.lines(12_000, held_at=range(300, 12_000, 2)))
+    return path
+
+
+def finished(store):
+    return (store / "penstock.json").exists()
+
+
 def slowly(iterator, found):
-    """Read to the end at the pace of training, adding what is read to `found`."""
+    """Read to the end as slowly as a training loop, adding what is read to `found`."""
     for batch in iterator:
         found.append(batch)
         time.sleep(0.02)
 
 
-def test_a_build_that_fails_is_told_in_the_loop_at_once_with_its_own_traceback(
-    stream, held, tmp_path, conftest
-):
+def test_a_build_that_fails_raises_in_the_loop_with_its_traceback(stream, held, tmp_path, conftest):
     path = tmp_path / "in.txt"
     text = conftest.lines(held_at=[900]).encode()
     path.write_bytes(text + b"bad \xff\n" * 100)
@@ -172,7 +182,7 @@ def test_a_process_that_was_stopped_has_not_waited(monkeypatch):
     assert timer.seconds(8) == 0
 
 
-def test_another_process_goes_on_when_the_builder_is_killed(slow_text, tmp_path, same):
+def test_another_process_continues_when_the_builder_is_killed(slow_text, tmp_path, same):
     store = tmp_path / "s"
     code = "streamed = stream(); time.sleep(0.3); print('begun', flush=True); time.sleep(60)"
     builder = child(code, slow_text, store)
@@ -236,7 +246,7 @@ for batch in loader:
     kept = [json.loads(killed.stdout.readline()) for _ in range(20)]
     killed.kill()
     killed.communicate(timeout=DEADLINE)
-    unfinished = not (store / "penstock.json").exists()
+    unfinished = not finished(store)
     with penstock.stream(
         slow_text, store, tokenizer=Slow(), timeout=30, threads=2, documents="lines"
     ) as streamed:
@@ -257,18 +267,17 @@ for batch in loader:
         ("streamed = stream(); next(iter(streamed)); raise SystemExit(3)", 3),
     ],
 )
-def test_a_process_with_a_build_under_way_ends_at_once(slow_text, tmp_path, code, status):
-    done = child(code + "\nsys.stderr.write('done at %f' % time.time())", slow_text, tmp_path / "s")
-    _, told = done.communicate(timeout=DEADLINE)
+def test_a_process_ends_without_waiting_for_its_build(endless_text, tmp_path, code, status):
+    process = child(code + "\nsys.stderr.write('last line')", endless_text, tmp_path / "s")
+    _, errors = process.communicate(timeout=DEADLINE)
 
-    assert done.returncode == status, told
+    assert process.returncode == status, errors
     if not status:
-        assert told.startswith("done at ")
-        assert len(told.splitlines()) == 1, told
-        assert time.time() - float(told.removeprefix("done at ")) < 10
+        assert errors == "last line"
+    assert not finished(tmp_path / "s")
 
 
-def test_ctrl_c_ends_a_loop_that_waits_for_a_part(slow_text, tmp_path):
+def test_ctrl_c_ends_a_loop_that_waits_for_a_part(endless_text, tmp_path):
     code = """
 print("begun", flush=True)
 loader = penstock.Loader(penstock.Windows(stream(), 32), 8)
@@ -276,16 +285,15 @@ for batch in loader:
     if loader.position == 8:
         print("first", flush=True)
 """
-    done = child(code, slow_text, tmp_path / "s")
-    assert done.stdout.readline() == "begun\n"
-    assert done.stdout.readline() == "first\n"
+    process = child(code, endless_text, tmp_path / "s")
+    assert process.stdout.readline() == "begun\n"
+    assert process.stdout.readline() == "first\n"
     time.sleep(0.3)
-    begin = time.monotonic()
-    done.send_signal(signal.SIGINT)
-    _, told = done.communicate(timeout=DEADLINE)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=DEADLINE)
 
-    assert time.monotonic() - begin < 10
-    assert "KeyboardInterrupt" in told
+    assert "KeyboardInterrupt" in errors
+    assert not finished(tmp_path / "s")
 
 
 def test_leaving_a_loop_that_waits_does_not_wait(stream, held, tmp_path, conftest):
@@ -295,10 +303,10 @@ def test_leaving_a_loop_that_waits_does_not_wait(stream, held, tmp_path, conftes
     iterator = iter(loader)
     next(iterator)
     time.sleep(0.2)
-    begin = time.monotonic()
     iterator.close()
 
-    assert time.monotonic() - begin < 2
+    # The part is still held, so a thread that waited for it would still be alive.
+    assert "penstock-ahead" not in {each.name for each in threading.enumerate()}
 
 
 def test_a_fork_beside_a_thread_that_waits_for_a_part(stream, held, tmp_path, conftest):
@@ -308,8 +316,7 @@ def test_a_fork_beside_a_thread_that_waits_for_a_part(stream, held, tmp_path, co
     loader = Loader(Windows(streamed, 32), 8, prefetch=50)
     iterator = iter(loader)
     next(iterator)
-    time.sleep(0.3)  # the thread has read all there is
-    begin = time.monotonic()
+    time.sleep(0.3)  # the thread has read all rows of the sealed parts
     process = os.fork()
     if process == 0:
         fine = loader[3]["inputs"].shape == (8, 32) and not streamed.sealed
@@ -317,12 +324,14 @@ def test_a_fork_beside_a_thread_that_waits_for_a_part(stream, held, tmp_path, co
     _, status = os.waitpid(process, 0)
 
     assert os.waitstatus_to_exitcode(status) == 0
-    assert time.monotonic() - begin < 5
+    # The build is still held. A fork that had waited for the part would have lasted until the
+    # tokenizer gave up, which is an error of the build.
+    streamed.check()
     iterator.close()
 
 
 def test_a_forked_child_does_not_keep_the_lock(stream, held, tmp_path, conftest):
-    """Otherwise nobody could go on building while the child lives."""
+    """Otherwise no process could continue the build while the child lives."""
     path = tmp_path / "in.txt"
     path.write_text(conftest.lines(held_at=[600]))
     first = stream(path, tokenizer=held)
@@ -330,7 +339,7 @@ def test_a_forked_child_does_not_keep_the_lock(stream, held, tmp_path, conftest)
     reading, writing = os.pipe()
     process = os.fork()
     if process == 0:
-        os.read(reading, 1)  # lives until it is told
+        os.read(reading, 1)  # lives until the parent writes
         os._exit(0)
     first.close()
     held.let_on()

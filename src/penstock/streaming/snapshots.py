@@ -13,7 +13,6 @@ loader (`penstock.streaming.plan`) exchanges a snapshot for the next one.
 import os
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from time import monotonic
@@ -26,6 +25,7 @@ from penstock.rows.protocol import Array, Settings
 from penstock.store.explain import differences
 from penstock.store.job import BuildProgress
 from penstock.store.journal import MANY_TOKENS, Journal
+from penstock.store.lock import lock_holder
 from penstock.store.manifest import FILE_NAME, Manifest, PartRecord, read_manifest, shared_settings
 from penstock.store.reader import TokenStore
 from penstock.streaming.builder import Builder, StallTimer, pause
@@ -312,11 +312,9 @@ class StreamedStore:
     def _describe_builder(self) -> str:
         if self._builder is not None and self._builder.building:
             return "This process builds the store."
-        with suppress(OSError):
-            holder = (self.path / ".lock").read_text(errors="replace").strip()
-            if holder:
-                return f"The last process that built the store is {holder}."
-        return "No process has begun to build the store."
+        if holder := lock_holder(self.path):
+            return f"The last process that built the store is {holder}."
+        return "No process builds the store."
 
 
 _open_streams: "weakref.WeakSet[StreamedStore]" = weakref.WeakSet()
