@@ -23,5 +23,5 @@ def test_the_benchmark_measures_a_stream_and_compares_rows(tmp_path):
     assert done.returncode == 0, done.stderr
     for name in ("streaming", "whole documents", "preprocessed"):
         assert f"penstock, {name} " in done.stdout
-    assert "the same, each once" in done.stdout
+    assert "equal, and each row once" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]

@@ -18,6 +18,7 @@ from penstock.errors import PlanError
 from penstock.loader.arguments import AnyPlan
 from penstock.loader.fingerprint import combine, of_samples, of_tokens, source_keys
 from penstock.loader.prefetch import ReadAhead
+from penstock.order.integers import Indices, group_rows
 from penstock.order.steps import PADDING, Shard
 from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, Side
 from penstock.rows.supervised import supervised
@@ -46,7 +47,7 @@ class StepBlock:
     edges: list[int]
     """The row at which each step begins, and the number of rows."""
     spans: list[tuple[int, int]]
-    """The positions of each step: the first, and the one after the last."""
+    """The positions of each step: the first, and the one after the last row of the run in it."""
     tokens: Array  # (rows, length + 1), in the dtype of the store
     targets: NDArray[np.bool_] | None  # (rows, length): False where the target is ignored
     extras: Fields  # (rows, length) each
@@ -127,7 +128,7 @@ class Assembler:
         located, spans = lot.located[:, rows], lot.spans[steps]
         if self._ahead.begin() and stop < last_step:
             # Four times as many steps, because the blocks of a run grow by that at first.
-            self._announce(stop, last_step, 4 * most)
+            self._request(stop, last_step, 4 * most)
         try:
             tokens, targets, extras = self.read(located)
         except Exception as error:
@@ -145,14 +146,14 @@ class Assembler:
         edges.append(rows.stop - rows.start)
         return StepBlock(first_step, edges, spans, tokens, targets, extras, located, prints, widths)
 
-    def _announce(self, first: int, last: int, most: int) -> None:
-        """Tell the kernel which rows the next block will read."""
+    def _request(self, first: int, last: int, most: int) -> None:
+        """Ask the kernel to load the rows that the next block will read."""
         lot, stop = self._steps(first, last, most)
         rows = slice(lot.edges[first - lot.first], lot.edges[stop - lot.first])
         numbers, samples = lot.located[0, rows], lot.located[2, rows]
-        for number in np.unique(numbers).tolist():
+        for number, chosen_rows in group_rows(numbers):
             source = self.plan.rows if isinstance(self.plan, StreamedPlan) else self._rows[number]
-            chosen = samples[numbers == number]
+            chosen = samples[chosen_rows]
             source.read_ahead(chosen[chosen < source.num_readable])
 
     def _widths(self, first: int, stop: int) -> list[int]:
@@ -189,8 +190,9 @@ class Assembler:
         if not self._by_tokens:
             values = of_samples(self._keys[located[0]], located[1], located[2], located[3])
         starts, sizes = self.shard.steps.spans(first, stop)
+        stops = starts + sizes if self.end is None else np.minimum(starts + sizes, self.end)
         edges = np.concatenate(([0], np.cumsum(self.shard.rows(first, stop)))).tolist()
-        spans = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
+        spans = list(zip(starts.tolist(), stops.tolist(), strict=True))
         return _Lot(first, stop, edges, spans, located, values)
 
     def _locate(self, positions: Integers) -> Integers:
@@ -215,19 +217,14 @@ class Assembler:
     def read(self, located: Integers) -> tuple[Array, NDArray[np.bool_] | None, Fields]:
         """Return the tokens of located rows, which targets count, and the other fields."""
         numbers, positions = located[0], located[3]
-        first = int(numbers[0]) if len(numbers) else 0
-        parts: list[tuple[slice | Integers, Fields]]
-        if (numbers == first).all():
-            parts = [(slice(None), self._read(first, located))]
-        elif self._joined is not None:
+        parts: list[tuple[slice | Indices, Fields]]
+        if self._joined is not None and (numbers != numbers[:1]).any():
             parts = [(slice(None), {"tokens": self._joined.read(numbers, located[2])})]
         else:
-            order = np.argsort(numbers, kind="stable")
-            cuts = np.flatnonzero(np.diff(numbers[order])) + 1
-            parts = [
-                (rows, self._read(int(numbers[rows[0]]), located[:, rows]))
-                for rows in np.split(order, cuts)
-            ]
+            groups = group_rows(numbers)
+            parts = [(rows, self._read(number, located[:, rows])) for number, rows in groups]
+            # Without rows, the fields still have their names and dtypes.
+            parts = parts or [(slice(None), self._read(0, located))]
         fields = _merged(parts, len(numbers), whole_documents=self.whole_documents)
         if self._gives_positions:
             # A batch without packed rows has the same fields as the other batches of the run.
@@ -309,7 +306,7 @@ def _padded_side(found: list[Rows]) -> Side | None:
 
 
 def _merged(
-    parts: list[tuple[slice | Integers, Fields]], num_rows: int, *, whole_documents: bool
+    parts: list[tuple[slice | Indices, Fields]], num_rows: int, *, whole_documents: bool
 ) -> Fields:
     """Return the fields of several sources' rows, in the order of the batch."""
     if len(parts) == 1:

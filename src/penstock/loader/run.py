@@ -185,11 +185,11 @@ class Run:
         return self.num_steps if self.num_steps is not None else 2**62
 
     def has_step(self, step: int) -> bool:
-        """Return whether the pass has a step; wait if a streamed store has to tell."""
+        """Return whether the pass has a step; wait until a streamed store has it or ends."""
         return step < self.steps_before(step)
 
     def find_end(self) -> None:
-        """Compute the end of the pass, if a streamed store is finished in the meantime."""
+        """Compute the end of the pass, if a streamed store is finished by now."""
         if self.end is not None or (rows := self._find_pass_rows()) is None:
             return
         self._pass_rows = rows

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from penstock.digest import derive_key, digest_json
 from penstock.errors import PlanError
-from penstock.order.integers import Integers
+from penstock.order.integers import Integers, group_rows
 from penstock.order.plan import Plan, Sample
 from penstock.order.steps import BudgetSteps
 from penstock.rows.protocol import Settings
@@ -133,9 +133,7 @@ class Budget:
         """Return the source, epoch and sample at each of `positions`; see `Plan.locate`."""
         numbers = np.asarray(positions, np.int64)
         inner = numbers.copy()
-        starts = self._starts(numbers)
-        for start in np.unique(starts).tolist():
-            chosen = starts == start
+        for start, chosen in group_rows(self._starts(numbers)):
             inner[chosen] = start + self._at(start).order[numbers[chosen] - start]
         return self.plan.locate(inner)
 
@@ -196,9 +194,8 @@ class Budget:
             stop = min(stop, start - start % self.epoch_rows + self.epoch_rows)
         sources, _, samples = self.plan.locate(np.arange(start, stop))
         widths = np.zeros(stop - start, np.int64)
-        for number in np.unique(sources).tolist():
-            rows = self.sources[self.names[number]]
-            widths[sources == number] = rows.widths(samples[sources == number])
+        for number, chosen in group_rows(sources):
+            widths[chosen] = self.sources[self.names[number]].widths(samples[chosen])
         order = np.argsort(widths, kind="stable")
         batches = np.split(order, _cut(widths[order], self.tokens, self.multiple))
         # In an unshuffled plan, every epoch has the order of the first.

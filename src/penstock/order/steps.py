@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol, Self, final
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.order.integers import END, Integers
+from penstock.order.integers import END, Integers, ranges
 
 __all__ = ["PADDING", "AnySteps", "BudgetSteps", "Shard", "Steps", "rows_per_rank"]
 
@@ -322,12 +322,8 @@ class Shard:
         """
         starts, rows = self.steps.spans(first, stop)
         shares = self._shares(rows)
-        # Row i of the result has position i + shift, with one shift per step. For rank 1 of 2 and
-        # steps (4, 8), (8, 12): shares 2 2, rows 0 1 | 2 3, positions 6 7 | 10 11, shifts 6 8.
-        first_rows = np.cumsum(shares) - shares
-        shifts = starts + self.rank * shares - first_rows
-        positions = np.arange(int(shares.sum()), dtype=np.int64)
-        positions += np.repeat(shifts, shares)
+        # For rank 1 of 2 and the steps (4, 8) and (8, 12): shares 2 2, positions 6 7 | 10 11.
+        positions = ranges(starts + self.rank * shares, shares)
         stops = starts + rows if end is None else np.minimum(starts + rows, end)
         # Full steps, the usual case, have no row to replace.
         if (stops - starts < shares * self.world_size).any():

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_json
 from penstock.errors import DiskFullError, PlanError
+from penstock.order.integers import ranges
 from penstock.paths import cache_directory
 from penstock.rows.packing import PACKING_FORMAT, Layout
 from penstock.rows.protocol import Array, Integers
@@ -75,11 +76,7 @@ class RowIndex:
         """Return the number of pieces of each row, and their offsets in their part and sizes."""
         first = self.edges[samples].astype(np.int64)
         counts = self.edges[samples + 1].astype(np.int64) - first
-        # Rows of 2 and 3 pieces, which begin at pieces 5 and 9: [0, 1, 2, 3, 4] + [5, 5, 9 - 2, …].
-        numbers = np.arange(int(counts.sum())) + np.repeat(
-            first - np.cumsum(counts) + counts, counts
-        )
-        words = self.pieces[numbers]
+        words = self.pieces[ranges(first, counts)]
         return counts, _offsets(words), _sizes(words)
 
     def row_sizes(self, samples: Integers) -> Integers:

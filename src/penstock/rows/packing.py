@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.order.integers import ranges
 from penstock.rows.protocol import Array, Integers
 
 __all__ = ["PACKING_FORMAT", "Layout", "best_fit", "one_each", "pack"]
@@ -87,7 +88,7 @@ def pack(bounds: Array, length: int) -> Layout:
     piece_sizes[~is_full] = rest[documents]
     long = np.flatnonzero(num_full)
     times = num_full[long]
-    turn = np.arange(int(times.sum())) - np.repeat(np.cumsum(times) - times, times)
+    turn = ranges(np.zeros_like(times), times)
     starts[is_full] = np.repeat(begins[long], times) + turn * (length - 1)
     piece_sizes[is_full] = length
     return Layout(
@@ -112,7 +113,7 @@ def one_each(bounds: Array, length: int, *, split: bool) -> Layout:
     if split:
         rest, num_full = _cut(sizes, length)
         times = num_full + (rest > 0)
-        turn = np.arange(int(times.sum())) - np.repeat(np.cumsum(times) - times, times)
+        turn = ranges(np.zeros_like(times), times)
         starts = np.repeat(begins, times) + turn * (length - 1)
         piece_sizes = np.minimum(np.repeat(begins + sizes, times) - starts, length)
         num_cut = 0
@@ -148,9 +149,8 @@ def _binned(sizes: NDArray[np.int32], length: int) -> tuple[Integers, int]:
     # Longest first; equal ones in the order of documents. NumPy sorts 16-bit keys by radix.
     narrow = np.uint16 if length <= 0xFFFF else np.uint32
     order = np.argsort((length - sizes).astype(narrow), kind="stable")
-    placed = np.arange(len(sizes)) + np.repeat(firsts - np.cumsum(runs) + runs, runs)
     bins = np.empty(len(sizes), np.int64)
-    bins[order] = placed
+    bins[order] = ranges(firsts, runs)
     return bins, num_bins
 
 

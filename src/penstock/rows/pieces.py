@@ -21,9 +21,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
+from penstock.order.integers import group_rows
 from penstock.rows.index import EMPTY, LONGEST, RowIndex, index_of, joined, of_layout
 from penstock.rows.packing import Layout
-from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, Side, refuse_length
+from penstock.rows.protocol import (
+    Array,
+    Fields,
+    Integers,
+    Rows,
+    Settings,
+    Side,
+    checked,
+    refuse_length,
+)
 from penstock.rows.tokens import ArrayFile, Stream, StreamLike, open_stream
 from penstock.store.reader import TokenStore
 
@@ -148,15 +158,7 @@ class PieceRows(Rows):
             self.stream.read_ahead(starts + self.stream.starts[numbers], int(sizes.max()))
 
     def _checked(self, samples: Integers) -> Integers:
-        """Return the sample numbers as an array, or raise if there are no such rows."""
-        numbers = np.asarray(samples, np.int64)
-        # Compared as unsigned numbers, negative ones are the largest.
-        if len(numbers) and numbers.view(np.uint64).max() >= self.index.num_rows:
-            raise IndexError(
-                f"rows {numbers.min():,} to {numbers.max():,} are not all among "
-                f"{self.index.num_rows:,} rows"
-            )
-        return numbers
+        return checked(samples, self.index.num_rows)
 
     def _read(
         self, samples: Integers, width: int, *, pad_id: int = 0, side: Side = "right"
@@ -196,11 +198,8 @@ class PieceRows(Rows):
         """Copy each piece without its first `skipped` items to its offset in `target`."""
         flat = target.reshape(-1)
         numbers = np.searchsorted(self._row_ends, spans.samples, side="right")[spans.rows]
-        order = np.argsort(numbers, kind="stable")
-        for pieces in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
-            if not len(pieces):
-                continue
-            source = source_of(int(numbers[pieces[0]]))
+        for number, pieces in group_rows(numbers):
+            source = source_of(number)
             begins = (spans.starts[pieces] + skipped).tolist()
             sizes = (spans.sizes[pieces] - skipped).tolist()
             # One slice per piece. For pieces of 32 tokens or more this is faster than one gather

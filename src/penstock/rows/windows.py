@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_json
 from penstock.errors import PlanError
+from penstock.order.integers import ranges
 from penstock.rows.gather import gather
-from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, refuse_length
+from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, checked, refuse_length
 from penstock.rows.tokens import ArrayFile, Stream, StreamLike, open_stream
 
 __all__ = ["JoinedWindows", "Windows", "begins", "borders", "cu_seqlens"]
@@ -75,9 +76,7 @@ def _mark(
     low = np.searchsorted(bounds, np.maximum(first, 0).astype(bounds.dtype), side="right")
     stop = (first + begins.shape[1]).astype(bounds.dtype)
     counts = np.searchsorted(bounds, stop, side="left") - low
-    # Bounds 5 and 6 of one row, 9 of the next: [0, 1, 2] + [5, 5, 9 - 2].
-    found = np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)
-    columns = bounds[found].astype(np.int64) - np.repeat(first, counts)
+    columns = bounds[ranges(low, counts)].astype(np.int64) - np.repeat(first, counts)
     begins[np.repeat(rows, counts), columns] = True
 
 
@@ -282,14 +281,7 @@ class Windows(Rows):
         `document_ids`, (rows, length) int32; with "mask", `same_document` (rows, length), False
         where the target belongs to another document than its input.
         """
-        samples = np.asarray(samples, np.int64)
-        # Compared as unsigned numbers, negative ones are the largest.
-        if len(samples) and samples.view(np.uint64).max() >= self._num_rows:
-            raise IndexError(
-                f"rows {samples.min():,} to {samples.max():,} are not all among "
-                f"{self._num_rows:,} rows"
-            )
-        starts = samples * self.stride
+        starts = checked(samples, self._num_rows) * self.stride
         numbers = np.searchsorted(self.stream.ends, starts, side="right")
         tokens = gather(self.stream, numbers, starts, self.length + 1)
         read = {"tokens": tokens}
