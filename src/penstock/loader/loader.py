@@ -214,6 +214,7 @@ class Loader:
         try:
             for batches in reader or made():
                 for number, each in enumerate(batches):
+                    # Before the yield: a state that the loop saves must not repeat this batch.
                     self._advance(each)
                     if number == 0 and reader is not None:
                         reader.taken()
@@ -334,7 +335,7 @@ class Loader:
 
     def copy(self) -> Self:
         """Return a loader of the same batches with a separate position."""
-        other = copy(self)
+        other = copy(self)  # only the run has a position; the rest can be shared
         other._run = copy(self._run)
         return other
 

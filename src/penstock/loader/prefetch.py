@@ -46,6 +46,8 @@ _forking = _Forking()
 
 
 def _before_fork() -> None:
+    # A copy, because other threads may create or drop locks during the fork. Only this copy is
+    # released afterwards.
     _forking.held = tuple(_working)
     for lock in _forking.held:
         lock.acquire()
@@ -159,8 +161,10 @@ def _end(
 ) -> None:
     if os.getpid() != process:
         return
+    # In this order: the thread must see `stop` when the permit wakes it.
     stop.set()
     permits.release()
+    # The last reference to a reader may be dropped on its own thread, which cannot join itself.
     if thread is not threading.current_thread():
         thread.join(timeout=10.0)
 
@@ -180,6 +184,7 @@ class ReadAhead:
     def end(self) -> None:
         """Count the waits of a block; call it after the block, on the same thread as `begin`."""
         waits = _page_waits() - self._waits
+        # Requested rows cause no waits, so a block without waits only reduces the number by one.
         self._left = max(min(_MOST_BLOCKS, _BLOCKS_PER_WAIT * waits), self._left - 1, 0)
 
 

@@ -139,6 +139,7 @@ class Assembler:
             raise
         self._ahead.end()
         values = of_tokens(tokens, targets, located[3]) if lot.values is None else lot.values[rows]
+        # Padding adds 0, so the sum over all ranks does not depend on their number.
         values = np.where(located[3] == PADDING, np.uint64(0), values)
         edges = [edge - rows.start for edge in lot.edges[steps]]
         prints = combine(values, edges)
@@ -251,6 +252,7 @@ class Assembler:
             return None
         counts = np.full(len(tokens), self.length) if num_targets is None else num_targets.copy()
         counts[padding] = 0
+        # A padding row was read as row 0 of the first source, to keep shapes; it must not show.
         tokens[padding] = 0
         return np.asarray(np.arange(self.length) < counts[:, None])
 

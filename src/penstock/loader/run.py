@@ -76,6 +76,7 @@ class Run:
                 )
             return None if rows is None else index(self._epochs) * rows
         if self._asked_steps is not None:
+            # Sizes may change by position, so the end of the last step has to be computed.
             end = self._steps_from(0, 0).span(index(self._asked_steps) - 1)[1]
             if end > plan.end:
                 raise PlanError(
@@ -106,6 +107,7 @@ class Run:
         self.end: int | None = None if rows is None else start + rows
         """The position after the last row of the pass; None if it has no end, or not yet."""
         steps = self._steps_from(start, position)
+        # No step begins at the end of a pass, but the steps before it keep their numbers.
         ended = self.end is not None and position >= self.end
         aligned = ended or (position < END and steps.span(steps.at(position))[0] == position)
         self.steps: AnySteps = steps if aligned else Steps(self._sizes, start=position)

@@ -101,6 +101,7 @@ def part_rows_of(name: str, source: Rows, size: int) -> list[int]:
             f'shuffle="part" needs the parts of source "{name}", but it has no part_rows. Use '
             'shuffle="full" or shuffle="block".'
         )
+    # Python's integers: an array of a narrow dtype could overflow in the sum.
     parts = [index(rows) for rows in source.part_rows]
     if sum(parts) != size or min(parts, default=0) < 0:
         raise PlanError(

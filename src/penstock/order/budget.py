@@ -152,6 +152,7 @@ class Budget:
         limit = None if before is None or before < 1 else self._at(self._start(before - 1)).stop
         inner = self.plan.positions_of(source, sample, epoch, before if limit is None else limit)
         found = []
+        # The plan finds the row before windows are sorted; the window has where it was moved to.
         for position in inner.tolist():
             window = self._at(self._start(position))
             found.append(
@@ -183,6 +184,7 @@ class Budget:
         kept = self._kept.get(start)
         if kept is None:
             kept = self._compute(start)
+            # Replaced, not cleared: another thread may be reading the old dict.
             if len(self._kept) >= _MOST_KEPT:
                 self._kept = {}
             self._kept[start] = kept
@@ -196,6 +198,7 @@ class Budget:
         widths = np.zeros(stop - start, np.int64)
         for number, chosen in group_rows(sources):
             widths[chosen] = self.sources[self.names[number]].widths(samples[chosen])
+        # Stable, so that rows of equal width keep the order of the plan on every machine.
         order = np.argsort(widths, kind="stable")
         batches = np.split(order, _cut(widths[order], self.tokens, self.multiple))
         # In an unshuffled plan, every epoch has the order of the first.

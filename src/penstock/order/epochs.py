@@ -124,6 +124,7 @@ def _segment(
     tail, pass_start, members = 0, stage.start, frozenset(stage.sources)
     pass_number, epochs = 0, (0,) * len(domains)
     if before is not None:
+        # Complete passes only: an incomplete one continues in the new segment as its tail.
         passes = (stage.start - before.start) // before.size
         pass_number = before.pass_number + passes
         epochs = tuple(

@@ -98,6 +98,7 @@ class Steps:
         """Return the first position and the number of rows of each step in [first, stop)."""
         if not 0 <= first <= stop:
             raise PlanError(f"There are no steps from {first:,} to {stop:,}; steps begin at 0.")
+        # The stage of a step is the last one that begins at or before it.
         steps = np.arange(first, stop, dtype=np.int64)
         stages = np.searchsorted(self._steps, steps, side="right") - 1
         rows = self._rows[stages]
@@ -221,6 +222,8 @@ class BudgetSteps:
         """
         with self._lock:
             anchor = self._anchors[bisect_right(self._anchors, wanted, key=key) - 1]
+            # The last window that is known to begin at or before the wanted one. From there on,
+            # windows are cut one after the other.
             anchor = max([anchor, *(each for each in self._recent if key(each) <= wanted)])
             while True:
                 edges = self._edges(anchor)
@@ -244,6 +247,7 @@ class BudgetSteps:
         if anchor.number % self._apart or anchor.number <= self._anchors[-1].number:
             return
         self._anchors.append(anchor)
+        # Half of them are dropped, and from now on only every second one is added.
         if len(self._anchors) > _MOST_ANCHORS:
             self._apart *= 2
             self._anchors = [each for each in self._anchors if each.number % self._apart == 0]

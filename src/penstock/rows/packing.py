@@ -87,6 +87,7 @@ def pack(bounds: Array, length: int) -> Layout:
     starts[~is_full] = begins[documents] + num_full[documents] * np.int64(length - 1)
     piece_sizes[~is_full] = rest[documents]
     long = np.flatnonzero(num_full)
+    # The full rows of a long document begin `length - 1` tokens apart: at 0, 7, 14 for 8.
     times = num_full[long]
     turn = ranges(np.zeros_like(times), times)
     starts[is_full] = np.repeat(begins[long], times) + turn * (length - 1)
@@ -183,6 +184,7 @@ def best_fit(histogram: Integers, length: int) -> tuple[Integers, Integers, int]
         left = int(histogram[size])
         while left:
             if fitting := rooms >> size:
+                # The lowest bit that is set is the least space that is enough: best fit.
                 room = size - 1 + (fitting & -fitting).bit_length()
                 first, stop = ranges[room].pop()
                 run, times = min(left, stop - first), 1

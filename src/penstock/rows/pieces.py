@@ -93,6 +93,7 @@ class PieceRows(Rows):
 
     def over(self, stream: Stream) -> Self:
         """Return the same rows over a later snapshot of a store that is being written."""
+        # A copy: threads may still read the rows over the earlier snapshot.
         later = copy(self)
         later.stream = stream
         later.__dict__.pop("num_placed", None)
@@ -100,6 +101,8 @@ class PieceRows(Rows):
         return later
 
     def __getstate__(self) -> Settings:
+        # The index is mapped from a file, and a worker process maps it again. Pickling it would
+        # copy 8 bytes per document to every worker.
         return {name: value for name, value in self.__dict__.items() if name != "index"}
 
     def __setstate__(self, state: Settings) -> None:

@@ -149,6 +149,7 @@ class WrappedRows(Rows):
 
     def __init__(self, rows: RowsLike) -> None:
         self.rows = as_rows(rows)
+        # Copied, because attributes of an object come before the defaults of `Rows`.
         self.length, self.stream, self.stride = self.rows.length, self.rows.stream, self.rows.stride
         self.side, self.multiple = self.rows.side, self.rows.multiple
         self.gives_positions = self.rows.gives_positions

@@ -220,7 +220,8 @@ class Windows(Rows):
 
         Targets that `borders="mask"` ignores are counted.
         """
-        rows = np.arange(min(len(self), self._num_full), len(self))  # the padded rows
+        # Padded rows have fewer targets: the tokens that are left after their first one.
+        rows = np.arange(min(len(self), self._num_full), len(self))
         padded = self.stream.num_tokens - 1 - rows * self.stride
         return self._num_full * self.length + int(padded.sum())
 

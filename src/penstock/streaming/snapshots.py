@@ -32,7 +32,9 @@ from penstock.streaming.builder import Builder, StallTimer, pause
 
 __all__ = ["Snapshot", "StreamedStore"]
 
+# How often a waiting reader inspects the directory, which is a few file system calls.
 _POLL_SECONDS = 0.004
+# How often it asks the build to use all threads, which writes to the disk.
 _ASK_SECONDS = 0.05
 
 
@@ -112,6 +114,8 @@ class StreamedStore:
         self._timeout = timeout
         self._builder = builder
         self._journal = Journal(path)
+        # These change under the lock only, and a manifest is replaced as a whole. So `_manifest`
+        # may be read without the lock: a reader sees the old one or the new one.
         self._is_ours = False  # whether the journal was found to be of this build
         self._num_slices = 0
         self._asked = -1.0  # when a waiting reader was last reported to the builder
@@ -279,6 +283,7 @@ class StreamedStore:
         """
         timer = StallTimer()
         while len(self._manifest.parts) < number and not self.sealed:
+            # `sealed` has read the directory again, so the part may be there by now.
             if len(self._manifest.parts) < number:
                 self._wait(timer)
         return len(self._manifest.parts) >= number
