@@ -37,6 +37,7 @@ def _cut(rows: Array, length: int, overlap: bool) -> Array:
     [[0, 1, 2, 3], [3, 4, 5, 6]]
     """
     if overlap:
+        # Windows of `length` that begin `length - 1` apart, as views without a copy.
         count = rows.shape[1] // length
         rows = sliding_window_view(rows, length, axis=1)[:, :: length - 1][:, :count]
     return rows.reshape(-1, length)
@@ -63,6 +64,7 @@ def host_arrays(block: StepBlock, number: int, shape: Shape, length: int) -> Fie
         arrays["document_ids"] = arrays["document_ids"] - arrays["document_ids"][:, :1]
         arrays["cu_seqlens"] = cu_seqlens(arrays["position_ids"])
     if shape.ids:
+        # A row that is cut into four becomes four rows with the same ids.
         located = np.repeat(block.located[:, rows], (block.tokens.shape[1] - 1) // length, axis=1)
         located[:, located[3] == PADDING] = PADDING
         arrays |= dict(zip(("source", "epoch", "sample", "position"), located, strict=True))

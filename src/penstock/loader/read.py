@@ -261,6 +261,7 @@ def _join(rows: Sequence[Rows]) -> JoinedWindows | None:
     """Return all sources as one, if each is nothing but full windows of one tokenizer."""
     if len(rows) < 2:
         return None
+    # A joined read returns tokens only: no borders, no loss masks, no number of targets.
     plain = [
         each
         for each in rows
@@ -322,6 +323,7 @@ def _merged(
         arrays = [values for _, values in found if values is not None]
         if len(arrays) < len(found):
             raise PlanError(f"Some sources of this plan give {name!r} and others do not.")
+        # The widest dtype of the sources, so that no id is truncated.
         dtype = np.result_type(*{array.dtype for array in arrays})
         merged[name] = np.empty((num_rows, *arrays[0].shape[1:]), dtype)
         for rows, values in found:

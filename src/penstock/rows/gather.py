@@ -46,6 +46,7 @@ def gather(stream: Stream, numbers: Integers, starts: Integers, width: int) -> A
 
 def _inside(stream: Stream, numbers: Integers, starts: Integers, width: int) -> Array:
     """Return rows that end in the piece where they begin."""
+    # As `np.unique`, without a sort: the numbers of pieces are small.
     present = np.flatnonzero(np.bincount(numbers))
     if 0 < len(present) <= _TOGETHER:
         return _together(stream, present, numbers, starts, width)

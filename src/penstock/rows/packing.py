@@ -78,6 +78,7 @@ def pack(bounds: Array, length: int) -> Layout:
     rows, documents = keys >> 32, keys & 0xFFFF_FFFF
     del keys, kept
     counts = np.bincount(rows, minlength=num_rows)
+    # Rows without a piece so far are the full rows of long documents: one piece each.
     full_rows = np.flatnonzero(counts == 0)
     counts[full_rows] = 1
     edges = np.concatenate(([0], np.cumsum(counts)))
@@ -128,6 +129,7 @@ def one_each(bounds: Array, length: int, *, split: bool) -> Layout:
 def _documents(bounds: Array) -> tuple[Integers, Integers]:
     """Return the offset and the size of each document."""
     ends = bounds.astype(np.int64)
+    # A document begins where the one before it ends.
     begins = np.zeros_like(ends)
     begins[1:] = ends[:-1]
     return begins, ends - begins

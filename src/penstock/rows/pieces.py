@@ -96,7 +96,7 @@ class PieceRows(Rows):
         # A copy: threads may still read the rows over the earlier snapshot.
         later = copy(self)
         later.stream = stream
-        later.__dict__.pop("num_placed", None)
+        later.__dict__.pop("num_placed", None)  # cached for fewer parts
         later._open_index(self.index)
         return later
 
@@ -187,6 +187,7 @@ class PieceRows(Rows):
         mask = self.stream.loss(number)
         if mask is not None:
             return mask
+        # A store without masks trains on every token. The array takes one byte.
         return np.broadcast_to(np.uint8(1), len(self.stream.piece(number)))
 
     def _copy(

@@ -71,6 +71,7 @@ def _loss_masks(stream: Stream, starts: Integers, length: int) -> NDArray[np.boo
             first = start + done - int(stream.starts[number])
             size = min(length - done, int(stream.ends[number]) - start - done)
             known = stream.loss(number)
+            # A part without a mask trains on every token.
             masks[row, done : done + size] = 1 if known is None else known[first : first + size]
             done += size
             number += 1

@@ -42,6 +42,7 @@ def borders(stream: Stream, starts: Integers, numbers: Integers, length: int) ->
     """
     found = begins(stream, starts, numbers, length)
     document_ids = np.cumsum(found, axis=1, dtype=np.int32)
+    # Each column minus the column where its document begins: 0 1 2 | 0 1 for a begin at 3.
     columns = np.arange(length, dtype=np.int32)
     last_begin = np.maximum.accumulate(np.where(found, columns, np.int32(0)), axis=1)
     return {"document_ids": document_ids, "position_ids": columns - last_begin}
@@ -69,6 +70,8 @@ def _mark(
 ) -> None:
     """Set `begins` in `rows` for the documents that begin in piece `number`."""
     bounds = stream.bounds(number)
+    # A bound is where one document ends and the next begins. The last bound of this piece is
+    # neither if the document continues in the next piece.
     if stream.continues(number):
         bounds = bounds[:-1]
     # Unsigned like the bounds: otherwise the search would convert all of them to floats.
@@ -307,6 +310,7 @@ class JoinedWindows:
     def __init__(self, sources: Sequence[Windows]) -> None:
         self._stream = Stream([member for each in sources for member in each.stream.members])
         self._width = sources[0].length + 1
+        # Sources may have different strides, but one length, as the loader has checked.
         self._strides = np.array([each.stride for each in sources], np.int64)
         sizes = [each.stream.num_tokens for each in sources]
         self._before = np.cumsum([0, *sizes[:-1]], dtype=np.int64)
