@@ -1,4 +1,4 @@
-"""What goes wrong beside a training loop: told at once, or gone on from, and never a hang."""
+"""Errors of a background build are raised in the loop, or another process continues; no hangs."""
 
 import os
 import resource
@@ -220,7 +220,7 @@ print(total, loader.position, flush=True)
         command = [sys.executable, "-c", CHILD + code, str(slow_text), str(store), delay]
         ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         time.sleep(float(delay) + 0.2)
-    told = [each.communicate(timeout=DEADLINE)[0] for each in ranks]
+    printed = [each.communicate(timeout=DEADLINE)[0] for each in ranks]
 
     loader = Loader(
         Windows(store, 32), 8, epochs=1, shuffle="part", format=BatchFormat(fingerprint="tokens")
@@ -228,7 +228,7 @@ print(total, loader.position, flush=True)
     total = 0
     for _ in loader:
         total = (total * 31 + loader.fingerprint) % 2**64
-    assert told == [f"{total} {loader.position}\n"] * 2
+    assert printed == [f"{total} {loader.position}\n"] * 2
 
 
 def test_a_run_that_is_killed_resumes_exactly(slow_text, tmp_path, same):

@@ -237,9 +237,9 @@ def test_the_documents_of_rows_are_named_while_others_are_still_made(
     streamed = stream(path, tokenizer=held)
     plan = StreamedPlan(kind(streamed, 32))
 
-    told = documents_at(plan, 0, 1)
+    described = documents_at(plan, 0, 1)
 
     assert not streamed.sealed
-    assert str(path.name) in told
+    assert str(path.name) in described
     with pytest.raises(IndexError):
         streamed.snapshot().origin(1_100)
