@@ -84,9 +84,9 @@ def streamed(path, folder, **options):
     store = Path(tempfile.mkdtemp(dir=folder))
 
     def batches():
-        growing = ps.stream(path, store, **{"documents": "lines", **options})
-        yield from Loader(Windows(growing, LENGTH), BATCH, epochs=1)
-        growing.close()
+        stream = ps.stream(path, store, **{"documents": "lines", **options})
+        yield from Loader(Windows(stream, LENGTH), BATCH, epochs=1)
+        stream.close()
 
     try:
         return timed(batches)
@@ -173,8 +173,8 @@ def line_reader(path, seconds):
 def same_rows(path, folder, workers):
     """A digest of all rows of a stream, the number of batches, and whether no row repeats."""
     store, digest, count = Path(tempfile.mkdtemp(dir=folder)), hashlib.sha256(), 0
-    with ps.stream(path, store, threads=max(1, workers), documents="lines") as growing:
-        loader = Loader(Windows(growing, LENGTH), BATCH, epochs=1, format=BatchFormat(ids=True))
+    with ps.stream(path, store, threads=max(1, workers), documents="lines") as stream:
+        loader = Loader(Windows(stream, LENGTH), BATCH, epochs=1, format=BatchFormat(ids=True))
         seen = []
         for batch in loader.as_dataloader(num_workers=workers):
             digest.update(batch["inputs"].numpy().tobytes())

@@ -160,11 +160,13 @@ def test_some_steps_without_shuffling_start_over(numbered):
 def test_a_shuffled_run_of_some_steps_is_over_with_one_warning(windows, options):
     loader = Loader(windows, 4, steps=3)
     assert len(list(way(loader, options))) == 3
-    with pytest.warns(UserWarning, match=r"over: its steps=3 were read.*loader\.seek\(0\)") as told:
+    with pytest.warns(
+        UserWarning, match=r"over: its steps=3 were read.*loader\.seek\(0\)"
+    ) as warned:
         assert [list(way(loader, options)) for _ in range(3)] == [[], [], []]
 
-    assert len(told) == 1
-    assert told[0].filename == __file__
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
     assert loader.position == 12
     resumed = Loader(windows, 4, steps=3)
     resumed.load_state_dict(loader.state_dict())
@@ -247,9 +249,14 @@ def test_the_log_of_fingerprints_counts_steps_of_a_loop_and_positions_of_the_run
     loader = Loader(numbered(10), 4, epochs=1)
     list(log_fingerprints(loader, tmp_path / "log"))
     list(log_fingerprints(loader, tmp_path / "log"))
-    told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
 
-    assert [(each["step"], each["position"]) for each in told] == [(0, 4), (1, 8), (0, 14), (1, 18)]
+    assert [(each["step"], each["position"]) for each in lines] == [
+        (0, 4),
+        (1, 8),
+        (0, 14),
+        (1, 18),
+    ]
 
 
 @pytest.mark.parametrize(

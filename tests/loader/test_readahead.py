@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from penstock.loader.loader import Loader
-from penstock.loader.readahead import ReadAhead
+from penstock.loader.prefetch import ReadAhead
 from penstock.order.plan import Plan
 from penstock.rows.windows import Windows
 

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import time
 
 import numpy as np
 import pytest
@@ -65,26 +64,24 @@ def test_a_state_that_was_taken_does_not_change_later(windows):
 
 
 @pytest.mark.parametrize("num_sources", [1, 64, 1_000])
-def test_state_is_small_and_quick_with_many_sources(numbered, num_sources):
-    """4 KiB and 100 bytes a source; five milliseconds to save and to load."""
+def test_state_is_small_and_describes_many_sources_once(numbered, num_sources, monkeypatch):
+    """4 KiB and 100 bytes a source. Describing the plan is the slow part, so it is kept."""
+    described = []
+    describe = Plan.describe
+    monkeypatch.setattr(Plan, "describe", lambda plan: described.append(plan) or describe(plan))
     names = [f"source number {number:05d}, its full name" for number in range(num_sources)]
     rows = {name: numbered(10**12 + number) for number, name in enumerate(names)}
     weights = {name: 0.1 + number / 7 for number, name in enumerate(names)}
     loader = Loader(Plan(rows, weights=weights, seed=2**62, max_epochs=dict.fromkeys(names, 3)), 8)
     loader.seek(10**11)
-    loader.state_dict()
-
-    def seconds(call):
-        begin = time.perf_counter()
-        call()
-        return time.perf_counter() - begin
-
     text = json.dumps(loader.state_dict())
     state = json.loads(text)
     assert len(text) <= 4_096 + 100 * num_sources
-    # The least of several: what others do on this machine is not ours to measure.
-    assert min(seconds(loader.state_dict) for _ in range(15)) < 0.005
-    assert min(seconds(lambda: loader.load_state_dict(state)) for _ in range(15)) < 0.005
+    first = len(described)  # once for the settings, and once for the digest
+    for _ in range(3):
+        assert loader.state_dict() == state
+        loader.load_state_dict(state)
+    assert len(described) == first <= 2
     assert loader.position == 10**11
 
 
@@ -94,7 +91,7 @@ def test_long_names_are_kept_short_and_apart(numbered):
     state = json.loads(text)
 
     assert len(state["sources"]) == 3
-    assert all(len(json.dumps({name: told})) <= 102 for name, told in state["sources"].items())
+    assert all(len(json.dumps({name: source})) <= 102 for name, source in state["sources"].items())
 
 
 def change(text, windows, other_store, tmp_path, gpt2):

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-# What Python on Windows does not have, of all that penstock could use.
+# Modules and functions that penstock could use and that Python on Windows does not have.
 PREPARE = """
 import importlib.abc, mmap, os, sys
 
@@ -12,6 +12,7 @@ class Missing(importlib.abc.MetaPathFinder):
         if name in ("fcntl", "resource"):
             raise ImportError(f"No module named {name!r}")
 
+import filelock  # on Windows it has other code, which cannot be imported here
 sys.modules.pop("fcntl", None)
 sys.modules.pop("resource", None)
 sys.meta_path.insert(0, Missing())

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.order.epochs import EpochOrder
-from penstock.order.segments import Members
+from penstock.order.epochs import EpochOrder, Members
 from penstock.order.shuffle import Block, Domain
 
 SIZES = [7, 4, 1, 12]

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from penstock import Documents, Loader, Packs, Plan
 from penstock.errors import PlanError, ResumeError
 from penstock.loader import BatchFormat
-from penstock.order.budget import NO_ROW, Budget, BudgetShard, BudgetSteps
-from penstock.order.steps import PADDING
+from penstock.order.budget import Budget
+from penstock.order.steps import PADDING, BudgetSteps, Shard
 from penstock.testing import assert_resumable, global_rows
 
 torch.set_num_threads(1)
@@ -74,14 +74,13 @@ def test_wastes_little_and_does_not_grow_from_short_to_long(store):
 def test_ranks_share_the_same_batches(store, tokens, window, rows, world_size):
     made = budget(store, tokens=tokens, window=window, rows=rows)
     whole = made.steps().spans(0, 8)
-    shards = [BudgetShard(made.steps(), rank=r, world_size=world_size) for r in range(world_size)]
+    shards = [Shard(made.steps(), rank=r, world_size=world_size) for r in range(world_size)]
     for step, (start, size) in enumerate(zip(*whole, strict=True)):
         dealt = np.concatenate([shard.positions(step, step + 1) for shard in shards])
         assert len({int(shard.rows(step, step + 1)[0]) for shard in shards}) == 1
-        assert dealt[dealt != NO_ROW].tolist() == list(range(start, start + size))
+        assert dealt[dealt != PADDING].tolist() == list(range(start, start + size))
         filled = -(-size // rows) * rows
         assert len(dealt) == -(-filled // world_size) * world_size
-    assert NO_ROW == PADDING
 
 
 def test_runs_resume_at_every_step_on_any_number_of_ranks(store):
@@ -198,7 +197,7 @@ def test_what_cannot_be_is_refused(store):
         Loader(budget(store), 8)
     with pytest.raises(PlanError, match=r"seed=3 is set on the plan; pass it to Plan\(…\)"):
         Loader(budget(store), seed=3)
-    with pytest.raises(PlanError, match="rank=2 of world_size=2: ranks are 0 to"):
+    with pytest.raises(PlanError, match="rank must be from 0 to world_size - 1; got rank=2"):
         Loader(budget(store), rank=2, world_size=2)
     with pytest.raises(PlanError, match="reads position 3"):
         budget(store).steps(8).at(3)
@@ -282,12 +281,15 @@ def test_an_endless_run_keeps_a_bounded_number_of_steps(write_store, tmp_path):
     """Counting 5,000 steps of 8 rows takes no more memory than counting 1,000 of them."""
     store = write_store(tmp_path / "short", [[[1, 2]] * 8])
     steps = budget(store, tokens=480, window=8).steps()
-    here = tracemalloc.Filter(inclusive=True, filename_pattern=f"*{os.sep}budget*.py")
+    here = [
+        tracemalloc.Filter(inclusive=True, filename_pattern=f"*{os.sep}order{os.sep}{name}.py")
+        for name in ("budget", "steps")
+    ]
     sizes = []
     tracemalloc.start()
     for step in (1_000, 5_000):
         assert steps.span(step) == (8 * step, 8 * step + 8)
-        taken = tracemalloc.take_snapshot().filter_traces([here])
+        taken = tracemalloc.take_snapshot().filter_traces(here)
         sizes.append(sum(trace.size for trace in taken.traces))
     tracemalloc.stop()
 

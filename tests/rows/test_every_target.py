@@ -276,12 +276,12 @@ def test_what_no_stride_keeps_is_refused(numbered):
 
 
 def test_a_store_that_grows_is_warned_of_by_its_share(tmp_path):
-    growing = stream(Texts(["some text " * 50]), tmp_path / "store", tokenizer="bytes")
+    streamed = stream(Texts(["some text " * 50]), tmp_path / "store", tokenizer="bytes")
     try:
         with pytest.warns(UserWarning, match="leaves out 1 of every 16 targets"):
-            Loader(Windows(growing, 16), 1, format="hf")
+            Loader(Windows(streamed, 16), 1, format="hf")
     finally:
-        growing.close()
+        streamed.close()
     whole = build(Texts(["some text " * 50]), tmp_path / "whole", tokenizer="bytes")
     with pytest.warns(UserWarning, match="leaves out 31 of 500 targets"):
         Loader(Windows(whole, 16), 1, format="hf")

@@ -201,17 +201,17 @@ class Told(Stream):
 def test_rows_are_asked_for_ahead_where_their_tokens_lie(packs):
     """Tokens are numbered from 1 on, so each says where in the stream it stands."""
     stream = Told(packs.stream.members)
-    told = Packs(stream, 32)
-    for sample in range(len(told)):
-        tokens = told.read(np.array([sample]))["tokens"][0].astype(int)
-        told.read_ahead(np.array([sample]))
+    packs = Packs(stream, 32)
+    for sample in range(len(packs)):
+        tokens = packs.read(np.array([sample]))["tokens"][0].astype(int)
+        packs.read_ahead(np.array([sample]))
         for token in tokens[tokens > 0].tolist():
             assert any(start < token <= stop for start, stop in stream.named)
         assert all(stop - start <= 32 for start, stop in stream.named)
     with pytest.raises(IndexError, match="are not all among"):
-        told.read_ahead(np.array([len(told)]))
+        packs.read_ahead(np.array([len(packs)]))
     stream.named = None
-    told.read_ahead(np.zeros(0, np.int64))
+    packs.read_ahead(np.zeros(0, np.int64))
     assert not stream.named
 
 

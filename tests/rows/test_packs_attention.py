@@ -174,7 +174,7 @@ def test_packed_outputs_equal_those_of_documents_alone(model, store, documents):
 
 
 def test_without_the_mask_they_do_not(model, store, documents):
-    """So the test above can fail: attention that looks across documents is told apart."""
+    """So the test above can fail: attention that crosses documents gives another result."""
 
     def across(document_ids):
         return by_mask(torch.zeros_like(document_ids))

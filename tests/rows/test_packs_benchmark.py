@@ -23,11 +23,11 @@ def test_packing_is_compared_and_what_cannot_be_is_named(tmp_path):
 
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "all.json").read_text())
-    for name, (told,) in figures["cases"].items():
+    for name, (figure,) in figures["cases"].items():
         if "penstock" in name:
-            assert told["padding"] < 0.002
-            assert told["targets"] == told["all_targets"]
-            assert told["lost"] == 0
+            assert figure["padding"] < 0.002
+            assert figure["targets"] == figure["all_targets"]
+            assert figure["lost"] == 0
     assert figures["cases"]["first-fit"][0]["padding"] > 0.002
     assert set(figures["loaders"]) >= {"windows", "packs", "documents"}
     if not find_spec("trl"):

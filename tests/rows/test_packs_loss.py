@@ -35,8 +35,8 @@ def add_loss(store, marks, *, parts=None):
             (store.path / part_file(record.number, "loss")).write_bytes(data)
             files["loss"] = (len(data), hashlib.sha256(data).hexdigest())
         records.append(PartRecord(record.number, record.num_documents, record.num_tokens, files))
-    told = manifest.contents.items()
-    contents = {name: value for name, value in told if name not in ("digest", "parts")}
+    entries = manifest.contents.items()
+    contents = {name: value for name, value in entries if name not in ("digest", "parts")}
     (store.path / FILE_NAME).write_bytes(manifest_bytes(contents, records))
     return penstock.TokenStore(store.path)
 

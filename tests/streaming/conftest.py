@@ -39,7 +39,7 @@ class Held:
         return bytes(ids).decode()
 
     def let_on(self):
-        """From now on nothing waits."""
+        """From now on no line waits."""
         self.gate.release()
 
 
@@ -56,7 +56,7 @@ def held():
     tokenizer = Held()
     yield tokenizer
     tokenizer.let_on()
-    deadline = time.monotonic() + 10  # for workers that are told to stop as soon as they hear
+    deadline = time.monotonic() + 10  # workers stop at their next check
     while time.monotonic() < deadline and any(
         each.name.startswith("build-") for each in threading.enumerate()
     ):
@@ -78,7 +78,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def finished(text, tmp_path_factory):
-    """The store that streams of the file grow into."""
+    """The finished store of the file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(cut.__kwdefaults__, "slice_bytes", SLICE_BYTES)
         store = penstock.build(
@@ -130,7 +130,7 @@ def _no_thread_is_left():
 
 @pytest.fixture(scope="session")
 def conftest():
-    """What else this file has."""
+    """The helpers of this file, for tests that call them."""
     import types
 
     return types.SimpleNamespace(lines=lines, SLICE_BYTES=SLICE_BYTES)

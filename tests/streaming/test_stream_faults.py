@@ -1,4 +1,4 @@
-"""What goes wrong beside a training loop: told at once, or gone on from, and never a hang."""
+"""Errors of a background build are raised in the loop, or another process continues; no hangs."""
 
 import os
 import resource
@@ -67,22 +67,32 @@ class Slow:
 
 @pytest.fixture
 def slow_text(tmp_path, conftest):
-    """A file that takes the children some seconds, but for its beginning."""
+    """A file that takes the children some seconds, except its beginning."""
     path = tmp_path / "slow.txt"
     path.write_text(conftest.lines(held_at=range(300, 1_200, 2)))
     return path
 
 
+@pytest.fixture
+def endless_text(tmp_path, conftest):
+    """A file that takes the children a minute, except its beginning."""
+    path = tmp_path / "endless.txt"
+    path.write_text(conftest.lines(12_000, held_at=range(300, 12_000, 2)))
+    return path
+
+
+def finished(store):
+    return (store / "penstock.json").exists()
+
+
 def slowly(iterator, found):
-    """Read to the end at the pace of training, adding what is read to `found`."""
+    """Read to the end as slowly as a training loop, adding what is read to `found`."""
     for batch in iterator:
         found.append(batch)
         time.sleep(0.02)
 
 
-def test_a_build_that_fails_is_told_in_the_loop_at_once_with_its_own_traceback(
-    stream, held, tmp_path, conftest
-):
+def test_a_build_that_fails_raises_in_the_loop_with_its_traceback(stream, held, tmp_path, conftest):
     path = tmp_path / "in.txt"
     text = conftest.lines(held_at=[900]).encode()
     path.write_bytes(text + b"bad \xff\n" * 100)
@@ -172,18 +182,18 @@ def test_a_process_that_was_stopped_has_not_waited(monkeypatch):
     assert timer.seconds(8) == 0
 
 
-def test_another_process_goes_on_when_the_builder_is_killed(slow_text, tmp_path, same):
+def test_another_process_continues_when_the_builder_is_killed(slow_text, tmp_path, same):
     store = tmp_path / "s"
-    code = "growing = stream(); time.sleep(0.3); print('begun', flush=True); time.sleep(60)"
+    code = "streamed = stream(); time.sleep(0.3); print('begun', flush=True); time.sleep(60)"
     builder = child(code, slow_text, store)
     assert builder.stdout.readline() == "begun\n"
     with penstock.stream(
         slow_text, store, tokenizer=Slow(), timeout=30, threads=2, documents="lines"
-    ) as growing:
-        loader = Loader(Windows(growing, 32), 8, epochs=1)
+    ) as streamed:
+        loader = Loader(Windows(streamed, 32), 8, epochs=1)
         iterator = iter(loader)
         found = [next(iterator) for _ in range(5)]
-        sealed = growing.sealed
+        sealed = streamed.sealed
         builder.kill()
         builder.communicate(timeout=DEADLINE)
         found += list(iterator)
@@ -194,11 +204,11 @@ def test_another_process_goes_on_when_the_builder_is_killed(slow_text, tmp_path,
 
 def test_ranks_that_start_apart_share_one_build(slow_text, tmp_path):
     code = """
-growing = stream(timeout=30)
+streamed = stream(timeout=30)
 time.sleep(float(sys.argv[3]))
 import penstock.loader
 format = penstock.loader.BatchFormat(fingerprint="tokens")
-loader = penstock.Loader(penstock.Windows(growing, 32), 8, epochs=1, format=format)
+loader = penstock.Loader(penstock.Windows(streamed, 32), 8, epochs=1, format=format)
 total = 0
 for batch in loader:
     total = (total * 31 + loader.fingerprint) % 2**64
@@ -210,7 +220,7 @@ print(total, loader.position, flush=True)
         command = [sys.executable, "-c", CHILD + code, str(slow_text), str(store), delay]
         ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         time.sleep(float(delay) + 0.2)
-    told = [each.communicate(timeout=DEADLINE)[0] for each in ranks]
+    printed = [each.communicate(timeout=DEADLINE)[0] for each in ranks]
 
     loader = Loader(
         Windows(store, 32), 8, epochs=1, shuffle="part", format=BatchFormat(fingerprint="tokens")
@@ -218,7 +228,7 @@ print(total, loader.position, flush=True)
     total = 0
     for _ in loader:
         total = (total * 31 + loader.fingerprint) % 2**64
-    assert told == [f"{total} {loader.position}\n"] * 2
+    assert printed == [f"{total} {loader.position}\n"] * 2
 
 
 def test_a_run_that_is_killed_resumes_exactly(slow_text, tmp_path, same):
@@ -236,11 +246,11 @@ for batch in loader:
     kept = [json.loads(killed.stdout.readline()) for _ in range(20)]
     killed.kill()
     killed.communicate(timeout=DEADLINE)
-    unfinished = not (store / "penstock.json").exists()
+    unfinished = not finished(store)
     with penstock.stream(
         slow_text, store, tokenizer=Slow(), timeout=30, threads=2, documents="lines"
-    ) as growing:
-        loader = Loader(Windows(growing, 32), 8, epochs=1)
+    ) as streamed:
+        loader = Loader(Windows(streamed, 32), 8, epochs=1)
         loader.load_state_dict(kept[-1][0])
         found = [batch["inputs"].tolist() for batch in loader]
 
@@ -252,23 +262,22 @@ for batch in loader:
 @pytest.mark.parametrize(
     ("code", "status"),
     [
-        ("growing = stream()", 0),
+        ("streamed = stream()", 0),
         ("i = iter(penstock.Loader(penstock.Windows(stream(), 32), 8)); next(i)", 0),
-        ("growing = stream(); next(iter(growing)); raise SystemExit(3)", 3),
+        ("streamed = stream(); next(iter(streamed)); raise SystemExit(3)", 3),
     ],
 )
-def test_a_process_with_a_build_under_way_ends_at_once(slow_text, tmp_path, code, status):
-    done = child(code + "\nsys.stderr.write('done at %f' % time.time())", slow_text, tmp_path / "s")
-    _, told = done.communicate(timeout=DEADLINE)
+def test_a_process_ends_without_waiting_for_its_build(endless_text, tmp_path, code, status):
+    process = child(code + "\nsys.stderr.write('last line')", endless_text, tmp_path / "s")
+    _, errors = process.communicate(timeout=DEADLINE)
 
-    assert done.returncode == status, told
+    assert process.returncode == status, errors
     if not status:
-        assert told.startswith("done at ")
-        assert len(told.splitlines()) == 1, told
-        assert time.time() - float(told.removeprefix("done at ")) < 10
+        assert errors == "last line"
+    assert not finished(tmp_path / "s")
 
 
-def test_ctrl_c_ends_a_loop_that_waits_for_a_part(slow_text, tmp_path):
+def test_ctrl_c_ends_a_loop_that_waits_for_a_part(endless_text, tmp_path):
     code = """
 print("begun", flush=True)
 loader = penstock.Loader(penstock.Windows(stream(), 32), 8)
@@ -276,16 +285,15 @@ for batch in loader:
     if loader.position == 8:
         print("first", flush=True)
 """
-    done = child(code, slow_text, tmp_path / "s")
-    assert done.stdout.readline() == "begun\n"
-    assert done.stdout.readline() == "first\n"
+    process = child(code, endless_text, tmp_path / "s")
+    assert process.stdout.readline() == "begun\n"
+    assert process.stdout.readline() == "first\n"
     time.sleep(0.3)
-    begin = time.monotonic()
-    done.send_signal(signal.SIGINT)
-    _, told = done.communicate(timeout=DEADLINE)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=DEADLINE)
 
-    assert time.monotonic() - begin < 10
-    assert "KeyboardInterrupt" in told
+    assert "KeyboardInterrupt" in errors
+    assert not finished(tmp_path / "s")
 
 
 def test_leaving_a_loop_that_waits_does_not_wait(stream, held, tmp_path, conftest):
@@ -295,34 +303,35 @@ def test_leaving_a_loop_that_waits_does_not_wait(stream, held, tmp_path, conftes
     iterator = iter(loader)
     next(iterator)
     time.sleep(0.2)
-    begin = time.monotonic()
     iterator.close()
 
-    assert time.monotonic() - begin < 2
+    # The part is still held, so a thread that waited for it would still be alive.
+    assert "penstock-ahead" not in {each.name for each in threading.enumerate()}
 
 
 def test_a_fork_beside_a_thread_that_waits_for_a_part(stream, held, tmp_path, conftest):
     path = tmp_path / "in.txt"
     path.write_text(conftest.lines(held_at=[600]))
-    growing = stream(path, tokenizer=held)
-    loader = Loader(Windows(growing, 32), 8, prefetch=50)
+    streamed = stream(path, tokenizer=held)
+    loader = Loader(Windows(streamed, 32), 8, prefetch=50)
     iterator = iter(loader)
     next(iterator)
-    time.sleep(0.3)  # the thread has read all there is
-    begin = time.monotonic()
+    time.sleep(0.3)  # the thread has read all rows of the sealed parts
     process = os.fork()
     if process == 0:
-        fine = loader[3]["inputs"].shape == (8, 32) and not growing.sealed
+        fine = loader[3]["inputs"].shape == (8, 32) and not streamed.sealed
         os._exit(0 if fine else 1)
     _, status = os.waitpid(process, 0)
 
     assert os.waitstatus_to_exitcode(status) == 0
-    assert time.monotonic() - begin < 5
+    # The build is still held. A fork that had waited for the part would have lasted until the
+    # tokenizer gave up, which is an error of the build.
+    streamed.check()
     iterator.close()
 
 
 def test_a_forked_child_does_not_keep_the_lock(stream, held, tmp_path, conftest):
-    """Otherwise nobody could go on building while the child lives."""
+    """Otherwise no process could continue the build while the child lives."""
     path = tmp_path / "in.txt"
     path.write_text(conftest.lines(held_at=[600]))
     first = stream(path, tokenizer=held)
@@ -330,7 +339,7 @@ def test_a_forked_child_does_not_keep_the_lock(stream, held, tmp_path, conftest)
     reading, writing = os.pipe()
     process = os.fork()
     if process == 0:
-        os.read(reading, 1)  # lives until it is told
+        os.read(reading, 1)  # lives until the parent writes
         os._exit(0)
     first.close()
     held.let_on()
@@ -346,10 +355,10 @@ def test_a_forked_child_does_not_keep_the_lock(stream, held, tmp_path, conftest)
 def test_a_stream_that_was_closed_says_so(stream, held, tmp_path, conftest):
     path = tmp_path / "in.txt"
     path.write_text(conftest.lines(held_at=[600]))
-    growing = stream(path, tokenizer=held)
-    iterator = iter(Loader(Windows(growing, 32), 8, prefetch=0))
+    streamed = stream(path, tokenizer=held)
+    iterator = iter(Loader(Windows(streamed, 32), 8, prefetch=0))
     next(iterator)
-    growing.close()
+    streamed.close()
 
     with pytest.raises(StoreError, match="the stream was closed"):
         list(iterator)
@@ -360,9 +369,9 @@ def test_a_stream_that_is_dropped_stops_building(stream, held, tmp_path, conftes
 
     path = tmp_path / "in.txt"
     path.write_text(conftest.lines(held_at=[600]))
-    growing = penstock.stream(path, tmp_path / "s", tokenizer=held, documents="lines")
+    streamed = penstock.stream(path, tmp_path / "s", tokenizer=held, documents="lines")
     held.let_on()
-    del growing
+    del streamed
     gc.collect()
 
     assert not [each for each in threading.enumerate() if each.name == "penstock-stream"]

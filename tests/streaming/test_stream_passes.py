@@ -42,11 +42,11 @@ def test_a_state_at_the_end_of_the_first_loop_resumes_with_the_second(
         assert next(first, None) is None
     state = json.loads(json.dumps(alone.state_dict()))
     first.close()
-    growing = Loader(Windows(stream(), 32), 8, **settings)
-    growing.load_state_dict(state)
+    streamed = Loader(Windows(stream(), 32), 8, **settings)
+    streamed.load_state_dict(state)
 
-    assert same(list(growing), list(alone))
-    assert growing.position == 2 * len(alone.plan)
+    assert same(list(streamed), list(alone))
+    assert streamed.position == 2 * len(alone.plan)
 
 
 @pytest.mark.parametrize("into", [0, 3, 100])
@@ -60,11 +60,11 @@ def test_a_state_or_a_position_of_a_later_loop_resumes_there(
     alone.seek(loops_before * len(alone.plan) + 8 * into)
     state = json.loads(json.dumps(alone.state_dict()))
     expected = list(alone)
-    growing = Loader(Windows(stream(), 32), 8, **settings)
-    growing.seek(state["position"])
-    assert same(list(growing), expected)
-    growing.load_state_dict(state)
-    assert same(list(growing), expected)
+    streamed = Loader(Windows(stream(), 32), 8, **settings)
+    streamed.seek(state["position"])
+    assert same(list(streamed), expected)
+    streamed.load_state_dict(state)
+    assert same(list(streamed), expected)
     fresh = Loader(Windows(stream(), 32), 8, **settings)
     fresh.load_state_dict(state)
     assert same(list(fresh), expected)

@@ -51,8 +51,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have no
 def test_one_worker_goes_on_while_nobody_waits(long_text, tmp_path, noted):
     with ps.stream(
         long_text, tmp_path / "store", tokenizer=noted, threads=6, documents="lines"
-    ) as growing:
-        while not growing.sealed:
+    ) as streamed:
+        while not streamed.sealed:
             time.sleep(0.05)
 
     workers = {name: nice for name, nice in noted.callers.items() if name.startswith("build-")}
@@ -64,8 +64,8 @@ def test_one_worker_goes_on_while_nobody_waits(long_text, tmp_path, noted):
 def test_all_workers_join_in_when_somebody_waits(long_text, tmp_path, noted):
     with ps.stream(
         long_text, tmp_path / "store", tokenizer=noted, threads=6, documents="lines"
-    ) as growing:
-        num_tokens = sum(len(tokens) for tokens in growing)
+    ) as streamed:
+        num_tokens = sum(len(tokens) for tokens in streamed)
 
     assert {"build-2", "build-3", "build-4", "build-5"} <= set(noted.callers)
     assert num_tokens == long_text.stat().st_size
@@ -94,8 +94,8 @@ def test_what_was_waited_for_before_there_was_a_part_is_no_hurry(tmp_path):
 
 
 def test_nothing_of_it_is_left_in_a_finished_store(long_text, tmp_path):
-    with ps.stream(long_text, tmp_path / "store", tokenizer="bytes", documents="lines") as growing:
-        assert sum(len(tokens) for tokens in growing)
+    with ps.stream(long_text, tmp_path / "store", tokenizer="bytes", documents="lines") as streamed:
+        assert sum(len(tokens) for tokens in streamed)
 
     assert not (tmp_path / "store" / ".awaited").exists()
     Journal(tmp_path / "store").ask()

@@ -83,16 +83,16 @@ def test_any_step_can_be_asked_for_also_before_it_is_there(stream, finished, sam
 def test_the_first_batch_comes_while_the_rest_is_not_even_read(stream, held, tmp_path, conftest):
     path = tmp_path / "in.txt"
     path.write_text(conftest.lines(held_at=range(600, 1_200)))
-    growing = stream(path, tokenizer=held)
-    iterator = iter(Loader(Windows(growing, 32), 8, epochs=1))
+    streamed = stream(path, tokenizer=held)
+    iterator = iter(Loader(Windows(streamed, 32), 8, epochs=1))
 
     first = [next(iterator) for _ in range(10)]
 
     assert len(first) == 10
-    assert not growing.sealed
+    assert not streamed.sealed
     held.let_on()
     assert len(list(iterator)) > 100
-    assert growing.sealed
+    assert streamed.sealed
 
 
 def test_the_first_rows_do_not_wait_for_the_second_part(stream, held, tmp_path, monkeypatch, same):
@@ -101,13 +101,13 @@ def test_the_first_rows_do_not_wait_for_the_second_part(stream, held, tmp_path, 
     path, long = tmp_path / "in.txt", "x" * 4_000
     marks = {2_500: "§"}  # in the second slice, after its first block
     path.write_text("".join(f"{n}{marks.get(n, '')}{long}\n" for n in range(2_600)))
-    growing = stream(path, tokenizer=held)
-    loader = Loader(Windows(growing, 100), 8, seed=5, epochs=1, prefetch=0)
+    streamed = stream(path, tokenizer=held)
+    loader = Loader(Windows(streamed, 100), 8, seed=5, epochs=1, prefetch=0)
     iterator = iter(loader)
 
     found = [next(iterator) for _ in range(3)]
 
-    assert len(growing.snapshot().manifest.parts) == 1
+    assert len(streamed.snapshot().manifest.parts) == 1
     held.let_on()
     found += list(iterator)
     finished = Loader(Windows(tmp_path / "s", 100), 8, seed=5, epochs=1, shuffle="part")
@@ -117,25 +117,25 @@ def test_the_first_rows_do_not_wait_for_the_second_part(stream, held, tmp_path, 
 def test_lengths_are_not_known_before_the_end(stream, held, tmp_path, conftest):
     path = tmp_path / "in.txt"
     path.write_text(conftest.lines(held_at=[600]))
-    growing = stream(path, tokenizer=held)
-    windows, packs = Windows(growing, 32), Packs(growing, 32)
+    streamed = stream(path, tokenizer=held)
+    windows, packs = Windows(streamed, 32), Packs(streamed, 32)
     loader = Loader(windows, 8, epochs=1)
 
-    for unknown in (growing, windows, packs, loader, loader.plan):
+    for unknown in (streamed, windows, packs, loader, loader.plan):
         with pytest.raises(UnknownLengthError, match=r"not known|is not"):
             len(unknown)
     with pytest.raises(UnknownLengthError, match="its digest is not known"):
         _ = windows.digest
     assert not loader.ends
-    assert "so far" in repr(growing)
+    assert "so far" in repr(streamed)
     assert "Snapshot" in repr(windows)
     assert "Snapshot" in repr(packs)
 
     held.let_on()
     num_steps = sum(1 for _ in loader)
     assert len(loader) == num_steps
-    assert len(loader.plan) == len(Windows(growing, 32)) >= 8 * num_steps
-    assert len(growing) == 1_200
+    assert len(loader.plan) == len(Windows(streamed, 32)) >= 8 * num_steps
+    assert len(streamed) == 1_200
 
 
 def test_orders_that_need_all_rows_are_refused(stream):
@@ -212,17 +212,17 @@ def test_a_timeout_of_0_is_refused(stream):
 def test_a_snapshot_is_an_ordinary_store_over_the_parts_so_far(stream, held, tmp_path, conftest):
     path = tmp_path / "in.txt"
     path.write_text(conftest.lines(held_at=[600]))
-    growing = stream(path, tokenizer=held)
-    growing.await_parts(3)
-    first = growing.snapshot()
+    streamed = stream(path, tokenizer=held)
+    streamed.await_parts(3)
+    first = streamed.snapshot()
     documents = [each.tolist() for each in first]
 
-    assert first is growing.snapshot()
+    assert first is streamed.snapshot()
     assert not first.sealed
     assert len(first) == len(documents) > 0
     held.let_on()
-    growing.await_parts(10_000)
-    last = growing.snapshot()
+    streamed.await_parts(10_000)
+    last = streamed.snapshot()
     assert last.sealed
     assert last.digest == penstock.TokenStore(tmp_path / "s").digest
     assert [last.document(number).tolist() for number in range(len(first))] == documents
@@ -234,12 +234,12 @@ def test_the_documents_of_rows_are_named_while_others_are_still_made(
 ):
     path = tmp_path / "in.txt"
     path.write_text(conftest.lines(held_at=[600]))
-    growing = stream(path, tokenizer=held)
-    plan = StreamedPlan(kind(growing, 32))
+    streamed = stream(path, tokenizer=held)
+    plan = StreamedPlan(kind(streamed, 32))
 
-    told = documents_at(plan, 0, 1)
+    described = documents_at(plan, 0, 1)
 
-    assert not growing.sealed
-    assert str(path.name) in told
+    assert not streamed.sealed
+    assert str(path.name) in described
     with pytest.raises(IndexError):
-        growing.snapshot().origin(1_100)
+        streamed.snapshot().origin(1_100)

@@ -14,11 +14,11 @@ from penstock.testing import assert_resumable
 
 
 def test_a_stream_resumes_exactly_at_every_step_on_any_topology(stream):
-    growing = stream()
+    streamed = stream()
 
     def make(rank, world_size, prefetch):
         return Loader(
-            Windows(growing, 32),
+            Windows(streamed, 32),
             global_batch_size=96,
             rank=rank,
             world_size=world_size,
@@ -96,31 +96,31 @@ def state_after(store, steps, rows=Windows, **options):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"eos": False}, r"eos_id: 256 -> None"),
         ({"documents": "paragraphs"}, r"reading.documents: 'lines' -> 'paragraphs'"),
         ({"tokenizer": "gpt2"}, r"tokenizer"),
     ],
 )
-def test_a_state_of_another_build_is_refused_with_what_differs(stream, tmp_path, change, told):
+def test_a_state_of_another_build_is_refused_with_what_differs(stream, tmp_path, change, message):
     state = state_after(stream(), 5)
     other = Loader(Windows(stream(store=tmp_path / "other", **change), 32), 8)
 
-    with pytest.raises(ResumeError, match=told):
+    with pytest.raises(ResumeError, match=message):
         other.load_state_dict(state)
     other.load_state_dict(state, on_change="restart")
     assert other.position == 0
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda text: text.replace("3 some", "3 same", 1), "contents of the first . parts"),
         (lambda text: text + "more\n", "inputs: '1 file of"),
     ],
 )
-def test_a_state_of_other_inputs_is_refused(stream, text, tmp_path, change, told):
+def test_a_state_of_other_inputs_is_refused(stream, text, tmp_path, change, message):
     path = tmp_path / "in.txt"
     path.write_text(text.read_text())
     first = stream(path)
@@ -130,7 +130,7 @@ def test_a_state_of_other_inputs_is_refused(stream, text, tmp_path, change, told
     path.write_text(change(text.read_text()))
     loader = Loader(Windows(stream(path), 32), 8)
 
-    with pytest.raises(ResumeError, match=told):
+    with pytest.raises(ResumeError, match=message):
         loader.load_state_dict(state)
 
 
@@ -151,19 +151,19 @@ def test_what_comes_after_the_position_has_no_part_in_a_state(stream, text, tmp_
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"seed": 2}, "seed 1 -> 2"),
         ({"rows": Packs}, "kind 'windows' -> 'packs'"),
     ],
 )
-def test_a_state_of_another_order_is_refused(stream, options, told):
-    growing = stream()
-    state = state_after(growing, 5, seed=1)
+def test_a_state_of_another_order_is_refused(stream, options, message):
+    streamed = stream()
+    state = state_after(streamed, 5, seed=1)
     rows = options.pop("rows", Windows)
-    loader = Loader(rows(growing, 32), 8, **{"seed": 1, **options})
+    loader = Loader(rows(streamed, 32), 8, **{"seed": 1, **options})
 
-    with pytest.raises(ResumeError, match=told):
+    with pytest.raises(ResumeError, match=message):
         loader.load_state_dict(state)
 
 
@@ -204,11 +204,11 @@ def test_a_finished_store_whose_input_was_changed_is_refused_at_the_call(stream,
 def test_a_state_without_its_prefix_is_refused(stream, damage):
     from penstock.loader.state import write_state
 
-    growing = stream()
-    state = state_after(growing, 5) | damage
+    streamed = stream()
+    state = state_after(streamed, 5) | damage
     forged = write_state(
         {key: state[key] for key in state if key not in ("check", "version", "position")}, 40
     )
 
     with pytest.raises(ResumeError, match="another order of the data"):
-        Loader(Windows(growing, 32), 8).load_state_dict(forged)
+        Loader(Windows(streamed, 32), 8).load_state_dict(forged)

@@ -26,10 +26,10 @@ import penstock
 from penstock.sources.slices import cut
 cut.__kwdefaults__["slice_bytes"] = {SLICE_BYTES}
 options = {{"tokenizer": "bytes", "threads": 2, "timeout": 30}}
-growing = penstock.stream(sys.argv[1], sys.argv[2], documents="lines", **options)
+streamed = penstock.stream(sys.argv[1], sys.argv[2], documents="lines", **options)
 import penstock.loader
 format = penstock.loader.BatchFormat(fingerprint="tokens")
-loader = penstock.Loader(penstock.Windows(growing, 64), 8, epochs=2, format=format)
+loader = penstock.Loader(penstock.Windows(streamed, 64), 8, epochs=2, format=format)
 state = json.loads(sys.argv[3])
 if state:
     loader.load_state_dict(state)
@@ -152,9 +152,9 @@ def run(state):
     found = []
     with penstock.stream(
         inputs, folder + "/store", tokenizer="bytes", threads=2, timeout=30
-    ) as growing:
+    ) as streamed:
         format = BatchFormat(fingerprint="tokens")
-        loader = penstock.Loader(penstock.Windows(growing, 64), 8, epochs=2, format=format)
+        loader = penstock.Loader(penstock.Windows(streamed, 64), 8, epochs=2, format=format)
         if state:
             loader.load_state_dict(state)
         try:

@@ -68,6 +68,7 @@ def batch_sizes(
             )
         return {}
     if batch_size is not None and global_batch_size is None:
+        # Steps count the rows of all ranks, so that a position means the same on each.
         return {0: index(batch_size) * world_size}
     if global_batch_size is None or batch_size is not None:
         raise PlanError(

@@ -6,10 +6,9 @@ targets      t1 t2 t3 t4        if some of them are ignored (-100)
 """
 
 from collections.abc import Callable, Iterator
-from copy import copy
 from functools import partial
 from itertools import count, pairwise
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +37,7 @@ def _cut(rows: Array, length: int, overlap: bool) -> Array:
     [[0, 1, 2, 3], [3, 4, 5, 6]]
     """
     if overlap:
+        # Windows of `length` that begin `length - 1` apart, as views without a copy.
         count = rows.shape[1] // length
         rows = sliding_window_view(rows, length, axis=1)[:, :: length - 1][:, :count]
     return rows.reshape(-1, length)
@@ -64,6 +64,7 @@ def host_arrays(block: StepBlock, number: int, shape: Shape, length: int) -> Fie
         arrays["document_ids"] = arrays["document_ids"] - arrays["document_ids"][:, :1]
         arrays["cu_seqlens"] = cu_seqlens(arrays["position_ids"])
     if shape.ids:
+        # A row that is cut into four becomes four rows with the same ids.
         located = np.repeat(block.located[:, rows], (block.tokens.shape[1] - 1) // length, axis=1)
         located[:, located[3] == PADDING] = PADDING
         arrays |= dict(zip(("source", "epoch", "sample", "position"), located, strict=True))
@@ -86,7 +87,6 @@ class Maker:
     Args:
         shape: The fields, and the length of rows.
         device: Where batches go.
-        end: The position at which the run ends, if it does.
         side: The side on which rows are padded to the widest row of a step; None if they are not.
         whole_documents: Whether some rows begin a document.
     """
@@ -96,30 +96,20 @@ class Maker:
         shape: Shape,
         device: torch.device,
         *,
-        end: int | None,
         side: Side | None,
         whole_documents: bool,
     ) -> None:
         self._shape = shape
         self._device = device
         self._narrow = shape.format == "narrow"
-        self._end = end
         self._side = side
         self._whole_documents = whole_documents
-
-    def ending(self, end: int | None) -> Self:
-        """Return a copy for a run that ends elsewhere."""
-        other = copy(self)
-        other._end = end
-        return other
 
     def batches(self, block: StepBlock, copy: DeviceCopy | None = None) -> Iterator[Made]:
         """Yield the batches of a block, one per step; each is made when it is asked for."""
         made = self._plain(block) if self._is_plain(block) else self._any(block, copy)
-        stops = [stop if self._end is None else min(stop, self._end) for _, stop in block.spans]
-        steps = count(block.first_step)
-        fields = zip(steps, stops, block.fingerprints, made, strict=False)
-        for step, stop, fingerprint, (batch, finish) in fields:
+        fields = zip(count(block.first_step), block.spans, block.fingerprints, made, strict=False)
+        for step, (_, stop), fingerprint, (batch, finish) in fields:
             yield Made(step, stop, batch, fingerprint, finish)
 
     def _is_plain(self, block: StepBlock) -> bool:
@@ -138,6 +128,7 @@ class Maker:
         """Yield what `Shape.to_batch` would, by views of NumPy, which cost a tenth of torch's."""
         tokens, as_tuple = block.tokens, self._shape.format == "tuple"
         for start, stop in pairwise(block.edges):
+            # A new array for each batch: a caller may keep it, and the block can be freed.
             wide = tokens[start:stop].astype(np.int64)
             inputs, targets = torch.from_numpy(wide[:, :-1]), torch.from_numpy(wide[:, 1:])
             yield (inputs, targets) if as_tuple else {"inputs": inputs, "targets": targets}, None

@@ -90,6 +90,7 @@ class Shape:
 
     def length_at(self, position: int) -> int:
         """Return the length of rows in a batch that begins at `position`."""
+        # The last change at or before the position counts.
         found = self.length
         for start, length in self.lengths:
             if start > position:
@@ -138,6 +139,7 @@ class Shape:
             targets = targets.clone()
         if length != self.length:
             if overlap:
+                # As many rows as without overlap, so the last tokens of a long row are left out.
                 inputs, targets = (each.unfold(1, length, length - 1) for each in (inputs, targets))
                 inputs, targets = (each[:, : self.length // length] for each in (inputs, targets))
             inputs, targets = inputs.reshape(-1, length), targets.reshape(-1, length)

@@ -53,6 +53,7 @@ class StepsOfRun(data.Dataset[Batch]):
     def __getitems__(self, requests: list[_Request]) -> _Sent:
         """Return the batch of the one step that the batch sampler asks for."""
         step, counted_from = requests[0]
+        # Requests of one pass have the same origin, so this happens once per pass and worker.
         if self._loader.counted_from != counted_from:
             self._loader.seek(counted_from)
         made = self._loader.make(step)
@@ -71,6 +72,7 @@ class _Rest(data.Sampler[list[_Request]]):
     def __iter__(self) -> Iterator[list[_Request]]:
         first, counted_from = self._loader.step, self._loader.counted_from
         for step in count(first):
+            # Asked for each step, because a streamed store may not know its end yet.
             if not self._loader.has_step(step):
                 return
             yield [_Request(step, counted_from)]

@@ -18,7 +18,7 @@ from penstock.rows.protocol import Array, Fields
 __all__ = ["DeviceCopy"]
 
 _NUM_SLOTS = 2
-_ALIGNMENT = 64
+_ALIGNMENT = 64  # bytes; `view` needs a multiple of the item size, at most 8
 
 
 class _Slot:
@@ -57,6 +57,7 @@ class DeviceCopy:
         # The GPU reads pinned memory some time later. Writing to a slot whose last copy is still
         # queued would change a batch that was yielded already, without an error.
         slot.copied.synchronize()
+        # All arrays in one buffer: one copy of a batch costs less than one copy per field.
         ranges = _lay_out(arrays)
         size = ranges[-1][1] if ranges else 0
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):

@@ -37,6 +37,7 @@ def log_fingerprints(batches: "Loader | LoaderBatches", path: str | Path) -> "It
         # The loader has advanced already, so this step is the one before its next step.
         step, position = loader.step - 1, loader.position
         line = {"step": step, "position": position, "fingerprint": f"{loader.fingerprint:016x}"}
+        # Opened for each line, so that a crash loses no line that was written before.
         with path.open("a", encoding="ascii") as stream:
             stream.write(json.dumps(line) + "\n")
         yield batch
@@ -68,6 +69,7 @@ def of_samples(
     positions: Integers,
 ) -> NDArray[np.uint64]:
     """Return a value for each row, from its source, epoch, sample and position."""
+    # Mixed one after the other, so that (epoch 1, sample 2) and (epoch 2, sample 1) differ.
     value = keys
     for numbers in (epochs, samples, positions):
         value = _mixed(value ^ numbers.astype(np.uint64))

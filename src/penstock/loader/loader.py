@@ -116,15 +116,14 @@ class Loader:
         self.shape = Shape(chosen, self._assembler.length)
         self.shape.check_targets(self.plan.sources)
         whole = self._assembler.whole_documents
-        self._maker = Maker(self.shape, self.device, end=end, side=side, whole_documents=whole)
+        self._maker = Maker(self.shape, self.device, side=side, whole_documents=whole)
         self.fingerprint: int | None = None
         """The fingerprint of the last batch on this rank. The sum over all ranks does not depend
         on their number."""
 
     def _share(self) -> None:
-        """Read the steps that the run was laid out to."""
+        """Read the steps of the pass that the run has computed last."""
         self._assembler = self._assembler.sharing(self._run.shard, end=self._run.end)
-        self._maker = self._maker.ending(self._run.end)
 
     @property
     def position(self) -> int:
@@ -215,6 +214,7 @@ class Loader:
         try:
             for batches in reader or made():
                 for number, each in enumerate(batches):
+                    # Before the yield: a state that the loop saves must not repeat this batch.
                     self._advance(each)
                     if number == 0 and reader is not None:
                         reader.taken()
@@ -282,7 +282,7 @@ class Loader:
         return found
 
     def has_step(self, step: int) -> bool:
-        """Return whether the pass has a step; wait if a streamed store has to tell."""
+        """Return whether the pass has a step; wait until a streamed store has it or ends."""
         return step < self._steps_before(step)
 
     def seek(self, position: int) -> None:
@@ -335,7 +335,7 @@ class Loader:
 
     def copy(self) -> Self:
         """Return a loader of the same batches with a separate position."""
-        other = copy(self)
+        other = copy(self)  # only the run has a position; the rest can be shared
         other._run = copy(self._run)
         return other
 

@@ -31,6 +31,7 @@ _TRIED = ("eager", "sdpa")
 # If one document is changed, the logits of the other may change by this share of the change.
 _TOLERANCE = 1e-3
 
+# Weak, so that a model that is dropped frees its memory.
 _prepared: "WeakSet[torch.nn.Module]" = WeakSet()
 
 
@@ -85,6 +86,7 @@ def prepare(module: Any) -> bool:
     implementations = set()
     for model in models:
         for each in model.modules():
+            # Parts of a model, such as an encoder, may have a separate config.
             config = getattr(each, "config", None)
             if getattr(config, "use_cache", None):
                 config.use_cache = False  # type: ignore[union-attr]

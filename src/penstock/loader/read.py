@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from penstock.errors import PlanError
 from penstock.loader.arguments import AnyPlan
 from penstock.loader.fingerprint import combine, of_samples, of_tokens, source_keys
-from penstock.loader.readahead import ReadAhead
-from penstock.loader.run import AnyShard
-from penstock.order.budget import BudgetShard
+from penstock.loader.prefetch import ReadAhead
+from penstock.order.integers import Indices, group_rows
 from penstock.order.steps import PADDING, Shard
 from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, Side
 from penstock.rows.supervised import supervised
@@ -48,7 +47,7 @@ class StepBlock:
     edges: list[int]
     """The row at which each step begins, and the number of rows."""
     spans: list[tuple[int, int]]
-    """The positions of each step: the first, and the one after the last."""
+    """The positions of each step: the first, and the one after the last row of the run in it."""
     tokens: Array  # (rows, length + 1), in the dtype of the store
     targets: NDArray[np.bool_] | None  # (rows, length): False where the target is ignored
     extras: Fields  # (rows, length) each
@@ -84,7 +83,7 @@ class Assembler:
     """
 
     def __init__(
-        self, plan: AnyPlan, shard: AnyShard, *, end: int | None, by_tokens: bool = False
+        self, plan: AnyPlan, shard: Shard, *, end: int | None, by_tokens: bool = False
     ) -> None:
         self.plan = plan
         self.shard = shard
@@ -107,7 +106,7 @@ class Assembler:
     def __getstate__(self) -> Settings:
         return {**self.__dict__, "_lot": _EMPTY}  # 256 KB that are quickly computed again
 
-    def sharing(self, shard: AnyShard, *, end: int | None) -> Self:
+    def sharing(self, shard: Shard, *, end: int | None) -> Self:
         """Return a copy that reads the same sources in other steps."""
         other = copy(self)
         other.shard = shard
@@ -129,7 +128,7 @@ class Assembler:
         located, spans = lot.located[:, rows], lot.spans[steps]
         if self._ahead.begin() and stop < last_step:
             # Four times as many steps, because the blocks of a run grow by that at first.
-            self._announce(stop, last_step, 4 * most)
+            self._request(stop, last_step, 4 * most)
         try:
             tokens, targets, extras = self.read(located)
         except Exception as error:
@@ -140,6 +139,7 @@ class Assembler:
             raise
         self._ahead.end()
         values = of_tokens(tokens, targets, located[3]) if lot.values is None else lot.values[rows]
+        # Padding adds 0, so the sum over all ranks does not depend on their number.
         values = np.where(located[3] == PADDING, np.uint64(0), values)
         edges = [edge - rows.start for edge in lot.edges[steps]]
         prints = combine(values, edges)
@@ -147,20 +147,19 @@ class Assembler:
         edges.append(rows.stop - rows.start)
         return StepBlock(first_step, edges, spans, tokens, targets, extras, located, prints, widths)
 
-    def _announce(self, first: int, last: int, most: int) -> None:
-        """Tell the kernel which rows the next block will read."""
+    def _request(self, first: int, last: int, most: int) -> None:
+        """Ask the kernel to load the rows that the next block will read."""
         lot, stop = self._steps(first, last, most)
         rows = slice(lot.edges[first - lot.first], lot.edges[stop - lot.first])
         numbers, samples = lot.located[0, rows], lot.located[2, rows]
-        for number in np.unique(numbers).tolist():
+        for number, chosen_rows in group_rows(numbers):
             source = self.plan.rows if isinstance(self.plan, StreamedPlan) else self._rows[number]
-            chosen = samples[numbers == number]
+            chosen = samples[chosen_rows]
             source.read_ahead(chosen[chosen < source.num_readable])
 
     def _widths(self, first: int, stop: int) -> list[int]:
         """Return the width of the widest row of each step on all ranks, so that shapes agree."""
-        own = self.shard
-        all_ranks = Shard(own.steps) if isinstance(own, Shard) else BudgetShard(own.steps)
+        all_ranks = Shard(self.shard.steps)
         rows = all_ranks.rows(first, stop)
         located = self._locate(all_ranks.positions(first, stop, end=self.end))
         widths = np.zeros(located.shape[1], np.int64)
@@ -192,8 +191,9 @@ class Assembler:
         if not self._by_tokens:
             values = of_samples(self._keys[located[0]], located[1], located[2], located[3])
         starts, sizes = self.shard.steps.spans(first, stop)
+        stops = starts + sizes if self.end is None else np.minimum(starts + sizes, self.end)
         edges = np.concatenate(([0], np.cumsum(self.shard.rows(first, stop)))).tolist()
-        spans = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
+        spans = list(zip(starts.tolist(), stops.tolist(), strict=True))
         return _Lot(first, stop, edges, spans, located, values)
 
     def _locate(self, positions: Integers) -> Integers:
@@ -218,19 +218,14 @@ class Assembler:
     def read(self, located: Integers) -> tuple[Array, NDArray[np.bool_] | None, Fields]:
         """Return the tokens of located rows, which targets count, and the other fields."""
         numbers, positions = located[0], located[3]
-        first = int(numbers[0]) if len(numbers) else 0
-        parts: list[tuple[slice | Integers, Fields]]
-        if (numbers == first).all():
-            parts = [(slice(None), self._read(first, located))]
-        elif self._joined is not None:
+        parts: list[tuple[slice | Indices, Fields]]
+        if self._joined is not None and (numbers != numbers[:1]).any():
             parts = [(slice(None), {"tokens": self._joined.read(numbers, located[2])})]
         else:
-            order = np.argsort(numbers, kind="stable")
-            cuts = np.flatnonzero(np.diff(numbers[order])) + 1
-            parts = [
-                (rows, self._read(int(numbers[rows[0]]), located[:, rows]))
-                for rows in np.split(order, cuts)
-            ]
+            groups = group_rows(numbers)
+            parts = [(rows, self._read(number, located[:, rows])) for number, rows in groups]
+            # Without rows, the fields still have their names and dtypes.
+            parts = parts or [(slice(None), self._read(0, located))]
         fields = _merged(parts, len(numbers), whole_documents=self.whole_documents)
         if self._gives_positions:
             # A batch without packed rows has the same fields as the other batches of the run.
@@ -257,6 +252,7 @@ class Assembler:
             return None
         counts = np.full(len(tokens), self.length) if num_targets is None else num_targets.copy()
         counts[padding] = 0
+        # A padding row was read as row 0 of the first source, to keep shapes; it must not show.
         tokens[padding] = 0
         return np.asarray(np.arange(self.length) < counts[:, None])
 
@@ -265,6 +261,7 @@ def _join(rows: Sequence[Rows]) -> JoinedWindows | None:
     """Return all sources as one, if each is nothing but full windows of one tokenizer."""
     if len(rows) < 2:
         return None
+    # A joined read returns tokens only: no borders, no loss masks, no number of targets.
     plain = [
         each
         for each in rows
@@ -312,7 +309,7 @@ def _padded_side(found: list[Rows]) -> Side | None:
 
 
 def _merged(
-    parts: list[tuple[slice | Integers, Fields]], num_rows: int, *, whole_documents: bool
+    parts: list[tuple[slice | Indices, Fields]], num_rows: int, *, whole_documents: bool
 ) -> Fields:
     """Return the fields of several sources' rows, in the order of the batch."""
     if len(parts) == 1:
@@ -326,6 +323,7 @@ def _merged(
         arrays = [values for _, values in found if values is not None]
         if len(arrays) < len(found):
             raise PlanError(f"Some sources of this plan give {name!r} and others do not.")
+        # The widest dtype of the sources, so that no id is truncated.
         dtype = np.result_type(*{array.dtype for array in arrays})
         merged[name] = np.empty((num_rows, *arrays[0].shape[1:]), dtype)
         for rows, values in found:

@@ -15,14 +15,12 @@ from operator import index
 
 from penstock.errors import PlanError, UnknownLengthError
 from penstock.loader.arguments import AnyPlan
-from penstock.order.budget import Budget, BudgetShard, BudgetSteps
+from penstock.order.budget import Budget
 from penstock.order.integers import END
-from penstock.order.steps import Shard, Steps
+from penstock.order.steps import AnySteps, Shard, Steps
 from penstock.streaming.plan import StreamedPlan
 
-__all__ = ["AnyShard", "Run"]
-
-AnyShard = Shard | BudgetShard
+__all__ = ["Run"]
 
 
 class Run:
@@ -78,6 +76,7 @@ class Run:
                 )
             return None if rows is None else index(self._epochs) * rows
         if self._asked_steps is not None:
+            # Sizes may change by position, so the end of the last step has to be computed.
             end = self._steps_from(0, 0).span(index(self._asked_steps) - 1)[1]
             if end > plan.end:
                 raise PlanError(
@@ -87,7 +86,7 @@ class Run:
             return end
         return plan.end if plan.end < END else None
 
-    def _steps_from(self, start: int, position: int) -> Steps | BudgetSteps:
+    def _steps_from(self, start: int, position: int) -> AnySteps:
         """Return steps that are counted from `start`; those of a budget, from `position`."""
         if isinstance(self.plan, Budget):
             return self.plan.steps(position)
@@ -108,10 +107,10 @@ class Run:
         self.end: int | None = None if rows is None else start + rows
         """The position after the last row of the pass; None if it has no end, or not yet."""
         steps = self._steps_from(start, position)
+        # No step begins at the end of a pass, but the steps before it keep their numbers.
         ended = self.end is not None and position >= self.end
         aligned = ended or (position < END and steps.span(steps.at(position))[0] == position)
-        self.steps: Steps | BudgetSteps
-        self.steps = steps if aligned else Steps(self._sizes, start=position)
+        self.steps: AnySteps = steps if aligned else Steps(self._sizes, start=position)
         self._count_steps()
 
     def _count_steps(self) -> None:
@@ -130,10 +129,8 @@ class Run:
             )
 
     @property
-    def shard(self) -> AnyShard:
+    def shard(self) -> Shard:
         """The rows of this rank in each step."""
-        if isinstance(self.steps, BudgetSteps):
-            return BudgetShard(self.steps, rank=self.rank, world_size=self.world_size)
         return Shard(self.steps, rank=self.rank, world_size=self.world_size)
 
     @property
@@ -190,11 +187,11 @@ class Run:
         return self.num_steps if self.num_steps is not None else 2**62
 
     def has_step(self, step: int) -> bool:
-        """Return whether the pass has a step; wait if a streamed store has to tell."""
+        """Return whether the pass has a step; wait until a streamed store has it or ends."""
         return step < self.steps_before(step)
 
     def find_end(self) -> None:
-        """Compute the end of the pass, if a streamed store is finished in the meantime."""
+        """Compute the end of the pass, if a streamed store is finished by now."""
         if self.end is not None or (rows := self._find_pass_rows()) is None:
             return
         self._pass_rows = rows

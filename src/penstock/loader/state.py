@@ -86,7 +86,9 @@ def check_state(state: Any) -> State:
 
 def sealed(contents: Mapping[str, Any], version: int) -> State:
     """Return a copy of `contents` as a state, with its version and a digest of itself."""
-    own: State = json.loads(json.dumps(contents))  # a copy, which the caller may change
+    # A copy through JSON: the caller may change it, and it equals what a file gives back later.
+    own: State = json.loads(json.dumps(contents))
+    # The check covers the version too: a state of another version must not pass as this one.
     state = {"version": version, **own}
     return {**state, "check": digest_json(state)[:_SHORT]}
 
@@ -175,6 +177,7 @@ def _digested(value: object) -> str:
 def _short_name(name: str) -> str:
     if len(json.dumps(name)) <= _LONGEST_NAME:
         return name
+    # JSON writes a character that is not ASCII as 6 bytes or more, so fewer of them fit.
     begin = name[:24] if name.isascii() else name[:3]
     return f"{begin}… {digest_json(name)[:8]}"
 

@@ -90,6 +90,7 @@ def _refuse_other_parts(plan: AnyPlan, store: TokenStore, state: State) -> None:
         raise another_order(state, "the plan")
     if changed := differences(prefix["build"], describe_build(store)):
         raise another_order(state, f"how the store is built ({changed})")
+    # The check of a state does not protect against one that was edited together with its check.
     parts = prefix.get("parts")
     if type(parts) is not int or parts < 0:
         raise another_order(state, "the plan")
@@ -132,6 +133,7 @@ def _parts_before(plan: AnyPlan, position: int) -> int:
         return 0
     (rows,) = plan.sources.values()
     assert rows.part_rows is not None  # the plan reads it part by part
+    # The part of the last row before the position; after the first epoch, the last part.
     ends = np.cumsum(rows.part_rows)
     last = min(position, int(ends[-1])) - 1
     return int(np.searchsorted(ends, last, side="right")) + 1

@@ -13,8 +13,8 @@ from operator import index
 from typing import Any, NamedTuple, final
 
 from penstock.errors import PlanError
+from penstock.order.epochs import Members
 from penstock.order.schedule import Exhausted, Stage
-from penstock.order.segments import Members
 from penstock.order.weights import Weight, as_fraction, exact_weights, is_finite, tempered_weights
 from penstock.rows.protocol import Rows
 
@@ -101,6 +101,7 @@ def part_rows_of(name: str, source: Rows, size: int) -> list[int]:
             f'shuffle="part" needs the parts of source "{name}", but it has no part_rows. Use '
             'shuffle="full" or shuffle="block".'
         )
+    # Python's integers: an array of a narrow dtype could overflow in the sum.
     parts = [index(rows) for rows in source.part_rows]
     if sum(parts) != size or min(parts, default=0) < 0:
         raise PlanError(

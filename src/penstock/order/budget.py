@@ -27,12 +27,12 @@ import numpy.typing as npt
 
 from penstock.digest import derive_key, digest_json
 from penstock.errors import PlanError
-from penstock.order.budget_steps import NO_ROW, BudgetShard, BudgetSteps
-from penstock.order.integers import Integers
+from penstock.order.integers import Integers, group_rows
 from penstock.order.plan import Plan, Sample
+from penstock.order.steps import BudgetSteps
 from penstock.rows.protocol import Settings
 
-__all__ = ["NO_ROW", "Budget", "BudgetShard", "BudgetSteps"]
+__all__ = ["Budget"]
 
 _MOST_KEPT = 16  # windows, of 40 KB each
 
@@ -133,9 +133,7 @@ class Budget:
         """Return the source, epoch and sample at each of `positions`; see `Plan.locate`."""
         numbers = np.asarray(positions, np.int64)
         inner = numbers.copy()
-        starts = self._starts(numbers)
-        for start in np.unique(starts).tolist():
-            chosen = starts == start
+        for start, chosen in group_rows(self._starts(numbers)):
             inner[chosen] = start + self._at(start).order[numbers[chosen] - start]
         return self.plan.locate(inner)
 
@@ -154,6 +152,7 @@ class Budget:
         limit = None if before is None or before < 1 else self._at(self._start(before - 1)).stop
         inner = self.plan.positions_of(source, sample, epoch, before if limit is None else limit)
         found = []
+        # The plan finds the row before windows are sorted; the window has where it was moved to.
         for position in inner.tolist():
             window = self._at(self._start(position))
             found.append(
@@ -185,6 +184,7 @@ class Budget:
         kept = self._kept.get(start)
         if kept is None:
             kept = self._compute(start)
+            # Replaced, not cleared: another thread may be reading the old dict.
             if len(self._kept) >= _MOST_KEPT:
                 self._kept = {}
             self._kept[start] = kept
@@ -196,9 +196,9 @@ class Budget:
             stop = min(stop, start - start % self.epoch_rows + self.epoch_rows)
         sources, _, samples = self.plan.locate(np.arange(start, stop))
         widths = np.zeros(stop - start, np.int64)
-        for number in np.unique(sources).tolist():
-            rows = self.sources[self.names[number]]
-            widths[sources == number] = rows.widths(samples[sources == number])
+        for number, chosen in group_rows(sources):
+            widths[chosen] = self.sources[self.names[number]].widths(samples[chosen])
+        # Stable, so that rows of equal width keep the order of the plan on every machine.
         order = np.argsort(widths, kind="stable")
         batches = np.split(order, _cut(widths[order], self.tokens, self.multiple))
         # In an unshuffled plan, every epoch has the order of the first.

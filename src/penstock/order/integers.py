@@ -8,6 +8,7 @@ would take 146,000 years to get there.
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +16,11 @@ import numpy.typing as npt
 from penstock.digest import Unsigned
 from penstock.errors import PlanError
 
-__all__ = ["END", "Indices", "Integers", "as_unsigned", "group_rows", "label_pairs"]
+__all__ = ["END", "Indices", "Integers", "as_unsigned", "group_rows", "label_pairs", "ranges"]
 
 Integers = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.intp]
+_Int = TypeVar("_Int", bound=np.signedinteger)
 
 END = 2**62
 """The largest number of rows. Every position and every sample is below it."""
@@ -41,6 +43,19 @@ def as_unsigned(values: npt.ArrayLike, end: int) -> Unsigned:
         outside = int(numbers[unsigned >= np.uint64(end)][0])
         raise PlanError(f"{outside:,} is out of range: this order has rows 0 to {end - 1:,}.")
     return unsigned
+
+
+def ranges(firsts: npt.NDArray[_Int], counts: npt.NDArray[_Int]) -> Integers:
+    """Return several ranges of numbers, concatenated: `counts[i]` numbers from `firsts[i]` on.
+
+    >>> ranges(np.array([5, 9]), np.array([2, 3]))
+    array([ 5,  6,  9, 10, 11])
+    """
+    # Number i of the result is i plus a shift, with one shift per range: here 5 5 | 7 7 7.
+    shifts = firsts - np.cumsum(counts) + counts
+    numbers = np.arange(int(counts.sum()), dtype=np.int64)
+    numbers += np.repeat(shifts, counts)
+    return numbers
 
 
 def group_rows(numbers: Integers | Indices) -> Iterator[tuple[int, Indices | slice]]:

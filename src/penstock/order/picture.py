@@ -48,6 +48,7 @@ def draw_tree(
         aligned = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
         # A column is empty in all lines or in none, except for unknown numbers of tokens.
         lines.append("  ".join([name.ljust(widths[0]), *filter(str.strip, aligned)]))
+    # The last line has another corner, whether it is a source or a stage.
     *branches, last = [*lines, *stages]
     return "\n".join([heading, *(f"├── {branch}" for branch in branches), f"└── {last}"])
 

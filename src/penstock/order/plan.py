@@ -313,6 +313,7 @@ class Plan:
         name, size = self.names[number], self.sizes[number]
         source = self.sources[name]
         described = {"name": name, "rows": size, "digest": source.digest}
+        # The sizes of parts decide the order of this mode only.
         if self.shuffle == "part":
             described["parts"] = digest_json(part_rows_of(name, source, size))
         return described

@@ -16,17 +16,24 @@ take the same number of steps: a rank with one step more would wait for the othe
 its next all-reduce.
 """
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from threading import Lock
+from typing import NamedTuple, Protocol, Self, final
 
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.order.integers import END, Integers
+from penstock.order.integers import END, Integers, ranges
 
-__all__ = ["PADDING", "Shard", "Steps", "rows_per_rank"]
+__all__ = ["PADDING", "AnySteps", "BudgetSteps", "Shard", "Steps", "rows_per_rank"]
 
 PADDING = -1
-"""The position of a row that fills up the last batch, after the end of the run."""
+"""The position of a row that fills up a batch, such as the last one of a run."""
+_MOST_ANCHORS = 512  # of 100 bytes each
+_MOST_RECENT = 16
 
 
 class Steps:
@@ -91,6 +98,7 @@ class Steps:
         """Return the first position and the number of rows of each step in [first, stop)."""
         if not 0 <= first <= stop:
             raise PlanError(f"There are no steps from {first:,} to {stop:,}; steps begin at 0.")
+        # The stage of a step is the last one that begins at or before it.
         steps = np.arange(first, stop, dtype=np.int64)
         stages = np.searchsorted(self._steps, steps, side="right") - 1
         rows = self._rows[stages]
@@ -128,6 +136,126 @@ class Steps:
         return last + (self.span(last)[1] <= end or not drop_last)
 
 
+class _Budget(Protocol):
+    """What the steps use of `penstock.order.budget.Budget`."""
+
+    end: int
+    multiple: int
+
+    def edges_after(self, position: int) -> Integers: ...
+
+
+class _Anchor(NamedTuple):
+    """A window whose first step is known: its number, and where it begins."""
+
+    step: int
+    position: int
+    number: int
+    """How many windows are before it, from the one at which counting began."""
+
+
+_STEP: Callable[[_Anchor], int] = attrgetter("step")
+_POSITION: Callable[[_Anchor], int] = attrgetter("position")
+
+
+@final
+class BudgetSteps:
+    """The steps of a budget of tokens: the methods of `Steps`, computed window by window.
+
+        windows      │   │ │  │ │     │    │ │     │   │  │
+        steps        0   1 2  3 4     5    6 7     8   9  …       counted from where a run began
+        anchors      ^                             ^
+
+    The number of a step is known after all windows before it are cut. See
+    `penstock.order.budget` for how a window is cut into batches. An anchor is the start of a
+    window, and its first step. Anchors are kept for the windows that were used last, and for every
+    n-th of the others. So any step is found after cutting a few windows. The number n doubles
+    when there are too many anchors, so memory does not grow with the run.
+    """
+
+    def __init__(self, budget: _Budget, start: int) -> None:
+        self.budget = budget
+        self.start = start
+        self._anchors = [_Anchor(0, start, 0)]
+        self._apart = 1  # windows between two anchors
+        self._recent: deque[_Anchor] = deque(maxlen=_MOST_RECENT)
+        self._lock = Lock()  # the prefetching thread finds steps, and so may the user
+
+    def __reduce__(self) -> tuple[type[Self], tuple[_Budget, int]]:
+        return type(self), (self.budget, self.start)  # a lock cannot be pickled
+
+    def span(self, step: int) -> tuple[int, int]:
+        """Return the positions of a step: the first, and the one after the last."""
+        starts, rows = self.spans(step, step + 1)
+        return int(starts[0]), int(starts[0] + rows[0])
+
+    def spans(self, first: int, stop: int) -> tuple[Integers, Integers]:
+        """Return where each of the steps from `first` to before `stop` begins, and its rows."""
+        if not 0 <= first <= stop:
+            raise PlanError(f"There are no steps from {first:,} to {stop:,}; steps begin at 0.")
+        starts, rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        while first < stop:
+            begin, edges = self._window(first, _STEP)
+            wanted = edges[first - begin : stop - begin + 1]
+            starts.append(wanted[:-1])
+            rows.append(np.diff(wanted))
+            first += len(wanted) - 1
+        return np.concatenate(starts), np.concatenate(rows)
+
+    def at(self, position: int) -> int:
+        """Return the step that reads a position."""
+        if position < self.start:
+            raise PlanError(f"No step of a run from {self.start:,} reads position {position:,}.")
+        first, edges = self._window(position, _POSITION)
+        return first + int(np.searchsorted(edges, position, side="right")) - 1
+
+    def count(self, end: int, *, drop_last: bool) -> int:
+        """Return how many steps a run takes that ends before position `end`; all are counted."""
+        return self.at(end - 1) + 1 if end > self.start else 0
+
+    def _window(self, wanted: int, key: Callable[[_Anchor], int]) -> tuple[int, Integers]:
+        """Return the window of a step or a position: its first step, and the edges of its steps.
+
+        Args:
+            wanted: The step, or the position.
+            key: `_STEP` or `_POSITION`.
+        """
+        with self._lock:
+            anchor = self._anchors[bisect_right(self._anchors, wanted, key=key) - 1]
+            # The last window that is known to begin at or before the wanted one. From there on,
+            # windows are cut one after the other.
+            anchor = max([anchor, *(each for each in self._recent if key(each) <= wanted)])
+            while True:
+                edges = self._edges(anchor)
+                after = _Anchor(anchor.step + len(edges) - 1, int(edges[-1]), anchor.number + 1)
+                self._keep(after)
+                if key(after) > wanted:
+                    self._recent.append(anchor)
+                    return anchor.step, edges
+                anchor = after
+
+    def _edges(self, anchor: _Anchor) -> Integers:
+        """Return where each step of a window begins, and the end of the last."""
+        if anchor.position >= self.budget.end:
+            raise PlanError(
+                f"There are no steps after position {anchor.position:,}, where the plan ends."
+            )
+        return np.concatenate(([anchor.position], self.budget.edges_after(anchor.position)))
+
+    def _keep(self, anchor: _Anchor) -> None:
+        """Keep an anchor if it is an n-th one, and none is behind it."""
+        if anchor.number % self._apart or anchor.number <= self._anchors[-1].number:
+            return
+        self._anchors.append(anchor)
+        # Half of them are dropped, and from now on only every second one is added.
+        if len(self._anchors) > _MOST_ANCHORS:
+            self._apart *= 2
+            self._anchors = [each for each in self._anchors if each.number % self._apart == 0]
+
+
+AnySteps = Steps | BudgetSteps
+
+
 def rows_per_rank(global_batch_rows: int, world_size: int) -> int:
     """Return how many rows of a global batch each rank reads.
 
@@ -148,8 +276,11 @@ def rows_per_rank(global_batch_rows: int, world_size: int) -> int:
 class Shard:
     """The positions that one rank reads in each step.
 
+    Every rank reads equally many rows of a step. `world_size` must divide the batch sizes of
+    `Steps`. The batches of a budget are padded, first to its multiple and then to equal shares.
+
     Args:
-        steps: The steps of the run; `world_size` must divide every batch size.
+        steps: The steps of the run.
         rank: From 0 to `world_size` - 1.
         world_size: The number of ranks.
 
@@ -157,24 +288,33 @@ class Shard:
     array([ 3,  4,  5,  9, 10, 11])
     """
 
-    def __init__(self, steps: Steps, *, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(self, steps: AnySteps, *, rank: int = 0, world_size: int = 1) -> None:
         if world_size < 1 or not 0 <= rank < world_size:
             raise PlanError(
                 f"rank must be from 0 to world_size - 1; got rank={rank:,} and "
                 f"world_size={world_size:,}."
             )
-        for size in steps.sizes:
-            rows_per_rank(size, world_size)
+        if isinstance(steps, Steps):
+            for size in steps.sizes:
+                rows_per_rank(size, world_size)
         self.steps = steps
         self.rank = rank
         self.world_size = world_size
+        self._multiple = 1 if isinstance(steps, Steps) else steps.budget.multiple
 
     def rows(self, first: int, stop: int) -> Integers:
         """Return how many rows this rank reads in each step in [first, stop)."""
-        return self.steps.spans(first, stop)[1] // self.world_size
+        return self._shares(self.steps.spans(first, stop)[1])
+
+    def _shares(self, rows: Integers) -> Integers:
+        # Rounded up twice: 13 rows in multiples of 8 are 16, and on 3 ranks 6 each.
+        padded = -(-rows // self._multiple) * self._multiple
+        return -(-padded // self.world_size)
 
     def positions(self, first: int, stop: int, *, end: int | None = None) -> Integers:
         """Return the positions that this rank reads in the steps [first, stop), concatenated.
+
+        Rows that only fill up a batch have the position `PADDING`.
 
         Args:
             first: The first step.
@@ -185,13 +325,11 @@ class Shard:
         array([ 6,  7, 10, -1])
         """
         starts, rows = self.steps.spans(first, stop)
-        shares = rows // self.world_size
-        # Row i of the result has position i + shift, with one shift per step. For rank 1 of 2 and
-        # steps (4, 8), (8, 12): shares 2 2, rows 0 1 | 2 3, positions 6 7 | 10 11, shifts 6 8.
-        first_rows = np.cumsum(shares) - shares
-        shifts = starts + self.rank * shares - first_rows
-        positions = np.arange(int(shares.sum()), dtype=np.int64)
-        positions += np.repeat(shifts, shares)
-        if end is not None and len(starts) and int(starts[-1] + rows[-1]) > end:
-            positions[positions >= end] = PADDING
+        shares = self._shares(rows)
+        # For rank 1 of 2 and the steps (4, 8) and (8, 12): shares 2 2, positions 6 7 | 10 11.
+        positions = ranges(starts + self.rank * shares, shares)
+        stops = starts + rows if end is None else np.minimum(starts + rows, end)
+        # Full steps, the usual case, have no row to replace.
+        if (stops - starts < shares * self.world_size).any():
+            positions[positions >= np.repeat(stops, shares)] = PADDING
         return positions

@@ -48,6 +48,7 @@ class Mixture:
         sources, ordinals = self.schedule.at(positions)
         # Dividing by one number is faster than by an array of equal numbers.
         sizes = self._sizes[sources] if len(self._sizes) > 1 else self._sizes
+        # Row 25 of a source of 10 rows is row 5 of its epoch 2.
         epochs = ordinals // sizes
         orders = self._orders(*label_pairs(sources, epochs))
         return sources, epochs, self._arrangement.map(ordinals - epochs * sizes, orders)

@@ -112,6 +112,7 @@ class Documents(PieceRows):
 
     def widths(self, samples: Integers) -> Integers:
         """Return how wide a batch must be for each of the rows `samples`."""
+        # A row is one piece, so its first piece is all of it.
         sizes = self.index.row_sizes(self._checked(samples))
         return np.asarray(-(-sizes // self.multiple) * self.multiple)
 
@@ -141,6 +142,7 @@ def narrowed(arrays: Fields, width: int, length: int, side: Side) -> Fields:
     >>> narrowed(batch, width=2, length=4, side="right")["tokens"].tolist()
     [[7, 8, 0]]
     """
+    # `tokens` has one column more than the other fields, and keeps it.
     spare = length - width
     kept = slice(spare, None) if side == "left" else slice(0, -spare or None)
     return {name: each[:, kept] if each.ndim == 2 else each for name, each in arrays.items()}

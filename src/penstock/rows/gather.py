@@ -35,6 +35,7 @@ def gather(stream: Stream, numbers: Integers, starts: Integers, width: int) -> A
         numbers, begins = numbers.copy(), starts.copy()
         numbers[crossing], begins[crossing] = numbers[other], begins[other]
         tokens = _inside(stream, numbers, begins, width)
+    # Few rows cross a border: at most one per piece if rows do not overlap.
     for row in crossing.tolist():
         start = int(starts[row])
         stop = min(start + width, stream.num_tokens)
@@ -45,6 +46,7 @@ def gather(stream: Stream, numbers: Integers, starts: Integers, width: int) -> A
 
 def _inside(stream: Stream, numbers: Integers, starts: Integers, width: int) -> Array:
     """Return rows that end in the piece where they begin."""
+    # As `np.unique`, without a sort: the numbers of pieces are small.
     present = np.flatnonzero(np.bincount(numbers))
     if 0 < len(present) <= _TOGETHER:
         return _together(stream, present, numbers, starts, width)
@@ -72,6 +74,7 @@ def _together(
     odd = addresses % dtype.itemsize
     if odd.any() or any(each.dtype != dtype for each in pieces):
         return _apart(stream, present, pieces, numbers, starts, width)
+    # The shift turns an offset in the stream into an offset from the lowest piece in memory.
     shifts = np.zeros(int(present[-1]) + 1, np.int64)
     shifts[present] = (addresses - addresses[lowest]) // dtype.itemsize - stream.starts[present]
     begins = starts + shifts[numbers]

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_json
 from penstock.errors import DiskFullError, PlanError
+from penstock.order.integers import ranges
 from penstock.paths import cache_directory
 from penstock.rows.packing import PACKING_FORMAT, Layout
 from penstock.rows.protocol import Array, Integers
@@ -74,11 +75,7 @@ class RowIndex:
         """Return the number of pieces of each row, and their offsets in their part and sizes."""
         first = self.edges[samples].astype(np.int64)
         counts = self.edges[samples + 1].astype(np.int64) - first
-        # Rows of 2 and 3 pieces, which begin at pieces 5 and 9: [0, 1, 2, 3, 4] + [5, 5, 9 - 2, …].
-        numbers = np.arange(int(counts.sum())) + np.repeat(
-            first - np.cumsum(counts) + counts, counts
-        )
-        words = self.pieces[numbers]
+        words = self.pieces[ranges(first, counts)]
         return counts, _offsets(words), _sizes(words)
 
     def row_sizes(self, samples: Integers) -> Integers:
@@ -120,6 +117,7 @@ def index_of(
     name = f"{kind}-{length}-{key[:16]}.npy"
     paths = [store.path / ".rows" / name, cache_directory() / "rows" / name]
     part_tokens = [part.num_tokens for part in store.manifest.parts]
+    # First beside the store, where all users of it share one file.
     for path in paths:
         if (found := _read(path, key, part_tokens, length)) is not None:
             return found
@@ -139,6 +137,7 @@ def joined(indexes: list[RowIndex]) -> RowIndex:
     indexes = [each for each in indexes if len(each.part_rows)]
     if len(indexes) <= 1:
         return indexes[0] if indexes else EMPTY
+    # The pieces of an index come after those of all earlier ones, so its edges move by as many.
     pieces = np.cumsum([0] + [len(each.pieces) for each in indexes]).astype(np.uint64)
     edges = [each.edges[:-1] + first for each, first in zip(indexes, pieces[:-1], strict=True)]
     return RowIndex(
@@ -156,7 +155,7 @@ def of_layout(layout: Layout) -> RowIndex:
     return RowIndex(
         np.array([len(layout.edges) - 1], _WORD),
         layout.edges.astype(_WORD),
-        (layout.starts << 24 | layout.sizes).astype(_WORD),
+        (layout.starts << 24 | layout.sizes).astype(_WORD),  # 40 bits and 24 bits
         layout.num_empty,
         layout.num_long,
         layout.num_cut,
@@ -169,6 +168,7 @@ def _written(path: Path, key: str, made: RowIndex) -> bool:
     counts += [made.num_empty, made.num_long, made.num_cut, 0, 0]
     sections = [np.array(counts, _WORD), made.part_rows, made.edges, made.pieces]
     body = [np.ascontiguousarray(section) for section in sections]
+    # Section by section: a copy of the whole file would double the memory of a large index.
     digest = hashlib.sha256()
     for section in body:
         digest.update(section.data)
@@ -196,6 +196,7 @@ def _read(path: Path, key: str, part_tokens: list[int], length: int) -> RowIndex
     digests = words[:8].tobytes()
     if digests[:32].hex() != key or digests[32:] != hashlib.sha256(words[8:].data).digest():
         return None
+    # The sizes of the sections must add up to the size of the file before they are used.
     num_parts, num_rows, num_pieces, *counts = (int(word) for word in words[8:14])
     if [num_parts, _HEAD + num_parts + num_rows + 1 + num_pieces] != [len(part_tokens), size]:
         return None
@@ -215,6 +216,7 @@ def _sound(index: RowIndex, part_tokens: list[int], length: int) -> bool:
         return False
     if (edges[1:] <= edges[:-1]).any():
         return False
+    # Part p has the rows from last[p] to before last[p + 1].
     last = np.concatenate(([0], np.cumsum(index.part_rows))).astype(np.int64)
     for number, num_tokens in enumerate(part_tokens):
         low, high = last[number], last[number + 1]

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.order.integers import ranges
 from penstock.rows.protocol import Array, Integers
 
 __all__ = ["PACKING_FORMAT", "Layout", "best_fit", "one_each", "pack"]
@@ -77,6 +78,7 @@ def pack(bounds: Array, length: int) -> Layout:
     rows, documents = keys >> 32, keys & 0xFFFF_FFFF
     del keys, kept
     counts = np.bincount(rows, minlength=num_rows)
+    # Rows without a piece so far are the full rows of long documents: one piece each.
     full_rows = np.flatnonzero(counts == 0)
     counts[full_rows] = 1
     edges = np.concatenate(([0], np.cumsum(counts)))
@@ -86,8 +88,9 @@ def pack(bounds: Array, length: int) -> Layout:
     starts[~is_full] = begins[documents] + num_full[documents] * np.int64(length - 1)
     piece_sizes[~is_full] = rest[documents]
     long = np.flatnonzero(num_full)
+    # The full rows of a long document begin `length - 1` tokens apart: at 0, 7, 14 for 8.
     times = num_full[long]
-    turn = np.arange(int(times.sum())) - np.repeat(np.cumsum(times) - times, times)
+    turn = ranges(np.zeros_like(times), times)
     starts[is_full] = np.repeat(begins[long], times) + turn * (length - 1)
     piece_sizes[is_full] = length
     return Layout(
@@ -112,7 +115,7 @@ def one_each(bounds: Array, length: int, *, split: bool) -> Layout:
     if split:
         rest, num_full = _cut(sizes, length)
         times = num_full + (rest > 0)
-        turn = np.arange(int(times.sum())) - np.repeat(np.cumsum(times) - times, times)
+        turn = ranges(np.zeros_like(times), times)
         starts = np.repeat(begins, times) + turn * (length - 1)
         piece_sizes = np.minimum(np.repeat(begins + sizes, times) - starts, length)
         num_cut = 0
@@ -126,6 +129,7 @@ def one_each(bounds: Array, length: int, *, split: bool) -> Layout:
 def _documents(bounds: Array) -> tuple[Integers, Integers]:
     """Return the offset and the size of each document."""
     ends = bounds.astype(np.int64)
+    # A document begins where the one before it ends.
     begins = np.zeros_like(ends)
     begins[1:] = ends[:-1]
     return begins, ends - begins
@@ -148,9 +152,8 @@ def _binned(sizes: NDArray[np.int32], length: int) -> tuple[Integers, int]:
     # Longest first; equal ones in the order of documents. NumPy sorts 16-bit keys by radix.
     narrow = np.uint16 if length <= 0xFFFF else np.uint32
     order = np.argsort((length - sizes).astype(narrow), kind="stable")
-    placed = np.arange(len(sizes)) + np.repeat(firsts - np.cumsum(runs) + runs, runs)
     bins = np.empty(len(sizes), np.int64)
-    bins[order] = placed
+    bins[order] = ranges(firsts, runs)
     return bins, num_bins
 
 
@@ -183,6 +186,7 @@ def best_fit(histogram: Integers, length: int) -> tuple[Integers, Integers, int]
         left = int(histogram[size])
         while left:
             if fitting := rooms >> size:
+                # The lowest bit that is set is the least space that is enough: best fit.
                 room = size - 1 + (fitting & -fitting).bit_length()
                 first, stop = ranges[room].pop()
                 run, times = min(left, stop - first), 1

@@ -6,9 +6,9 @@
     targets         a a a a - b - c - -      no target across a border: - is -100
 
 Documents are packed part by part (`penstock.rows.packing`), so the rows of earlier parts do not
-change when a store grows. No token is dropped: every token but a document's first is a target
-exactly once, in every format. Borders come from the offsets that the store records, not from a
-search for end tokens.
+change when parts are added to a store. No token is dropped: every token but a document's first
+is a target exactly once, in every format. Borders come from the offsets that the store records,
+not from a search for end tokens.
 """
 
 from collections.abc import Sequence

@@ -21,9 +21,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
+from penstock.order.integers import group_rows
 from penstock.rows.index import EMPTY, LONGEST, RowIndex, index_of, joined, of_layout
 from penstock.rows.packing import Layout
-from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, Side, refuse_length
+from penstock.rows.protocol import (
+    Array,
+    Fields,
+    Integers,
+    Rows,
+    Settings,
+    Side,
+    checked,
+    refuse_length,
+)
 from penstock.rows.tokens import ArrayFile, Stream, StreamLike, open_stream
 from penstock.store.reader import TokenStore
 
@@ -83,13 +93,16 @@ class PieceRows(Rows):
 
     def over(self, stream: Stream) -> Self:
         """Return the same rows over a later snapshot of a store that is being written."""
+        # A copy: threads may still read the rows over the earlier snapshot.
         later = copy(self)
         later.stream = stream
-        later.__dict__.pop("num_placed", None)
+        later.__dict__.pop("num_placed", None)  # cached for fewer parts
         later._open_index(self.index)
         return later
 
     def __getstate__(self) -> Settings:
+        # The index is mapped from a file, and a worker process maps it again. Pickling it would
+        # copy 8 bytes per document to every worker.
         return {name: value for name, value in self.__dict__.items() if name != "index"}
 
     def __setstate__(self, state: Settings) -> None:
@@ -148,15 +161,7 @@ class PieceRows(Rows):
             self.stream.read_ahead(starts + self.stream.starts[numbers], int(sizes.max()))
 
     def _checked(self, samples: Integers) -> Integers:
-        """Return the sample numbers as an array, or raise if there are no such rows."""
-        numbers = np.asarray(samples, np.int64)
-        # Compared as unsigned numbers, negative ones are the largest.
-        if len(numbers) and numbers.view(np.uint64).max() >= self.index.num_rows:
-            raise IndexError(
-                f"rows {numbers.min():,} to {numbers.max():,} are not all among "
-                f"{self.index.num_rows:,} rows"
-            )
-        return numbers
+        return checked(samples, self.index.num_rows)
 
     def _read(
         self, samples: Integers, width: int, *, pad_id: int = 0, side: Side = "right"
@@ -182,6 +187,7 @@ class PieceRows(Rows):
         mask = self.stream.loss(number)
         if mask is not None:
             return mask
+        # A store without masks trains on every token. The array takes one byte.
         return np.broadcast_to(np.uint8(1), len(self.stream.piece(number)))
 
     def _copy(
@@ -196,11 +202,8 @@ class PieceRows(Rows):
         """Copy each piece without its first `skipped` items to its offset in `target`."""
         flat = target.reshape(-1)
         numbers = np.searchsorted(self._row_ends, spans.samples, side="right")[spans.rows]
-        order = np.argsort(numbers, kind="stable")
-        for pieces in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
-            if not len(pieces):
-                continue
-            source = source_of(int(numbers[pieces[0]]))
+        for number, pieces in group_rows(numbers):
+            source = source_of(number)
             begins = (spans.starts[pieces] + skipped).tolist()
             sizes = (spans.sizes[pieces] - skipped).tolist()
             # One slice per piece. For pieces of 32 tokens or more this is faster than one gather

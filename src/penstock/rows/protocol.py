@@ -29,6 +29,7 @@ __all__ = [
     "Side",
     "WrappedRows",
     "as_rows",
+    "checked",
     "refuse_length",
 ]
 
@@ -148,6 +149,7 @@ class WrappedRows(Rows):
 
     def __init__(self, rows: RowsLike) -> None:
         self.rows = as_rows(rows)
+        # Copied, because attributes of an object come before the defaults of `Rows`.
         self.length, self.stream, self.stride = self.rows.length, self.rows.stream, self.rows.stride
         self.side, self.multiple = self.rows.side, self.rows.multiple
         self.gives_positions = self.rows.gives_positions
@@ -206,6 +208,17 @@ class WrappedRows(Rows):
     def num_readable(self) -> int:
         """Rows that can be read now; fewer than all only while the store is being written."""
         return self.rows.num_readable
+
+
+def checked(samples: Integers, num_rows: int) -> Integers:
+    """Return the numbers of rows as an array; raise IndexError if there are no such rows."""
+    numbers = np.asarray(samples, np.int64)
+    # Compared as unsigned numbers, negative ones are the largest.
+    if len(numbers) and numbers.view(np.uint64).max() >= num_rows:
+        raise IndexError(
+            f"rows {numbers.min():,} to {numbers.max():,} are not all among {num_rows:,} rows"
+        )
+    return numbers
 
 
 def refuse_length() -> NoReturn:

@@ -65,11 +65,13 @@ def _loss_masks(stream: Stream, starts: Integers, length: int) -> NDArray[np.boo
     masks = np.zeros((len(starts), length), np.uint8)
     numbers = np.searchsorted(stream.ends, starts, side="right")
     for row, (start, number) in enumerate(zip(starts.tolist(), numbers.tolist(), strict=True)):
+        # A row may reach into the next pieces.
         done = 0
         while done < length and number < len(stream.ends):
             first = start + done - int(stream.starts[number])
             size = min(length - done, int(stream.ends[number]) - start - done)
             known = stream.loss(number)
+            # A part without a mask trains on every token.
             masks[row, done : done + size] = 1 if known is None else known[first : first + size]
             done += size
             number += 1

@@ -19,6 +19,7 @@ import numpy as np
 
 from penstock.digest import digest_bytes, digest_json
 from penstock.errors import StoreError
+from penstock.order.integers import group_rows
 from penstock.rows.protocol import Array, Integers
 from penstock.store.reader import TokenStore
 
@@ -37,6 +38,7 @@ class HasSnapshot(Protocol):
 StreamLike = str | os.PathLike[str] | TokenStore | HasSnapshot
 
 _DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
+# 17 blocks of 64 KiB: reading a file of 100 GB would take a minute, these take milliseconds.
 _SAMPLED_BLOCK = 1 << 16
 _NUM_SAMPLED = 16
 # Windows has no madvise. There, rows are read when they are needed and not before.
@@ -146,16 +148,18 @@ class Stream:
                 "A store that is still being written is read alone, because the offset of the next "
                 "store is not known yet. Pass all inputs to ps.stream, or build this store first."
             )
+        # The widest dtype: ids of a narrower member fit it, and none is truncated.
         self.dtype: np.dtype[Any] = np.result_type(*(member.dtype for member in self.members))
-        self._pieces: list[tuple[int, int]] = []  # the member, and its part (-1 for a file)
+        # The member of each piece, and the part of it; -1 for a file.
+        self._pieces: list[tuple[TokenStore | ArrayFile, int]] = []
         lengths: list[int] = []
-        for number, member in enumerate(self.members):
+        for member in self.members:
             if isinstance(member, ArrayFile):
-                self._pieces.append((number, -1))
+                self._pieces.append((member, -1))
                 lengths.append(member.num_tokens)
             else:
                 parts = member.manifest.parts
-                self._pieces += [(number, part) for part in range(len(parts))]
+                self._pieces += [(member, part) for part in range(len(parts))]
                 lengths += [part.num_tokens for part in parts]
         self.ends: Integers = np.cumsum(lengths, dtype=np.int64)
         """The offset after each piece."""
@@ -167,7 +171,7 @@ class Stream:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     @property
-    def least_tokens(self) -> int:
+    def known_tokens(self) -> int:
         """Ids in all pieces, and those that the next part of a snapshot is known to have."""
         return self.num_tokens + sum(store.num_coming for store in self._stores)
 
@@ -196,24 +200,21 @@ class Stream:
 
     def piece(self, number: int) -> Array:
         """Return the ids of one piece, mapped into memory."""
-        member, part = self._pieces[number]
-        source = self.members[member]
+        source, part = self._pieces[number]
         if isinstance(source, ArrayFile):
             return source.array()
         return source.part_array(part, "tokens")
 
     def bounds(self, number: int) -> Array:
         """Return the offsets, within one piece, at which its documents end."""
-        member, part = self._pieces[number]
-        source = self.members[member]
+        source, part = self._pieces[number]
         if isinstance(source, ArrayFile):
             raise StoreError(f"{source.path} does not record where documents end; a store does.")
         return source.part_array(part, "bounds")
 
     def continues(self, number: int) -> bool:
         """Return whether the last document of one piece continues in the next piece."""
-        member, part = self._pieces[number]
-        source = self.members[member]
+        source, part = self._pieces[number]
         return isinstance(source, TokenStore) and source.manifest.parts[part].num_continued > 0
 
     @cached_property
@@ -223,8 +224,7 @@ class Stream:
 
     def loss(self, number: int) -> Array | None:
         """Return the loss mask of one piece, 1 where a token is trained on; None if all are."""
-        member, part = self._pieces[number]
-        source = self.members[member]
+        source, part = self._pieces[number]
         if isinstance(source, ArrayFile) or "loss" not in source.manifest.parts[part].files:
             return None
         return source.part_array(part, "loss")
@@ -234,6 +234,7 @@ class Stream:
         number = int(np.searchsorted(self.ends, start, side="right"))
         pieces = []
         while start < stop:
+            # As far as this piece reaches; the next round continues in the next piece.
             upto = min(stop, int(self.ends[number]))
             begin = int(self.starts[number])
             pieces.append(self.piece(number)[start - begin : upto - begin])
@@ -243,13 +244,9 @@ class Stream:
 
     def read_ahead(self, starts: Integers, length: int) -> None:
         """Ask the kernel to load `length` ids from each of `starts`; return without waiting."""
-        # Sorted by piece, so that each piece is opened once.
-        numbers = np.searchsorted(self.ends, starts, side="right")
-        order = np.argsort(numbers, kind="stable")
-        for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
-            if len(rows):
-                number = int(numbers[rows[0]])
-                _will_need(self.piece(number), starts[rows] - self.starts[number], length)
+        # Grouped by piece, so that each piece is opened once.
+        for number, rows in group_rows(np.searchsorted(self.ends, starts, side="right")):
+            _will_need(self.piece(number), starts[rows] - self.starts[number], length)
 
 
 def open_stream(

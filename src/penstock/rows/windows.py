@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_json
 from penstock.errors import PlanError
+from penstock.order.integers import ranges
 from penstock.rows.gather import gather
-from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, refuse_length
+from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, checked, refuse_length
 from penstock.rows.tokens import ArrayFile, Stream, StreamLike, open_stream
 
 __all__ = ["JoinedWindows", "Windows", "begins", "borders", "cu_seqlens"]
@@ -41,6 +42,7 @@ def borders(stream: Stream, starts: Integers, numbers: Integers, length: int) ->
     """
     found = begins(stream, starts, numbers, length)
     document_ids = np.cumsum(found, axis=1, dtype=np.int32)
+    # Each column minus the column where its document begins: 0 1 2 | 0 1 for a begin at 3.
     columns = np.arange(length, dtype=np.int32)
     last_begin = np.maximum.accumulate(np.where(found, columns, np.int32(0)), axis=1)
     return {"document_ids": document_ids, "position_ids": columns - last_begin}
@@ -68,6 +70,8 @@ def _mark(
 ) -> None:
     """Set `begins` in `rows` for the documents that begin in piece `number`."""
     bounds = stream.bounds(number)
+    # A bound is where one document ends and the next begins. The last bound of this piece is
+    # neither if the document continues in the next piece.
     if stream.continues(number):
         bounds = bounds[:-1]
     # Unsigned like the bounds: otherwise the search would convert all of them to floats.
@@ -75,9 +79,7 @@ def _mark(
     low = np.searchsorted(bounds, np.maximum(first, 0).astype(bounds.dtype), side="right")
     stop = (first + begins.shape[1]).astype(bounds.dtype)
     counts = np.searchsorted(bounds, stop, side="left") - low
-    # Bounds 5 and 6 of one row, 9 of the next: [0, 1, 2] + [5, 5, 9 - 2].
-    found = np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)
-    columns = bounds[found].astype(np.int64) - np.repeat(first, counts)
+    columns = bounds[ranges(low, counts)].astype(np.int64) - np.repeat(first, counts)
     begins[np.repeat(rows, counts), columns] = True
 
 
@@ -221,7 +223,8 @@ class Windows(Rows):
 
         Targets that `borders="mask"` ignores are counted.
         """
-        rows = np.arange(min(len(self), self._num_full), len(self))  # the padded rows
+        # Padded rows have fewer targets: the tokens that are left after their first one.
+        rows = np.arange(min(len(self), self._num_full), len(self))
         padded = self.stream.num_tokens - 1 - rows * self.stride
         return self._num_full * self.length + int(padded.sum())
 
@@ -255,7 +258,7 @@ class Windows(Rows):
         if self.stream.sealed:
             return np.diff(np.minimum(begins, self._num_rows), prepend=0)
         # The last row that begins in a part must not be the padded or dropped tail of the store.
-        final = (begins - 1) * self.stride + self.length + 1 <= self.stream.least_tokens
+        final = (begins - 1) * self.stride + self.length + 1 <= self.stream.known_tokens
         return np.diff(begins[: int(final.sum())], prepend=0)
 
     @property
@@ -282,14 +285,7 @@ class Windows(Rows):
         `document_ids`, (rows, length) int32; with "mask", `same_document` (rows, length), False
         where the target belongs to another document than its input.
         """
-        samples = np.asarray(samples, np.int64)
-        # Compared as unsigned numbers, negative ones are the largest.
-        if len(samples) and samples.view(np.uint64).max() >= self._num_rows:
-            raise IndexError(
-                f"rows {samples.min():,} to {samples.max():,} are not all among "
-                f"{self._num_rows:,} rows"
-            )
-        starts = samples * self.stride
+        starts = checked(samples, self._num_rows) * self.stride
         numbers = np.searchsorted(self.stream.ends, starts, side="right")
         tokens = gather(self.stream, numbers, starts, self.length + 1)
         read = {"tokens": tokens}
@@ -314,6 +310,7 @@ class JoinedWindows:
     def __init__(self, sources: Sequence[Windows]) -> None:
         self._stream = Stream([member for each in sources for member in each.stream.members])
         self._width = sources[0].length + 1
+        # Sources may have different strides, but one length, as the loader has checked.
         self._strides = np.array([each.stride for each in sources], np.int64)
         sizes = [each.stream.num_tokens for each in sources]
         self._before = np.cumsum([0, *sizes[:-1]], dtype=np.int64)

@@ -41,6 +41,8 @@ class Builder:
         """Stop building; sealed parts stay, and another process may continue."""
         if os.getpid() != self._process:
             return  # a fork does not copy threads
+        # The build sees this at its next progress report, several times a second. The wait has a
+        # limit, because a tokenizer may take longer than that for one document.
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=_CLOSE_SECONDS)
@@ -66,6 +68,8 @@ class Builder:
         try:
             with locked(self._job.directory):
                 self.building = True
+                # Under the lock, because the process that held it before may have sealed slices
+                # or finished the store.
                 job = begin(self._job, live=True)
                 if job is not None:
                     execute(job, self._report)

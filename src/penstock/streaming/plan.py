@@ -91,6 +91,7 @@ class StreamedPlan:
         self.__init__(state["rows"], seed=state["seed"])
 
     def _plan_of(self, rows: Rows) -> _Known:
+        # Of a snapshot, only parts whose number of rows is final: see `Windows.part_rows`.
         part_rows = np.asarray(rows.part_rows, np.int64)
         ends = np.cumsum(part_rows)
         sealed = rows.stream is not None and rows.stream.sealed
@@ -203,6 +204,7 @@ class StreamedPlan:
         if position == 0:
             return 0
         self.reach(position)
+        # After the first epoch, all parts were read.
         last = min(position, self.num_rows) - 1
         return int(np.searchsorted(self._known.ends, last, side="right")) + 1
 

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Snapshot", "StreamedStore"]
 
+# How often a waiting reader inspects the directory, which is a few file system calls.
 _POLL_SECONDS = 0.004
+# How often it asks the build to use all threads, which writes to the disk.
 _ASK_SECONDS = 0.05
 
 
@@ -116,8 +118,9 @@ class StreamedStore:
         # Imported here, because it imports Arrow; `stream` has done so already.
         from penstock.store.journal import MANY_TOKENS, Journal
 
-        self._journal = Journal(path)
-        self._many_tokens = MANY_TOKENS
+        self._journal, self._many_tokens = Journal(path), MANY_TOKENS
+        # These change under the lock only, and a manifest is replaced as a whole. So `_manifest`
+        # may be read without the lock: a reader sees the old one or the new one.
         self._is_ours = False  # whether the journal was found to be of this build
         self._num_slices = 0
         self._asked = -1.0  # when a waiting reader was last reported to the builder
@@ -258,10 +261,8 @@ class StreamedStore:
     def _refuse_other(self, manifest: Manifest) -> None:
         """Raise if the manifest is of another build, or has other parts than were read."""
         first = manifest.contents["builds"][0]
-        found = {
-            **shared_settings(manifest.contents),
-            **{k: first[k] for k in ("reading", "inputs")},
-        }
+        found = shared_settings(manifest.contents)
+        found = {**found, "reading": first["reading"], "inputs": first["inputs"]}
         ours = {key: self._stamped[key] for key in found if key in self._stamped}
         known = self._manifest.parts
         if canonical_json(found) != canonical_json(ours) or manifest.parts[: len(known)] != known:
@@ -285,6 +286,7 @@ class StreamedStore:
         """
         timer = StallTimer()
         while len(self._manifest.parts) < number and not self.sealed:
+            # `sealed` has read the directory again, so the part may be there by now.
             if len(self._manifest.parts) < number:
                 self._wait(timer)
         return len(self._manifest.parts) >= number
@@ -318,8 +320,7 @@ class StreamedStore:
     def _describe_builder(self) -> str:
         if self._builder is not None and self._builder.building:
             return "This process builds the store."
-        # Imported here: a loader must not need what only a build needs.
-        from penstock.store.lock import lock_holder
+        from penstock.store.lock import lock_holder  # a loader needs no filelock
 
         if holder := lock_holder(self.path):
             return f"The last process that built the store is {holder}."

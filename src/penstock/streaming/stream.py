@@ -47,20 +47,22 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
     dies, another one continues. Machines without a shared disk each build the same store.
 
     Args:
-        inputs: As in `build`, and so are all arguments up to `threads`.
+        inputs: As in `build`, like all arguments up to `threads`.
         store: The directory to write.
         tokenizer: A name, a path or an object.
         format: Of the inputs; "auto" goes by the suffix.
         documents: In text: "auto", "lines", "paragraphs", "file", or "sep:SEPARATOR".
         field: The JSON field or table column that holds the text.
-        errors: Documents that are not UTF-8: "strict" rejects them, "replace" mends them.
+        errors: What to do with documents that are not UTF-8: "strict" rejects them, "replace"
+            replaces invalid bytes.
         eos: Whether a document ends with the tokenizer's end token, or which token it is.
         bos: Whether it begins with one.
         special_tokens: "text" takes `<|endoftext|>` in a document as text, "parse" as a token.
-        max_bad: How many rejects to bear.
+        max_bad: How many rejected records to allow: a share of all records, or a number.
         max_document_bytes: Longer documents are rejected.
-        max_expansion: Compressed files that grow more than this many times are refused.
-        engine: Which program tokenizes; the ids are the same.
+        max_expansion: Compressed files that expand to more than this many times their size are
+            refused.
+        engine: The program that tokenizes; the ids are the same.
         threads: How many slices are tokenized at once at most, while a reader waits; changes
             speed and memory only.
         timeout: The most seconds between two sealed slices before a reader raises an error.
@@ -72,8 +74,8 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
-    >>> with stream(Texts(["To be,", "or not to be."]), f"{folder.name}/store") as growing:
-    ...     [tokens.tolist() for tokens in growing]
+    >>> with stream(Texts(["To be,", "or not to be."]), f"{folder.name}/store") as streamed:
+    ...     [tokens.tolist() for tokens in streamed]
     [[2514, 307, 11, 50256], [273, 407, 284, 307, 13, 50256]]
     >>> folder.cleanup()
     """
