@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from penstock.errors import PlanError
 
-__all__ = ["Workers"]
+__all__ = ["WorkerOptions"]
 
 
-class Workers(NamedTuple):
+class WorkerOptions(NamedTuple):
     """The worker processes of a DataLoader, and the settings that need workers."""
 
     num_workers: int
@@ -21,7 +21,7 @@ class Workers(NamedTuple):
     worker_init_fn: Callable[[int], None] | None
     multiprocessing_context: str | BaseContext | None
 
-    def checked(self) -> "Workers":
+    def checked(self) -> "WorkerOptions":
         """The same settings if PyTorch accepts them; on Windows no workers, with a warning.
 
         Raises:
@@ -43,7 +43,7 @@ class Workers(NamedTuple):
                 "costs more than they save. Batches are the same.",
                 stacklevel=3,
             )
-            return Workers(0, None, False, 0, None, None)
+            return WorkerOptions(0, None, False, 0, None, None)
         return self
 
     def _refuse_without_workers(self) -> None:

@@ -21,7 +21,7 @@ from penstock.integrations.lightning.loaders import (
     TrainingBatches,
     rows_per_device,
 )
-from penstock.integrations.workers import Workers
+from penstock.integrations.workers import WorkerOptions
 from penstock.order.shuffle import Mode
 from penstock.rows.documents import Documents
 from penstock.rows.windows import Windows
@@ -211,7 +211,9 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         # A stream is read in the process that builds it, on a thread.
         num_workers = 0 if self.streaming and shuffle == "part" else self.num_workers
         prefetch_factor = self.prefetch_factor if num_workers else None
-        workers = Workers(num_workers, prefetch_factor, num_workers > 0, 0, None, None).checked()
+        workers = WorkerOptions(
+            num_workers, prefetch_factor, num_workers > 0, 0, None, None
+        ).checked()
         pinned = torch.cuda.is_available() if self._pin_memory is None else self._pin_memory
         # The generator seeds the workers, which draw no random numbers. Without it, PyTorch would
         # draw the seed from its global generator, and loading data would change dropout.

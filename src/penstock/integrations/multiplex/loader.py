@@ -35,7 +35,7 @@ from penstock.integrations.multiplex.run import (
     read_state,
     write_state,
 )
-from penstock.integrations.workers import Workers
+from penstock.integrations.workers import WorkerOptions
 from penstock.loader.fingerprint import combine, of_samples, source_keys
 from penstock.loader.state import shortened
 
@@ -81,7 +81,7 @@ class MultiplexDataLoader(DataLoader[Any]):
         self,
         dataset: MultiplexDataset,
         batches: RankBatches,
-        workers: Workers,
+        workers: WorkerOptions,
         *,
         shuffle: bool,
         pin_memory: bool,
@@ -309,7 +309,7 @@ def create_multiplex_dataloader(  # noqa: PLR0913  (the arguments of the code th
         )
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         raise PlanError(f"timeout={timeout!r} is not a number of seconds.")
-    workers = Workers(
+    workers = WorkerOptions(
         whole_number("num_workers", num_workers),
         None if prefetch_factor is None else whole_number("prefetch_factor", prefetch_factor),
         persistent_workers,

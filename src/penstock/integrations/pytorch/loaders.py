@@ -26,7 +26,7 @@ from penstock.integrations.hf_format import Labels
 from penstock.integrations.pytorch.datasets import FILLER, TextDataset, TransformerDataset, stack
 from penstock.integrations.pytorch.encoders import AnyTokenizer, as_given
 from penstock.integrations.pytorch.samples import suffix_layout
-from penstock.integrations.workers import Workers
+from penstock.integrations.workers import WorkerOptions
 from penstock.order.permute import permute
 from penstock.order.shuffle import epoch_key
 from penstock.order.steps import Shard, Steps
@@ -159,10 +159,10 @@ def create_text_dataloaders(  # noqa: PLR0913  (as above)
 
 def _workers(
     num_workers: int, prefetch_factor: int | None, context: str | BaseContext | None
-) -> Workers:
-    # Workers stay alive between epochs: each would have to open the store again.
+) -> WorkerOptions:
+    # WorkerOptions stay alive between epochs: each would have to open the store again.
     context = context if num_workers else None
-    return Workers(num_workers, prefetch_factor, num_workers > 0, 0, None, context)
+    return WorkerOptions(num_workers, prefetch_factor, num_workers > 0, 0, None, context)
 
 
 class _LoaderOptions(NamedTuple):
@@ -179,7 +179,7 @@ class _LoaderOptions(NamedTuple):
         dataset: Callable[[PathLike], WindowDataset],
         train: PathLike,
         val: PathLike,
-        workers: Workers,
+        workers: WorkerOptions,
     ) -> Loaders:
         """A training and a validation loader, if each file has enough text."""
         training, validation = dataset(train), dataset(val)
