@@ -15,11 +15,12 @@ import penstock
 
 PACKAGE = Path(penstock.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-BASE = {"errors", "digest", "exports", "paths"}
+BASE = {"errors", "digest", "exports", "paths", "ranges"}
 # What each part may import, besides itself. Parts that are not listed stand around these.
 MAY_IMPORT = {
     "errors": set(),
     "exports": set(),
+    "ranges": set(),
     "digest": {"errors"},
     "paths": set(),
     "sources": BASE,

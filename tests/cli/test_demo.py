@@ -23,6 +23,15 @@ def test_the_library_is_found_without_its_tests(files):
     assert files == sorted(files)
 
 
+def test_modules_that_are_links_are_left_out(monkeypatch, tmp_path):
+    """As Debian has them: a build refuses the same file under two names."""
+    (tmp_path / "real.py").write_text("pass\n")
+    (tmp_path / "link.py").symlink_to("real.py")
+    monkeypatch.setattr(demo.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+
+    assert demo.library_files() == [tmp_path / "real.py"]
+
+
 def test_a_python_without_sources_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(demo.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
 

@@ -241,7 +241,9 @@ def library_files() -> list[Path]:
     for folder, folders, names in os.walk(root):
         # os.walk uses this list afterwards, so folders that are removed here are not visited.
         folders[:] = [name for name in folders if name not in _OTHER_FOLDERS]
-        found += [Path(folder, name) for name in names if name.endswith(".py")]
+        # Debian installs some modules as links to others, and a build refuses the same file twice.
+        files = [Path(folder, name) for name in names if name.endswith(".py")]
+        found += [path for path in files if not path.is_symlink()]
     if not found:
         raise SourceError(
             f"{root} has no source files of the standard library, which are the text of the demo. "

@@ -204,7 +204,7 @@ class BatchSource:
     """Whether to leave out a last step of an epoch that is not full."""
 
     def __getstate__(self) -> dict[str, object]:
-        # WorkerOptions start no workers, and a generator in `workers` cannot be pickled.
+        # Workers start no workers, and a generator in `workers` cannot be pickled.
         return {**self.__dict__, "workers": {}}
 
     def loader(

@@ -232,7 +232,7 @@ class StepLoader(DataLoader[Tensors]):
         # Taken before the sampler resets `skipped`, which it does when it yields its first step.
         start, first = steps.start, steps.skipped
         for number, batch in enumerate(super().__iter__(), start=first + 1):
-            # WorkerOptions are ahead of this loop, so the position is that of the yielded batches. It
+            # Workers are ahead of this loop, so the position is that of the yielded batches. It
             # is set before the batch is yielded: the caller may save a state right away.
             self._position = steps.cuts.after(start, number)
             yield batch

@@ -18,8 +18,9 @@ from penstock.errors import PlanError
 from penstock.loader.arguments import AnyPlan
 from penstock.loader.fingerprint import combine, of_samples, of_tokens, source_keys
 from penstock.loader.prefetch import ReadAhead
-from penstock.order.integers import Indices, group_rows
+from penstock.order.integers import Indices
 from penstock.order.steps import PADDING, Shard
+from penstock.ranges import group_rows
 from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, Side
 from penstock.rows.supervised import supervised
 from penstock.rows.windows import JoinedWindows, Windows

@@ -27,9 +27,10 @@ import numpy.typing as npt
 
 from penstock.digest import derive_key, digest_json
 from penstock.errors import PlanError
-from penstock.order.integers import Integers, group_rows
+from penstock.order.integers import Integers
 from penstock.order.plan import Plan, Sample
 from penstock.order.steps import BudgetSteps
+from penstock.ranges import group_rows
 from penstock.rows.protocol import Settings
 
 __all__ = ["Budget"]

@@ -23,9 +23,10 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.digest import derive_key
-from penstock.order.integers import END, Integers, group_rows, label_pairs
+from penstock.order.integers import END, Integers, label_pairs
 from penstock.order.schedule import check_starts
 from penstock.order.shuffle import Block, Domain, Mode, Orders, arrange, epoch_key
+from penstock.ranges import group_rows
 
 __all__ = ["EpochOrder", "Members", "Segment", "find_segments"]
 

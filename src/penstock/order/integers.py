@@ -1,4 +1,4 @@
-"""Integer types, limits and grouping that the modules of this package share.
+"""Integer types and limits that the modules of this package share.
 
 Positions are int64 in arguments and results. The arithmetic in between uses uint64, which
 wraps around by definition on every platform and shifts without a sign. Every order ends at
@@ -6,21 +6,14 @@ wraps around by definition on every platform and shifts without a sign. Every or
 would take 146,000 years to get there.
 """
 
-from collections.abc import Iterator
-from itertools import pairwise
-from typing import TypeVar
-
 import numpy as np
 import numpy.typing as npt
 
 from penstock.digest import Unsigned
 from penstock.errors import PlanError
+from penstock.ranges import Indices, Integers
 
-__all__ = ["END", "Indices", "Integers", "as_unsigned", "group_rows", "label_pairs", "ranges"]
-
-Integers = npt.NDArray[np.int64]
-Indices = npt.NDArray[np.intp]
-_Int = TypeVar("_Int", bound=np.signedinteger)
+__all__ = ["END", "Indices", "Integers", "as_unsigned", "label_pairs"]
 
 END = 2**62
 """The largest number of rows. Every position and every sample is below it."""
@@ -43,41 +36,6 @@ def as_unsigned(values: npt.ArrayLike, end: int) -> Unsigned:
         outside = int(numbers[unsigned >= np.uint64(end)][0])
         raise PlanError(f"{outside:,} is out of range: this order has rows 0 to {end - 1:,}.")
     return unsigned
-
-
-def ranges(firsts: npt.NDArray[_Int], counts: npt.NDArray[_Int]) -> Integers:
-    """Return several ranges of numbers, concatenated: `counts[i]` numbers from `firsts[i]` on.
-
-    >>> ranges(np.array([5, 9]), np.array([2, 3]))
-    array([ 5,  6,  9, 10, 11])
-    """
-    # Number i of the result is i plus a shift, with one shift per range: here 5 5 | 7 7 7.
-    shifts = firsts - np.cumsum(counts) + counts
-    numbers = np.arange(int(counts.sum()), dtype=np.int64)
-    numbers += np.repeat(shifts, counts)
-    return numbers
-
-
-def group_rows(numbers: Integers | Indices) -> Iterator[tuple[int, Indices | slice]]:
-    """Yield each number that occurs in `numbers`, and the indices at which it occurs.
-
-    >>> [(number, rows.tolist()) for number, rows in group_rows(np.array([5, 2, 5]))]
-    [(2, [1]), (5, [0, 2])]
-    """
-    if not numbers.size:
-        return
-    # Consecutive positions of a run are sorted already: no sort, and slices instead of copies.
-    if (numbers[1:] >= numbers[:-1]).all():
-        borders = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
-        for start, stop in pairwise([0, *borders.tolist(), len(numbers)]):
-            yield int(numbers[start]), slice(start, stop)
-        return
-    # NumPy sorts 16-bit integers by radix sort, ten times as fast as 64-bit integers.
-    narrow = np.uint16 if int(numbers.max()) < 2**16 else np.int64
-    order = np.argsort(numbers.astype(narrow), kind="stable")
-    grouped = numbers[order]
-    for rows in np.split(order, np.flatnonzero(grouped[1:] != grouped[:-1]) + 1):
-        yield int(numbers[rows[0]]), rows
 
 
 def label_pairs(firsts: Integers, seconds: Integers) -> tuple[Indices, Integers, Integers]:

@@ -26,7 +26,8 @@ import numpy.typing as npt
 
 from penstock.digest import GOLDEN, Unsigned, constant, mix64
 from penstock.errors import PlanError
-from penstock.order.integers import END, Indices, Integers, as_unsigned, group_rows
+from penstock.order.integers import END, Indices, Integers, as_unsigned
+from penstock.ranges import group_rows
 
 __all__ = ["EXACT_ROWS", "derive_subkeys", "permute", "permute_each"]
 

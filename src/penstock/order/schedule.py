@@ -43,10 +43,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import PlanError
-from penstock.order.integers import END, Integers, as_unsigned, group_rows
+from penstock.order.integers import END, Integers, as_unsigned
 from penstock.order.interleave import Mix
 from penstock.order.settle import ONE_ROW, SettlingMix, debts_after, debts_of_present
 from penstock.order.weights import Weight, exact_weights
+from penstock.ranges import group_rows
 
 __all__ = ["Exhausted", "Schedule", "Stage", "StartingPoint", "check_starts"]
 

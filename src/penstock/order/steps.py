@@ -26,7 +26,8 @@ from typing import NamedTuple, Protocol, Self, final
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.order.integers import END, Integers, ranges
+from penstock.order.integers import END, Integers
+from penstock.ranges import ranges
 
 __all__ = ["PADDING", "AnySteps", "BudgetSteps", "Shard", "Steps", "rows_per_rank"]
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.order.integers import ranges
+from penstock.ranges import ranges
 from penstock.rows.protocol import Array, Integers
 
 __all__ = ["PACKING_FORMAT", "Layout", "best_fit", "one_each", "pack"]

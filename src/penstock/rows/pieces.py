@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
-from penstock.order.integers import group_rows
+from penstock.ranges import group_rows
 from penstock.rows.index import EMPTY, LONGEST, RowIndex, index_of, joined, of_layout
 from penstock.rows.packing import Layout
 from penstock.rows.protocol import (

@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.digest import digest_bytes, digest_json
 from penstock.errors import StoreError
-from penstock.order.integers import group_rows
+from penstock.ranges import group_rows
 from penstock.rows.protocol import Array, Integers
 from penstock.store.reader import TokenStore
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_json
 from penstock.errors import PlanError
-from penstock.order.integers import ranges
+from penstock.ranges import ranges
 from penstock.rows.gather import gather
 from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, checked, refuse_length
 from penstock.rows.tokens import ArrayFile, Stream, StreamLike, open_stream

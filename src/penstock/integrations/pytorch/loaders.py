@@ -160,7 +160,7 @@ def create_text_dataloaders(  # noqa: PLR0913  (as above)
 def _workers(
     num_workers: int, prefetch_factor: int | None, context: str | BaseContext | None
 ) -> WorkerOptions:
-    # WorkerOptions stay alive between epochs: each would have to open the store again.
+    # Workers stay alive between epochs: each would have to open the store again.
     context = context if num_workers else None
     return WorkerOptions(num_workers, prefetch_factor, num_workers > 0, 0, None, context)
 
