@@ -237,3 +237,18 @@ def test_ctrl_c_before_any_work_is_one_line():
 
     assert done.returncode == 128 + signal.SIGINT
     assert done.stderr == b"Interrupted: stopped by Ctrl-C.\n"
+
+
+def test_no_metavar_is_the_name_of_its_parameter():
+    """Typer 0.27 would call the option --SECONDS instead of --seconds."""
+
+    def parameters(command):
+        yield from command.params
+        for each in getattr(command, "commands", {}).values():
+            yield from parameters(each)
+
+    found = list(parameters(typer.main.get_command(app)))
+
+    assert len(found) > 50
+    options = [each for each in found if each.param_type_name == "option"]
+    assert not [each.name for each in options if (each.metavar or "").lower() == each.name]

@@ -248,7 +248,7 @@ def bench_command(
     store: options.Store,
     length: Annotated[int, option("Tokens per row.", "TOKENS", least=1)] = 1024,
     batch_size: Annotated[int, option("Rows per batch.", "ROWS", least=1)] = 32,
-    seconds: Annotated[float, option("Time to read, in total.", "SECONDS", least=0.01)] = 5.0,
+    seconds: Annotated[float, option("Seconds to read, in total.", "NUMBER", least=0.01)] = 5.0,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure how fast a store is read on this machine.
