@@ -98,12 +98,14 @@ def prepare(inputs, tmp_path, monkeypatch):
     return prepare
 
 
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.torture)])
 @pytest.mark.parametrize(
     "scenario", ["build", "split build", "append", "split append", "split one document"]
 )
 def test_a_build_killed_at_any_call_goes_on_to_the_same_bytes(
-    scenario, prepare, tmp_path, sums, figure
+    scenario, every, prepare, tmp_path, sums, figure
 ):
+    """`make test` kills at every third call, `make torture` at every call."""
     clean, place, kept = tmp_path / "clean", tmp_path / "store", tmp_path / "kept"
     prepare(scenario, clean)()
     build = prepare(scenario, place)
@@ -112,7 +114,7 @@ def test_a_build_killed_at_any_call_goes_on_to_the_same_bytes(
     sides = ("train", "val") if "split" in scenario else ("",)
     allowed = {side: {digest_of(kept / side), digest_of(clean / side)} for side in sides}
 
-    for point in count(1):
+    for point in count(1, every):
         shutil.rmtree(place, ignore_errors=True)
         if kept.exists():
             shutil.copytree(kept, place)
@@ -123,7 +125,7 @@ def test_a_build_killed_at_any_call_goes_on_to_the_same_bytes(
         build()
         assert sums(place) == sums(clean), f"killed before call {point}"
 
-    figure(f"{scenario} killed before each of its {point - 1} calls that touch the disk")
+    figure(f"{scenario} killed before every {every}. of its {point - 1} calls that touch the disk")
     assert point > 20
 
 
