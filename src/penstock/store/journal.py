@@ -4,12 +4,12 @@
     .slice-000007.json      a sealed slice: the records of its parts, its counts, its rejects
     .ready-000008.json      the same for a slice that can be read, but may not survive a power cut
     .many-000009            a slice in progress that has more than 65,536 tokens already
-    .awaited                touched by readers of a growing store while they wait for a part
+    .awaited                touched by readers of a streamed store while they wait for a part
 
 The record of a slice is renamed into place after its parts are on disk. So if a record can be
 read, its parts are whole. When the manifest is written, the journal is removed.
 
-Readers of a growing store need not wait for the disk. A part that was written is in the page
+Readers of a streamed store need not wait for the disk. A part that was written is in the page
 cache, and a reader gets the same bytes from there before they are on disk. That holds until the
 machine restarts, so an announcement contains the boot id and counts only under the same one.
 """
