@@ -133,4 +133,4 @@ def conftest():
     """The helpers of this file, for tests that call them."""
     import types
 
-    return types.SimpleNamespace(lines=lines, SLICE_BYTES=SLICE_BYTES)
+    return types.SimpleNamespace(lines=lines, SLICE_BYTES=SLICE_BYTES, SLOW=SLOW)

@@ -211,9 +211,11 @@ def test_a_timeout_of_0_is_refused(stream):
 
 def test_a_snapshot_is_an_ordinary_store_over_the_parts_so_far(stream, held, tmp_path, conftest):
     path = tmp_path / "in.txt"
-    path.write_text(conftest.lines(held_at=[600]))
+    text = conftest.lines(held_at=[600])
+    path.write_text(text)
     streamed = stream(path, tokenizer=held)
-    streamed.await_parts(3)
+    # All parts before the line that waits: until it is let on there cannot be another.
+    streamed.await_parts(text.index(conftest.SLOW) // conftest.SLICE_BYTES)
     first = streamed.snapshot()
     documents = [each.tolist() for each in first]
 
