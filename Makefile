@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test check bench torture clean
 

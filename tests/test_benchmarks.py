@@ -10,7 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="they read /proc")
+pytestmark = [
+    pytest.mark.torture,
+    pytest.mark.skipif(sys.platform != "linux", reason="they read /proc"),
+]
 
 
 def run(name, *options):

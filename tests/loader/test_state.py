@@ -300,7 +300,7 @@ def places(value, path=()):
             yield from places(each, (*path, key))
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_state_that_was_changed_anywhere_never_loads(windows, other_store, data):
     loader = Loader(weighted(windows, other_store), 8)
@@ -331,7 +331,7 @@ def test_a_state_that_was_changed_anywhere_never_loads(windows, other_store, dat
     assert loader.position == 0
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_a_state_text_with_one_other_byte_never_loads_as_another(windows, data):
     loader = Loader(windows, 8)

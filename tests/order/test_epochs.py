@@ -31,7 +31,7 @@ def rows_of(layout, num_rows=NUM_ROWS):
 
 
 @given(members(), MODES)
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_each_epoch_of_a_source_holds_each_sample_once(stages, shuffle):
     seen = defaultdict(list)
     for source, epoch, sample in rows_of(passes(stages, shuffle)):

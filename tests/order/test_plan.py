@@ -179,7 +179,7 @@ class TestGoldens:
 
 
 @given(data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_each_epoch_holds_each_sample_once(numbers, data):
     plan = data.draw(plans(numbers))
 
@@ -201,7 +201,7 @@ def test_ten_thousand_plans_hold_each_sample_once_an_epoch(numbers):
 
 
 @given(data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_positions_of_equals_a_search_through_all_rows(numbers, data):
     plan = data.draw(plans(numbers))
     stop = min(plan.end, 100)

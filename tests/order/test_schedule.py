@@ -74,7 +74,7 @@ def test_ends_where_a_source_would_pass_its_cap(stages, caps):
 
 
 @given(stages(), CAPS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_redistributes_from_the_very_row_at_which_a_cap_is_reached(stages, caps):
     schedule = Schedule(stages, caps=caps, exhausted="redistribute")
     naive = naive_rows(stages, caps, 200, "redistribute")

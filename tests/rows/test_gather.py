@@ -32,7 +32,7 @@ def gathered(stream, starts, width):
     return gather(stream, np.searchsorted(stream.ends, starts, side="right"), starts, width)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_rows_are_those_of_all_pieces_laid_end_to_end(tmp_path_factory, data):
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=9))

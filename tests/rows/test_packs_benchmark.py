@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.torture
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_packing_is_compared_and_what_cannot_be_is_named(tmp_path):
     sizes = ("--documents", 40_000, "--peer-documents", 3_000, "--repetitions", 1)

@@ -39,7 +39,7 @@ def naive_rows(num_tokens, length, stride, tail):
     return rows
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(parts=PARTS, length=st.integers(1, 20), stride=st.none() | st.integers(1, 25))
 def test_rows_equal_slices_of_all_tokens(write_store, scratch, parts, length, stride):
     store = write_store(scratch / "rows", numbered(parts))
@@ -58,7 +58,7 @@ def test_rows_equal_slices_of_all_tokens(write_store, scratch, parts, length, st
     assert read["tokens"].tolist() == [expected[row][0] for row in order]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(parts=PARTS, length=st.integers(1, 30))
 def test_a_padded_tail_makes_every_token_but_the_first_a_target_once(
     write_store, scratch, parts, length
@@ -114,7 +114,7 @@ def test_part_rows_count_the_rows_that_begin_in_each_part(
     assert windows.part_rows.sum() == len(windows)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(parts=PARTS, length=st.integers(1, 20), tail=st.sampled_from(["drop", "pad"]))
 def test_borders_equal_a_walk_over_the_documents(write_store, scratch, parts, length, tail):
     store = write_store(scratch / "borders", numbered(parts))

@@ -37,9 +37,12 @@ def texts_of(path):
     return text.split("\n")
 
 
-@pytest.fixture(scope="module")
-def corpus(data):
-    """Each distinct line or string of the shared data (24 MB), and the start of the web sample."""
+@pytest.fixture(scope="module", params=[8, pytest.param(1, marks=pytest.mark.torture)])
+def corpus(data, request):
+    """Each distinct line or string of the shared data (24 MB), and the start of the web sample.
+
+    `make test` takes every eighth of them, `make torture` all.
+    """
     files = [path for path in sorted(data.rglob("*")) if path.is_file()]
     kept = [path for path in files if path.parent.name != "gpt2" and path.suffix != ".zst"]
     texts = dict.fromkeys(text for path in kept for text in texts_of(path))
@@ -47,7 +50,7 @@ def corpus(data):
         texts |= dict.fromkeys(json.loads(next(lines))["text"] for _ in range(500))
     full = [text for text in texts if text.strip(" \t\r\n")]
     assert len(full) > 100_000
-    return full
+    return full[:: request.param]
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +90,7 @@ def test_a_store_of_all_shared_text_equals_the_reference(
 ):
     from penstock.sources.slices import cut
 
-    monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 5_000_000)
+    monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 500_000)
     (tmp_path / "in").mkdir()
     inputs = write(corpus, tmp_path / "in", kind)
     store = penstock.build(inputs, tmp_path / "store", tokenizer=gpt2, documents=BETWEEN)

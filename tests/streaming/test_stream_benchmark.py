@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.torture
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_the_benchmark_measures_a_stream_and_compares_rows(tmp_path):
     text = "".join(f"{number} " + "some words " * (number % 40) + "\n" for number in range(3_000))

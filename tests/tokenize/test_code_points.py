@@ -128,12 +128,13 @@ def test_a_document_without_a_place_to_cut_goes_to_the_reference_whole(gpt2):
 
 @pytest.mark.parametrize("normalizer", [None, {"type": "NFC"}], ids=["plain", "NFC"])
 @pytest.mark.parametrize("pattern", sorted(PATTERNS), ids=str)
-def test_texts_have_the_same_ids_in_pieces(pattern, normalizer, tmp_path):
+@pytest.mark.parametrize("number", [40, pytest.param(150, marks=pytest.mark.torture)])
+def test_texts_have_the_same_ids_in_pieces(pattern, normalizer, number):
     config = ids.definition(pre_tokenizer=ids.patterned(pattern), normalizer=normalizer)
     source = random.Random(6)
     words = [*ids.ATOMS, "a b", "1 x", "B c", "5 o'clock", "word \u0301"]
     words += ["中\n中", "。\n文", "\uff01\n汉", "中\n/", "中\n\u3000"]
-    these = ["".join(source.choices(words, k=60)) for _ in range(150)]
+    these = ["".join(source.choices(words, k=60)) for _ in range(number)]
 
     for text, whole in zip(these, ids.expected(config, these), strict=True):
         pieces = [piece.decode() for piece in cut(text.encode(), 5)]

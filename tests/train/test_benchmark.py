@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.torture
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_it_compares_feeds_and_modes(store, tmp_path):
     size = ("--size", "nano", "--length", "16", "--rows", "2", "--device", "cpu", "--warm-up", "1")
