@@ -16,8 +16,6 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from penstock.chat.provenance import Traced, derived, leaves_in, trace
 
-__all__ = ["JsonObject", "Part", "is_arguments", "is_json", "items_of", "parts_of", "to_json"]
-
 JsonObject = dict[str, Any]
 """A parsed JSON object."""
 

@@ -29,8 +29,6 @@ from penstock.digest import digest_json
 from penstock.errors import ChatError, TemplateError
 from penstock.tokenize.tokenizer import load_tokenizer
 
-__all__ = ["Chat", "Rendered", "TurnReport", "render"]
-
 _log = logging.getLogger("penstock")
 
 Pair = tuple[NDArray[np.uint32], NDArray[np.uint8]]

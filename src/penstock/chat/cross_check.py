@@ -16,8 +16,6 @@ from typing import Any
 
 from penstock.chat.messages import Conversation
 
-__all__ = ["shape_of", "texts_of", "with_unique_words"]
-
 # <|im_end|>, <think>, </think> and [INST]: what templates look for inside a text.
 _TAG = re.compile(r"(<\|[^|<>\s]{1,40}\|>|</?[A-Za-z_][\w:.-]{0,40}>|\[/?[A-Z][A-Z_]{1,30}\])")
 # Keys of texts that templates only write. Other strings may decide what a template writes, so they

@@ -26,8 +26,6 @@ from penstock.tokenize.oracle import first_difference
 from penstock.tokenize.special_tokens import load_reference
 from penstock.tokenize.tokenizer import Tokenizer
 
-__all__ = ["Borders", "ChatEncoder", "EncodedChats"]
-
 Borders = Literal["join", "cut"]
 _MAX_COMPARED = 200
 

@@ -28,8 +28,6 @@ from penstock.chat.arguments import is_arguments, items_of, to_json
 from penstock.chat.provenance import Leaf, Traced, derived, leaves_in, traced_join
 from penstock.errors import ChatError, TemplateError
 
-__all__ = ["GENERATION", "Program"]
-
 GENERATION = Leaf(-2, "generation", "")
 """The leaf of runs that a `{% generation %}` block wrote."""
 

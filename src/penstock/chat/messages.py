@@ -19,18 +19,6 @@ from dataclasses import dataclass, field
 from penstock.chat.arguments import JsonObject, parts_of
 from penstock.errors import ChatError
 
-__all__ = [
-    "ANSWER",
-    "QUESTION",
-    "ChatText",
-    "Conversation",
-    "JsonObject",
-    "Message",
-    "Span",
-    "merged",
-    "to_conversation",
-]
-
 Span = tuple[int, int]
 """Characters `[start, stop)`."""
 Message = JsonObject

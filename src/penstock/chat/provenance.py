@@ -16,9 +16,6 @@ from typing import Any, SupportsIndex
 
 from penstock.errors import ChatError
 
-__all__ = ["Leaf", "Run", "Traced", "derived", "leaves_in", "trace", "traced_join"]
-
-
 # Roles that templates write themselves; see `trace`.
 _ROLES = frozenset(
     ("system", "developer", "user", "assistant", "model", "tool", "function", "ipython")

@@ -31,8 +31,6 @@ from penstock.chat.template import WRITERS, Template
 from penstock.chat.turns import Turn, TurnFormat, find_format, find_turns, generation_turns
 from penstock.errors import ChatError
 
-__all__ = ["Renderer", "Rewritten"]
-
 Rewritten = Literal["mask", "train", "refuse"]
 
 # Forms of the content of a user and of the assistant, the most common first.

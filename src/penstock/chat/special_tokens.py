@@ -33,8 +33,6 @@ from penstock.errors import TemplateError
 from penstock.tokenize.objects import ObjectEngine
 from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer, with_special
 
-__all__ = ["Found", "Markers", "TokenFinder", "token_finder", "tokenizer_with_markers"]
-
 _log = logging.getLogger("penstock")
 
 _COMMON_MARKERS = (

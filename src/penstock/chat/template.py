@@ -27,8 +27,6 @@ from penstock.digest import digest_json
 from penstock.errors import TemplateError
 from penstock.tokenize.objects import read_attribute
 
-__all__ = ["WRITERS", "Template", "load_template"]
-
 _BUILTIN = ("chatml", "nanochat")
 _CHATML_ROLES = frozenset(("system", "user", "assistant"))
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")

@@ -21,8 +21,6 @@ from penstock.tokenize.objects import ObjectEngine
 from penstock.tokenize.special_tokens import PlainText
 from penstock.tokenize.tokenizer import Tokenizer
 
-__all__ = ["ANCHOR", "SpanEncoder", "TokenSpans"]
-
 # Some tokenizers put a blank before the first word of a text, but not before later pieces of it. A
 # piece that is not the first is encoded after this token, which is then removed.
 ANCHOR = "\ue0a5penstock\ue0a5"

@@ -21,8 +21,6 @@ from penstock.chat.provenance import Run, Traced
 from penstock.chat.special_tokens import Markers
 from penstock.errors import ChatError, TemplateError
 
-__all__ = ["Turn", "TurnFormat", "find_format", "find_turns", "generation_turns"]
-
 Render = Callable[[list[Message], bool], Traced]
 """Renders messages; the second argument says whether to ask for an answer."""
 

@@ -21,8 +21,6 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-__all__ = ["RANGES", "SYMBOLS", "cut", "find"]
-
 # fmt: off
 RANGES = (
     (0x07FD, 0x07FD), (0x088F, 0x088F), (0x0897, 0x089F), (0x08CA, 0x08D3),

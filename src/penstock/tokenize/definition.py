@@ -18,15 +18,6 @@ from typing import Any
 from penstock.digest import digest_json
 from penstock.errors import TokenizerError
 
-__all__ = [
-    "Config",
-    "Definition",
-    "find_definition",
-    "from_object",
-    "padded_vocab_size",
-    "special_token",
-]
-
 Config = dict[str, Any]
 """The parsed JSON of a tokenizer.json, or of one object in it."""
 

@@ -22,16 +22,6 @@ from penstock.tokenize.special_tokens import PlainText, load_reference
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = [
-    "NO_DOCUMENTS",
-    "ByteEngine",
-    "Encoded",
-    "Engine",
-    "TokenizersEngine",
-    "concatenated",
-    "text_buffers",
-]
-
 Encoded = tuple[NDArray[np.uint32], NDArray[np.int64]]
 """Ids of all documents, concatenated, and the offsets where each document begins and ends."""
 NO_DOCUMENTS: Encoded = (np.zeros(0, np.uint32), np.zeros(1, np.int64))

@@ -35,8 +35,6 @@ from penstock.tokenize.supported import is_byte_level, knows_symbols, may_cut, r
 if TYPE_CHECKING:
     import gigatoken
 
-__all__ = ["EngineChoice", "GigatokenEngine", "choose_engine"]
-
 EngineChoice = Literal["auto", "gigatoken", "tokenizers"]
 
 

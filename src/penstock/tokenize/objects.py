@@ -21,16 +21,6 @@ from penstock.tokenize.engines import Encoded, concatenated
 if TYPE_CHECKING:
     import tiktoken
 
-__all__ = [
-    "ObjectDescription",
-    "ObjectEngine",
-    "describe_object",
-    "extended_encoding",
-    "ids_of",
-    "read_attribute",
-    "tiktoken_encoding",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ObjectDescription:

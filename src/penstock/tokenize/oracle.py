@@ -21,8 +21,6 @@ from penstock.sources.document import Batch, binary_array, text_offsets
 from penstock.tokenize.engines import text_buffers
 from penstock.tokenize.tokenizer import Tokenizer
 
-__all__ = ["ORACLE_BYTES", "ORACLE_DOCUMENTS", "SliceSample", "compare", "first_difference"]
-
 ORACLE_DOCUMENTS = 1_000
 ORACLE_BYTES = 1_000_000
 _ONE_IN = 10_000

@@ -42,15 +42,6 @@ from penstock.tokenize.definition import Config, Definition, padded_vocab_size, 
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = [
-    "PlainText",
-    "checked_tokens",
-    "extended_definition",
-    "load_reference",
-    "log_added",
-    "merge_pair",
-]
-
 _log = logging.getLogger("penstock")
 _logged: set[tuple[str, ...]] = set()
 _PREFIX = "\U0010fffd"

@@ -22,8 +22,6 @@ from importlib.metadata import version
 from penstock.tokenize.definition import Config, Definition
 from penstock.tokenize.special_tokens import merge_pair
 
-__all__ = ["PATTERNS", "VERSIONS", "is_byte_level", "knows_symbols", "may_cut", "refusal"]
-
 VERSIONS = ("0.10.",)
 """The releases of gigatoken that were compared, as the beginnings of their version numbers."""
 

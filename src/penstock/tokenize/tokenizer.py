@@ -41,8 +41,6 @@ from penstock.tokenize.objects import (
 )
 from penstock.tokenize.special_tokens import checked_tokens, extended_definition, log_added
 
-__all__ = ["SpecialTokens", "Tokenizer", "load_tokenizer", "with_special"]
-
 SpecialTokens = Literal["text", "parse"]
 
 # Contractions, digits, blanks, special tokens, many scripts, emoji, control characters: the parts

@@ -29,8 +29,6 @@ from penstock.tokenize.definition import Config
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["TrainedTokenizer", "train_tokenizer"]
-
 _NUM_BYTES = 256
 # A pair that occurs only once in the whole text says nothing about the language.
 _MIN_FREQUENCY = 2
