@@ -19,12 +19,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.chat.encode import Borders, ChatEncoder, EncodedChats
-from penstock.chat.messages import ChatText, JsonObject, Span, to_conversation
+from penstock.chat.arguments import JsonObject
+from penstock.chat.encode import ANCHOR, Borders, ChatEncoder, EncodedChats
+from penstock.chat.messages import ChatText, Span, to_conversation
 from penstock.chat.renderer import Renderer, Rewritten
 from penstock.chat.special_tokens import Markers, token_finder, tokenizer_with_markers
 from penstock.chat.template import Template, load_template
-from penstock.chat.token_spans import ANCHOR
 from penstock.digest import digest_json
 from penstock.errors import ChatError, TemplateError
 from penstock.tokenize.tokenizer import load_tokenizer

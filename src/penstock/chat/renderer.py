@@ -27,7 +27,7 @@ from penstock.chat.messages import (
 )
 from penstock.chat.provenance import Leaf, Traced, trace, traced_join
 from penstock.chat.special_tokens import Markers
-from penstock.chat.template import WRITERS, Template
+from penstock.chat.template import Template, write_plain
 from penstock.chat.turns import Turn, TurnFormat, find_format, find_turns, generation_turns
 from penstock.errors import ChatError
 
@@ -90,8 +90,7 @@ class Renderer:
 
     def __post_init__(self) -> None:
         self._program = Program(self.template.source, self.template.name)
-        is_plain = self.template.is_builtin and not self.settings
-        self._writer = WRITERS[self.template.name] if is_plain else None
+        self._writes_plain = self.template.is_builtin and not self.settings
         # "either" changes nothing in a message, so that `_find_forms` can try each form.
         self._forms: dict[str, str] = {"user": "either", "assistant": "either"}
         self._forms = self._find_forms()
@@ -103,8 +102,8 @@ class Renderer:
             ChatError: the template refuses the conversation, or its turns cannot be found.
         """
         # Plain conversations of a built-in template need neither Jinja nor the search for turns.
-        if self._writer and conversation.tools is None and not conversation.settings:
-            written = self._writer(conversation.messages)
+        if self._writes_plain and conversation.tools is None and not conversation.settings:
+            written = write_plain(self.template.name, conversation.messages)
             if written is not None:
                 return written
         rendering = self._render(conversation)

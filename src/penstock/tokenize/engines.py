@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import TokenizerError
 from penstock.tokenize.definition import Definition
@@ -146,8 +146,7 @@ def concatenated(rows: list[Sequence[int]]) -> Encoded:
     Raises:
         TokenizerError: an id does not fit into 32 bits.
     """
-    offsets = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    offsets = offsets_of([len(row) for row in rows])
     # int64 first: an id that does not fit must raise, and not wrap around to another token.
     ids = np.fromiter(chain.from_iterable(rows), np.int64, count=int(offsets[-1]))
     if len(ids) and (ids.min() < 0 or ids.max() > 0xFFFF_FFFF):
@@ -156,3 +155,12 @@ def concatenated(rows: list[Sequence[int]]) -> Encoded:
             f"holds only ids from 0 to {0xFFFF_FFFF:,}. Use another tokenizer."
         )
     return ids.astype(np.uint32), offsets
+
+
+def offsets_of(lengths: ArrayLike) -> NDArray[np.int64]:
+    """Where each of several texts begins, and where the last one ends.
+
+    >>> offsets_of([3, 0, 2])
+    array([0, 3, 3, 5])
+    """
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))

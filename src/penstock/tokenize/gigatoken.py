@@ -28,7 +28,13 @@ from penstock.errors import TokenizerError
 from penstock.sources.document import binary_array
 from penstock.tokenize.code_points import cut, find
 from penstock.tokenize.definition import Definition
-from penstock.tokenize.engines import NO_DOCUMENTS, Encoded, TokenizersEngine, text_buffers
+from penstock.tokenize.engines import (
+    NO_DOCUMENTS,
+    Encoded,
+    TokenizersEngine,
+    offsets_of,
+    text_buffers,
+)
 from penstock.tokenize.special_tokens import PlainText
 from penstock.tokenize.supported import is_byte_level, knows_symbols, may_cut, refusal
 
@@ -280,4 +286,4 @@ def _replaced(encoded: Encoded, documents: list[int], ids: list[NDArray[np.uint3
         done = int(offsets[row + 1])
         lengths[row] = len(new)
     pieces.append(old[done : offsets[-1]])
-    return np.concatenate(pieces), np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    return np.concatenate(pieces), offsets_of(lengths)
