@@ -29,9 +29,8 @@ from penstock.chat.messages import ChatText, Span
 from penstock.chat.special_tokens import token_finder
 from penstock.errors import TokenizerError
 from penstock.sources.document import binary_array
-from penstock.tokenize.engines import ByteEngine, Encoded, offsets_of
+from penstock.tokenize.engines import ByteEngine, Encoded, ObjectEngine, offsets_of
 from penstock.tokenize.gigatoken import GigatokenEngine
-from penstock.tokenize.objects import ObjectEngine
 from penstock.tokenize.oracle import first_difference
 from penstock.tokenize.special_tokens import PlainText, load_reference
 from penstock.tokenize.tokenizer import Tokenizer

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+from penstock.chat.arguments import JsonObject
 from penstock.chat.cross_check import shape_of, texts_of, with_unique_words
 from penstock.chat.jinja import GENERATION, Program
 from penstock.chat.messages import (
@@ -20,7 +21,6 @@ from penstock.chat.messages import (
     QUESTION,
     ChatText,
     Conversation,
-    JsonObject,
     Message,
     Span,
     merged,

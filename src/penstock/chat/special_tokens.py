@@ -30,7 +30,7 @@ from typing import NamedTuple
 from penstock.chat.messages import ANSWER, ChatText, Span
 from penstock.chat.template import Template
 from penstock.errors import TemplateError
-from penstock.tokenize.objects import ObjectEngine
+from penstock.tokenize.engines import ObjectEngine
 from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer, with_special
 
 _log = logging.getLogger("penstock")

@@ -25,7 +25,7 @@ from penstock.chat.arguments import JsonObject
 from penstock.chat.messages import ChatText, Message, Span
 from penstock.digest import digest_json
 from penstock.errors import TemplateError
-from penstock.tokenize.objects import read_attribute
+from penstock.tokenize.engines import read_attribute
 
 _CHATML_ROLES = ("system", "user", "assistant")
 # The text that a built-in template writes before a conversation, before and after the text of a

@@ -2,7 +2,7 @@
 
 gigatoken is about 100 times as fast as `tokenizers` on the same documents, and not trusted:
 
-- `choose_engine` does not use it for definitions that `supported` does not list.
+- `GigatokenEngine` refuses definitions that `supported` does not list.
 - Documents with one of the characters in `code_points` are encoded by `tokenizers`.
 - A build compares both engines on its first documents and on some of every slice (`oracle`).
 """
@@ -18,8 +18,9 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import gigatoken
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -35,11 +36,7 @@ from penstock.tokenize.engines import (
     offsets_of,
     text_buffers,
 )
-from penstock.tokenize.special_tokens import PlainText
 from penstock.tokenize.supported import is_byte_level, knows_symbols, may_cut, refusal
-
-if TYPE_CHECKING:
-    import gigatoken
 
 EngineChoice = Literal["auto", "gigatoken", "tokenizers"]
 
@@ -63,15 +60,20 @@ def choose_engine(
     """
     if engine not in ("auto", "gigatoken", "tokenizers"):
         raise TokenizerError(f'engine={engine!r} is not "auto", "gigatoken" or "tokenizers".')
+    reason = ""
     if engine != "tokenizers":
-        fast, reason = _fast_engine(definition, parse=parse)
-        if fast is not None:
-            return fast
-        if engine == "gigatoken":
-            raise TokenizerError(
-                f'gigatoken is not used for {definition.name}: {reason}. Use engine="auto" '
-                "(--engine auto), which encodes with tokenizers here."
-            )
+        try:
+            return GigatokenEngine(definition, parse=parse)
+        except Exception as error:  # noqa: BLE001  (gigatoken raises several types)
+            # Only the first line is kept: the others name a location in gigatoken's source.
+            reason = str(error).partition("\n")[0]
+            if not isinstance(error, TokenizerError):
+                reason = f"it cannot load it: {reason}"
+    if engine == "gigatoken":
+        raise TokenizerError(
+            f'gigatoken is not used for {definition.name}: {reason}. Use engine="auto" '
+            "(--engine auto), which encodes with tokenizers here."
+        )
     slow = TokenizersEngine(definition, parse=parse)
     slow.load()
     if engine == "auto" and definition.digest not in _logged:
@@ -86,19 +88,6 @@ def choose_engine(
     return slow
 
 
-def _fast_engine(definition: Definition, *, parse: bool) -> tuple["GigatokenEngine | None", str]:
-    """gigatoken, or None and the reason why it is not used."""
-    # If special tokens are text, gigatoken gets a changed definition, which must be supported.
-    config = definition.config if parse else PlainText(definition).config()
-    if reason := refusal(config, parse=parse):
-        return None, reason
-    try:
-        return GigatokenEngine(definition, parse=parse), ""
-    except Exception as error:  # noqa: BLE001  (gigatoken raises several types)
-        # Only the first line is kept: the others name a location in gigatoken's source.
-        return None, f"it cannot load it: {error}".partition("\n")[0]
-
-
 class GigatokenEngine:
     """gigatoken, corrected by the reference where the two differ.
 
@@ -108,6 +97,9 @@ class GigatokenEngine:
     at the same time, each is spread over gigatoken's own thread pool, which is a seventh slower on
     two cores. That pool hangs in a forked child, so worker processes load one tokenizer for each
     simultaneous call instead.
+
+    Raises:
+        TokenizerError: gigatoken is not known to give the right ids for the definition.
     """
 
     name = "gigatoken"
@@ -116,6 +108,10 @@ class GigatokenEngine:
         self.reference = TokenizersEngine(definition, parse=parse)
         """Encodes the documents that contain one of `code_points`."""
         plain = self.reference.plain
+        # If special tokens are text, gigatoken gets a changed definition, which must be supported.
+        config = definition.config if plain is None else plain.config()
+        if reason := refusal(config, parse=parse):
+            raise TokenizerError(reason)
         self._text = definition.text if plain is None else json.dumps(plain.gigatoken_config())
         self._definition = definition
         self._may_cut = may_cut(definition, parse=parse)
@@ -140,7 +136,7 @@ class GigatokenEngine:
         self._hold([first], is_forked=False)
         _engines.add(self)
 
-    def _hold(self, tokenizers: "list[gigatoken.Tokenizer]", *, is_forked: bool) -> None:
+    def _hold(self, tokenizers: list[gigatoken.Tokenizer], *, is_forked: bool) -> None:
         """Start with these tokenizers, none of them borrowed."""
         # `_lock` protects the two counts; the queue has its own lock.
         self._is_forked = is_forked
@@ -159,13 +155,11 @@ class GigatokenEngine:
         return math.inf if is_worker else _MAX_LOADED
 
     @cached_property
-    def _decoder(self) -> "gigatoken.Tokenizer":
+    def _decoder(self) -> gigatoken.Tokenizer:
         return _load_gigatoken(self._definition.text)
 
     def encode_separated(self, data: bytes, separator: bytes) -> Encoded:
         """Ids of the non-empty pieces of `data` between separators, without a copy of the text."""
-        import gigatoken
-
         # `encode` knows which documents contain a listed character; a block has no offsets.
         if len(self._listed_in(np.frombuffer(data, np.uint8))):
             return self.encode(binary_array([piece for piece in data.split(separator) if piece]))
@@ -215,7 +209,7 @@ class GigatokenEngine:
         return np.asarray(layout.content.data), np.asarray(layout.offsets.data)
 
     @contextmanager
-    def _borrowed(self) -> Iterator[tuple["gigatoken.Tokenizer", bool]]:
+    def _borrowed(self) -> Iterator[tuple[gigatoken.Tokenizer, bool]]:
         """A tokenizer for one call, and whether more calls run than tokenizers are allowed."""
         with self._lock:
             self._num_calls += 1
@@ -230,7 +224,7 @@ class GigatokenEngine:
             with self._lock:
                 self._num_calls -= 1
 
-    def _take(self) -> "gigatoken.Tokenizer":
+    def _take(self) -> gigatoken.Tokenizer:
         try:
             return self._idle.get_nowait()
         except queue.Empty:
@@ -270,9 +264,7 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _load_gigatoken(text: str) -> "gigatoken.Tokenizer":
-    import gigatoken
-
+def _load_gigatoken(text: str) -> gigatoken.Tokenizer:
     return gigatoken.Tokenizer.from_json(text)
 
 

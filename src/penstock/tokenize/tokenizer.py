@@ -30,15 +30,12 @@ from penstock.tokenize.engines import (
     ByteEngine,
     Encoded,
     Engine,
-    TokenizersEngine,
-)
-from penstock.tokenize.gigatoken import EngineChoice, GigatokenEngine, choose_engine
-from penstock.tokenize.objects import (
     ObjectEngine,
-    describe_object,
+    TokenizersEngine,
     extended_encoding,
     tiktoken_encoding,
 )
+from penstock.tokenize.gigatoken import EngineChoice, GigatokenEngine, choose_engine
 from penstock.tokenize.special_tokens import checked_tokens, extended_definition, log_added
 
 SpecialTokens = Literal["text", "parse"]
@@ -235,7 +232,7 @@ def load_tokenizer(
             definition = extended_definition(definition, more)
             loaded = _from_definition(definition, special_tokens, engine)
     if loaded.added_tokens:
-        log_added(loaded.name, loaded.added_tokens, loaded.vocab_size)
+        log_added(loaded.name, tuple(loaded.added_tokens.items()), loaded.vocab_size)
     return loaded
 
 
@@ -313,14 +310,14 @@ def _from_object(
     tokenizer: object, special_tokens: SpecialTokens, add_tokens: Sequence[str]
 ) -> Tokenizer:
     """A tokenizer around an object that has a method `encode`."""
-    known = describe_object(tokenizer)
     if special_tokens == "parse":
         raise TokenizerError(
             'special_tokens="parse" needs a tokenizer.json; '
             f"{type(tokenizer).__name__} has its own rule for special tokens."
         )
     tokenizer, added = extended_encoding(tokenizer, add_tokens)
-    known = describe_object(tokenizer) if added else known
+    engine = ObjectEngine(tokenizer)
+    known = engine.description
     if known.vocab_size is None:
         raise TokenizerError(
             f"{type(tokenizer).__name__} does not say how large its vocabulary is, so penstock "
@@ -333,7 +330,7 @@ def _from_object(
         eos_id=known.eos_id,
         bos_id=known.bos_id,
         special_tokens=special_tokens,
-        engine=ObjectEngine(tokenizer, known),
+        engine=engine,
         reference=None,
         added_tokens=added,
     )
