@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.chat.messages import ChatText, Span
-from penstock.chat.special_tokens import token_finder
+from penstock.chat.special_tokens import TokenFinder
 from penstock.errors import TokenizerError
 from penstock.sources.document import binary_array
 from penstock.tokenize.engines import ByteEngine, Encoded, ObjectEngine, offsets_of
@@ -78,7 +78,7 @@ class ChatEncoder:
         if borders not in ("join", "cut"):
             raise TokenizerError(f'borders={borders!r} is not "join" or "cut".')
         self.tokenizer = tokenizer
-        self.special = token_finder(tokenizer)
+        self.special = TokenFinder(tokenizer)
         self._spans = SpanEncoder(tokenizer)
         self._cuts = borders == "cut"
         self._anywhere = special_in_content

@@ -31,11 +31,12 @@ from penstock.errors import ChatError, TemplateError
 GENERATION = Leaf(-2, "generation", "")
 """The leaf of runs that a `{% generation %}` block wrote."""
 
-# The exceptions that a template's code raises if a conversation is not as it expects.
+# The filters that return changed text.
 _CHANGING_FILTERS = """
     indent wordwrap truncate center striptags urlencode reverse lower upper capitalize title escape
     e string forceescape pprint urlize xmlattr
 """
+# The exceptions that a template's code raises if a conversation is not as it expects.
 _FAILURES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -182,7 +183,6 @@ class Program:
     """A compiled template; safe to use from many threads."""
 
     def __init__(self, source: str, name: str) -> None:
-        self.source = source
         self.name = name
         try:
             self._template = _environment().from_string(source)
@@ -191,12 +191,6 @@ class Program:
             raise TemplateError(
                 f"The chat template {name}{line} is not valid Jinja: {error}."
             ) from error
-
-    @property
-    def marks_generation(self) -> bool:
-        """Whether the template has `{% generation %}` blocks for the text to train on."""
-        # Templates without the block may have the word, in `add_generation_prompt`.
-        return "generation" in self.source and "endgeneration" in self.source
 
     def run(self, variables: dict[str, object], date: datetime.date | None) -> Traced:
         """Render the template with these variables.

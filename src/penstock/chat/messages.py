@@ -121,15 +121,12 @@ def to_conversation(record: object) -> Conversation:
 def _turns(record: JsonObject) -> list[Message]:
     for key in ("messages", "conversations", "conversation"):
         if record.get(key) is not None:
-            turns = record[key]
-            if not isinstance(turns, list | tuple):
-                raise ChatError("bad_shape", f'"{key}" is {_kind(turns)}, not a list.')
-            return [_message(turn, f"{key}[{number}]") for number, turn in enumerate(turns)]
+            return _messages(record[key], key)
     if "instruction" in record:
         return _from_instruction(record)
     if "prompt" in record and "completion" in record:
-        prompt = _text_or_messages(record, "prompt", "user")
-        return [*prompt, *_text_or_messages(record, "completion", "assistant")]
+        prompt = _messages(record["prompt"], "prompt", "user")
+        return [*prompt, *_messages(record["completion"], "completion", "assistant")]
     # Only keys are shown: values may be long, or private.
     shown = ", ".join(f'"{key}"' for key in list(record)[:8]) or "no keys"
     raise ChatError(
@@ -140,11 +137,13 @@ def _turns(record: JsonObject) -> list[Message]:
     )
 
 
-def _text_or_messages(record: JsonObject, key: str, role: str) -> list[Message]:
-    value = record[key]
-    if isinstance(value, list):
-        return [_message(turn, f"{key}[{number}]") for number, turn in enumerate(value)]
-    return [{"role": role, "content": _text(value, key)}]
+def _messages(turns: object, path: str, role: str | None = None) -> list[Message]:
+    """A list of messages; if `role` is given, the text of one message is allowed, too."""
+    if isinstance(turns, list | tuple):
+        return [_message(turn, f"{path}[{number}]") for number, turn in enumerate(turns)]
+    if role is None:
+        raise ChatError("bad_shape", f'"{path}" is {_kind(turns)}, not a list.')
+    return [{"role": role, "content": _text(turns, path)}]
 
 
 def _from_instruction(record: JsonObject) -> list[Message]:
@@ -261,14 +260,14 @@ def _check_content(message: Message, path: str) -> None:
     if not isinstance(content, list):
         raise ChatError("bad_content", f"{path}.content is {_kind(content)}, not text or parts.")
     for number, part in enumerate(content):
-        if isinstance(part, str):
-            continue
-        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-            found = part.get("type") if isinstance(part, dict) else _kind(part)
+        text, kind = (
+            (part.get("text"), part.get("type")) if isinstance(part, dict) else (part, None)
+        )
+        if not isinstance(text, str):
             raise ChatError(
                 "not_text",
-                f"{path}.content[{number}] is of type {found!r:.40} and has no text; penstock "
-                "renders only text.",
+                f"{path}.content[{number}] is of type {kind or _kind(part)!r:.40} and has no text; "
+                "penstock renders only text.",
             )
 
 

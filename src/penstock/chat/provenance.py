@@ -65,10 +65,6 @@ class Traced(str):
         # Jinja calls `str` on every value that it writes; a plain string would lose the runs.
         return self
 
-    # Copies and pickles must keep the runs, too.
-    def __getnewargs__(self) -> tuple[str, list[Run]]:  # type: ignore[override]
-        return self.plain, self._runs
-
     def __add__(self, other: str) -> "Traced":
         return traced_join((self, other)) if isinstance(other, str) else NotImplemented
 

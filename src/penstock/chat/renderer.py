@@ -28,7 +28,14 @@ from penstock.chat.messages import (
 from penstock.chat.provenance import Leaf, Traced, trace, traced_join
 from penstock.chat.special_tokens import Markers
 from penstock.chat.template import Template, write_plain
-from penstock.chat.turns import Turn, TurnFormat, find_format, find_turns, generation_turns
+from penstock.chat.turns import (
+    Turn,
+    TurnFinder,
+    TurnFormat,
+    find_format,
+    generation_turns,
+    hulls_of,
+)
 from penstock.errors import ChatError
 
 Rewritten = Literal["mask", "train", "refuse"]
@@ -90,6 +97,9 @@ class Renderer:
 
     def __post_init__(self) -> None:
         self._program = Program(self.template.source, self.template.name)
+        # Whether the template has {% generation %} blocks for the text to train on. Other templates
+        # have the word "generation" too, in `add_generation_prompt`.
+        self.marks_generation = "endgeneration" in self.template.source
         self._writes_plain = self.template.is_builtin and not self.settings
         # "either" changes nothing in a message, so that `_find_forms` can try each form.
         self._forms: dict[str, str] = {"user": "either", "assistant": "either"}
@@ -131,11 +141,6 @@ class Renderer:
         )
 
     @property
-    def marks_generation(self) -> bool:
-        """Whether the template has `{% generation %}` blocks."""
-        return self._program.marks_generation
-
-    @property
     def ends_turns(self) -> bool:
         """Whether the template ends a turn of the assistant with a marker."""
         return self.marks_generation or self._turn_format(Conversation([])).end is not None
@@ -157,7 +162,7 @@ class Renderer:
         else:
             form = self._turn_format(conversation)
             run = partial(self._run, conversation)
-            turns = find_turns(text, conversation, form, self.markers, run)
+            turns = TurnFinder(text, conversation, form, self.markers, run).find_all()
         _refuse_other_messages(text, turns)
         return _Rendering(text, turns)
 
@@ -287,13 +292,10 @@ class Renderer:
 
     def _left_out(self, conversation: Conversation, rendering: _Rendering) -> Iterator[int]:
         """The messages of the assistant from which the template leaves out some text."""
-        hulls: dict[int, Span] = {}
         # Each message from its first to its last character, with the template's text between them.
         spans = [(*turn.span, turn.message) for turn in rendering.turns]
         spans += [(run[0], run[1], run[2].message) for run in rendering.text._runs]
-        for start, stop, number in spans:
-            low, high = hulls.get(number, (start, stop))
-            hulls[number] = min(low, start), max(high, stop)
+        hulls = hulls_of(spans)
         for number, message in enumerate(conversation.messages):
             if conversation.is_trained(number):
                 written = rendering.text.plain[slice(*hulls.get(number, (0, 0)))]

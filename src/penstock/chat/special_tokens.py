@@ -24,7 +24,6 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.chat.messages import ANSWER, ChatText, Span
@@ -86,32 +85,29 @@ class _SpecialToken(NamedTuple):
     single_word: bool = False
 
 
-class Found(NamedTuple):
-    """A special token in a text."""
-
-    id: int
-    span: Span
-    """Its own characters."""
-    taken: Span
-    """Its characters and the blanks that it strips."""
-
-
-@dataclass(frozen=True)
 class TokenFinder:
-    """Finds the special tokens of one tokenizer in a text."""
+    """Finds the special tokens of one tokenizer in a text; of an object, the tokens it names."""
 
-    tokens: dict[str, _SpecialToken]
-    _pattern: re.Pattern[str]
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokens = _special_tokens(tokenizer)
+        # The longest tokens come first, because tokenizers prefer them. If there are no tokens, the
+        # pattern never matches.
+        names = sorted(self.tokens, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
 
-    def find(self, chat: ChatText, *, anywhere: bool) -> Iterator[Found]:
-        """The special tokens in the text of the template; with `anywhere`, also in the content."""
+    def find(self, chat: ChatText, *, anywhere: bool) -> Iterator[tuple[int, Span, Span]]:
+        """The special tokens in the text of the template; with `anywhere`, also in the content.
+
+        Yields the id of each token, its characters, and these with the blanks that it strips.
+        """
         text = chat.text
         done = 0
         for begin, end in [(0, len(text))] if anywhere else _template_spans(chat):
             for found in self._pattern.finditer(text, begin, end):
                 token = self.tokens[found.group()]
                 start, stop = span = found.span()
-                if token.single_word and _in_a_word(text, start, stop):
+                beside = text[max(0, start - 1) : start] + text[stop : stop + 1]
+                if token.single_word and re.search(r"\w", beside):
                     continue
                 # Blanks that the token strips are not encoded as text; `done` keeps two tokens from
                 # taking the same blanks.
@@ -119,7 +115,7 @@ class TokenFinder:
                     start = max(done, len(text[:start].rstrip(_BLANKS)))
                 if token.rstrip:
                     stop = len(text) - len(text[stop:].lstrip(_BLANKS))
-                yield Found(token.id, span, (start, stop))
+                yield token.id, span, (start, stop)
                 done = stop
 
     def is_in_content(self, chat: ChatText) -> bool:
@@ -140,20 +136,6 @@ def _template_spans(chat: ChatText) -> Iterator[Span]:
         if done < start:
             yield done, start
         done = stop
-
-
-def _in_a_word(text: str, start: int, stop: int) -> bool:
-    before, after = text[start - 1 : start] if start else "", text[stop : stop + 1]
-    return any(each.isalnum() or each == "_" for each in (before, after) if each)
-
-
-def token_finder(tokenizer: Tokenizer) -> TokenFinder:
-    """A finder for the special tokens of `tokenizer`; for an object, the tokens that it names."""
-    tokens = _special_tokens(tokenizer)
-    # The longest tokens come first, because tokenizers prefer them. If there are no tokens, the
-    # pattern never matches.
-    names = sorted(tokens, key=len, reverse=True)
-    return TokenFinder(tokens, re.compile("|".join(map(re.escape, names)) or r"(?!)"))
 
 
 def _special_tokens(tokenizer: Tokenizer) -> dict[str, _SpecialToken]:

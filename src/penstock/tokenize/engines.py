@@ -28,8 +28,6 @@ from penstock.tokenize.special_tokens import PlainText, load_reference
 
 Encoded = tuple[NDArray[np.uint32], NDArray[np.int64]]
 """Ids of all documents, concatenated, and the offsets where each document begins and ends."""
-NO_DOCUMENTS: Encoded = (np.zeros(0, np.uint32), np.zeros(1, np.int64))
-"""The result for no documents."""
 
 
 class Engine(Protocol):
@@ -120,8 +118,6 @@ class ByteEngine:
 
     def encode(self, texts: pa.LargeBinaryArray) -> Encoded:
         """The bytes themselves."""
-        if not len(texts):  # Arrow may then have no buffer of offsets
-            return NO_DOCUMENTS
         data, offsets = text_buffers(texts)
         return data.astype(np.uint32), offsets
 
@@ -136,6 +132,8 @@ class ByteEngine:
 
 def text_buffers(texts: pa.LargeBinaryArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """The bytes of an array of texts, and where each text begins and ends in them."""
+    if not len(texts):  # Arrow may then have no buffer of offsets
+        return np.zeros(0, np.uint8), np.zeros(1, np.int64)
     edges = np.frombuffer(texts.buffers()[1], np.int64, count=len(texts) + 1)
     return np.frombuffer(texts.buffers()[2] or b"", np.uint8, count=int(edges[-1])), edges
 

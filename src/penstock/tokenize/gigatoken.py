@@ -29,13 +29,7 @@ from penstock.errors import TokenizerError
 from penstock.sources.document import binary_array
 from penstock.tokenize.code_points import cut, find
 from penstock.tokenize.definition import Definition
-from penstock.tokenize.engines import (
-    NO_DOCUMENTS,
-    Encoded,
-    TokenizersEngine,
-    offsets_of,
-    text_buffers,
-)
+from penstock.tokenize.engines import Encoded, TokenizersEngine, offsets_of, text_buffers
 from penstock.tokenize.supported import is_byte_level, knows_symbols, may_cut, refusal
 
 EngineChoice = Literal["auto", "gigatoken", "tokenizers"]
@@ -138,11 +132,10 @@ class GigatokenEngine:
 
     def _hold(self, tokenizers: list[gigatoken.Tokenizer], *, is_forked: bool) -> None:
         """Start with these tokenizers, none of them borrowed."""
-        # `_lock` protects the two counts; the queue has its own lock.
+        # `_lock` protects the count; the queue has its own lock.
         self._is_forked = is_forked
         self._lock = threading.Lock()
         self._num_calls = 0
-        self._num_loaded = len(tokenizers)
         self._idle: queue.SimpleQueue[gigatoken.Tokenizer] = queue.SimpleQueue()
         for each in tokenizers:
             self._idle.put(each)
@@ -167,9 +160,9 @@ class GigatokenEngine:
 
     def encode(self, texts: pa.LargeBinaryArray) -> Encoded:
         """Ids of `texts`; the Arrow buffers are not copied."""
-        if not len(texts):
-            return NO_DOCUMENTS
         data, edges = text_buffers(texts)
+        if not len(texts):
+            return np.zeros(0, np.uint32), edges
         # Everything is encoded first, because most batches contain no listed character.
         encoded = self.encode_raw(texts)
         positions = self._listed_in(data)
@@ -214,8 +207,10 @@ class GigatokenEngine:
         with self._lock:
             self._num_calls += 1
             is_crowded = self._num_calls > self._max_loaded
+        # Loading and waiting happen outside the lock, so that other calls can return their
+        # tokenizers.
         try:
-            tokenizer = self._take()
+            tokenizer = self._idle.get() if is_crowded else self._idle_or_new()
             try:
                 yield tokenizer, is_crowded
             finally:
@@ -224,18 +219,12 @@ class GigatokenEngine:
             with self._lock:
                 self._num_calls -= 1
 
-    def _take(self) -> gigatoken.Tokenizer:
-        try:
+    def _idle_or_new(self) -> gigatoken.Tokenizer:
+        # If none is idle, every loaded tokenizer is used by one of the other calls. The caller is
+        # not crowded, so these are fewer than allowed, and one more may be loaded.
+        with suppress(queue.Empty):
             return self._idle.get_nowait()
-        except queue.Empty:
-            with self._lock:
-                # The count rises before loading starts. Otherwise two threads could both see room
-                # for one more tokenizer, and load one too many.
-                is_room = self._num_loaded < self._max_loaded
-                self._num_loaded += is_room
-        # Loading and waiting happen outside the lock, so that other calls can return their
-        # tokenizers.
-        return _load_gigatoken(self._text) if is_room else self._idle.get()
+        return _load_gigatoken(self._text)
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
         """The bytes that `ids` stand for."""
