@@ -119,7 +119,7 @@ class Chat:
             self.template, markers, tokens, day, rewritten, dict(settings or {})
         )
         self.tokenizer = tokenizer_with_markers(
-            loaded, self.template, self._renderer.sample(), markers, add=add_tokens == "auto"
+            loaded, self.template, self._renderer.sample, markers, add=add_tokens == "auto"
         )
         self._encoder = ChatEncoder(
             self.tokenizer, borders=borders, special_in_content=special_in_content
@@ -192,7 +192,7 @@ class Chat:
 
     def begins_with(self, token: str) -> bool:
         """Whether the template begins a conversation with `token`."""
-        return self._renderer.sample().startswith(token)
+        return self._renderer.sample.startswith(token)
 
     @property
     def ends_turns(self) -> bool:

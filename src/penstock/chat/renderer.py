@@ -103,7 +103,7 @@ class Renderer:
         self._writes_plain = self.template.is_builtin and not self.settings
         # "either" changes nothing in a message, so that `_find_forms` can try each form.
         self._forms: dict[str, str] = {"user": "either", "assistant": "either"}
-        self._forms = self._find_forms()
+        self.sample, self._forms = self._find_forms()
 
     def render_text(self, conversation: Conversation) -> ChatText:
         """The text of `conversation`, and which of its characters are trained on.
@@ -144,12 +144,6 @@ class Renderer:
     def ends_turns(self) -> bool:
         """Whether the template ends a turn of the assistant with a marker."""
         return self.marks_generation or self._turn_format(Conversation([])).end is not None
-
-    def sample(self) -> str:
-        """The rendered text of a question and an answer; "" if the template omits one of them."""
-        return self._try_forms(
-            tuple({"either": "string"}.get(form, form) for form in self._forms.values())
-        )
 
     def prompt(self, conversation: Conversation) -> ChatText:
         """The text that asks for the next answer, of which nothing is trained on."""
@@ -210,19 +204,22 @@ class Renderer:
                 )
         return {**message, "content": traced_join(part["text"] for part in parts)}
 
-    def _find_forms(self) -> dict[str, str]:
-        """The form of content that the template reads: "string", "parts" or "either"."""
+    def _find_forms(self) -> tuple[str, dict[str, str]]:
+        """A rendered question and answer, and the form of content that the template reads.
+
+        A form is "string", "parts" or "either". The text is "" if the template omits one of them.
+        """
         for forms in _FORMS:
             if text := self._try_forms(forms):
                 break
         else:
-            return dict.fromkeys(("user", "assistant"), "string")
+            return "", dict.fromkeys(("user", "assistant"), "string")
         found = dict(zip(("user", "assistant"), forms, strict=True))
         for role in found:
             other = {**found, role: "parts" if found[role] == "string" else "string"}
             if self._try_forms(tuple(other.values())) == text:
                 found[role] = "either"
-        return found
+        return text, found
 
     def _try_forms(self, forms: tuple[str, ...]) -> str:
         """A question and an answer in these forms, rendered; "" if the template omits one."""

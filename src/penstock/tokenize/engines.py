@@ -56,10 +56,9 @@ class TokenizersEngine:
         self._definition = definition
         self.plain = None if parse else PlainText(definition)
 
-    def __getstate__(self) -> dict[str, object]:
+    def __reduce__(self) -> tuple[Callable[[], "TokenizersEngine"], tuple[()]]:
         # A pickled `tokenizers.Tokenizer` loses the setting that special tokens are text.
-        plain = None if self.plain is None else PlainText(self._definition)
-        return {"_definition": self._definition, "plain": plain}
+        return partial(TokenizersEngine, self._definition, parse=self.plain is None), ()
 
     @cached_property
     def _tokenizer(self) -> tokenizers.Tokenizer:

@@ -15,9 +15,9 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import gigatoken
@@ -112,23 +112,16 @@ class GigatokenEngine:
         # Unicode tables matter to split patterns and NFC; BPE with byte fallback has neither.
         self._has_listed = is_byte_level(definition)
         self._has_symbols = knows_symbols(definition)
-        self._start()
-
-    def __getstate__(self) -> dict[str, object]:
-        # Loaded tokenizers and the lock cannot be copied; the copy loads its own.
-        kept = ("_text", "_definition", "reference", "_may_cut", "_has_listed", "_has_symbols")
-        return {key: self.__dict__[key] for key in kept}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._start()
-
-    def _start(self) -> None:
         # One is loaded now, so that a definition that gigatoken cannot load raises here.
         first = _load_gigatoken(self._text)
         self.vocab_size = int(first.vocab_size)
         self._hold([first], is_forked=False)
         _engines.add(self)
+
+    def __reduce__(self) -> tuple[Callable[[], "GigatokenEngine"], tuple[()]]:
+        # Loaded tokenizers and the lock cannot be copied; the copy loads its own.
+        is_parsed = self.reference.plain is None
+        return partial(GigatokenEngine, self._definition, parse=is_parsed), ()
 
     def _hold(self, tokenizers: list[gigatoken.Tokenizer], *, is_forked: bool) -> None:
         """Start with these tokenizers, none of them borrowed."""

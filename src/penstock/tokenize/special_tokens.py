@@ -93,7 +93,15 @@ class PlainText:
         Raises:
             TokenizerError: a character could no longer be encoded.
         """
-        self._refuse_lost_character()
+        model = self._definition.config["model"]
+        lost = [token for token in self.hidden if len(token) == 1]
+        has_other = model.get("unk_token") or model.get("byte_fallback")
+        if lost and _is_bpe(model) and not has_other:
+            raise TokenizerError(
+                f"The special token {lost[0]!r} of {self._definition.name} is also the only token "
+                "for that character, so a text with it cannot be encoded while special tokens are "
+                'text. Use special_tokens="parse", or give the model an unk_token.'
+            )
         prefix = _BYTE_PREFIX if self.is_byte_level else _PREFIX * (num_prefixes + 1)
         while self.hidden and any(each.startswith(prefix) for each in self._definition.vocab):
             prefix += prefix[0]  # a token has such a name already
@@ -107,8 +115,8 @@ class PlainText:
             }
             for token in self._definition.added_tokens
         ]
-        model = _renamed(self._definition.config["model"], names)
-        return {**self._definition.config, "model": model, "added_tokens": added}
+        renamed = _renamed(model, names)
+        return {**self._definition.config, "model": renamed, "added_tokens": added}
 
     def gigatoken_config(self) -> Config:
         """`config()` for gigatoken, which always parses the special tokens that it is given.
@@ -157,18 +165,6 @@ class PlainText:
                     f"{int(found[0]):,}, for a text. This tokenizer cannot treat special tokens in "
                     'a text as text; special_tokens="parse" takes them as tokens.'
                 )
-
-    def _refuse_lost_character(self) -> None:
-        """Raise if a hidden token is the only token for a character."""
-        model = self._definition.config["model"]
-        lost = [token for token in self.hidden if len(token) == 1]
-        has_other = model.get("unk_token") or model.get("byte_fallback")
-        if lost and _is_bpe(model) and not has_other:
-            raise TokenizerError(
-                f"The special token {lost[0]!r} of {self._definition.name} is also the only token "
-                "for that character, so a text with it cannot be encoded while special tokens are "
-                'text. Use special_tokens="parse", or give the model an unk_token.'
-            )
 
 
 def load_reference(text: str, name: str) -> tokenizers.Tokenizer:

@@ -230,11 +230,11 @@ def _is_known_split(steps: list[Config]) -> bool:
     # patterns match everything, so both are the same; but of DeepSeek's three patterns, only all
     # three together match everything.
     kept = [("Isolated", False), ("Removed", True)] if len(splits) == 1 else [("Isolated", False)]
-    if any(step.get("type") != "Split" for step in splits):
-        return False
-    if any((step.get("behavior"), bool(step.get("invert"))) not in kept for step in splits):
-        return False
-    return tuple(step["pattern"].get("Regex") for step in splits) in PATTERNS
+    is_kept = all(
+        step.get("type") == "Split" and (step.get("behavior"), bool(step.get("invert"))) in kept
+        for step in splits
+    )
+    return is_kept and tuple(step["pattern"].get("Regex") for step in splits) in PATTERNS
 
 
 def _is_sentencepiece(normalizers: list[Config], steps: list[Config]) -> bool:
