@@ -132,7 +132,7 @@ class Chat:
 
     def __reduce__(self) -> tuple[object, ...]:
         # Compiled templates and loaded tokenizers cannot be pickled; a worker makes its own.
-        options = {**self._options, "add_tokens": self._add_tokens}
+        options: JsonObject = {**self._options, "add_tokens": self._add_tokens}
         return partial(Chat, self.template, self._source, **options), ()
 
     def describe(self) -> JsonObject:
@@ -252,15 +252,10 @@ def _refuse_bad_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ChatError(
-            "lone_surrogate", f"A lone surrogate is at character {error.start:,} of the text."
-        ) from None
+        at = error.start
+        raise ChatError("lone_surrogate", f"A lone surrogate is at character {at:,}.") from None
     if ANCHOR in text:
-        raise ChatError(
-            "reserved_text",
-            f"The text has {ANCHOR!r} at character {text.index(ANCHOR):,}, which penstock reserves "
-            "for its own use inside tokenizers.",
-        )
+        raise ChatError("reserved_text", f"The text has {ANCHOR!r}, which penstock uses itself.")
 
 
 def _refuse_double_bos(chat: ChatText, token: str | None) -> None:
@@ -269,10 +264,7 @@ def _refuse_double_bos(chat: ChatText, token: str | None) -> None:
     begins = 2 * token if token else ""
     first = chat.content[0][0] if chat.content else len(chat.text)
     if begins and chat.text.startswith(begins) and len(begins) <= first:
-        raise ChatError(
-            "double_bos",
-            f"The template begins the text with {token!r} twice. Remove one from the template.",
-        )
+        raise ChatError("double_bos", f"The template begins with {token!r} twice. Remove one.")
 
 
 @dataclass

@@ -69,11 +69,7 @@ class ChatEncoder:
     """A tokenizer for rendered conversations; safe to use from many threads."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        borders: Borders = "join",
-        special_in_content: bool = False,
+        self, tokenizer: Tokenizer, *, borders: Borders = "join", special_in_content: bool = False
     ) -> None:
         if borders not in ("join", "cut"):
             raise TokenizerError(f'borders={borders!r} is not "join" or "cut".')
@@ -292,20 +288,18 @@ def _widths(tokenizer: Tokenizer) -> NDArray[np.int64] | None:
     definition, engine = tokenizer.definition, tokenizer.engine
     if isinstance(engine, ByteEngine):
         return np.ones(tokenizer.vocab_size, np.int64)
+    if definition is not None:
+        vocab = definition.config["model"].get("vocab")
+        if '"ByteLevel"' not in definition.text or not isinstance(vocab, dict):
+            return None
+        # Each character of a byte-level token is one byte.
+        sizes = {number: len(token) for token, number in vocab.items()}
+        sizes |= {each["id"]: len(each["content"].encode()) for each in definition.added_tokens}
+    elif isinstance(engine, ObjectEngine) and engine.description.ranks is not None:
+        sizes = {number: len(piece) for piece, number in engine.description.ranks.items()}
+    else:
+        return None
     # Ids without an entry have width 0; a text with one would not decode to itself.
     widths = np.zeros(tokenizer.vocab_size, np.int64)
-    if definition is None:
-        ranks = engine.description.ranks if isinstance(engine, ObjectEngine) else None
-        if ranks is None:
-            return None
-        for piece, number in ranks.items():
-            widths[number] = len(piece)
-        return widths
-    vocab = definition.config["model"].get("vocab")
-    if '"ByteLevel"' not in definition.text or not isinstance(vocab, dict):
-        return None
-    for token, number in vocab.items():
-        widths[number] = len(token)  # each character of a byte-level token is one byte
-    for added in definition.added_tokens:
-        widths[added["id"]] = len(added["content"].encode())
+    widths[list(sizes)] = list(sizes.values())
     return widths

@@ -40,10 +40,6 @@ _CHANGING_FILTERS = """
 _FAILURES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
-class _TemplateRefusedError(Exception):
-    """Raised by `raise_exception` in a template."""
-
-
 class _Generation(Extension):
     """`{% generation %}…{% endgeneration %}`: the text between them is the assistant's."""
 
@@ -176,7 +172,7 @@ def _environment() -> _Environment:
 
 
 def _raise(message: str) -> NoReturn:
-    raise _TemplateRefusedError(message)
+    raise ChatError("template_refused", f"The template refused the conversation: {message}")
 
 
 class Program:
@@ -202,19 +198,14 @@ class Program:
             variables = {**variables, "strftime_now": date.strftime}
         try:
             text = self._template.render(variables)
-        except _TemplateRefusedError as refusal:
-            raise ChatError(
-                "template_refused", f"The template {self.name} refused the conversation: {refusal}"
-            ) from None
         except ChatError:  # raised by the functions above, inside the template
             raise
         except (JinjaError, *_FAILURES) as error:
             needs_date = "strftime_now" in str(error)
             hint = " It asks for today's date: give one with date=." if needs_date else ""
+            detail = f"{type(error).__name__}: {error}.{hint}"
             raise ChatError(
-                "template_failed",
-                f"The template {self.name} failed on the conversation: "
-                f"{type(error).__name__}: {error}.{hint}",
+                "template_failed", f"The template {self.name} failed on the conversation: {detail}"
             ) from error
         assert isinstance(text, Traced)  # made by the environment's `concat`
         return text

@@ -13,7 +13,7 @@ A message with `"train": false` (or OpenAI's `"weight": 0`) is read and not trai
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.chat.arguments import JsonObject, parts_of
@@ -62,6 +62,19 @@ def merged(spans: Iterable[Span]) -> list[Span]:
         elif start < stop:
             found.append((start, stop))
     return found
+
+
+def gaps(spans: Iterable[Span], start: int, stop: int) -> Iterator[Span]:
+    """The spans between `spans`, which are ascending, from `start` to `stop`; some may be empty.
+
+    >>> list(gaps([(2, 3), (5, 9)], 0, 9))
+    [(0, 2), (3, 5), (9, 9)]
+    """
+    for low, high in spans:
+        if low < stop and high > start:
+            yield start, max(start, low)
+            start = high
+    yield start, max(start, stop)
 
 
 # The speakers of ShareGPT files, which differ from dataset to dataset, and their roles.
@@ -148,16 +161,13 @@ def _messages(turns: object, path: str, role: str | None = None) -> list[Message
 
 def _from_instruction(record: JsonObject) -> list[Message]:
     """The turns of Alpaca and Dolly, and of Alpaca's seed tasks with their list of instances."""
-    if isinstance(record.get("instances"), list):
-        if len(record["instances"]) != 1:
-            raise ChatError(
-                "bad_shape",
-                f'"instances" holds {len(record["instances"])} examples; make each a record.',
-            )
-        record = {**record, **record["instances"][0]}
+    if isinstance(examples := record.get("instances"), list):
+        if len(examples) != 1:
+            found = f'"instances" holds {len(examples)} examples'
+            raise ChatError("bad_shape", f"{found}; make each a record.")
+        record = {**record, **examples[0]}
     # Alpaca has "output" and "input", Dolly "response" and "context".
-    answer = "output" if "output" in record else "response"
-    context = "input" if answer == "output" else "context"
+    answer, context = ("output", "input") if "output" in record else ("response", "context")
     if answer not in record:
         raise ChatError("bad_shape", '"instruction" comes without "output" or "response".')
     question = _text(record["instruction"], "instruction")
@@ -194,9 +204,8 @@ def _message(turn: object, path: str) -> Message:
     if turn.get("weight") is not None and "train" not in turn:
         message["train"] = bool(turn["weight"])
     if not isinstance(message.get("train", True), bool):
-        raise ChatError(
-            "bad_shape", f'{path}: "train" is {turn["train"]!r:.20}, not true or false.'
-        )
+        found = turn["train"]
+        raise ChatError("bad_shape", f'{path}: "train" is {found!r:.20}, not true or false.')
     _check_content(message, path)
     texts = [message[key] for key in _REASONING_KEYS if isinstance(message.get(key), str)]
     if texts:  # some templates read one key, and some the other
@@ -226,9 +235,7 @@ def _written_calls(text: str, path: str) -> list[JsonObject]:
     try:
         calls = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ChatError(
-            "bad_tool_call", f"{path} is a function call that is not valid JSON: {error}."
-        ) from None
+        raise ChatError("bad_tool_call", f"{path} is not valid JSON: {error}.") from None
     # Arguments stay text: parsed and written again, 1e3 would become 1000.0.
     if isinstance(calls, list):
         texts = [text[part.start : part.stop] for part in parts_of(text) or ()]

@@ -24,11 +24,11 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
-from penstock.chat.messages import ANSWER, ChatText, Span
+from penstock.chat.messages import ANSWER, ChatText, Span, gaps
 from penstock.chat.template import Template
 from penstock.errors import TemplateError
+from penstock.tokenize.definition import Config
 from penstock.tokenize.engines import ObjectEngine
 from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer, with_special
 
@@ -77,14 +77,6 @@ class Markers:
         return group
 
 
-class _SpecialToken(NamedTuple):
-    id: int
-    # Whether the token includes the blanks before it.
-    lstrip: bool = False
-    rstrip: bool = False
-    single_word: bool = False
-
-
 class TokenFinder:
     """Finds the special tokens of one tokenizer in a text; of an object, the tokens it names."""
 
@@ -107,15 +99,15 @@ class TokenFinder:
                 token = self.tokens[found.group()]
                 start, stop = span = found.span()
                 beside = text[max(0, start - 1) : start] + text[stop : stop + 1]
-                if token.single_word and re.search(r"\w", beside):
+                if token.get("single_word") and re.search(r"\w", beside):
                     continue
                 # Blanks that the token strips are not encoded as text; `done` keeps two tokens from
                 # taking the same blanks.
-                if token.lstrip:
+                if token.get("lstrip"):
                     start = max(done, len(text[:start].rstrip(_BLANKS)))
-                if token.rstrip:
+                if token.get("rstrip"):
                     stop = len(text) - len(text[stop:].lstrip(_BLANKS))
-                yield token.id, span, (start, stop)
+                yield token["id"], span, (start, stop)
                 done = stop
 
     def is_in_content(self, chat: ChatText) -> bool:
@@ -131,27 +123,23 @@ class TokenFinder:
 
 def _template_spans(chat: ChatText) -> Iterator[Span]:
     """The characters that the template wrote."""
-    done = 0
-    for start, stop in [*chat.content, (len(chat.text), len(chat.text))]:
-        if done < start:
-            yield done, start
-        done = stop
+    return gaps(chat.content, 0, len(chat.text))
 
 
-def _special_tokens(tokenizer: Tokenizer) -> dict[str, _SpecialToken]:
+def _special_tokens(tokenizer: Tokenizer) -> dict[str, Config]:
+    """The special tokens, with their ids and the flags that a tokenizer.json has for them."""
     definition, engine = tokenizer.definition, tokenizer.engine
     if definition is None:
         known = engine.description.special_tokens if isinstance(engine, ObjectEngine) else {}
         ids = {**known, **tokenizer.added_tokens}
-        return {text: _SpecialToken(number) for text, number in ids.items()}
+        return {text: {"id": number} for text, number in ids.items()}
     added = {each["content"]: each for each in definition.added_tokens}
     found = {}
     for text in definition.special_tokens:
         number = definition.token_id(text)
         # `tokenizers` treats the unknown token as special only if it is flagged so.
         if number is not None and (text in added or text != definition.unk_token):
-            flags = [bool(added.get(text, {}).get(flag)) for flag in _SpecialToken._fields[1:]]
-            found[text] = _SpecialToken(number, *flags)
+            found[text] = {**added.get(text, {}), "id": number}
     return found
 
 
@@ -197,15 +185,11 @@ def tokenizer_with_markers(
         )
     elif ordinary := [each for each in missing if each in written]:
         _log.warning(
-            "The template %s writes %s, which %s has no token for: the text of a message can "
-            'contain the same tokens. Unless the model was trained this way, add_tokens="auto" '
-            "(--add-tokens auto) makes each of them a token.",
-            template.name,
-            ", ".join(ordinary),
-            tokenizer.name,
+            f"The template {template.name} writes {', '.join(ordinary)}, which {tokenizer.name} "
+            "has no token for: the text of a message can contain the same tokens. Unless the model "
+            'was trained this way, add_tokens="auto" (--add-tokens auto) makes each a token.'
         )
-    flagged = _special_tokens(tokenizer).keys()
-    unflagged = _searched_tokens(tokenizer) - flagged
+    unflagged = _searched_tokens(tokenizer) - _special_tokens(tokenizer).keys()
     more = [each for each in dict.fromkeys(written) if each in unflagged]
     more = [each for each in more if not _REASONING.search(each)]
     return with_special(tokenizer, more) if more else tokenizer

@@ -246,10 +246,9 @@ def generation_turns(text: Traced, conversation: Conversation) -> list[Turn]:
         speakers = {conversation.messages[each]["role"] for each in inside if each >= 0}
         # -1 is the text of tool definitions and settings.
         if speakers - {"assistant"} or -1 in inside:
+            others = ", ".join(sorted(speakers - {"assistant"})) or "tools"
             raise ChatError(
-                "bad_generation",
-                f"A {{% generation %}} block of the template contains text of the "
-                f"{', '.join(sorted(speakers - {'assistant'})) or 'tools'}.",
+                "bad_generation", f"A {{% generation %}} block contains text of the {others}."
             )
         # A block with only the template's text belongs to the turn before it.
         owner = max(inside, default=owner)

@@ -196,9 +196,8 @@ def find_definition(name: str) -> Definition:
     if name.startswith("hf:") or _HUB_NAME.fullmatch(name):
         return _from_hub(name.removeprefix("hf:"))
     raise TokenizerError(
-        f"{name!r} is not a known tokenizer: no file or directory has this path, and it is not "
-        'one of the names: "gpt2", "bytes", "tiktoken:NAME" and, for the Hugging Face Hub, '
-        '"hf:NAME" or "ORGANISATION/NAME".'
+        f"{name!r} is not a known tokenizer: no file or directory has this path. Known names are "
+        '"gpt2", "bytes", "tiktoken:NAME" and, on the Hub, "hf:NAME" or "ORGANISATION/NAME".'
     )
 
 
@@ -243,10 +242,7 @@ def _from_directory(path: Path, name: str) -> Definition:
     file = path / "tokenizer.json"
     if not file.is_file():
         found = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
-        raise TokenizerError(
-            f"{path} has no tokenizer.json in it; it holds {found}. Name the file, or a directory "
-            "that has one."
-        )
+        raise TokenizerError(f"{path} has no tokenizer.json; it holds {found}. Name one that has.")
     return _from_json(file.read_bytes(), name, *_configured_tokens(path / "tokenizer_config.json"))
 
 

@@ -302,10 +302,7 @@ def log_added(name: str, added: tuple[tuple[str, int], ...], vocab_size: int) ->
     pairs = [f"{token} ({number:,})" for token, number in added]
     more = [f"and {len(pairs) - 10:,} more"] if len(pairs) > 10 else []
     _log.warning(
-        "%s has these added tokens: %s. Its vocab_size is now %s, and the model's embedding "
-        "needs as many rows; the next multiple of 64 is %s.",
-        name,
-        ", ".join(pairs[:10] + more),
-        f"{vocab_size:,}",
-        f"{padded_vocab_size(vocab_size):,}",
+        f"{name} has these added tokens: {', '.join(pairs[:10] + more)}. Its vocab_size is now "
+        f"{vocab_size:,}, and the model's embedding needs as many rows; the next multiple of 64 is "
+        f"{padded_vocab_size(vocab_size):,}."
     )

@@ -309,12 +309,12 @@ def _from_object(
     tokenizer: object, special_tokens: SpecialTokens, add_tokens: Sequence[str]
 ) -> Tokenizer:
     """A tokenizer around an object that has a method `encode`."""
+    tokenizer, added = extended_encoding(tokenizer, add_tokens)
     if special_tokens == "parse":
         raise TokenizerError(
             'special_tokens="parse" needs a tokenizer.json; '
             f"{type(tokenizer).__name__} has its own rule for special tokens."
         )
-    tokenizer, added = extended_encoding(tokenizer, add_tokens)
     engine = ObjectEngine(tokenizer)
     known = engine.description
     if known.vocab_size is None:

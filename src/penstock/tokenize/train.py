@@ -80,10 +80,8 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
         SourceError: an input cannot be read, or too many records are rejected.
     """
     if Path(path).is_dir():
-        raise TokenizerError(
-            f"{path} is a directory; name the file to write, such as "
-            f"{Path(path) / 'tokenizer.json'}."
-        )
+        file = Path(path) / "tokenizer.json"
+        raise TokenizerError(f"{path} is a directory; name the file to write, such as {file}.")
     _refuse_special(special_tokens)
     least = _NUM_BYTES + len(special_tokens)
     if vocab_size < least:
@@ -92,10 +90,7 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
             f"{len(special_tokens)} special tokens, which are {least:,}. Use a few thousand more."
         )
     if max_bytes is not None and max_bytes < 1:
-        raise SourceError(
-            f"max_bytes={max_bytes} leaves no text to learn from. Use at least 1; 100,000,000 are "
-            "usually enough."
-        )
+        raise SourceError(f"max_bytes={max_bytes} leaves no text to learn from. Use at least 1.")
     # The separators that documents="auto" looks for. "</s>" is not among them: it also is an HTML
     # tag, so text may contain it.
     separators = dict.fromkeys(["<|endoftext|>", *special_tokens])
@@ -219,9 +214,7 @@ def _learn(
 
 def _refuse_special(special_tokens: Sequence[str]) -> None:
     if isinstance(special_tokens, str):
-        raise TokenizerError(
-            f"special_tokens={special_tokens!r} is one string; give a list of them."
-        )
+        raise TokenizerError(f"special_tokens={special_tokens!r} is one string; give a list.")
     for number, token in enumerate(special_tokens):
         if len(token) < 2:
             raise TokenizerError(
