@@ -255,7 +255,7 @@ def _refuse_bad_text(text: str) -> None:
         at = error.start
         raise ChatError("lone_surrogate", f"A lone surrogate is at character {at:,}.") from None
     if ANCHOR in text:
-        raise ChatError("reserved_text", f"The text has {ANCHOR!r}, which penstock uses itself.")
+        raise ChatError("reserved_text", f"The text has {ANCHOR!r}, which is reserved. Remove it.")
 
 
 def _refuse_double_bos(chat: ChatText, token: str | None) -> None:

@@ -67,13 +67,13 @@ class Markers:
         """The markers in `text`."""
         return (found.span() for found in self._pattern.finditer(text))
 
-    def first_group(self, text: str) -> Span | None:
-        """The first marker in `text`, with the markers that follow it directly."""
-        group: Span | None = None
-        for start, stop in self.find(text):
-            if group is not None and start != group[1]:
+    def first_group(self, text: str) -> list[Span]:
+        """The first marker in `text`, and the markers that follow it directly."""
+        group: list[Span] = []
+        for span in self.find(text):
+            if group and span[0] != group[-1][1]:
                 break
-            group = (group[0] if group else start, stop)
+            group.append(span)
         return group
 
 
@@ -162,8 +162,7 @@ def tokenizer_with_markers(
     written = [sample[slice(*span)] for span in markers.find(sample)]
     tail = sample.partition(ANSWER)[2]
     # The markers that end a turn: <|im_end|>, or several such as </s><s>.
-    low, high = markers.first_group(tail) or (0, 0)
-    end = [tail[a:b] for a, b in markers.find(tail) if low <= a and b <= high]
+    end = [tail[start:stop] for start, stop in markers.first_group(tail)]
     # Without any end marker there is nothing to protect; one token among several is enough.
     ends_with_token = not end or not known.isdisjoint(end)
     missing = [

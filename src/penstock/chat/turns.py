@@ -67,8 +67,8 @@ def find_format(render: Render, markers: Markers) -> TurnFormat:
         )
     # The first group of markers after the answer ends a turn: <|im_end|>, or </s><s>.
     tail = text[text.index(ANSWER) + len(ANSWER) :]
-    end = markers.first_group(tail)
-    return TurnFormat(_prompt(render, pair[:1]), tail[slice(*end)] if end else None)
+    end = "".join(tail[slice(*span)] for span in markers.first_group(tail))
+    return TurnFormat(_prompt(render, pair[:1]), end or None)
 
 
 def _prompt(render: Render, messages: list[Message]) -> str:

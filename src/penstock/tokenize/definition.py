@@ -242,7 +242,7 @@ def _from_directory(path: Path, name: str) -> Definition:
     file = path / "tokenizer.json"
     if not file.is_file():
         found = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
-        raise TokenizerError(f"{path} has no tokenizer.json; it holds {found}. Name one that has.")
+        raise TokenizerError(f"{path} has no tokenizer.json; it holds {found}. Name its directory.")
     return _from_json(file.read_bytes(), name, *_configured_tokens(path / "tokenizer_config.json"))
 
 
