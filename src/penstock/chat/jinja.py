@@ -185,7 +185,7 @@ class Program:
         except JinjaError as error:
             line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
             raise TemplateError(
-                f"The chat template {name}{line} is not valid Jinja: {error}."
+                f"The template {name}{line} is not valid Jinja: {error}."
             ) from error
 
     def run(self, variables: dict[str, object], date: datetime.date | None) -> Traced:
