@@ -242,7 +242,10 @@ def _from_directory(path: Path, name: str) -> Definition:
     file = path / "tokenizer.json"
     if not file.is_file():
         found = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
-        raise TokenizerError(f"{path} has no tokenizer.json; it holds {found}. Name its directory.")
+        raise TokenizerError(
+            f"{path} has no tokenizer.json in it; it holds {found}. Name the file, or a directory "
+            "that has one."
+        )
     return _from_json(file.read_bytes(), name, *_configured_tokens(path / "tokenizer_config.json"))
 
 
