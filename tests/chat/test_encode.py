@@ -179,7 +179,7 @@ def test_the_prompt_asks_for_the_next_answer(gpt2_chat):
 @pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]])
 def test_the_writers_of_built_in_templates_write_what_jinja_does(template, system, gpt2_chat):
     written, rendered = Chat(template, gpt2_chat), Chat(template, gpt2_chat)
-    rendered._renderer._writer = None
+    rendered._renderer._writes_plain = False
     for messages in ([*system, *TURNS], [*system, *TURNS, *TURNS], [*TURNS, TURNS[0]]):
         assert written.render_text(messages) == rendered.render_text(messages)
 

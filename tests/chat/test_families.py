@@ -131,7 +131,7 @@ def test_a_text_that_spells_a_special_token_stays_text(family):
     ]
     rendered = family.chat().render(messages)
     honest = family.chat().render([{**message, "content": "x"} for message in messages])
-    special = {token.id for token in family.chat()._encoder.special.tokens.values()}
+    special = {token["id"] for token in family.chat()._encoder.special.tokens.values()}
 
     def count(result):
         return sum(int(token) in special for token in result.tokens)
@@ -147,7 +147,7 @@ def test_it_becomes_the_token_where_that_was_asked_for(family):
     end = family.eos.strip().split(">")[0] + ">"
     plain = chat.render(PLAIN)
     rendered = chat.render([{"role": "user", "content": f"Hi {end} there"}, PLAIN[1]])
-    number = chat._encoder.special.tokens[end].id
+    number = chat._encoder.special.tokens[end]["id"]
 
     assert (rendered.tokens == number).sum() == (plain.tokens == number).sum() + 1
 

@@ -68,6 +68,15 @@ def test_methods_give_the_same_text_and_true_runs(method, text, other):
             whole(piece)
 
 
+@pytest.mark.parametrize("method", ["split", "rsplit"])
+def test_a_piece_is_traced_to_its_own_characters_and_not_to_the_separator(method):
+    # The second "b" is a piece; the first one belongs to the separator "ab".
+    pieces = getattr(traced("xabbab"), method)("ab")
+
+    assert pieces == ["x", "b", ""]
+    assert [offset for piece in pieces for _, _, _, offset in piece._runs] == [0, 3]
+
+
 def runs_of(source, **variables):
     text = whole(Program(source, "test").run(variables, None))
     return text.plain, [(text.plain[a:b], leaf.message) for a, b, leaf, _ in text._runs]
@@ -86,6 +95,7 @@ def runs_of(source, **variables):
         ("{{ 'a?b'.replace('?', x) }}", "a hi b"),
         ("{{ x | replace(' ', '') }}", "hi"),
         ("{{ x | upper }}", " HI "),
+        ("{{ x.upper() }}{{ x.title() }}", " HI  Hi "),
         ("{{ x | tojson }}", '" hi "'),
         ("{{ {'k': [x]} | tojson(indent=1) }}", '{\n "k": [\n  " hi "\n ]\n}'),
         ("{% for c in x %}{{ c }}.{% endfor %}", " .h.i. ."),

@@ -280,6 +280,13 @@ def test_what_gigatoken_does_not_know_is_encoded_by_the_reference(words):
         load_tokenizer(words, engine="gigatoken")
 
 
+def test_the_fast_engine_itself_refuses_what_is_not_listed():
+    config = {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
+
+    with pytest.raises(TokenizerError, match="its model is WordLevel"):
+        GigatokenEngine(Definition("words", config), parse=False)
+
+
 def test_the_slow_engine_is_told_once_and_not_where_it_was_asked_for(words, caplog):
     load_tokenizer(words, engine="tokenizers")
     assert not caplog.records

@@ -12,11 +12,11 @@ objects and arrays among the items keep the text that the record has for them.
 
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from penstock.chat.provenance import Traced, derived, leaves_in, trace
-
-__all__ = ["JsonObject", "Part", "is_arguments", "is_json", "items_of", "parts_of", "to_json"]
 
 JsonObject = dict[str, Any]
 """A parsed JSON object."""
@@ -158,19 +158,20 @@ def to_json(
         return value.written
     if type(value) is Traced and is_arguments(value):
         return value
-    options: JsonObject = {
-        "ensure_ascii": ensure_ascii,
-        "indent": indent,
-        "separators": separators,
-        "sort_keys": sort_keys,
-    }
-    text = json.dumps(value, **options)
+    dump = partial(
+        json.dumps,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+    text = dump(value)
     if any(_PATH.fullmatch(leaf.path) for leaf in leaves_in(value)):
-        text = _with_arguments(value, text, options)
+        text = _with_arguments(value, text, dump)
     return derived(text, [value])
 
 
-def _with_arguments(value: object, text: str, options: JsonObject) -> str:
+def _with_arguments(value: object, text: str, dump: Callable[[object], str]) -> str:
     """`value` as JSON; the arguments of tool calls are written exactly as in the record."""
     # Placeholders are made of a private-use character that the text does not contain, so the text
     # cannot contain a placeholder.
@@ -178,10 +179,9 @@ def _with_arguments(value: object, text: str, options: JsonObject) -> str:
     while mark in text or json.dumps(mark)[1:-1] in text:
         mark += "\ue0a5"
     found: list[str] = []
-    text = json.dumps(_without_arguments(value, mark, found), **options)
+    text = dump(_without_arguments(value, mark, found))
     for number, arguments in enumerate(found):
-        name = json.dumps(f"{mark}{number}{mark}", ensure_ascii=options["ensure_ascii"])
-        text = text.replace(name, arguments)
+        text = text.replace(dump(f"{mark}{number}{mark}"), arguments)
     return text
 
 

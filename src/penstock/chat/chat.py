@@ -13,23 +13,22 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.chat.encode import Borders, ChatEncoder, EncodedChats
-from penstock.chat.messages import ChatText, JsonObject, Span, to_conversation
+from penstock.chat.arguments import JsonObject
+from penstock.chat.encode import ANCHOR, Borders, ChatEncoder, EncodedChats
+from penstock.chat.messages import ChatText, Span, to_conversation
 from penstock.chat.renderer import Renderer, Rewritten
-from penstock.chat.special_tokens import Markers, token_finder, tokenizer_with_markers
-from penstock.chat.template import Template, load_template
-from penstock.chat.token_spans import ANCHOR
+from penstock.chat.special_tokens import Markers, TokenFinder, tokenizer_with_markers
+from penstock.chat.template import load_template
 from penstock.digest import digest_json
 from penstock.errors import ChatError, TemplateError
 from penstock.tokenize.tokenizer import load_tokenizer
-
-__all__ = ["Chat", "Rendered", "TurnReport", "render"]
 
 _log = logging.getLogger("penstock")
 
@@ -115,12 +114,12 @@ class Chat:
             tokens = {name: each for name, each in edges.items() if each is not None} | tokens
         # The renderer needs markers to find turns, and finding the markers that the tokenizer lacks
         # needs a rendered sample. So the renderer gets its markers twice, here and below.
-        markers = Markers({*token_finder(loaded).tokens, *tokens.values()})
+        markers = Markers({*TokenFinder(loaded).tokens, *tokens.values()})
         self._renderer = Renderer(
             self.template, markers, tokens, day, rewritten, dict(settings or {})
         )
         self.tokenizer = tokenizer_with_markers(
-            loaded, self.template, self._renderer.sample(), markers, add=add_tokens == "auto"
+            loaded, self.template, self._renderer.sample, markers, add=add_tokens == "auto"
         )
         self._encoder = ChatEncoder(
             self.tokenizer, borders=borders, special_in_content=special_in_content
@@ -133,8 +132,8 @@ class Chat:
 
     def __reduce__(self) -> tuple[object, ...]:
         # Compiled templates and loaded tokenizers cannot be pickled; a worker makes its own.
-        options = {**self._options, "add_tokens": self._add_tokens}
-        return _rebuilt, (self.template, self._source, options)
+        options: JsonObject = {**self._options, "add_tokens": self._add_tokens}
+        return partial(Chat, self.template, self._source, **options), ()
 
     def describe(self) -> JsonObject:
         """The entry in a store's manifest: all settings that change tokens or masks."""
@@ -193,7 +192,7 @@ class Chat:
 
     def begins_with(self, token: str) -> bool:
         """Whether the template begins a conversation with `token`."""
-        return self._renderer.sample().startswith(token)
+        return self._renderer.sample.startswith(token)
 
     @property
     def ends_turns(self) -> bool:
@@ -236,10 +235,6 @@ def render(messages: object, template: object, tokenizer: object, **options: Any
     return Chat(template, tokenizer, **options).render(messages)
 
 
-def _rebuilt(template: Template, tokenizer: object, options: JsonObject) -> Chat:
-    return Chat(template, tokenizer, **options)
-
-
 def _parse_date(date: str | datetime.date | None) -> datetime.date | None:
     if date is None or isinstance(date, datetime.date):
         return date
@@ -257,15 +252,10 @@ def _refuse_bad_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ChatError(
-            "lone_surrogate", f"A lone surrogate is at character {error.start:,} of the text."
-        ) from None
+        at = error.start
+        raise ChatError("lone_surrogate", f"A lone surrogate is at character {at:,}.") from None
     if ANCHOR in text:
-        raise ChatError(
-            "reserved_text",
-            f"The text has {ANCHOR!r} at character {text.index(ANCHOR):,}, which penstock reserves "
-            "for its own use inside tokenizers.",
-        )
+        raise ChatError("reserved_text", f"The text has {ANCHOR!r}, which is reserved. Remove it.")
 
 
 def _refuse_double_bos(chat: ChatText, token: str | None) -> None:
@@ -274,10 +264,7 @@ def _refuse_double_bos(chat: ChatText, token: str | None) -> None:
     begins = 2 * token if token else ""
     first = chat.content[0][0] if chat.content else len(chat.text)
     if begins and chat.text.startswith(begins) and len(begins) <= first:
-        raise ChatError(
-            "double_bos",
-            f"The template begins the text with {token!r} twice. Remove one from the template.",
-        )
+        raise ChatError("double_bos", f"The template begins with {token!r} twice. Remove one.")
 
 
 @dataclass
@@ -288,11 +275,9 @@ class TurnReport:
     marks_generation: bool
     """Whether the template has `{% generation %}` blocks."""
     num_conversations: int = 0
-    num_without_reasoning: int = 0
-    """Turns that are not trained on because the template leaves out their reasoning."""
-    num_without_end: int = 0
-    """Turns that do not end with a token that is trained on."""
-    _affected: list[int] = field(default_factory=lambda: [0, 0])
+    # Two columns: turns without their reasoning, and turns without an end that is trained on. The
+    # first row counts these turns, and the second row the conversations that have some.
+    _counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, 2), np.int64))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, chats: Iterable[ChatText], *, ended: bool = False) -> None:
@@ -309,38 +294,28 @@ class TurnReport:
                 # The added end token ends the last turn, if only blanks come between them.
                 if ended and chat.without_end and not chat.text[chat.without_end[-1] :].strip():
                     without_end -= 1
+                turns = np.array([chat.num_without_reasoning, without_end])
+                self._counts += (turns, turns > 0)
                 self.num_conversations += 1
-                self.num_without_reasoning += chat.num_without_reasoning
-                self.num_without_end += without_end
-                self._affected[0] += chat.num_without_reasoning > 0
-                self._affected[1] += without_end > 0
 
     def log(self) -> bool:
         """Log a warning for each kind of turn; returns whether there were any."""
-        if self.num_without_reasoning:
-            _log.warning(
-                "%s not trained on: the template %s leaves out their reasoning_content, so the "
-                'model never wrote the rest in this form. rewritten="train" (--rewritten train) '
-                "trains on the rest.",
-                self._counted(self.num_without_reasoning, self._affected[0]),
-                self.template,
-            )
-        if self.num_without_end:
+        advice = "Use a template that ends each turn with the same token as the last turn."
+        if self.marks_generation:
             advice = (
                 "Its {% generation %} blocks leave out the token that ends a turn: write the token "
                 "inside the block."
-                if self.marks_generation
-                else "Use a template that ends each turn with the same token as the last turn."
             )
-            _log.warning(
-                "%s not trained on to the end under the template %s, so a model does not learn to "
-                "stop there. %s",
-                self._counted(self.num_without_end, self._affected[1]),
-                self.template,
-                advice,
-            )
-        return bool(self.num_without_reasoning or self.num_without_end)
-
-    def _counted(self, turns: int, affected: int) -> str:
-        verb = "turn is" if turns == 1 else "turns are"
-        return f"In {affected:,} of {self.num_conversations:,} conversations {turns:,} {verb}"
+        reasons = (
+            f": the template {self.template} leaves out their reasoning_content, so the model "
+            'never wrote the rest in this form. rewritten="train" (--rewritten train) trains on '
+            "the rest.",
+            f" to the end under the template {self.template}, so a model does not learn to stop "
+            f"there. {advice}",
+        )
+        for turns, affected, reason in zip(*self._counts.tolist(), reasons, strict=True):
+            if turns:
+                found = f"{turns:,} turn is" if turns == 1 else f"{turns:,} turns are"
+                among = f"In {affected:,} of {self.num_conversations:,} conversations"
+                _log.warning("%s %s not trained on%s", among, found, reason)
+        return bool(self._counts.any())

@@ -10,13 +10,12 @@ The renderer searches the rendered text for these words, and compares the result
 """
 
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from penstock.chat.messages import Conversation
-
-__all__ = ["shape_of", "texts_of", "with_unique_words"]
+from penstock.chat.messages import Conversation, Message
 
 # <|im_end|>, <think>, </think> and [INST]: what templates look for inside a text.
 _TAG = re.compile(r"(<\|[^|<>\s]{1,40}\|>|</?[A-Za-z_][\w:.-]{0,40}>|\[/?[A-Z][A-Z_]{1,30}\])")
@@ -49,45 +48,41 @@ def _shape(value: object, key: str = "") -> Hashable:
     return value if key in ("role", "type", "train") else type(value)
 
 
-def texts_of(value: object, key: str = "") -> Iterator[str]:
-    """The texts of a message that a template should write."""
+def _mapped(value: object, change: Callable[[str], object], key: str = "") -> Any:
+    """A copy of `value` in which `change` has replaced each text that a template only writes."""
     if isinstance(value, dict):
-        for name, item in value.items():
-            if name != "tool_calls":  # written as JSON, with escapes
-                yield from texts_of(item, name)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from texts_of(item, key)
-    elif isinstance(value, str) and key in _WRITTEN:
-        yield value
+        return {name: _mapped(item, change, name) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(item, change, key) for item in value]
+    return change(value) if isinstance(value, str) and key in _WRITTEN else value
 
 
-def with_unique_words(
-    conversation: Conversation,
-) -> tuple[Conversation, list[tuple[str, int]]]:
+def texts_of(message: Message) -> list[str]:
+    """The texts of a message that a template should write."""
+    found: list[str] = []
+    # Tool calls are left out: they are written as JSON, with escapes.
+    _mapped({key: item for key, item in message.items() if key != "tool_calls"}, found.append)
+    return found
+
+
+def with_unique_words(conversation: Conversation) -> tuple[Conversation, list[tuple[str, int]]]:
     """`conversation` with a unique word for each text; the words and the messages they are in."""
     words: list[tuple[str, int]] = []
+
+    def replaced(text: str, number: int) -> str:
+        # Text between tags gets separate words, because a template may drop one part of it.
+        pieces = _TAG.split(text)
+        for index, piece in enumerate(pieces):
+            inner = piece.strip()
+            if inner and index % 2 == 0:  # odd pieces are the tags
+                # The last x keeps Zqx1x from being found inside Zqx11x.
+                word = f"Zqx{len(words)}x"
+                words.append((word, number))
+                pieces[index] = piece.replace(inner, word, 1)
+        return "".join(pieces)
+
     messages = [
-        _replaced(message, "", words, number)
+        _mapped(message, partial(replaced, number=number))
         for number, message in enumerate(conversation.messages)
     ]
     return replace(conversation, messages=messages), words
-
-
-def _replaced(value: Any, key: str, words: list[tuple[str, int]], number: int) -> Any:
-    if isinstance(value, dict):
-        return {name: _replaced(item, name, words, number) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replaced(item, key, words, number) for item in value]
-    if not isinstance(value, str) or key not in _WRITTEN:
-        return value
-    # Text between tags gets separate words, because a template may drop one part of it.
-    pieces = _TAG.split(value)
-    for index, piece in enumerate(pieces):
-        inner = piece.strip()
-        if inner and index % 2 == 0:  # odd pieces are the tags
-            # The last x keeps Zqx1x from being found inside Zqx11x.
-            word = f"Zqx{len(words)}x"
-            words.append((word, number))
-            pieces[index] = piece.replace(inner, word, 1)
-    return "".join(pieces)

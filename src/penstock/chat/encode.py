@@ -9,9 +9,16 @@ tokenizers do it, so the ids equal those of `apply_chat_template`. A token is tr
 one of its characters is: in `[/INST] Hello`, the blank of the token `▁Hello` is the template's and
 the word is the assistant's. With borders="cut", the text on both sides of a border is encoded
 separately, and no token crosses a border.
+
+The fast engine returns ids without positions. A byte-level vocabulary does not need them: the bytes
+of each token are known, and tokens follow each other without gaps, so a running sum of their
+lengths is where each token begins. Every batch is checked: its ids must decode to exactly the bytes
+that were encoded. Hugging Face's `tokenizers`, which returns positions, encodes the texts for which
+that fails (a normalizer changed a character), and all texts of other vocabularies.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
@@ -19,17 +26,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.chat.messages import ChatText, Span
-from penstock.chat.special_tokens import token_finder
-from penstock.chat.token_spans import SpanEncoder
+from penstock.chat.special_tokens import TokenFinder
 from penstock.errors import TokenizerError
+from penstock.sources.document import binary_array
+from penstock.tokenize.engines import ByteEngine, Encoded, ObjectEngine, offsets_of
+from penstock.tokenize.gigatoken import GigatokenEngine
 from penstock.tokenize.oracle import first_difference
-from penstock.tokenize.special_tokens import load_reference
+from penstock.tokenize.special_tokens import PlainText, load_reference
 from penstock.tokenize.tokenizer import Tokenizer
 
-__all__ = ["Borders", "ChatEncoder", "EncodedChats"]
-
 Borders = Literal["join", "cut"]
+TokenSpans = tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]
+"""Ids, and where each token begins and ends, in bytes of all texts, concatenated."""
+
+# Some tokenizers put a blank before the first word of a text, but not before later pieces of it. A
+# piece that is not the first is encoded after this token, which is then removed.
+ANCHOR = "\ue0a5penstock\ue0a5"
 _MAX_COMPARED = 200
+_NO_TOKENS: TokenSpans = (np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +62,19 @@ class EncodedChats:
     @property
     def num_trained(self) -> NDArray[np.int64]:
         """The number of tokens of each conversation that are trained on."""
-        upto = np.concatenate((np.zeros(1, np.int64), np.cumsum(self.loss, dtype=np.int64)))
-        return np.diff(upto[self.offsets])
+        return np.diff(offsets_of(self.loss)[self.offsets])
 
 
 class ChatEncoder:
     """A tokenizer for rendered conversations; safe to use from many threads."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        borders: Borders = "join",
-        special_in_content: bool = False,
+        self, tokenizer: Tokenizer, *, borders: Borders = "join", special_in_content: bool = False
     ) -> None:
         if borders not in ("join", "cut"):
             raise TokenizerError(f'borders={borders!r} is not "join" or "cut".')
         self.tokenizer = tokenizer
-        self.special = token_finder(tokenizer)
+        self.special = TokenFinder(tokenizer)
         self._spans = SpanEncoder(tokenizer)
         self._cuts = borders == "cut"
         self._anywhere = special_in_content
@@ -75,24 +84,24 @@ class ChatEncoder:
         pieces = _Pieces()
         for chat in chats:
             self._divide(chat, pieces)
-        texts = self._spans.encode(pieces.texts, pieces.first)
+        (text_ids, starts, stops), offsets = self._spans.encode(pieces.texts, pieces.first)
         # The pieces are in order. Tokens of special pieces and of texts are written into the same
         # arrays, each to its own positions, so that no Python loop runs over tokens.
         special = np.array(pieces.special, np.int64)
         is_text = special < 0
         # A special token is one token; a text has as many as it was encoded to.
         lengths = np.ones(len(special), np.int64)
-        lengths[is_text] = np.diff(texts.offsets)
-        stops = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
-        at = stops[1:][~is_text] - 1
-        from_text = np.ones(int(stops[-1]), bool)
+        lengths[is_text] = np.diff(offsets)
+        edges = offsets_of(lengths)
+        at = edges[:-1][~is_text]
+        from_text = np.ones(int(edges[-1]), bool)
         from_text[at] = False
         ids, loss = np.empty(len(from_text), np.uint32), np.empty(len(from_text), np.uint8)
-        ids[at], ids[from_text] = special[~is_text], texts.ids
+        ids[at], ids[from_text] = special[~is_text], text_ids
         loss[at] = np.array(pieces.special_trained, np.uint8)
-        loss[from_text] = _overlapping(texts.starts, texts.stops, pieces.trained)
-        # `stops` has the number of tokens up to each piece, and `ends` the last piece of each chat.
-        return EncodedChats(ids, stops[[0, *pieces.ends]], loss)
+        loss[from_text] = _overlapping(starts, stops, pieces.trained)
+        # `edges` has the number of tokens up to each piece, and `ends` the last piece of each chat.
+        return EncodedChats(ids, edges[[0, *pieces.ends]], loss)
 
     def _divide(self, chat: ChatText, pieces: "_Pieces") -> None:
         """Split one conversation into special tokens and texts."""
@@ -173,14 +182,89 @@ class _Pieces:
         self.special.append(-1)
         self.texts.append(text)
         self.first.append(first)
-        # In ASCII, characters are bytes; encoding every prefix would be slow.
-        is_ascii = text.isascii()
-        begin = self._num_bytes
         for start, stop in trained:
-            low = start if is_ascii else len(text[:start].encode())
-            high = stop if is_ascii else low + len(text[start:stop].encode())
-            self.trained.append((begin + low, begin + high))
-        self._num_bytes = begin + (len(text) if is_ascii else len(text.encode()))
+            low = self._num_bytes + len(text[:start].encode())
+            self.trained.append((low, low + len(text[start:stop].encode())))
+        self._num_bytes += len(text.encode())
+
+
+class SpanEncoder:
+    """Encodes texts and finds the bytes of each token."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._widths = _widths(tokenizer)
+
+    def encode(self, texts: list[str], first: list[bool]) -> tuple[TokenSpans, NDArray[np.int64]]:
+        """The tokens of `texts`, and the offsets of each text in them.
+
+        `first` says which texts begin a conversation.
+        """
+        data = [text.encode() for text in texts]
+        edges = offsets_of(list(map(len, data)))
+        own: list[TokenSpans | None] = [None] * len(texts)
+        if self._widths is not None:
+            ids, offsets = self._encode(data)
+            # The sum of widths must reach each text's end exactly, and the bytes must be the same.
+            stops = np.cumsum(self._widths[ids])
+            ends = np.concatenate(([0], stops))[offsets - offsets[0]]
+            if np.array_equal(ends, edges) and self._tokenizer.decode(ids) == b"".join(data):
+                return (ids, stops - self._widths[ids], stops), offsets - offsets[0]
+            # Some text changed. Only the texts that do not decode to themselves need the reference.
+            own = [
+                self._by_widths(ids[low:high], int(begin), text)
+                for (low, high), begin, text in zip(pairwise(offsets), edges, data, strict=False)
+            ]
+        pieces = [
+            found or self._by_reference(text, int(begin), is_first)
+            for found, text, begin, is_first in zip(own, texts, edges, first, strict=False)
+        ]
+        joined = [np.concatenate(arrays) for arrays in zip(_NO_TOKENS, *pieces, strict=True)]
+        return (joined[0], joined[1], joined[2]), offsets_of([len(ids) for ids, _, _ in pieces])
+
+    def _encode(self, data: list[bytes]) -> Encoded:
+        engine = self._tokenizer.engine
+        if isinstance(engine, GigatokenEngine) and data:
+            # UTF-8 has no byte 0xFF, so it separates texts. Making an Arrow array of 32 texts
+            # would take 3 times as long.
+            ids, offsets = engine.encode_separated(b"\xff".join(data), b"\xff")
+            if len(offsets) == len(data) + 1:  # else a text is empty, and gigatoken skipped it
+                return ids, offsets
+        return self._tokenizer.encode_documents(binary_array(data))
+
+    def _by_widths(self, ids: NDArray[np.uint32], begin: int, text: bytes) -> TokenSpans | None:
+        """The tokens of one text that begins at byte `begin`; None if `ids` are another text's."""
+        if self._widths is None or not len(ids) or self._tokenizer.decode(ids) != text:
+            return None
+        stops = begin + np.cumsum(self._widths[ids])
+        return ids, stops - self._widths[ids], stops
+
+    @cached_property
+    def _plain(self) -> tuple[PlainText, bool]:
+        """The reference, which treats special tokens as text, and whether it needs the anchor."""
+        definition = self._tokenizer.definition
+        if definition is None:
+            raise TokenizerError(
+                f"{self._tokenizer.name} gives no positions of its tokens in the text, so penstock "
+                "cannot mask them. Use a tokenizer.json, tiktoken, or bytes."
+            )
+        is_anchored = '"prepend_scheme": "first"' in definition.text
+        return PlainText(definition, (ANCHOR,) if is_anchored else ()), is_anchored
+
+    def _by_reference(self, text: str, begin: int, is_first: bool) -> TokenSpans:
+        """The tokens of one text that begins at byte `begin`, encoded by `tokenizers`."""
+        plain, is_anchored = self._plain
+        anchor = ANCHOR if is_anchored and not is_first else ""
+        found = plain.tokenizer([text]).encode(anchor + text, add_special_tokens=False)
+        # The anchor is one token, and its characters come before those of the text.
+        skipped = 1 if anchor else 0
+        ids = np.array(found.ids[skipped:], np.uint32)
+        plain.check(ids)
+        positions = np.array(found.offsets[skipped:], np.int64).reshape(-1, 2) - len(anchor)
+        # `tokenizers` counts characters. A character begins at each byte that is not 10xxxxxx.
+        data = np.frombuffer(text.encode(), np.uint8)
+        upto = begin + np.append(np.flatnonzero(data & 0xC0 != 0x80), len(data))
+        return ids, upto[positions[:, 0]], upto[positions[:, 1]]
 
 
 def _overlapping(
@@ -197,3 +281,25 @@ def _overlapping(
     found = np.zeros(len(starts), np.uint8)
     found[inside] = lows[nearest[inside]] < stops[inside]
     return found
+
+
+def _widths(tokenizer: Tokenizer) -> NDArray[np.int64] | None:
+    """How many bytes each id stands for; None if the vocabulary is not made of bytes."""
+    definition, engine = tokenizer.definition, tokenizer.engine
+    if isinstance(engine, ByteEngine):
+        return np.ones(tokenizer.vocab_size, np.int64)
+    if definition is not None:
+        vocab = definition.config["model"].get("vocab")
+        if '"ByteLevel"' not in definition.text or not isinstance(vocab, dict):
+            return None
+        # Each character of a byte-level token is one byte.
+        sizes = {number: len(token) for token, number in vocab.items()}
+        sizes |= {each["id"]: len(each["content"].encode()) for each in definition.added_tokens}
+    elif isinstance(engine, ObjectEngine) and engine.description.ranks is not None:
+        sizes = {number: len(piece) for piece, number in engine.description.ranks.items()}
+    else:
+        return None
+    # Ids without an entry have width 0; a text with one would not decode to itself.
+    widths = np.zeros(tokenizer.vocab_size, np.int64)
+    widths[list(sizes)] = list(sizes.values())
+    return widths

@@ -28,21 +28,16 @@ from penstock.chat.arguments import is_arguments, items_of, to_json
 from penstock.chat.provenance import Leaf, Traced, derived, leaves_in, traced_join
 from penstock.errors import ChatError, TemplateError
 
-__all__ = ["GENERATION", "Program"]
-
 GENERATION = Leaf(-2, "generation", "")
 """The leaf of runs that a `{% generation %}` block wrote."""
 
-# The exceptions that a template's code raises if a conversation is not as it expects.
+# The filters that return changed text.
 _CHANGING_FILTERS = """
     indent wordwrap truncate center striptags urlencode reverse lower upper capitalize title escape
     e string forceescape pprint urlize xmlattr
 """
+# The exceptions that a template's code raises if a conversation is not as it expects.
 _FAILURES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-
-
-class _TemplateRefusedError(Exception):
-    """Raised by `raise_exception` in a template."""
 
 
 class _Generation(Extension):
@@ -177,28 +172,21 @@ def _environment() -> _Environment:
 
 
 def _raise(message: str) -> NoReturn:
-    raise _TemplateRefusedError(message)
+    raise ChatError("template_refused", f"The template refused the conversation: {message}")
 
 
 class Program:
     """A compiled template; safe to use from many threads."""
 
     def __init__(self, source: str, name: str) -> None:
-        self.source = source
         self.name = name
         try:
             self._template = _environment().from_string(source)
         except JinjaError as error:
             line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
             raise TemplateError(
-                f"The chat template {name}{line} is not valid Jinja: {error}."
+                f"The template {name}{line} is not valid Jinja: {error}."
             ) from error
-
-    @property
-    def marks_generation(self) -> bool:
-        """Whether the template has `{% generation %}` blocks for the text to train on."""
-        # Templates without the block may have the word, in `add_generation_prompt`.
-        return "generation" in self.source and "endgeneration" in self.source
 
     def run(self, variables: dict[str, object], date: datetime.date | None) -> Traced:
         """Render the template with these variables.
@@ -210,19 +198,14 @@ class Program:
             variables = {**variables, "strftime_now": date.strftime}
         try:
             text = self._template.render(variables)
-        except _TemplateRefusedError as refusal:
-            raise ChatError(
-                "template_refused", f"The template {self.name} refused the conversation: {refusal}"
-            ) from None
         except ChatError:  # raised by the functions above, inside the template
             raise
         except (JinjaError, *_FAILURES) as error:
             needs_date = "strftime_now" in str(error)
             hint = " It asks for today's date: give one with date=." if needs_date else ""
+            detail = f"{type(error).__name__}: {error}.{hint}"
             raise ChatError(
-                "template_failed",
-                f"The template {self.name} failed on the conversation: "
-                f"{type(error).__name__}: {error}.{hint}",
+                "template_failed", f"The template {self.name} failed on the conversation: {detail}"
             ) from error
         assert isinstance(text, Traced)  # made by the environment's `concat`
         return text

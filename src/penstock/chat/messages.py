@@ -13,23 +13,11 @@ A message with `"train": false` (or OpenAI's `"weight": 0`) is read and not trai
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.chat.arguments import JsonObject, parts_of
 from penstock.errors import ChatError
-
-__all__ = [
-    "ANSWER",
-    "QUESTION",
-    "ChatText",
-    "Conversation",
-    "JsonObject",
-    "Message",
-    "Span",
-    "merged",
-    "to_conversation",
-]
 
 Span = tuple[int, int]
 """Characters `[start, stop)`."""
@@ -74,6 +62,19 @@ def merged(spans: Iterable[Span]) -> list[Span]:
         elif start < stop:
             found.append((start, stop))
     return found
+
+
+def gaps(spans: Iterable[Span], start: int, stop: int) -> Iterator[Span]:
+    """The spans between `spans`, which are ascending, from `start` to `stop`; some may be empty.
+
+    >>> list(gaps([(2, 3), (5, 9)], 0, 9))
+    [(0, 2), (3, 5), (9, 9)]
+    """
+    for low, high in spans:
+        if low < stop and high > start:
+            yield start, max(start, low)
+            start = high
+    yield start, max(start, stop)
 
 
 # The speakers of ShareGPT files, which differ from dataset to dataset, and their roles.
@@ -133,15 +134,12 @@ def to_conversation(record: object) -> Conversation:
 def _turns(record: JsonObject) -> list[Message]:
     for key in ("messages", "conversations", "conversation"):
         if record.get(key) is not None:
-            turns = record[key]
-            if not isinstance(turns, list | tuple):
-                raise ChatError("bad_shape", f'"{key}" is {_kind(turns)}, not a list.')
-            return [_message(turn, f"{key}[{number}]") for number, turn in enumerate(turns)]
+            return _messages(record[key], key)
     if "instruction" in record:
         return _from_instruction(record)
     if "prompt" in record and "completion" in record:
-        prompt = _text_or_messages(record, "prompt", "user")
-        return [*prompt, *_text_or_messages(record, "completion", "assistant")]
+        prompt = _messages(record["prompt"], "prompt", "user")
+        return [*prompt, *_messages(record["completion"], "completion", "assistant")]
     # Only keys are shown: values may be long, or private.
     shown = ", ".join(f'"{key}"' for key in list(record)[:8]) or "no keys"
     raise ChatError(
@@ -152,25 +150,24 @@ def _turns(record: JsonObject) -> list[Message]:
     )
 
 
-def _text_or_messages(record: JsonObject, key: str, role: str) -> list[Message]:
-    value = record[key]
-    if isinstance(value, list):
-        return [_message(turn, f"{key}[{number}]") for number, turn in enumerate(value)]
-    return [{"role": role, "content": _text(value, key)}]
+def _messages(turns: object, path: str, role: str | None = None) -> list[Message]:
+    """A list of messages; if `role` is given, the text of one message is allowed, too."""
+    if isinstance(turns, list | tuple):
+        return [_message(turn, f"{path}[{number}]") for number, turn in enumerate(turns)]
+    if role is None:
+        raise ChatError("bad_shape", f'"{path}" is {_kind(turns)}, not a list.')
+    return [{"role": role, "content": _text(turns, path)}]
 
 
 def _from_instruction(record: JsonObject) -> list[Message]:
     """The turns of Alpaca and Dolly, and of Alpaca's seed tasks with their list of instances."""
-    if isinstance(record.get("instances"), list):
-        if len(record["instances"]) != 1:
-            raise ChatError(
-                "bad_shape",
-                f'"instances" holds {len(record["instances"])} examples; make each a record.',
-            )
-        record = {**record, **record["instances"][0]}
+    if isinstance(examples := record.get("instances"), list):
+        if len(examples) != 1:
+            found = f'"instances" holds {len(examples)} examples'
+            raise ChatError("bad_shape", f"{found}; make each a record.")
+        record = {**record, **examples[0]}
     # Alpaca has "output" and "input", Dolly "response" and "context".
-    answer = "output" if "output" in record else "response"
-    context = "input" if answer == "output" else "context"
+    answer, context = ("output", "input") if "output" in record else ("response", "context")
     if answer not in record:
         raise ChatError("bad_shape", '"instruction" comes without "output" or "response".')
     question = _text(record["instruction"], "instruction")
@@ -207,9 +204,8 @@ def _message(turn: object, path: str) -> Message:
     if turn.get("weight") is not None and "train" not in turn:
         message["train"] = bool(turn["weight"])
     if not isinstance(message.get("train", True), bool):
-        raise ChatError(
-            "bad_shape", f'{path}: "train" is {turn["train"]!r:.20}, not true or false.'
-        )
+        found = turn["train"]
+        raise ChatError("bad_shape", f'{path}: "train" is {found!r:.20}, not true or false.')
     _check_content(message, path)
     texts = [message[key] for key in _REASONING_KEYS if isinstance(message.get(key), str)]
     if texts:  # some templates read one key, and some the other
@@ -239,9 +235,7 @@ def _written_calls(text: str, path: str) -> list[JsonObject]:
     try:
         calls = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ChatError(
-            "bad_tool_call", f"{path} is a function call that is not valid JSON: {error}."
-        ) from None
+        raise ChatError("bad_tool_call", f"{path} is not valid JSON: {error}.") from None
     # Arguments stay text: parsed and written again, 1e3 would become 1000.0.
     if isinstance(calls, list):
         texts = [text[part.start : part.stop] for part in parts_of(text) or ()]
@@ -273,14 +267,14 @@ def _check_content(message: Message, path: str) -> None:
     if not isinstance(content, list):
         raise ChatError("bad_content", f"{path}.content is {_kind(content)}, not text or parts.")
     for number, part in enumerate(content):
-        if isinstance(part, str):
-            continue
-        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-            found = part.get("type") if isinstance(part, dict) else _kind(part)
+        text, kind = (
+            (part.get("text"), part.get("type")) if isinstance(part, dict) else (part, None)
+        )
+        if not isinstance(text, str):
             raise ChatError(
                 "not_text",
-                f"{path}.content[{number}] is of type {found!r:.40} and has no text; penstock "
-                "renders only text.",
+                f"{path}.content[{number}] is of type {kind or _kind(part)!r:.40} and has no text; "
+                "penstock renders only text.",
             )
 
 

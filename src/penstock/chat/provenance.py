@@ -16,9 +16,6 @@ from typing import Any, SupportsIndex
 
 from penstock.errors import ChatError
 
-__all__ = ["Leaf", "Run", "Traced", "derived", "leaves_in", "trace", "traced_join"]
-
-
 # Roles that templates write themselves; see `trace`.
 _ROLES = frozenset(
     ("system", "developer", "user", "assistant", "model", "tool", "function", "ipython")
@@ -44,7 +41,11 @@ Run = tuple[int, int, Leaf, int]
 
 
 class Traced(str):
-    """A string with runs. Methods that keep characters also keep their runs."""
+    """A string with runs. Methods that keep characters also keep their runs.
+
+    Methods that change characters, such as `upper`, return plain strings, and the environment (see
+    `jinja`) traces them to the whole string.
+    """
 
     __slots__ = ("_runs",)
     _runs: list[Run]
@@ -63,10 +64,6 @@ class Traced(str):
     def __str__(self) -> str:
         # Jinja calls `str` on every value that it writes; a plain string would lose the runs.
         return self
-
-    # Copies and pickles must keep the runs, too.
-    def __getnewargs__(self) -> tuple[str, list[Run]]:  # type: ignore[override]
-        return self.plain, self._runs
 
     def __add__(self, other: str) -> "Traced":
         return traced_join((self, other)) if isinstance(other, str) else NotImplemented
@@ -120,44 +117,38 @@ class Traced(str):
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
         """The pieces between separators."""
-        return self._pieces(self.plain.split(sep, maxsplit))
+        return self._pieces(self.plain.split(sep, maxsplit), sep)
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
         """The pieces between separators, counted from the end."""
-        return self._pieces(self.plain.rsplit(sep, maxsplit))
+        return self._pieces(self.plain.rsplit(sep, maxsplit), sep)
 
     def splitlines(self, keepends: bool = False) -> list[str]:
         """The lines."""
-        pieces: list[str] = []
-        start = 0
-        for line in self.plain.splitlines(keepends=True):
-            kept = line if keepends else line.splitlines()[0]
-            pieces.append(self._cut(start, start + len(kept)))
-            start += len(line)
-        return pieces
+        return self._pieces(self.plain.splitlines(keepends))
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:
         """Return the text before the first separator, the separator, and the text after it."""
-        before, found, _ = self.plain.partition(sep)
-        return self._three(len(before), len(found))
+        before, found, after = self._pieces(self.plain.partition(sep))
+        return before, found, after
 
     def rpartition(self, sep: str, /) -> tuple[str, str, str]:
         """Return the text before the last separator, the separator, and the text after it."""
-        before, found, _ = self.plain.rpartition(sep)
-        return self._three(len(before), len(found))
+        before, found, after = self._pieces(self.plain.rpartition(sep))
+        return before, found, after
 
-    def _three(self, before: int, found: int) -> tuple[str, str, str]:
-        middle = before + found
-        return self._cut(0, before), self._cut(before, middle), self._cut(middle, len(self))
+    def _pieces(self, pieces: Iterable[str], sep: str | None = None) -> list[str]:
+        """`pieces` of this string, in the order in which they occur, with their runs.
 
-    def _pieces(self, pieces: list[str]) -> list[str]:
-        """`pieces` of this string, in the order in which they occur, with their runs."""
+        Between two pieces is `sep`; if it is None, blanks, line ends or nothing.
+        """
         found: list[str] = []
         done = 0
         for piece in pieces:
+            # A piece does not begin with the blanks before it, so the search finds its own place.
             done = self.plain.index(piece, done)
             found.append(self._cut(done, done + len(piece)))
-            done += len(piece)
+            done += len(piece) + len(sep or "")
         return found
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
@@ -180,22 +171,6 @@ class Traced(str):
 
     def __mul__(self, number: SupportsIndex) -> "Traced":
         return traced_join([self] * int(number))
-
-    def lower(self) -> str:
-        """Return the string in lower case."""
-        return derived(self.plain.lower(), [self])
-
-    def upper(self) -> str:
-        """Return the string in upper case."""
-        return derived(self.plain.upper(), [self])
-
-    def title(self) -> str:
-        """Return the string with each word capitalized."""
-        return derived(self.plain.title(), [self])
-
-    def capitalize(self) -> str:
-        """Return the string with the first character capitalized."""
-        return derived(self.plain.capitalize(), [self])
 
 
 def trace(value: Any, leaf: Leaf) -> Any:
@@ -263,21 +238,15 @@ def derived(text: str, values: Iterable[object]) -> str:
 
 def leaves_in(value: object) -> list[Leaf]:
     """The leaves of all strings in `value`, each once."""
-    found: dict[int, Leaf] = {}
-    _collect(value, found)
-    return list(found.values())
+    # Leaves are compared by identity: two messages may have equal leaves, and both are returned.
+    return list({id(leaf): leaf for leaf in _leaves(value)}.values())
 
 
-def _collect(value: object, found: dict[int, Leaf]) -> None:
+def _leaves(value: object) -> Iterator[Leaf]:
     if type(value) is Traced:
-        # Leaves are compared by identity: two messages may have equal leaves, and both are
-        # returned.
-        for _, _, leaf, _ in value._runs:
-            found[id(leaf)] = leaf
+        yield from (leaf for _, _, leaf, _ in value._runs)
     elif isinstance(value, dict):
-        for key, item in value.items():
-            _collect(key, found)
-            _collect(item, found)
+        yield from _leaves([*value, *value.values()])
     elif isinstance(value, list | tuple):
         for item in value:
-            _collect(item, found)
+            yield from _leaves(item)

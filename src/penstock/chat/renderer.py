@@ -8,11 +8,13 @@ characters in the same turns, or the conversation is refused.
 
 import datetime
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator
+import re
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
+from penstock.chat.arguments import JsonObject
 from penstock.chat.cross_check import shape_of, texts_of, with_unique_words
 from penstock.chat.jinja import GENERATION, Program
 from penstock.chat.messages import (
@@ -20,18 +22,23 @@ from penstock.chat.messages import (
     QUESTION,
     ChatText,
     Conversation,
-    JsonObject,
     Message,
     Span,
+    gaps,
     merged,
 )
 from penstock.chat.provenance import Leaf, Traced, trace, traced_join
 from penstock.chat.special_tokens import Markers
-from penstock.chat.template import WRITERS, Template
-from penstock.chat.turns import Turn, TurnFormat, find_format, find_turns, generation_turns
+from penstock.chat.template import Template, write_plain
+from penstock.chat.turns import (
+    Turn,
+    TurnFinder,
+    TurnFormat,
+    find_format,
+    generation_turns,
+    hulls_of,
+)
 from penstock.errors import ChatError
-
-__all__ = ["Renderer", "Rewritten"]
 
 Rewritten = Literal["mask", "train", "refuse"]
 
@@ -40,40 +47,6 @@ _FORMS = (("string", "string"), ("parts", "parts"), ("parts", "string"), ("strin
 
 # The most shapes to remember as checked; a dataset has some hundreds.
 _MAX_SHAPES = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Rendering:
-    """A rendered conversation and the turns found in it."""
-
-    text: Traced
-    turns: list[Turn]
-
-    @property
-    def content(self) -> list[Span]:
-        """The characters that come from messages."""
-        return merged(run[:2] for run in self.text._runs if run[2] is not GENERATION)
-
-    @property
-    def template_texts(self) -> tuple[str, ...]:
-        """The texts that the template wrote, in order."""
-        found, done = [], 0
-        for start, stop in self.content:
-            found.append(self.text.plain[done:start])
-            done = stop
-        return (*found, self.text.plain[done:])
-
-    def without_end(self, is_end: Callable[[str], bool]) -> tuple[int, ...]:
-        """The end of each turn that does not end with a marker."""
-        last = {turn.message: turn.span[1] for turn in self.turns}
-        text = self.text.plain
-        # A message may have several turns, one for each block; the last one ends it.
-        # A marker has a few characters, so the last 200 of a turn are enough.
-        return tuple(at for at in last.values() if not is_end(text[max(0, at - 200) : at].rstrip()))
-
-    def chat_text(self, **fields: Any) -> ChatText:
-        spans = [span for turn in self.turns for span in _without(turn.span, turn.untrained)]
-        return ChatText(self.text.plain, self.content, merged(spans), **fields)
 
 
 @dataclass
@@ -92,11 +65,13 @@ class Renderer:
 
     def __post_init__(self) -> None:
         self._program = Program(self.template.source, self.template.name)
-        is_plain = self.template.is_builtin and not self.settings
-        self._writer = WRITERS[self.template.name] if is_plain else None
+        # Whether the template has {% generation %} blocks for the text to train on. Other templates
+        # have the word "generation" too, in `add_generation_prompt`.
+        self.marks_generation = "endgeneration" in self.template.source
+        self._writes_plain = self.template.is_builtin and not self.settings
         # "either" changes nothing in a message, so that `_find_forms` can try each form.
         self._forms: dict[str, str] = {"user": "either", "assistant": "either"}
-        self._forms = self._find_forms()
+        self.sample, self._forms = self._find_forms()
 
     def render_text(self, conversation: Conversation) -> ChatText:
         """The text of `conversation`, and which of its characters are trained on.
@@ -105,13 +80,14 @@ class Renderer:
             ChatError: the template refuses the conversation, or its turns cannot be found.
         """
         # Plain conversations of a built-in template need neither Jinja nor the search for turns.
-        if self._writer and conversation.tools is None and not conversation.settings:
-            written = self._writer(conversation.messages)
+        if self._writes_plain and conversation.tools is None and not conversation.settings:
+            written = write_plain(self.template.name, conversation.messages)
             if written is not None:
                 return written
-        rendering = self._render(conversation)
-        self._cross_check(conversation, rendering)
-        rewritten = tuple(self._left_out(conversation, rendering))
+        traced, turns = self._render(conversation)
+        self._cross_check(conversation, traced)
+        text = traced.plain
+        rewritten = tuple(_left_out(conversation, traced, turns))
         if rewritten and self.rewritten == "refuse":
             raise ChatError(
                 "rewritten",
@@ -121,48 +97,47 @@ class Renderer:
         num_without_reasoning = 0
         if self.rewritten == "mask":
             # The model never wrote a rewritten turn in this form, so it must not learn it.
-            for number in {turn.message for turn in rendering.turns if turn.message in rewritten}:
-                reasoning = conversation.messages[number].get("reasoning_content")
-                if isinstance(reasoning, str) and not _is_in(reasoning, rendering.text.plain):
-                    num_without_reasoning += 1
-            kept = [turn for turn in rendering.turns if turn.message not in rewritten]
-            rendering = _Rendering(rendering.text, kept)
-        return rendering.chat_text(
-            rewritten=rewritten,
-            num_without_reasoning=num_without_reasoning,
-            without_end=rendering.without_end(self.markers.is_end),
+            masked = {turn.message for turn in turns} & set(rewritten)
+            reasoning = [conversation.messages[each].get("reasoning_content") for each in masked]
+            num_without_reasoning = sum(
+                isinstance(each, str) and not _is_in(each, text) for each in reasoning
+            )
+            turns = [turn for turn in turns if turn.message not in masked]
+        # A message may have several turns, one for each block; the last one ends it.
+        # A marker has a few characters, so the last 200 of a turn are enough.
+        is_end = self.markers.is_end
+        ends = {turn.message: turn.span[1] for turn in turns}.values()
+        without_end = (at for at in ends if not is_end(text[max(0, at - 200) : at].rstrip()))
+        return ChatText(
+            text,
+            _content(traced),
+            merged(span for turn in turns for span in gaps(turn.untrained, *turn.span)),
+            rewritten,
+            num_without_reasoning,
+            tuple(without_end),
         )
-
-    @property
-    def marks_generation(self) -> bool:
-        """Whether the template has `{% generation %}` blocks."""
-        return self._program.marks_generation
 
     @property
     def ends_turns(self) -> bool:
         """Whether the template ends a turn of the assistant with a marker."""
         return self.marks_generation or self._turn_format(Conversation([])).end is not None
 
-    def sample(self) -> str:
-        """The rendered text of a question and an answer; "" if the template omits one of them."""
-        return self._try_forms(
-            tuple({"either": "string"}.get(form, form) for form in self._forms.values())
-        )
-
     def prompt(self, conversation: Conversation) -> ChatText:
         """The text that asks for the next answer, of which nothing is trained on."""
-        return _Rendering(self._run(conversation, conversation.messages, True), []).chat_text()
+        text = self._run(conversation, conversation.messages, True)
+        return ChatText(text.plain, _content(text), [])
 
-    def _render(self, conversation: Conversation) -> _Rendering:
+    def _render(self, conversation: Conversation) -> tuple[Traced, list[Turn]]:
+        """A rendered conversation and the turns found in it."""
         text = self._run(conversation, conversation.messages)
         if self.marks_generation:
             turns = generation_turns(text, conversation)
         else:
             form = self._turn_format(conversation)
             run = partial(self._run, conversation)
-            turns = find_turns(text, conversation, form, self.markers, run)
+            turns = TurnFinder(text, conversation, form, self.markers, run).find_all()
         _refuse_other_messages(text, turns)
-        return _Rendering(text, turns)
+        return text, turns
 
     def _run(
         self, conversation: Conversation, messages: list[Message], ask: bool = False
@@ -203,24 +178,26 @@ class Renderer:
             if part.get("type", "text") != "text":
                 raise ChatError(
                     "not_text",
-                    f"The template {self.template.name} writes only text, but a part of a message "
-                    f"is of type {part['type']!r:.40}.",
+                    f"The template writes only text, and a part is of type {part['type']!r:.40}.",
                 )
         return {**message, "content": traced_join(part["text"] for part in parts)}
 
-    def _find_forms(self) -> dict[str, str]:
-        """The form of content that the template reads: "string", "parts" or "either"."""
+    def _find_forms(self) -> tuple[str, dict[str, str]]:
+        """A rendered question and answer, and the form of content that the template reads.
+
+        A form is "string", "parts" or "either". The text is "" if the template omits one of them.
+        """
         for forms in _FORMS:
             if text := self._try_forms(forms):
                 break
         else:
-            return dict.fromkeys(("user", "assistant"), "string")
+            return "", dict.fromkeys(("user", "assistant"), "string")
         found = dict(zip(("user", "assistant"), forms, strict=True))
         for role in found:
             other = {**found, role: "parts" if found[role] == "string" else "string"}
             if self._try_forms(tuple(other.values())) == text:
                 found[role] = "either"
-        return found
+        return text, found
 
     def _try_forms(self, forms: tuple[str, ...]) -> str:
         """A question and an answer in these forms, rendered; "" if the template omits one."""
@@ -245,31 +222,29 @@ class Renderer:
             self._turn_formats[key] = found
         return found
 
-    def _cross_check(self, conversation: Conversation, rendering: _Rendering) -> None:
+    def _cross_check(self, conversation: Conversation, text: Traced) -> None:
         """Compare runs with a search for unique words, once for each shape of conversation."""
         shape = shape_of(conversation)
         # The template's own text must be the same as in the checked conversation: a template may
         # test a text in a way that its shape does not show.
-        if self._checked.get(shape) == rendering.template_texts:
+        if self._checked.get(shape) == _template_texts(text):
             return
         other, words = with_unique_words(conversation)
-        found = self._render(other)
+        found, turns = self._render(other)
         for word, number in words:
-            start = found.text.plain.find(word)
-            while start >= 0:
-                self._check_word(other, found, number, (start, start + len(word)))
-                start = found.text.plain.find(word, start + 1)
+            for match in re.finditer(word, found.plain):
+                self._check_word(other, found, turns, number, match.span())
         # Two threads may do this at the same time. They write the same entry, or check a shape
         # twice, which does no harm.
         if len(self._checked) >= _MAX_SHAPES:
             self._checked.clear()
-        self._checked[shape] = found.template_texts
+        self._checked[shape] = _template_texts(found)
 
     def _check_word(
-        self, conversation: Conversation, found: _Rendering, number: int, span: Span
+        self, conversation: Conversation, text: Traced, turns: list[Turn], number: int, span: Span
     ) -> None:
         """Raise if runs or turns do not agree with the search about a word of message `number`."""
-        runs = [run for run in found.text._runs if run[2].message == number]
+        runs = [run for run in text._runs if run[2].message == number]
         if not any(run[0] <= span[0] and span[1] <= run[1] for run in runs):
             raise ChatError(
                 "untraceable",
@@ -277,7 +252,7 @@ class Renderer:
                 "cannot trace, so it cannot know which characters are the assistant's. Use a "
                 "template that writes the content as it is, or strips it.",
             )
-        turns_at = {turn.message for turn in found.turns if _overlap(turn.span, span)}
+        turns_at = {turn.message for turn in turns if _overlap(turn.span, span)}
         is_trained = conversation.is_trained(number)
         # A `{% generation %}` block may leave out any text of its turn.
         is_missing = is_trained and not self.marks_generation and not turns_at
@@ -288,20 +263,27 @@ class Renderer:
                 f"{self.template.name}, so its loss mask cannot be trusted. Use another template.",
             )
 
-    def _left_out(self, conversation: Conversation, rendering: _Rendering) -> Iterator[int]:
-        """The messages of the assistant from which the template leaves out some text."""
-        hulls: dict[int, Span] = {}
-        # Each message from its first to its last character, with the template's text between them.
-        spans = [(*turn.span, turn.message) for turn in rendering.turns]
-        spans += [(run[0], run[1], run[2].message) for run in rendering.text._runs]
-        for start, stop, number in spans:
-            low, high = hulls.get(number, (start, stop))
-            hulls[number] = min(low, start), max(high, stop)
-        for number, message in enumerate(conversation.messages):
-            if conversation.is_trained(number):
-                written = rendering.text.plain[slice(*hulls.get(number, (0, 0)))]
-                if not all(_is_in(text, written) for text in texts_of(message)):
-                    yield number
+
+def _content(text: Traced) -> list[Span]:
+    """The characters that come from messages."""
+    return merged(run[:2] for run in text._runs if run[2] is not GENERATION)
+
+
+def _template_texts(text: Traced) -> tuple[str, ...]:
+    """The texts that the template wrote, in order."""
+    return tuple(text.plain[slice(*span)] for span in gaps(_content(text), 0, len(text)))
+
+
+def _left_out(conversation: Conversation, text: Traced, turns: list[Turn]) -> Iterator[int]:
+    """The messages of the assistant from which the template leaves out some text."""
+    # Each message from its first to its last character, with the template's text between them.
+    spans = [(*turn.span, turn.message) for turn in turns]
+    hulls = hulls_of([*spans, *((run[0], run[1], run[2].message) for run in text._runs)])
+    for number, message in enumerate(conversation.messages):
+        if conversation.is_trained(number):
+            written = text.plain[slice(*hulls.get(number, (0, 0)))]
+            if not all(_is_in(each, written) for each in texts_of(message)):
+                yield number
 
 
 def _refuse_other_messages(text: Traced, turns: list[Turn]) -> None:
@@ -319,18 +301,6 @@ def _refuse_other_messages(text: Traced, turns: list[Turn]) -> None:
 
 def _overlap(one: Span, two: Span) -> bool:
     return one[0] < two[1] and two[0] < one[1]
-
-
-def _without(span: Span, holes: Iterable[Span]) -> Iterator[Span]:
-    """The parts of `span` outside `holes`, which are ascending."""
-    start, stop = span
-    for low, high in holes:
-        if low < stop and high > start:
-            if start < low:
-                yield start, low
-            start = max(start, high)
-    if start < stop:
-        yield start, stop
 
 
 def _is_in(text: str, written: str) -> bool:

@@ -24,16 +24,13 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
 
-from penstock.chat.messages import ANSWER, ChatText, Span
+from penstock.chat.messages import ANSWER, ChatText, Span, gaps
 from penstock.chat.template import Template
 from penstock.errors import TemplateError
-from penstock.tokenize.objects import ObjectEngine
+from penstock.tokenize.definition import Config
+from penstock.tokenize.engines import ObjectEngine
 from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer, with_special
-
-__all__ = ["Found", "Markers", "TokenFinder", "token_finder", "tokenizer_with_markers"]
 
 _log = logging.getLogger("penstock")
 
@@ -70,58 +67,47 @@ class Markers:
         """The markers in `text`."""
         return (found.span() for found in self._pattern.finditer(text))
 
-    def first_group(self, text: str) -> Span | None:
-        """The first marker in `text`, with the markers that follow it directly."""
-        group: Span | None = None
-        for start, stop in self.find(text):
-            if group is not None and start != group[1]:
+    def first_group(self, text: str) -> list[Span]:
+        """The first marker in `text`, and the markers that follow it directly."""
+        group: list[Span] = []
+        for span in self.find(text):
+            if group and span[0] != group[-1][1]:
                 break
-            group = (group[0] if group else start, stop)
+            group.append(span)
         return group
 
 
-class _SpecialToken(NamedTuple):
-    id: int
-    # Whether the token includes the blanks before it.
-    lstrip: bool = False
-    rstrip: bool = False
-    single_word: bool = False
-
-
-class Found(NamedTuple):
-    """A special token in a text."""
-
-    id: int
-    span: Span
-    """Its own characters."""
-    taken: Span
-    """Its characters and the blanks that it strips."""
-
-
-@dataclass(frozen=True)
 class TokenFinder:
-    """Finds the special tokens of one tokenizer in a text."""
+    """Finds the special tokens of one tokenizer in a text; of an object, the tokens it names."""
 
-    tokens: dict[str, _SpecialToken]
-    _pattern: re.Pattern[str]
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokens = _special_tokens(tokenizer)
+        # The longest tokens come first, because tokenizers prefer them. If there are no tokens, the
+        # pattern never matches.
+        names = sorted(self.tokens, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
 
-    def find(self, chat: ChatText, *, anywhere: bool) -> Iterator[Found]:
-        """The special tokens in the text of the template; with `anywhere`, also in the content."""
+    def find(self, chat: ChatText, *, anywhere: bool) -> Iterator[tuple[int, Span, Span]]:
+        """The special tokens in the text of the template; with `anywhere`, also in the content.
+
+        Yields the id of each token, its characters, and these with the blanks that it strips.
+        """
         text = chat.text
         done = 0
         for begin, end in [(0, len(text))] if anywhere else _template_spans(chat):
             for found in self._pattern.finditer(text, begin, end):
                 token = self.tokens[found.group()]
                 start, stop = span = found.span()
-                if token.single_word and _in_a_word(text, start, stop):
+                beside = text[max(0, start - 1) : start] + text[stop : stop + 1]
+                if token.get("single_word") and re.search(r"\w", beside):
                     continue
                 # Blanks that the token strips are not encoded as text; `done` keeps two tokens from
                 # taking the same blanks.
-                if token.lstrip:
+                if token.get("lstrip"):
                     start = max(done, len(text[:start].rstrip(_BLANKS)))
-                if token.rstrip:
+                if token.get("rstrip"):
                     stop = len(text) - len(text[stop:].lstrip(_BLANKS))
-                yield Found(token.id, span, (start, stop))
+                yield token["id"], span, (start, stop)
                 done = stop
 
     def is_in_content(self, chat: ChatText) -> bool:
@@ -137,41 +123,23 @@ class TokenFinder:
 
 def _template_spans(chat: ChatText) -> Iterator[Span]:
     """The characters that the template wrote."""
-    done = 0
-    for start, stop in [*chat.content, (len(chat.text), len(chat.text))]:
-        if done < start:
-            yield done, start
-        done = stop
+    return gaps(chat.content, 0, len(chat.text))
 
 
-def _in_a_word(text: str, start: int, stop: int) -> bool:
-    before, after = text[start - 1 : start] if start else "", text[stop : stop + 1]
-    return any(each.isalnum() or each == "_" for each in (before, after) if each)
-
-
-def token_finder(tokenizer: Tokenizer) -> TokenFinder:
-    """A finder for the special tokens of `tokenizer`; for an object, the tokens that it names."""
-    tokens = _special_tokens(tokenizer)
-    # The longest tokens come first, because tokenizers prefer them. If there are no tokens, the
-    # pattern never matches.
-    names = sorted(tokens, key=len, reverse=True)
-    return TokenFinder(tokens, re.compile("|".join(map(re.escape, names)) or r"(?!)"))
-
-
-def _special_tokens(tokenizer: Tokenizer) -> dict[str, _SpecialToken]:
+def _special_tokens(tokenizer: Tokenizer) -> dict[str, Config]:
+    """The special tokens, with their ids and the flags that a tokenizer.json has for them."""
     definition, engine = tokenizer.definition, tokenizer.engine
     if definition is None:
         known = engine.description.special_tokens if isinstance(engine, ObjectEngine) else {}
         ids = {**known, **tokenizer.added_tokens}
-        return {text: _SpecialToken(number) for text, number in ids.items()}
+        return {text: {"id": number} for text, number in ids.items()}
     added = {each["content"]: each for each in definition.added_tokens}
     found = {}
     for text in definition.special_tokens:
         number = definition.token_id(text)
         # `tokenizers` treats the unknown token as special only if it is flagged so.
         if number is not None and (text in added or text != definition.unk_token):
-            flags = [bool(added.get(text, {}).get(flag)) for flag in _SpecialToken._fields[1:]]
-            found[text] = _SpecialToken(number, *flags)
+            found[text] = {**added.get(text, {}), "id": number}
     return found
 
 
@@ -194,8 +162,7 @@ def tokenizer_with_markers(
     written = [sample[slice(*span)] for span in markers.find(sample)]
     tail = sample.partition(ANSWER)[2]
     # The markers that end a turn: <|im_end|>, or several such as </s><s>.
-    low, high = markers.first_group(tail) or (0, 0)
-    end = [tail[a:b] for a, b in markers.find(tail) if low <= a and b <= high]
+    end = [tail[start:stop] for start, stop in markers.first_group(tail)]
     # Without any end marker there is nothing to protect; one token among several is enough.
     ends_with_token = not end or not known.isdisjoint(end)
     missing = [
@@ -217,15 +184,11 @@ def tokenizer_with_markers(
         )
     elif ordinary := [each for each in missing if each in written]:
         _log.warning(
-            "The template %s writes %s, which %s has no token for: the text of a message can "
-            'contain the same tokens. Unless the model was trained this way, add_tokens="auto" '
-            "(--add-tokens auto) makes each of them a token.",
-            template.name,
-            ", ".join(ordinary),
-            tokenizer.name,
+            f"The template {template.name} writes {', '.join(ordinary)}, which {tokenizer.name} "
+            "has no token for: the text of a message can contain the same tokens. Unless the model "
+            'was trained this way, add_tokens="auto" (--add-tokens auto) makes each a token.'
         )
-    flagged = _special_tokens(tokenizer).keys()
-    unflagged = _searched_tokens(tokenizer) - flagged
+    unflagged = _searched_tokens(tokenizer) - _special_tokens(tokenizer).keys()
     more = [each for each in dict.fromkeys(written) if each in unflagged]
     more = [each for each in more if not _REASONING.search(each)]
     return with_special(tokenizer, more) if more else tokenizer

@@ -11,26 +11,29 @@ the assistant call Python in the middle of a turn. The output of Python is read 
     <|assistant_start|><|python_start|>7*191<|python_end|><|output_start|>1337<|output_end|>
     It is 1337.<|assistant_end|>
 
-(without the line breaks). `WRITERS` renders plain conversations of both in a few lines of Python,
-ten times as fast as Jinja; a test compares text and spans with those of Jinja.
+(without the line breaks). `write_plain` renders plain conversations of both without Jinja, which is
+ten times as fast; a test compares text and spans with those of Jinja.
 """
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from penstock.chat.messages import ChatText, JsonObject, Message, Span
+from penstock.chat.arguments import JsonObject
+from penstock.chat.messages import ChatText, Message, Span
 from penstock.digest import digest_json
 from penstock.errors import TemplateError
-from penstock.tokenize.objects import read_attribute
+from penstock.tokenize.engines import read_attribute
 
-__all__ = ["WRITERS", "Template", "load_template"]
-
-_BUILTIN = ("chatml", "nanochat")
-_CHATML_ROLES = frozenset(("system", "user", "assistant"))
+_CHATML_ROLES = ("system", "user", "assistant")
+# The text that a built-in template writes before a conversation, before and after the text of a
+# message, and after the end of a turn; {} is the role.
+_FORMATS = {
+    "chatml": ("", "<|im_start|>{}\n", "<|im_end|>", "\n"),
+    "nanochat": ("<|bos|>", "<|{}_start|>", "<|{}_end|>", ""),
+}
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 
 
@@ -51,7 +54,7 @@ class Template:
     @property
     def is_builtin(self) -> bool:
         """Whether it is one of the built-in templates, unchanged."""
-        return self.name in _BUILTIN and self.source == _builtin_source(self.name)
+        return self.name in _FORMATS and self.source == _builtin_source(self.name)
 
 
 @cache
@@ -75,19 +78,16 @@ def load_template(template: object) -> Template:
     if not isinstance(template, str | os.PathLike):
         return _from_object(template)
     text = os.fspath(template)
-    if text in _BUILTIN:
+    if text in _FORMATS:
         return Template(text, _builtin_source(text))
     # Source is recognised before paths are tried: `Path.is_dir` raises for a name as long as a
     # template's source.
     if "{{" in text or "{%" in text:
         return Template(f"jinja-{digest_json(text)[:8]}", text)
-    path = Path(text)
-    if path.is_dir():
-        return _from_directory(path)
-    if path.is_file():
-        return _from_file(path)
+    if Path(text).exists():
+        return _from_path(Path(text))
     raise TemplateError(
-        f"{text!r} is not a chat template: it is neither a built-in name ({', '.join(_BUILTIN)}), "
+        f"{text!r} is not a chat template: it is neither a built-in name ({', '.join(_FORMATS)}), "
         "nor Jinja source, nor the path of a file or directory."
     )
 
@@ -100,28 +100,20 @@ def _from_object(tokenizer: object) -> Template:
     return _configured(source, name, read_attribute(tokenizer, "special_tokens_map") or {})
 
 
-def _from_directory(path: Path) -> Template:
-    file = path / "tokenizer_config.json"
-    config = _read_json(file) if file.is_file() else {}
+def _from_path(path: Path) -> Template:
     # `transformers` writes a separate file and prefers it to the configuration.
-    for other in (path / "chat_template.jinja", path / "chat_template.json"):
-        if other.is_file():
-            return _configured(_from_file(other).source, str(path), config)
-    if config.get("chat_template"):
-        return _configured(config["chat_template"], str(path), config)
-    found = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
-    raise TemplateError(
-        f"{path} has no chat template: no chat_template.jinja, and no tokenizer_config.json "
-        f"with one; it holds {found}."
-    )
-
-
-def _from_file(path: Path) -> Template:
-    if path.suffix != ".json":
-        return Template(str(path), path.read_text(encoding="utf-8"))
-    config = _read_json(path)
+    names = ("tokenizer_config.json", "chat_template.json", "chat_template.jinja")
+    config: JsonObject = {}
+    for file in [path / name for name in names] if path.is_dir() else [path]:
+        if file.suffix == ".json" and file.is_file():
+            config |= _read_json(file)
+        elif file.is_file():
+            config["chat_template"] = file.read_text(encoding="utf-8")
     if not config.get("chat_template"):
-        raise TemplateError(f'{path} has no "chat_template" in it.')
+        raise TemplateError(
+            f'{path} has no chat template: no "chat_template" in a JSON file, and no '
+            "chat_template.jinja. Give the template itself."
+        )
     return _configured(config["chat_template"], str(path), config)
 
 
@@ -157,53 +149,28 @@ def _configured(source: object, name: str, config: JsonObject) -> Template:
     return Template(name, source, tokens)
 
 
-def _write_chatml(messages: list[Message]) -> ChatText | None:
-    pieces: list[str] = []
+def write_plain(template: str, messages: list[Message]) -> ChatText | None:
+    """A plain conversation under a built-in template; None if only Jinja can render it."""
+    opening, head, end, tail = _FORMATS[template]
+    pieces = [opening]
     content: list[Span] = []
     trained: list[Span] = []
-    at = 0
-    for message in messages:
-        text, role = message["content"], message["role"]
-        # More keys, other roles or parts may make the template write something else.
-        if type(text) is not str or len(message) != 2 or role not in _CHATML_ROLES:
-            return None
-        at += 13 + len(role)  # <|im_start|>, the role, a line end
-        pieces += ("<|im_start|>", role, "\n", text, "<|im_end|>\n")
-        stop = at + len(text)
-        if text:
-            content.append((at, stop))
-            if role == "assistant":
-                trained.append((at, stop + 10))  # with <|im_end|>
-        elif role == "assistant":  # an empty turn has no run, so Jinja's path decides about it
-            return None
-        at = stop + 11  # <|im_end|> and a line end
-    return ChatText("".join(pieces), content, trained)
-
-
-def _write_nanochat(messages: list[Message]) -> ChatText | None:
-    pieces = ["<|bos|>"]
-    content: list[Span] = []
-    trained: list[Span] = []
-    at = 7
+    at = len(opening)
     for number, message in enumerate(messages):
         text, role = message["content"], message["role"]
-        if type(text) is not str or not text or len(message) != 2:
-            return None
         # nanochat's template refuses turns that do not alternate, with its own message.
-        if role != ("assistant" if number % 2 else "user"):
+        turn = ("user", "assistant")[number % 2]
+        roles = _CHATML_ROLES if template == "chatml" else (turn,)
+        # More keys, other roles or parts may make the template write something else, and an empty
+        # turn has no run, so Jinja's path decides about it.
+        if type(text) is not str or not text or len(message) != 2 or role not in roles:
             return None
-        pieces += ("<|", role, "_start|>", text, "<|", role, "_end|>")
-        at += len(role) + 10  # <|…_start|>
-        stop = at + len(text)
-        content.append((at, stop))
-        at = stop + len(role) + 8  # <|…_end|>
-        if number % 2:
-            trained.append((stop - len(text), at))
+        before, after = head.format(role), end.format(role)
+        start = at + len(before)
+        stop = start + len(text)
+        content.append((start, stop))
+        if role == "assistant":
+            trained.append((start, stop + len(after)))
+        pieces += (before, text, after, tail)
+        at = stop + len(after) + len(tail)
     return ChatText("".join(pieces), content, trained)
-
-
-WRITERS: dict[str, Callable[[list[Message]], ChatText | None]] = {
-    "chatml": _write_chatml,
-    "nanochat": _write_nanochat,
-}
-"""Renders plain conversations of a built-in template; None for those that need Jinja."""

@@ -11,7 +11,7 @@ a question and an answer, once for each template (`TurnFormat`). A template with
 blocks marks its turns itself.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -20,8 +20,6 @@ from penstock.chat.messages import ANSWER, QUESTION, Conversation, Message, Span
 from penstock.chat.provenance import Run, Traced
 from penstock.chat.special_tokens import Markers
 from penstock.errors import ChatError, TemplateError
-
-__all__ = ["Turn", "TurnFormat", "find_format", "find_turns", "generation_turns"]
 
 Render = Callable[[list[Message], bool], Traced]
 """Renders messages; the second argument says whether to ask for an answer."""
@@ -60,19 +58,17 @@ def find_format(render: Render, markers: Markers) -> TurnFormat:
         text = render(pair, False).plain
     except ChatError as error:
         raise TemplateError(
-            f"The template cannot render a question and an answer, so it is not a chat template: "
-            f"{error}"
+            f"The template cannot render a question and an answer: {error}"
         ) from error
     if text.count(ANSWER) != 1 or text.count(QUESTION) != 1:
         raise TemplateError(
-            "The template writes a question and its answer "
-            f"{text.count(QUESTION)} and {text.count(ANSWER)} times, not once each, so penstock "
-            "cannot find the assistant's turns."
+            f"The template writes a question and its answer {text.count(QUESTION)} and "
+            f"{text.count(ANSWER)} times, not once each, so the assistant's turns cannot be found."
         )
     # The first group of markers after the answer ends a turn: <|im_end|>, or </s><s>.
     tail = text[text.index(ANSWER) + len(ANSWER) :]
-    end = markers.first_group(tail)
-    return TurnFormat(_prompt(render, pair[:1]), tail[slice(*end)] if end else None)
+    end = "".join(tail[slice(*span)] for span in markers.first_group(tail))
+    return TurnFormat(_prompt(render, pair[:1]), end or None)
 
 
 def _prompt(render: Render, messages: list[Message]) -> str:
@@ -86,33 +82,29 @@ def _prompt(render: Render, messages: list[Message]) -> str:
     return prompt if prompt.strip() else ""
 
 
-def find_turns(
-    text: Traced, conversation: Conversation, form: TurnFormat, markers: Markers, render: Render
-) -> list[Turn]:
-    """The turns to train on, found with the runs (see `provenance`) and the format of a turn."""
-    finder = _TurnFinder(text, conversation, form, markers, render, _hulls(text._runs))
-    numbers = range(len(conversation.messages))
-    return [
-        finder.find(number)
-        for number in numbers
-        if conversation.is_trained(number) and number in finder.hulls
-    ]
+def hulls_of(spans: Iterable[tuple[int, int, int]]) -> dict[int, Span]:
+    """For each message, the span from its first to its last character.
 
-
-def _hulls(runs: Sequence[Run]) -> dict[int, Span]:
-    """For each message, the span from its first to its last character, the first time it occurs.
-
-    A template may write some text again, such as the name of a tool above its result.
+    Args:
+        spans: The start, the stop and the message of some characters.
     """
     hulls: dict[int, Span] = {}
-    for start, stop, leaf, _ in first_runs(runs):
-        if leaf.message >= 0:
-            low, high = hulls.get(leaf.message, (start, stop))
-            hulls[leaf.message] = min(low, start), max(high, stop)
+    for start, stop, message in spans:
+        low, high = hulls.get(message, (start, stop))
+        hulls[message] = min(low, start), max(high, stop)
     return hulls
 
 
-def first_runs(runs: Sequence[Run]) -> Iterator[Run]:
+def _hulls(runs: Sequence[Run]) -> dict[int, Span]:
+    """The hulls of messages, the first time they occur.
+
+    A template may write some text again, such as the name of a tool above its result.
+    """
+    firsts = ((start, stop, leaf.message) for start, stop, leaf, _ in _first_runs(runs))
+    return hulls_of(each for each in firsts if each[2] >= 0)
+
+
+def _first_runs(runs: Sequence[Run]) -> Iterator[Run]:
     """The runs with characters of a leaf that were not written before."""
     # For each leaf, by identity, the number of its characters written so far.
     seen: dict[int, int] = {}
@@ -131,14 +123,24 @@ def _only_read(runs: Sequence[Run], number: int) -> tuple[Span, ...]:
     return tuple(merged(found))
 
 
-@dataclass(frozen=True, slots=True)
-class _TurnFinder:
+@dataclass
+class TurnFinder:
+    """Finds the turns to train on, with the runs (see `provenance`) and the format of a turn."""
+
     text: Traced
     conversation: Conversation
     form: TurnFormat
     markers: Markers
     render: Render
-    hulls: dict[int, Span]
+
+    def __post_init__(self) -> None:
+        self.hulls = _hulls(self.text._runs)
+
+    def find_all(self) -> list[Turn]:
+        """The turns of all messages that are trained on."""
+        numbers = range(len(self.conversation.messages))
+        trained = filter(self.conversation.is_trained, numbers)
+        return [self.find(number) for number in trained if number in self.hulls]
 
     def find(self, number: int) -> Turn:
         """The turn of one message."""
@@ -168,9 +170,8 @@ class _TurnFinder:
             if header is None:
                 raise ChatError(
                     "unclear_turn",
-                    "penstock cannot find where the assistant's turn begins in message "
-                    f"{number}: it comes after {written[-80:]!r}. Use a template with "
-                    "{% generation %} blocks.",
+                    f"penstock cannot find where the assistant's turn begins in message {number}, "
+                    f"after {written[-80:]!r}. Use a template with {{% generation %}} blocks.",
                 )
             start = before + len(header)
         # Blanks between the prompt and the first word are the template's.
@@ -245,10 +246,9 @@ def generation_turns(text: Traced, conversation: Conversation) -> list[Turn]:
         speakers = {conversation.messages[each]["role"] for each in inside if each >= 0}
         # -1 is the text of tool definitions and settings.
         if speakers - {"assistant"} or -1 in inside:
+            others = ", ".join(sorted(speakers - {"assistant"})) or "tools"
             raise ChatError(
-                "bad_generation",
-                f"A {{% generation %}} block of the template contains text of the "
-                f"{', '.join(sorted(speakers - {'assistant'})) or 'tools'}.",
+                "bad_generation", f"A {{% generation %}} block contains text of the {others}."
             )
         # A block with only the template's text belongs to the turn before it.
         owner = max(inside, default=owner)

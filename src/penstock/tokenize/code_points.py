@@ -15,13 +15,10 @@ for them must be fast: `find` reads English at about 15 GB/s, gigatoken at 0.2 G
 
 import re
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
-
-__all__ = ["RANGES", "SYMBOLS", "cut", "find"]
 
 # fmt: off
 RANGES = (
@@ -75,13 +72,6 @@ _DENSE = 50  # more than one candidate in so many bytes: compare all bytes inste
 _NOWHERE = np.zeros(0, np.int64)
 
 
-class _Tables(NamedTuple):
-    # For the first byte of a code point in UTF-8, the ranges of its second byte that contain listed
-    # code points.
-    seconds: dict[int, list[tuple[int, int]]]
-    bounds: NDArray[np.int64]
-
-
 def find(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64]:
     """The positions where listed code points begin in `data`, which is UTF-8.
 
@@ -110,7 +100,7 @@ def find(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64]:
     positions: NDArray[np.int64] = np.sort(np.concatenate(found))
     # `bounds` alternates the first code point of a range and the one after its last. So a code
     # point is inside a range if an odd number of bounds are at or below it.
-    inside = np.searchsorted(_tables(symbols).bounds, _decoded(data, positions), side="right") % 2
+    inside = np.searchsorted(_tables(symbols)[1], _decoded(data, positions), side="right") % 2
     listed: NDArray[np.int64] = positions[inside == 1]
     return listed
 
@@ -159,7 +149,7 @@ def _candidates(blocks: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64
     """The positions of the first bytes of listed code points, without the last column."""
     here, after = blocks[:, :-1], blocks[:, 1:]
     found = []
-    for lead, spans in _tables(symbols).seconds.items():
+    for lead, spans in _tables(symbols)[0].items():
         is_lead = here == lead
         if np.count_nonzero(is_lead) * _DENSE > is_lead.size:
             # Every third byte of Hindi is such a first byte. Comparing all second bytes with each
@@ -186,7 +176,12 @@ def _decoded(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[n
 
 
 @cache
-def _tables(symbols: bool) -> _Tables:
+def _tables(symbols: bool) -> tuple[dict[int, list[tuple[int, int]]], NDArray[np.int64]]:
+    """Two tables of the listed code points.
+
+    For the first byte of a code point in UTF-8, the ranges of its second byte that contain listed
+    code points; and the bounds of all ranges.
+    """
     chosen = sorted(RANGES + SYMBOLS if symbols else RANGES)
     seconds: dict[int, list[tuple[int, int]]] = {}
     for low, high in chosen:
@@ -199,4 +194,4 @@ def _tables(symbols: bool) -> _Tables:
                 spans[-1] = (spans[-1][0], second)
             else:
                 spans.append((second, second))
-    return _Tables(seconds, np.array([(low, high + 1) for low, high in chosen]).ravel())
+    return seconds, np.array([(low, high + 1) for low, high in chosen]).ravel()

@@ -18,15 +18,6 @@ from typing import Any
 from penstock.digest import digest_json
 from penstock.errors import TokenizerError
 
-__all__ = [
-    "Config",
-    "Definition",
-    "find_definition",
-    "from_object",
-    "padded_vocab_size",
-    "special_token",
-]
-
 Config = dict[str, Any]
 """The parsed JSON of a tokenizer.json, or of one object in it."""
 
@@ -69,13 +60,11 @@ class Definition:
     def digest(self) -> str:
         """A digest of everything that decides ids: vocabulary, merges, splitting, added tokens."""
         model = dict(self.config["model"])
-        if "merges" in model:  # files write a merge as "a b" or as ["a", "b"]
-            model["merges"] = [
-                pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]
-            ]
         # These two are handled separately: they are large and have no defaults, so walking through
         # them would waste time.
         vocab, merges = model.pop("vocab", None), model.pop("merges", None)
+        if merges is not None:  # files write a merge as "a b" or as ["a", "b"]
+            merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
         flags = ["id", "content", "special", "lstrip", "rstrip", "single_word"]
         if self.config.get("normalizer"):  # without one, `normalized` changes nothing
             flags.append("normalized")
@@ -87,17 +76,14 @@ class Definition:
     @property
     def vocab_size(self) -> int:
         """One more than the largest id."""
-        vocab = self.config["model"].get("vocab") or {}
-        ids = vocab.values() if isinstance(vocab, dict) else [len(vocab) - 1]
-        return max([*ids, *(token["id"] for token in self.added_tokens)], default=-1) + 1
+        added = (token["id"] for token in self.added_tokens)
+        return max([*self.vocab.values(), *added], default=-1) + 1
 
     def token_id(self, token: str | None) -> int | None:
         """The id of `token`, or None if the vocabulary has no such token."""
         # Added tokens are searched first: `tokenizers` finds them before the model sees the text.
-        for added in self.added_tokens:
-            if added["content"] == token:
-                return int(added["id"])
-        found = self.vocab.get(token) if token is not None else None
+        added = (each["id"] for each in self.added_tokens if each["content"] == token)
+        found = next(added, None if token is None else self.vocab.get(token))
         return None if found is None else int(found)
 
     @cached_property
@@ -138,15 +124,14 @@ class Definition:
     def save(self, directory: Path) -> None:
         """Write the files that `find_definition` and `transformers` read."""
         directory.mkdir(parents=True, exist_ok=True)
-        config: Config = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        if self.eos_token is not None:
-            config["eos_token"] = self.eos_token
-        if self.bos_token is not None:
-            config["bos_token"] = self.bos_token
-        if self.other_special:
-            config["additional_special_tokens"] = list(self.other_special)
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": self.eos_token,
+            "bos_token": self.bos_token,
+            "additional_special_tokens": list(self.other_special),
+        }
+        text = json.dumps({key: value for key, value in config.items() if value}, indent=1)
         (directory / "tokenizer.json").write_text(self.text, encoding="utf-8")
-        text = json.dumps(config, indent=1)
         (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
@@ -211,9 +196,8 @@ def find_definition(name: str) -> Definition:
     if name.startswith("hf:") or _HUB_NAME.fullmatch(name):
         return _from_hub(name.removeprefix("hf:"))
     raise TokenizerError(
-        f"{name!r} is not a known tokenizer: no file or directory has this path, and it is not "
-        'one of the names: "gpt2", "bytes", "tiktoken:NAME" and, for the Hugging Face Hub, '
-        '"hf:NAME" or "ORGANISATION/NAME".'
+        f"{name!r} is not a known tokenizer: no file or directory has this path. Known names are "
+        '"gpt2", "bytes", "tiktoken:NAME" and, on the Hub, "hf:NAME" or "ORGANISATION/NAME".'
     )
 
 

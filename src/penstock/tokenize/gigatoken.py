@@ -2,7 +2,7 @@
 
 gigatoken is about 100 times as fast as `tokenizers` on the same documents, and not trusted:
 
-- `choose_engine` does not use it for definitions that `supported` does not list.
+- `GigatokenEngine` refuses definitions that `supported` does not list.
 - Documents with one of the characters in `code_points` are encoded by `tokenizers`.
 - A build compares both engines on its first documents and on some of every slice (`oracle`).
 """
@@ -15,11 +15,12 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from functools import cached_property, partial
+from typing import Literal
 
+import gigatoken
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -28,14 +29,8 @@ from penstock.errors import TokenizerError
 from penstock.sources.document import binary_array
 from penstock.tokenize.code_points import cut, find
 from penstock.tokenize.definition import Definition
-from penstock.tokenize.engines import NO_DOCUMENTS, Encoded, TokenizersEngine, text_buffers
-from penstock.tokenize.special_tokens import PlainText
+from penstock.tokenize.engines import Encoded, TokenizersEngine, offsets_of, text_buffers
 from penstock.tokenize.supported import is_byte_level, knows_symbols, may_cut, refusal
-
-if TYPE_CHECKING:
-    import gigatoken
-
-__all__ = ["EngineChoice", "GigatokenEngine", "choose_engine"]
 
 EngineChoice = Literal["auto", "gigatoken", "tokenizers"]
 
@@ -59,40 +54,30 @@ def choose_engine(
     """
     if engine not in ("auto", "gigatoken", "tokenizers"):
         raise TokenizerError(f'engine={engine!r} is not "auto", "gigatoken" or "tokenizers".')
+    reason = ""
     if engine != "tokenizers":
-        fast, reason = _fast_engine(definition, parse=parse)
-        if fast is not None:
-            return fast
-        if engine == "gigatoken":
-            raise TokenizerError(
-                f'gigatoken is not used for {definition.name}: {reason}. Use engine="auto" '
-                "(--engine auto), which encodes with tokenizers here."
-            )
+        try:
+            return GigatokenEngine(definition, parse=parse)
+        except Exception as error:  # noqa: BLE001  (gigatoken raises several types)
+            # Only the first line is kept: the others name a location in gigatoken's source.
+            reason = str(error).partition("\n")[0]
+            if not isinstance(error, TokenizerError):
+                reason = f"it cannot load it: {reason}"
+    if engine == "gigatoken":
+        raise TokenizerError(
+            f'gigatoken is not used for {definition.name}: {reason}. Use engine="auto" '
+            "(--engine auto), which encodes with tokenizers here."
+        )
     slow = TokenizersEngine(definition, parse=parse)
     slow.load()
     if engine == "auto" and definition.digest not in _logged:
         _logged.add(definition.digest)
         _log.warning(
-            "gigatoken is not used for %s: %s. tokenizers encodes instead, which gives the right "
-            'ids and takes about 100 times as long. engine="tokenizers" (--engine tokenizers) '
-            "chooses it without this message.",
-            definition.name,
-            reason,
+            f"gigatoken is not used for {definition.name}: {reason}. tokenizers encodes instead, "
+            'which gives the right ids and takes about 100 times as long. engine="tokenizers" '
+            "(--engine tokenizers) chooses it without this message."
         )
     return slow
-
-
-def _fast_engine(definition: Definition, *, parse: bool) -> tuple["GigatokenEngine | None", str]:
-    """gigatoken, or None and the reason why it is not used."""
-    # If special tokens are text, gigatoken gets a changed definition, which must be supported.
-    config = definition.config if parse else PlainText(definition).config()
-    if reason := refusal(config, parse=parse):
-        return None, reason
-    try:
-        return GigatokenEngine(definition, parse=parse), ""
-    except Exception as error:  # noqa: BLE001  (gigatoken raises several types)
-        # Only the first line is kept: the others name a location in gigatoken's source.
-        return None, f"it cannot load it: {error}".partition("\n")[0]
 
 
 class GigatokenEngine:
@@ -104,6 +89,9 @@ class GigatokenEngine:
     at the same time, each is spread over gigatoken's own thread pool, which is a seventh slower on
     two cores. That pool hangs in a forked child, so worker processes load one tokenizer for each
     simultaneous call instead.
+
+    Raises:
+        TokenizerError: gigatoken is not known to give the right ids for the definition.
     """
 
     name = "gigatoken"
@@ -112,37 +100,33 @@ class GigatokenEngine:
         self.reference = TokenizersEngine(definition, parse=parse)
         """Encodes the documents that contain one of `code_points`."""
         plain = self.reference.plain
+        # If special tokens are text, gigatoken gets a changed definition, which must be supported.
+        config = definition.config if plain is None else plain.config()
+        if reason := refusal(config, parse=parse):
+            raise TokenizerError(reason)
         self._text = definition.text if plain is None else json.dumps(plain.gigatoken_config())
         self._definition = definition
         self._may_cut = may_cut(definition, parse=parse)
         # Unicode tables matter to split patterns and NFC; BPE with byte fallback has neither.
         self._has_listed = is_byte_level(definition)
         self._has_symbols = knows_symbols(definition)
-        self._start()
-
-    def __getstate__(self) -> dict[str, object]:
-        # Loaded tokenizers and the lock cannot be copied; the copy loads its own.
-        kept = ("_text", "_definition", "reference", "_may_cut", "_has_listed", "_has_symbols")
-        return {key: self.__dict__[key] for key in kept}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._start()
-
-    def _start(self) -> None:
         # One is loaded now, so that a definition that gigatoken cannot load raises here.
         first = _load_gigatoken(self._text)
         self.vocab_size = int(first.vocab_size)
         self._hold([first], is_forked=False)
         _engines.add(self)
 
-    def _hold(self, tokenizers: "list[gigatoken.Tokenizer]", *, is_forked: bool) -> None:
+    def __reduce__(self) -> tuple[Callable[[], "GigatokenEngine"], tuple[()]]:
+        # Loaded tokenizers and the lock cannot be copied; the copy loads its own.
+        is_parsed = self.reference.plain is None
+        return partial(GigatokenEngine, self._definition, parse=is_parsed), ()
+
+    def _hold(self, tokenizers: list[gigatoken.Tokenizer], *, is_forked: bool) -> None:
         """Start with these tokenizers, none of them borrowed."""
-        # `_lock` protects the two counts; the queue has its own lock.
+        # `_lock` protects the count; the queue has its own lock.
         self._is_forked = is_forked
         self._lock = threading.Lock()
         self._num_calls = 0
-        self._num_loaded = len(tokenizers)
         self._idle: queue.SimpleQueue[gigatoken.Tokenizer] = queue.SimpleQueue()
         for each in tokenizers:
             self._idle.put(each)
@@ -155,13 +139,11 @@ class GigatokenEngine:
         return math.inf if is_worker else _MAX_LOADED
 
     @cached_property
-    def _decoder(self) -> "gigatoken.Tokenizer":
+    def _decoder(self) -> gigatoken.Tokenizer:
         return _load_gigatoken(self._definition.text)
 
     def encode_separated(self, data: bytes, separator: bytes) -> Encoded:
         """Ids of the non-empty pieces of `data` between separators, without a copy of the text."""
-        import gigatoken
-
         # `encode` knows which documents contain a listed character; a block has no offsets.
         if len(self._listed_in(np.frombuffer(data, np.uint8))):
             return self.encode(binary_array([piece for piece in data.split(separator) if piece]))
@@ -169,9 +151,9 @@ class GigatokenEngine:
 
     def encode(self, texts: pa.LargeBinaryArray) -> Encoded:
         """Ids of `texts`; the Arrow buffers are not copied."""
-        if not len(texts):
-            return NO_DOCUMENTS
         data, edges = text_buffers(texts)
+        if not len(texts):
+            return np.zeros(0, np.uint32), edges
         # Everything is encoded first, because most batches contain no listed character.
         encoded = self.encode_raw(texts)
         positions = self._listed_in(data)
@@ -211,13 +193,15 @@ class GigatokenEngine:
         return np.asarray(layout.content.data), np.asarray(layout.offsets.data)
 
     @contextmanager
-    def _borrowed(self) -> Iterator[tuple["gigatoken.Tokenizer", bool]]:
+    def _borrowed(self) -> Iterator[tuple[gigatoken.Tokenizer, bool]]:
         """A tokenizer for one call, and whether more calls run than tokenizers are allowed."""
         with self._lock:
             self._num_calls += 1
             is_crowded = self._num_calls > self._max_loaded
+        # Loading and waiting happen outside the lock, so that other calls can return their
+        # tokenizers.
         try:
-            tokenizer = self._take()
+            tokenizer = self._idle.get() if is_crowded else self._idle_or_new()
             try:
                 yield tokenizer, is_crowded
             finally:
@@ -226,18 +210,12 @@ class GigatokenEngine:
             with self._lock:
                 self._num_calls -= 1
 
-    def _take(self) -> "gigatoken.Tokenizer":
-        try:
+    def _idle_or_new(self) -> gigatoken.Tokenizer:
+        # If none is idle, every loaded tokenizer is used by one of the other calls. The caller is
+        # not crowded, so these are fewer than allowed, and one more may be loaded.
+        with suppress(queue.Empty):
             return self._idle.get_nowait()
-        except queue.Empty:
-            with self._lock:
-                # The count rises before loading starts. Otherwise two threads could both see room
-                # for one more tokenizer, and load one too many.
-                is_room = self._num_loaded < self._max_loaded
-                self._num_loaded += is_room
-        # Loading and waiting happen outside the lock, so that other calls can return their
-        # tokenizers.
-        return _load_gigatoken(self._text) if is_room else self._idle.get()
+        return _load_gigatoken(self._text)
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
         """The bytes that `ids` stand for."""
@@ -266,9 +244,7 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _load_gigatoken(text: str) -> "gigatoken.Tokenizer":
-    import gigatoken
-
+def _load_gigatoken(text: str) -> gigatoken.Tokenizer:
     return gigatoken.Tokenizer.from_json(text)
 
 
@@ -282,4 +258,4 @@ def _replaced(encoded: Encoded, documents: list[int], ids: list[NDArray[np.uint3
         done = int(offsets[row + 1])
         lengths[row] = len(new)
     pieces.append(old[done : offsets[-1]])
-    return np.concatenate(pieces), np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    return np.concatenate(pieces), offsets_of(lengths)

@@ -21,8 +21,8 @@ from penstock.sources.document import Batch, binary_array, text_offsets
 from penstock.tokenize.engines import text_buffers
 from penstock.tokenize.tokenizer import Tokenizer
 
-__all__ = ["ORACLE_BYTES", "ORACLE_DOCUMENTS", "SliceSample", "compare", "first_difference"]
-
+Spans = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]
+"""The bytes of a batch, and where each document begins and ends in them."""
 ORACLE_DOCUMENTS = 1_000
 ORACLE_BYTES = 1_000_000
 _ONE_IN = 10_000
@@ -82,13 +82,17 @@ class SliceSample:
     _origins: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._tokens = _contents(self.tokenizer)
+        definition = self.tokenizer.definition
+        added = [token["content"] for token in definition.added_tokens] if definition else []
+        # Tokens of blanks are left out: every document contains them. The longest come first.
+        contents = [content.encode() for content in added if content.strip()]
+        self._tokens = tuple(sorted(contents, key=len, reverse=True))
 
     def add(self, batch: Batch) -> None:
         """Choose texts of the next documents of the slice."""
         if self.tokenizer.reference is None or not len(batch):
             return
-        data, starts, stops = _spans(batch)
+        spans = data, starts, stops = _spans(batch)
         # 2,654,435,769 is 2**32 divided by the golden ratio. Its multiples modulo 2**32 spread the
         # first document chosen in each slice evenly over 0 to 9,999.
         first = ((self.index + 1) * 2_654_435_769 % (1 << 32)) * _ONE_IN >> 32
@@ -101,7 +105,7 @@ class SliceSample:
             self._keep(batch, row, data[start : min(stop, start + _MAX_BYTES)])
         self._num_documents += len(batch)
         self._num_bytes += len(data)
-        self._add_around_tokens(batch, data, starts, stops)
+        self._add_around_tokens(batch, spans)
 
     def compare(self) -> int:
         """Encode the chosen texts with both engines; returns the number of texts.
@@ -120,14 +124,9 @@ class SliceSample:
         self._texts.append(_whole_characters(text.tobytes()))
         self._origins.append((int(batch.files[row]) - self.first_file, int(batch.offsets[row])))
 
-    def _add_around_tokens(
-        self,
-        batch: Batch,
-        data: NDArray[np.uint8],
-        starts: NDArray[np.int64],
-        stops: NDArray[np.int64],
-    ) -> None:
+    def _add_around_tokens(self, batch: Batch, spans: Spans) -> None:
         """Choose text around added tokens, up to the slice's share of bytes."""
+        data, starts, stops = spans
         separator = batch.separated.separator if batch.separated else None
         # A separator is never inside a document.
         tokens = tuple(token for token in self._tokens if token != separator)
@@ -153,16 +152,6 @@ class SliceSample:
             room -= stop - start
 
 
-def _contents(tokenizer: Tokenizer) -> tuple[bytes, ...]:
-    """The texts of the added tokens, longest first.
-
-    Tokens of blanks are left out: every document contains them.
-    """
-    tokens = tokenizer.definition.added_tokens if tokenizer.definition else []
-    contents = [token["content"].encode() for token in tokens if token["content"].strip()]
-    return tuple(sorted(contents, key=len, reverse=True))
-
-
 def _positions(data: NDArray[np.uint8], begins: set[bytes]) -> list[int]:
     """The positions, in ascending order, of all `begins`, which are one or two bytes long."""
     found = [np.zeros(0, np.int64)]
@@ -175,10 +164,7 @@ def _positions(data: NDArray[np.uint8], begins: set[bytes]) -> list[int]:
     return positions
 
 
-def _spans(
-    batch: Batch,
-) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """The bytes of a batch, and where each document begins and ends in them."""
+def _spans(batch: Batch) -> Spans:
     if batch.separated:
         block = batch.separated
         return np.frombuffer(block.data, np.uint8), block.starts, block.stops
@@ -203,10 +189,6 @@ def _compare(tokenizer: Tokenizer, texts: list[bytes], names: list[str]) -> None
     array = binary_array(texts)
     ids, offsets = tokenizer.engine.encode(array)
     expected, expected_offsets = tokenizer.reference.encode(array)
-    # Usually all ids are equal, which one comparison shows. The loop below finds the difference if
-    # there is one.
-    if np.array_equal(ids, expected) and np.array_equal(offsets, expected_offsets):
-        return
     for number, text in enumerate(texts):
         found = ids[offsets[number] : offsets[number + 1]].tolist()
         right = expected[expected_offsets[number] : expected_offsets[number + 1]].tolist()
@@ -218,4 +200,3 @@ def _compare(tokenizer: Tokenizer, texts: list[bytes], names: list[str]) -> None
                 f"{right[at : at + 5]}, for {text[:60]!r}. The fast engine gives wrong ids for "
                 f'{tokenizer.name}. Build with engine="tokenizers" (--engine tokenizers).'
             )
-    raise AssertionError("arrays differ, so one document must")

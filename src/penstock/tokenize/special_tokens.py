@@ -28,31 +28,18 @@ embedding: GPT-2 has the ids 0 to 50,256, and <|im_start|> becomes 50,257.
 import json
 import logging
 import multiprocessing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING
+from functools import cache, cached_property
 
 import numpy as np
+import tokenizers
 from numpy.typing import NDArray
 
 from penstock.errors import TokenizerError
 from penstock.tokenize.definition import Config, Definition, padded_vocab_size, special_token
 
-if TYPE_CHECKING:
-    import tokenizers
-
-__all__ = [
-    "PlainText",
-    "checked_tokens",
-    "extended_definition",
-    "load_reference",
-    "log_added",
-    "merge_pair",
-]
-
 _log = logging.getLogger("penstock")
-_logged: set[tuple[str, ...]] = set()
 _PREFIX = "\U0010fffd"
 _BYTE_PREFIX = " "
 
@@ -93,13 +80,12 @@ class PlainText:
         special = {self._definition.token_id(each) for each in self._definition.special_tokens}
         found = {token for token, number in self._definition.vocab.items() if number in special}
         model = self._definition.config["model"]
-        if not found or not _is_bpe(model) or model.get("ignore_merges"):
+        # With these settings, BPE may find a token without the merges that build it.
+        settings = ("ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
+        if not found or not _is_bpe(model) or any(model.get(key) for key in settings):
             return tuple(sorted(found))
-        # Joining only the merges of the right lengths takes a fifth of the time of joining all.
-        lengths = {len(each) for each in found}
-        built = {_built(merge, model) for merge in _merges(model) if _length(merge) in lengths}
-        affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
-        return tuple(sorted(each for each in found if each in built or len(each) < 2 or affixes))
+        built = {"".join(merge_pair(merge)) for merge in model.get("merges") or ()}
+        return tuple(sorted(each for each in found if each in built or len(each) < 2))
 
     def config(self, num_prefixes: int = 0) -> Config:
         """The tokenizer.json of a copy for texts with at most `num_prefixes` private characters.
@@ -107,7 +93,15 @@ class PlainText:
         Raises:
             TokenizerError: a character could no longer be encoded.
         """
-        self._refuse_lost_character()
+        model = self._definition.config["model"]
+        lost = [token for token in self.hidden if len(token) == 1]
+        has_other = model.get("unk_token") or model.get("byte_fallback")
+        if lost and _is_bpe(model) and not has_other:
+            raise TokenizerError(
+                f"The special token {lost[0]!r} of {self._definition.name} is also the only token "
+                "for that character, so a text with it cannot be encoded while special tokens are "
+                'text. Use special_tokens="parse", or give the model an unk_token.'
+            )
         prefix = _BYTE_PREFIX if self.is_byte_level else _PREFIX * (num_prefixes + 1)
         while self.hidden and any(each.startswith(prefix) for each in self._definition.vocab):
             prefix += prefix[0]  # a token has such a name already
@@ -121,8 +115,8 @@ class PlainText:
             }
             for token in self._definition.added_tokens
         ]
-        model = _renamed(self._definition.config["model"], names)
-        return {**self._definition.config, "model": model, "added_tokens": added}
+        renamed = _renamed(model, names)
+        return {**self._definition.config, "model": renamed, "added_tokens": added}
 
     def gigatoken_config(self) -> Config:
         """`config()` for gigatoken, which always parses the special tokens that it is given.
@@ -139,7 +133,7 @@ class PlainText:
         kept = [token for token in config["added_tokens"] if not token["special"]]
         return {**config, "added_tokens": kept}
 
-    def tokenizer(self, texts: Iterable[str]) -> "tokenizers.Tokenizer":
+    def tokenizer(self, texts: Iterable[str]) -> tokenizers.Tokenizer:
         """The copy that treats special tokens in these texts as text."""
         num_prefixes = 0
         if self.hidden and not self.is_byte_level:
@@ -147,12 +141,13 @@ class PlainText:
             # A power of two, so that few copies serve all texts.
             num_prefixes = 1 << most.bit_length() if most else 0
         if num_prefixes not in self._loaded:
-            from tokenizers import AddedToken
-
             loaded = load_reference(json.dumps(self.config(num_prefixes)), self._definition.name)
             loaded.encode_special_tokens = True
             loaded.add_tokens(
-                [AddedToken(word, normalized=False, special=False) for word in self._words]
+                [
+                    tokenizers.AddedToken(word, normalized=False, special=False)
+                    for word in self._words
+                ]
             )
             self._loaded[num_prefixes] = loaded
         return self._loaded[num_prefixes]
@@ -171,29 +166,15 @@ class PlainText:
                     'a text as text; special_tokens="parse" takes them as tokens.'
                 )
 
-    def _refuse_lost_character(self) -> None:
-        """Raise if a hidden token is the only token for a character."""
-        model = self._definition.config["model"]
-        lost = [token for token in self.hidden if len(token) == 1]
-        has_other = model.get("unk_token") or model.get("byte_fallback")
-        if lost and _is_bpe(model) and not has_other:
-            raise TokenizerError(
-                f"The special token {lost[0]!r} of {self._definition.name} is also the only token "
-                "for that character, so a text with it cannot be encoded while special tokens are "
-                'text. Use special_tokens="parse", or give the model an unk_token.'
-            )
 
-
-def load_reference(text: str, name: str) -> "tokenizers.Tokenizer":
+def load_reference(text: str, name: str) -> tokenizers.Tokenizer:
     """A `tokenizers.Tokenizer` that neither truncates nor pads.
 
     Raises:
         TokenizerError: `tokenizers` cannot load `text`.
     """
-    from tokenizers import Tokenizer
-
     try:
-        tokenizer = Tokenizer.from_str(text)
+        tokenizer = tokenizers.Tokenizer.from_str(text)
     except BaseException as error:
         # A Rust panic is not an Exception; merges that lack the model's prefix cause one.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
@@ -217,28 +198,16 @@ def _is_bpe(model: Config) -> bool:
     return model.get("type", "BPE" if "merges" in model else None) == "BPE"
 
 
-def _merges(model: Config) -> list[str | list[str]]:
-    merges = model.get("merges")
-    return merges if isinstance(merges, list) else []
-
-
 def merge_pair(merge: str | list[str]) -> list[str]:
     """The two tokens of a merge, which files write as "a b" or as ["a", "b"]."""
     return merge.split(" ") if isinstance(merge, str) else list(merge)
 
 
-def _length(merge: str | list[str]) -> int:
-    """The length of the token that a merge builds, with the model's prefix."""
-    return len(merge) - 1 if isinstance(merge, str) else sum(map(len, merge))
-
-
 def _built(merge: str | list[str], model: Config) -> str:
-    """The token that a merge builds; "" for a line that is not a pair."""
-    pair = merge_pair(merge)
-    if len(pair) != 2:
-        return ""
+    """The token that a merge builds."""
+    first, *second = merge_pair(merge)
     prefix = model.get("continuing_subword_prefix") or ""
-    return pair[0] + pair[1].removeprefix(prefix)
+    return first + "".join(second).removeprefix(prefix)
 
 
 def _renamed(model: Config, names: dict[str, str]) -> Config:
@@ -253,7 +222,7 @@ def _renamed(model: Config, names: dict[str, str]) -> Config:
     changed = {**model, "vocab": vocab}
     if model.get("unk_token") in names:
         changed["unk_token"] = names[model["unk_token"]]
-    if merges := _merges(model):
+    if merges := model.get("merges"):
         changed["merges"] = [
             merge
             for merge in merges
@@ -304,7 +273,16 @@ def extended_definition(definition: Definition, tokens: Sequence[str]) -> Defini
         extra_tokens={**definition.extra_tokens, **ids},
     )
     if new and _has_gaps(definition):
-        _refuse_other_ids(made, new)
+        # `tokenizers` numbers new tokens by counting tokens instead of looking for the largest id.
+        # With gaps in the vocabulary, that id may be taken already or mean another token elsewhere.
+        reference = load_reference(made.text, made.name)
+        for token, number in new.items():
+            if (other := reference.token_to_id(token)) != number:
+                raise TokenizerError(
+                    f"The vocabulary of {made.name} has gaps: {token!r} would be {number:,}, after "
+                    f"its largest id, but tokenizers makes it {other:,}. Add the tokens to its "
+                    "tokenizer.json with the library that trained it."
+                )
     return made
 
 
@@ -315,36 +293,16 @@ def _has_gaps(definition: Definition) -> bool:
     return len(model) != max(model, default=-1) + 1 or len(model | added) != definition.vocab_size
 
 
-def _refuse_other_ids(definition: Definition, ids: dict[str, int]) -> None:
-    """Raise if `tokenizers` gives an added token another id.
-
-    It numbers new tokens by counting tokens instead of looking for the largest id. With gaps in the
-    vocabulary, that id may be taken already or mean another token elsewhere.
-    """
-    reference = load_reference(definition.text, definition.name)
-    for token, number in ids.items():
-        if (other := reference.token_to_id(token)) != number:
-            raise TokenizerError(
-                f"The vocabulary of {definition.name} has gaps: {token!r} would be {number:,}, "
-                f"after its largest id, but tokenizers makes it {other:,}. Add the tokens to its "
-                "tokenizer.json with the library that trained it."
-            )
-
-
-def log_added(name: str, added: Mapping[str, int], vocab_size: int) -> None:
-    """Log once which tokens were added, because the model's embedding needs a row for each."""
-    key = (name, *added)
+@cache  # the same tokens are logged once
+def log_added(name: str, added: tuple[tuple[str, int], ...], vocab_size: int) -> None:
+    """Log which tokens were added, because the model's embedding needs a row for each."""
     # Worker processes load the same tokenizer again; only the parent logs it.
-    if key in _logged or multiprocessing.parent_process() is not None:
+    if multiprocessing.parent_process() is not None:
         return
-    _logged.add(key)
-    pairs = [f"{token} ({number:,})" for token, number in added.items()]
+    pairs = [f"{token} ({number:,})" for token, number in added]
     more = [f"and {len(pairs) - 10:,} more"] if len(pairs) > 10 else []
     _log.warning(
-        "%s has these added tokens: %s. Its vocab_size is now %s, and the model's embedding "
-        "needs as many rows; the next multiple of 64 is %s.",
-        name,
-        ", ".join(pairs[:10] + more),
-        f"{vocab_size:,}",
-        f"{padded_vocab_size(vocab_size):,}",
+        f"{name} has these added tokens: {', '.join(pairs[:10] + more)}. Its vocab_size is now "
+        f"{vocab_size:,}, and the model's embedding needs as many rows; the next multiple of 64 is "
+        f"{padded_vocab_size(vocab_size):,}."
     )

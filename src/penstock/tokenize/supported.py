@@ -22,8 +22,6 @@ from importlib.metadata import version
 from penstock.tokenize.definition import Config, Definition
 from penstock.tokenize.special_tokens import merge_pair
 
-__all__ = ["PATTERNS", "VERSIONS", "is_byte_level", "knows_symbols", "may_cut", "refusal"]
-
 VERSIONS = ("0.10.",)
 """The releases of gigatoken that were compared, as the beginnings of their version numbers."""
 
@@ -50,52 +48,39 @@ _GEMMA = {
 
 # gigatoken has no regular expressions: it compares a definition's patterns with these as text, and
 # has code for each. An entry has the patterns of one or more `Split` steps, which come before a
-# `ByteLevel` step without a pattern.  Two variants of GPT-4's pattern that gigatoken knows are not
+# `ByteLevel` step without a pattern. Two variants of GPT-4's pattern that gigatoken knows are not
 # listed, because there it follows tiktoken and not `tokenizers`. `\p{N}{1,3}+` matches all digits
 # in `tokenizers`, but only three in gigatoken; and with `\s*[\r\n]|\s+(?!\S)|\s+` it keeps the
 # blanks at the end of a text together.
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _EDGE = r"[^\r\n\p{L}\p{N}]?"
-PATTERNS = frozenset(
-    (
-        # GPT-2, written out
-        (r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",),
-        # Llama 3, OLMo 2, GPT-4 as converters write it
-        (
-            _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-            rf"{_BLANKS}",
-        ),
-        # Qwen 2 and 3
-        (
-            _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-            rf"{_BLANKS}",
-        ),
-        # Qwen 3.5
-        (
-            _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+"
-            rf"[\r\n]*|{_BLANKS}",
-        ),
-        # o200k, gpt-oss
-        (
-            rf"{_EDGE}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_EDGE}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
-            r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _BLANKS,
-        ),
-        # Mistral's tekken, Nemotron
-        (
-            rf"{_EDGE}{_UPPER}*{_LOWER}+|{_EDGE}{_UPPER}+{_LOWER}*"
-            r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _BLANKS,
-        ),
-        # DeepSeek V3: numbers, Chinese and Japanese, and the rest
-        (
-            r"\p{N}{1,3}",
-            "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-            "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?"
-            "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
-        ),
-    )
+_SIGNS, _OTHER_SIGNS = r" ?[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{M}\p{N}]+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SMALL, _LARGE = f"{_EDGE}{_UPPER}*{_LOWER}+", f"{_EDGE}{_UPPER}+{_LOWER}*"
+# The alternatives of each pattern, in order.
+_ALTERNATIVES = (
+    # GPT-2, written out
+    (r"'(?:[sdmt]|ll|ve|re)", r" ?\p{L}+", r" ?\p{N}+", _SIGNS, r"\s+(?!\S)", r"\s+"),
+    # Llama 3, OLMo 2, GPT-4 as converters write it
+    (_ENDINGS, rf"{_EDGE}\p{{L}}+", r"\p{N}{1,3}", rf"{_SIGNS}[\r\n]*", _BLANKS),
+    # Qwen 2 and 3
+    (_ENDINGS, rf"{_EDGE}\p{{L}}+", r"\p{N}", rf"{_SIGNS}[\r\n]*", _BLANKS),
+    # Qwen 3.5
+    (_ENDINGS, rf"{_EDGE}[\p{{L}}\p{{M}}]+", r"\p{N}", rf"{_OTHER_SIGNS}[\r\n]*", _BLANKS),
+    # o200k, gpt-oss
+    (f"{_SMALL}{_ENDINGS}?", f"{_LARGE}{_ENDINGS}?", r"\p{N}{1,3}", rf"{_SIGNS}[\r\n/]*", _BLANKS),
+    # Mistral's tekken, Nemotron
+    (_SMALL, _LARGE, r"\p{N}", rf"{_SIGNS}[\r\n/]*", _BLANKS),
 )
+# DeepSeek V3: numbers, Chinese and Japanese, and the rest
+_DEEPSEEK = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?"
+    "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+)
+PATTERNS = frozenset([*(("|".join(each),) for each in _ALTERNATIVES), _DEEPSEEK])
 
 
 def refusal(config: Config, *, parse: bool) -> str | None:
@@ -232,11 +217,11 @@ def _is_known_split(steps: list[Config]) -> bool:
     # patterns match everything, so both are the same; but of DeepSeek's three patterns, only all
     # three together match everything.
     kept = [("Isolated", False), ("Removed", True)] if len(splits) == 1 else [("Isolated", False)]
-    if any(step.get("type") != "Split" for step in splits):
-        return False
-    if any((step.get("behavior"), bool(step.get("invert"))) not in kept for step in splits):
-        return False
-    return tuple(step["pattern"].get("Regex") for step in splits) in PATTERNS
+    is_kept = all(
+        step.get("type") == "Split" and (step.get("behavior"), bool(step.get("invert"))) in kept
+        for step in splits
+    )
+    return is_kept and tuple(step["pattern"].get("Regex") for step in splits) in PATTERNS
 
 
 def _is_sentencepiece(normalizers: list[Config], steps: list[Config]) -> bool:

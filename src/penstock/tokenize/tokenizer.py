@@ -30,18 +30,13 @@ from penstock.tokenize.engines import (
     ByteEngine,
     Encoded,
     Engine,
-    TokenizersEngine,
-)
-from penstock.tokenize.gigatoken import EngineChoice, GigatokenEngine, choose_engine
-from penstock.tokenize.objects import (
     ObjectEngine,
-    describe_object,
+    TokenizersEngine,
     extended_encoding,
     tiktoken_encoding,
 )
+from penstock.tokenize.gigatoken import EngineChoice, GigatokenEngine, choose_engine
 from penstock.tokenize.special_tokens import checked_tokens, extended_definition, log_added
-
-__all__ = ["SpecialTokens", "Tokenizer", "load_tokenizer", "with_special"]
 
 SpecialTokens = Literal["text", "parse"]
 
@@ -138,7 +133,8 @@ class Tokenizer:
 
     def describe(self) -> Config:
         """The entry of this tokenizer in a store's manifest."""
-        entry = {
+        added = {"added_tokens": dict(self.added_tokens)} if self.added_tokens else {}
+        return {
             "name": self.name,
             "digest": self.digest,
             "canary": self.canary,
@@ -146,8 +142,8 @@ class Tokenizer:
             "eos_id": self.eos_id,
             "bos_id": self.bos_id,
             "special_tokens": self.special_tokens,
+            **added,
         }
-        return {**entry, "added_tokens": dict(self.added_tokens)} if self.added_tokens else entry
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write tokenizer.json and tokenizer_config.json, which `transformers` can read too.
@@ -217,9 +213,11 @@ def load_tokenizer(
     if special_tokens not in ("text", "parse"):
         raise TokenizerError(f'special_tokens={special_tokens!r} is not "text" or "parse".')
     more = checked_tokens(add_tokens or ())
-    # "bytes" is treated like a loaded tokenizer: it has no definition and no other engine.
     if isinstance(tokenizer, str) and tokenizer == "bytes":
+        # Treated like a loaded tokenizer: it has no definition and no other engine.
         tokenizer = _bytes({})
+    elif isinstance(tokenizer, str) and tokenizer.startswith("tiktoken:"):
+        tokenizer = tiktoken_encoding(tokenizer.removeprefix("tiktoken:"))
     if isinstance(tokenizer, Tokenizer):
         if special_tokens == "parse" and tokenizer.special_tokens == "text":
             raise TokenizerError(
@@ -227,17 +225,13 @@ def load_tokenizer(
                 'special_tokens="parse" cannot be used with it. Leave it out.'
             )
         loaded = _extended(tokenizer, more) if more else tokenizer
+    elif (definition := _definition_of(tokenizer)) is None:
+        loaded = _from_object(tokenizer, special_tokens, more)
     else:
-        if isinstance(tokenizer, str) and tokenizer.startswith("tiktoken:"):
-            tokenizer = tiktoken_encoding(tokenizer.removeprefix("tiktoken:"))
-        definition = _definition_of(tokenizer)
-        if definition is None:
-            loaded = _from_object(tokenizer, special_tokens, more)
-        else:
-            definition = extended_definition(definition, more)
-            loaded = _from_definition(definition, special_tokens, engine)
+        definition = extended_definition(definition, more)
+        loaded = _from_definition(definition, special_tokens, engine)
     if loaded.added_tokens:
-        log_added(loaded.name, loaded.added_tokens, loaded.vocab_size)
+        log_added(loaded.name, tuple(loaded.added_tokens.items()), loaded.vocab_size)
     return loaded
 
 
@@ -315,14 +309,14 @@ def _from_object(
     tokenizer: object, special_tokens: SpecialTokens, add_tokens: Sequence[str]
 ) -> Tokenizer:
     """A tokenizer around an object that has a method `encode`."""
-    known = describe_object(tokenizer)
+    tokenizer, added = extended_encoding(tokenizer, add_tokens)
     if special_tokens == "parse":
         raise TokenizerError(
             'special_tokens="parse" needs a tokenizer.json; '
             f"{type(tokenizer).__name__} has its own rule for special tokens."
         )
-    tokenizer, added = extended_encoding(tokenizer, add_tokens)
-    known = describe_object(tokenizer) if added else known
+    engine = ObjectEngine(tokenizer)
+    known = engine.description
     if known.vocab_size is None:
         raise TokenizerError(
             f"{type(tokenizer).__name__} does not say how large its vocabulary is, so penstock "
@@ -335,7 +329,7 @@ def _from_object(
         eos_id=known.eos_id,
         bos_id=known.bos_id,
         special_tokens=special_tokens,
-        engine=ObjectEngine(tokenizer, known),
+        engine=engine,
         reference=None,
         added_tokens=added,
     )

@@ -10,13 +10,16 @@ A special token must not occur in ordinary text. One that merges can build too, 
 end documents in the middle of a sentence, so it is refused.
 """
 
-import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from secrets import token_hex
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from penstock.errors import SourceError, TokenizerError
 from penstock.sources.document import Batch, Reject
@@ -24,12 +27,6 @@ from penstock.sources.listing import InputFile, list_files
 from penstock.sources.read import read_slice
 from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
-from penstock.tokenize.definition import Config
-
-if TYPE_CHECKING:
-    import tokenizers
-
-__all__ = ["TrainedTokenizer", "train_tokenizer"]
 
 _NUM_BYTES = 256
 # A pair that occurs only once in the whole text says nothing about the language.
@@ -83,10 +80,8 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
         SourceError: an input cannot be read, or too many records are rejected.
     """
     if Path(path).is_dir():
-        raise TokenizerError(
-            f"{path} is a directory; name the file to write, such as "
-            f"{Path(path) / 'tokenizer.json'}."
-        )
+        file = Path(path) / "tokenizer.json"
+        raise TokenizerError(f"{path} is a directory; name the file to write, such as {file}.")
     _refuse_special(special_tokens)
     least = _NUM_BYTES + len(special_tokens)
     if vocab_size < least:
@@ -95,19 +90,31 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
             f"{len(special_tokens)} special tokens, which are {least:,}. Use a few thousand more."
         )
     if max_bytes is not None and max_bytes < 1:
-        raise SourceError(
-            f"max_bytes={max_bytes} leaves no text to learn from. Use at least 1; 100,000,000 are "
-            "usually enough."
-        )
-    reading = replace(reading or ReadSettings(), separators=_separators(special_tokens))
+        raise SourceError(f"max_bytes={max_bytes} leaves no text to learn from. Use at least 1.")
+    # The separators that documents="auto" looks for. "</s>" is not among them: it also is an HTML
+    # tag, so text may contain it.
+    separators = dict.fromkeys(["<|endoftext|>", *special_tokens])
+    separators.pop("</s>", None)
+    reading = replace(reading or ReadSettings(), separators=tuple(separators))
     files = list_files(inputs, reading)
     reader = _Reader(files, reading, max_bytes, max_bad, progress)
     # `tokenizers` reads documents from an iterator, so the text is never held in memory. The reader
     # counts the documents that it yields.
     tokenizer = _learn(reader.texts(), vocab_size, special_tokens)
-    _refuse_unfilled(tokenizer, vocab_size, reader.num_bytes)
+    if (found := tokenizer.get_vocab_size()) != vocab_size:
+        raise TokenizerError(
+            f"{reader.num_bytes:,} bytes of text fill a vocabulary of {found:,} tokens, not "
+            f"{vocab_size:,}: no other pair of tokens occurs {_MIN_FREQUENCY} times. Give more "
+            f"text, or vocab_size={found}."
+        )
     text = tokenizer.to_str()
-    _refuse_merged(json.loads(text), special_tokens)
+    # Merges must not turn ordinary text into a special token.
+    merged = {"".join(pair) for pair in json.loads(text)["model"]["merges"]}
+    if made := [token for token in special_tokens if token in merged]:
+        raise TokenizerError(
+            f"The special token {made[0]!r} is also the token of the text {made[0]!r}, so a "
+            "document with this text would contain it. Choose one like '<|endoftext|>'."
+        )
     _write(Path(path), text.encode())
     return TrainedTokenizer(
         path=os.fspath(path),
@@ -157,15 +164,12 @@ class _Reader:
         """The first texts of `batch`, up to `max_bytes` overall; adds them to the counts."""
         self.num_rejects += len(batch.rejects)
         self.first_rejects = [*self.first_rejects, *batch.rejects][:5]
-        texts = [text.decode() for text in batch.texts.to_pylist()]
-        if self.max_bytes is None or self.num_bytes + batch.num_bytes < self.max_bytes:
-            self.num_bytes += batch.num_bytes
-        else:
-            kept = 0
-            while kept < len(texts) and self.num_bytes < self.max_bytes:
-                self.num_bytes += len(texts[kept].encode())
-                kept += 1
-            texts = texts[:kept]
+        texts = []
+        for text in batch.texts.to_pylist():
+            if self.max_bytes is not None and self.num_bytes >= self.max_bytes:
+                break
+            texts.append(text.decode())
+            self.num_bytes += len(text)
         # If a batch has edges, its last document may continue in the next batch. The tally counts
         # each document once.
         self.num_documents += len(texts) if batch.edges is None else batch.tally.documents
@@ -191,19 +195,10 @@ class _Reader:
         )
 
 
-def _separators(special_tokens: Sequence[str]) -> tuple[str, ...]:
-    """The separators that documents="auto" looks for, given these special tokens."""
-    tokens = dict.fromkeys(("<|endoftext|>", *special_tokens))
-    # "</s>" also is an HTML tag, so text may contain it.
-    return tuple(token for token in tokens if token != "</s>")
-
-
 def _learn(
     texts: Iterator[list[str]], vocab_size: int, special_tokens: Sequence[str]
-) -> "tokenizers.Tokenizer":
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
+) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -219,54 +214,25 @@ def _learn(
 
 def _refuse_special(special_tokens: Sequence[str]) -> None:
     if isinstance(special_tokens, str):
-        raise TokenizerError(
-            f"special_tokens={special_tokens!r} is one string; give a list of them."
-        )
-    seen: set[str] = set()
-    for token in special_tokens:
+        raise TokenizerError(f"special_tokens={special_tokens!r} is one string; give a list.")
+    for number, token in enumerate(special_tokens):
         if len(token) < 2:
             raise TokenizerError(
                 f"The special token {token!r} is shorter than two characters, so texts contain it. "
                 "Choose one like '<|endoftext|>'."
             )
-        if token in seen:
+        if token in special_tokens[:number]:
             raise TokenizerError(f"The special token {token!r} is given twice.")
-        seen.add(token)
-
-
-def _refuse_unfilled(tokenizer: "tokenizers.Tokenizer", vocab_size: int, num_bytes: int) -> None:
-    """Raise if the text has too few pairs to fill the vocabulary."""
-    found = tokenizer.get_vocab_size()
-    if found != vocab_size:
-        raise TokenizerError(
-            f"{num_bytes:,} bytes of text fill a vocabulary of {found:,} tokens, not "
-            f"{vocab_size:,}: no other pair of tokens occurs {_MIN_FREQUENCY} times. Give more "
-            f"text, or vocab_size={found}."
-        )
-
-
-def _refuse_merged(config: Config, special_tokens: Sequence[str]) -> None:
-    """Raise if merges can turn ordinary text into a special token."""
-    made = {"".join(pair) for pair in config["model"]["merges"]}
-    for token in special_tokens:
-        if token in made:
-            raise TokenizerError(
-                f"The special token {token!r} is also the token of the text {token!r}, so a "
-                "document with this text would contain it. Choose one like '<|endoftext|>'."
-            )
-
-
-_serial = itertools.count()
 
 
 def _write(path: Path, data: bytes) -> None:
     """Write `data` to `path`, completely or not at all.
 
-    The data is forced to disk before the rename, and the directory after it. Otherwise a power
-    failure could leave an empty file under the final name.
+    The data is forced to disk before the rename. Otherwise a power failure could leave an empty
+    file under the final name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_serial)}.tmp")
+    temporary = path.with_name(f".{path.name}.{token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as stream:
             stream.write(data)
@@ -276,9 +242,3 @@ def _write(path: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if os.name != "nt":  # Windows cannot open directories
-        handle = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

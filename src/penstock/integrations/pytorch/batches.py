@@ -24,7 +24,7 @@ import torch
 
 from penstock.errors import PlanError, TokenizerError
 from penstock.integrations.hf_format import Labels
-from penstock.tokenize.objects import read_attribute
+from penstock.tokenize.engines import read_attribute
 
 __all__ = ["check_dataloader", "label_convention", "pad_collate", "test_dataloader"]
 

@@ -41,7 +41,7 @@ from penstock.rows.windows import Windows
 from penstock.store.build import build
 from penstock.store.job import cut_safety
 from penstock.store.reader import TokenStore
-from penstock.tokenize.objects import ObjectEngine
+from penstock.tokenize.engines import ObjectEngine
 
 __all__ = ["FILLER", "TextDataset", "TransformerDataset", "WindowBatch", "stack"]
 

@@ -19,7 +19,7 @@ import torch
 from penstock.digest import digest_json
 from penstock.errors import TokenizerError
 from penstock.tokenize.definition import Definition, find_definition, from_object
-from penstock.tokenize.objects import ObjectDescription, describe_object, read_attribute
+from penstock.tokenize.engines import ObjectDescription, describe_object, read_attribute
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
 
 __all__ = [
