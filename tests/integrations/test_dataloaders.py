@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 import penstock
 from penstock.errors import PlanError, SourceError
-from penstock.integrations import workers as workers_module
 from penstock.integrations.pytorch import (
     EpochShuffle,
     TextDataset,
@@ -24,6 +23,7 @@ from penstock.integrations.pytorch import (
     test_dataloader,
 )
 from penstock.integrations.pytorch.loaders import _chunks
+from penstock.loader import dataloader
 
 TEXT = "".join(f"Line {number}: the quick brown fox jumps.\n\n" for number in range(60))
 
@@ -191,7 +191,7 @@ def test_workers_give_pairs_too(files):
 
 
 def test_windows_has_no_workers_and_says_so_once(files, monkeypatch):
-    monkeypatch.setattr(workers_module, "os", SimpleNamespace(name="nt"))
+    monkeypatch.setattr(dataloader, "os", SimpleNamespace(name="nt"))
     asked = {"num_workers": 3, "prefetch_factor": 2, "multiprocessing_context": "spawn"}
     with pytest.warns(UserWarning, match="num_workers=3 is taken as 0 on Windows") as told:
         loaders = create_dataloaders(*files, "gpt2", 4, 8, **asked)

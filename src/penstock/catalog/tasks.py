@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import SourceError
-from penstock.paths import cache_directory
+from penstock.store.files import cache_directory
 
 __all__ = [
     "PathLike",

@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from penstock.digest import digest_json
 from penstock.errors import SourceError, StoreBusyError, StoreError
 from penstock.integrations.inputs import digest_contents, export_texts, is_dataset
-from penstock.paths import cache_directory
 from penstock.sources.listing import InputFile, list_files
 from penstock.sources.settings import ReadSettings, Texts
 from penstock.store.build import build
+from penstock.store.files import cache_directory
 from penstock.store.lock import locked
 from penstock.store.manifest import FILE_NAME
 from penstock.store.reader import TokenStore

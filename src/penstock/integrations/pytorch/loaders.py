@@ -26,7 +26,7 @@ from penstock.integrations.hf_format import Labels
 from penstock.integrations.pytorch.datasets import FILLER, TextDataset, TransformerDataset, stack
 from penstock.integrations.pytorch.encoders import AnyTokenizer, as_given
 from penstock.integrations.pytorch.samples import suffix_layout
-from penstock.integrations.workers import WorkerOptions
+from penstock.loader.dataloader import WorkerOptions
 from penstock.order.permute import permute
 from penstock.order.shuffle import epoch_key
 from penstock.order.steps import Shard, Steps
