@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import warnings
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +21,6 @@ from penstock.integrations.pytorch import (
     create_text_dataloaders,
     test_dataloader,
 )
-from penstock.integrations.pytorch.loaders import _chunks
 from penstock.loader import dataloader
 
 TEXT = "".join(f"Line {number}: the quick brown fox jumps.\n\n" for number in range(60))
@@ -285,14 +283,6 @@ def test_an_epoch_is_a_permutation_at_any_size():
         order = EpochShuffle(size, seed=1)
         assert len(order) == size
         assert sorted(order) == list(range(size))
-
-
-def test_chunks_tile_the_range_and_begin_small():
-    tiles = list(_chunks(100_000))
-
-    assert tiles[0] == (0, 256)
-    assert all(one[1] == two[0] for one, two in pairwise(tiles))
-    assert (tiles[0][0], tiles[-1][1]) == (0, 100_000)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import json
 import os
 import tracemalloc
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -33,15 +34,21 @@ def dataset_of(path, layout, **options):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The sizes of all reads from files that are opened in binary mode without a buffer."""
+    """The sizes of all reads from files that are opened as text."""
     sizes = []
 
     class Counting(io.FileIO):
-        def read(self, size=-1):
-            sizes.append(size)
-            return super().read(size)
+        def readinto(self, buffer):
+            sizes.append(len(buffer))
+            return super().readinto(buffer)
 
-    monkeypatch.setattr(samples.SampleFile, "_open", lambda self: Counting(self.path))
+    def opened(path, mode="r", buffering=-1, encoding=None, **options):
+        if mode != "r" or path.name != "large":
+            return original(path, mode, buffering, encoding, **options)
+        return io.TextIOWrapper(io.BufferedReader(Counting(path), buffering), encoding)
+
+    original = Path.open
+    monkeypatch.setattr(Path, "open", opened)
     return sizes
 
 

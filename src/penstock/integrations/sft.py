@@ -132,61 +132,78 @@ class SFTCollate:
 def _checked(row: tuple[ArrayLike, ArrayLike], number: int) -> Rendered:
     """The tokens and mask of a row as arrays, after checking that they match."""
     try:
-        tokens, mask = row
-        tokens, mask = np.asarray(tokens), np.asarray(mask)
+        tokens, mask = map(np.asarray, row)
     except (TypeError, ValueError):
-        raise ChatError(
-            "bad_rendering",
-            f"Row {number:,} was rendered as {row!r:.60}, which is not a pair of tokens and mask.",
-        ) from None
-    if not tokens.size:
-        raise ChatError("bad_rendering", f"Row {number:,} was rendered to no tokens.")
-    if tokens.shape != mask.shape or tokens.ndim != 1:
-        found = f"{len(tokens):,} tokens and a mask of {mask.size:,}"
-        if tokens.ndim != 1 or mask.ndim != 1:
-            found = f"tokens of the shape {tokens.shape} and a mask of {mask.shape}"
-        raise ChatError(
-            "bad_rendering",
-            f"Row {number:,} was rendered to {found}; each token needs one mask value: 1 if it is "
-            "trained on, otherwise 0.",
-        )
-    if tokens.dtype.kind not in "iu":
-        raise ChatError(
-            "bad_rendering", f"Row {number:,} was rendered to {tokens.dtype}, not to integer ids."
-        )
+        problem = f"as {row!r:.60}, which is not a pair of tokens and mask"
+    else:
+        problem = ""
+        if not tokens.size:
+            problem = "to no tokens"
+        elif tokens.shape != mask.shape or tokens.ndim != 1:
+            problem = (
+                f"to {tokens.size:,} tokens and a mask of {mask.size:,}, of the shapes "
+                f"{tokens.shape} and {mask.shape}; each token needs one mask value: 1 if it is "
+                "trained on, otherwise 0"
+            )
+        elif tokens.dtype.kind not in "iu":
+            problem = f"to {tokens.dtype}, not to integer ids"
+    if problem:
+        raise ChatError("bad_rendering", f"Row {number:,} was rendered {problem}.")
     return tokens, mask
 
 
 class SFTBatches:
-    """The endless iterator that `sft_data_generator` returns.
+    """Batches `(inputs, targets)` of conversations, without end.
 
     Attributes:
         position: The number of rows that all ranks together have yielded.
         num_untrained: Rows yielded by this rank in which no token is trained on.
+
+    >>> row = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    >>> chat = Chat("chatml", "gpt2", add_tokens="auto")
+    >>> inputs, targets = next(sft_data_generator([row], 1, chat))
+    >>> chat.tokenizer.decode(targets[targets != -1])
+    b'Hello.<|im_end|>'
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (a drop-in: the arguments of the code it replaces)
         self,
         dataset: Conversations,
         batch_size: int,
-        collate: SFTCollate,
+        chat: Chat | Render,
         *,
-        rank: int,
-        world_size: int,
+        pad_token_id: int | None = None,
+        ignore_index: int = -1,
+        max_length: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
         device: str | torch.device | None = None,
     ) -> None:
+        """Begin at the first row.
+
+        Args:
+            dataset: Anything with `len` and `[]` whose rows are conversations in a known format.
+            batch_size: Rows in a batch, on each rank.
+            chat: A `Chat`, or a function from a row to its tokens and mask.
+            pad_token_id: The id in padded places; the tokenizer's end token if not given.
+            ignore_index: The target of tokens that are not trained on: -1, or PyTorch's -100.
+            max_length: The most tokens of a conversation; longer ones are truncated.
+            rank: The number of this process; if not given, that of torch.distributed, or 0.
+            world_size: The number of processes; if not given, that of torch.distributed, or 1.
+                Give it together with `rank`.
+            device: The device of the tensors.
+        """
+        self._collate = SFTCollate(
+            chat, pad_token_id=pad_token_id, ignore_index=ignore_index, max_length=max_length
+        )
+        self._rank, self._world_size = topology(rank, world_size)
         if len(dataset) < 1:
             raise PlanError("The dataset is empty; there is nothing to train on.")
         if batch_size < 1:
             raise PlanError(f"batch_size={batch_size} must be at least 1.")
-        if not 0 <= rank < world_size:
-            raise PlanError(f"rank={rank} must be from 0 to {world_size - 1}.")
-        self._dataset = dataset
-        self._batch_size = batch_size
-        self._collate = collate
-        self._rank = rank
-        self._world_size = world_size
-        self._device = device
+        if not 0 <= self._rank < self._world_size:
+            raise PlanError(f"rank={rank} must be from 0 to {self._world_size - 1}.")
+        self._dataset, self._batch_size, self._device = dataset, batch_size, device
         self._ready: list[Rendered] = []
         self.position = 0
         self.num_untrained = 0
@@ -241,56 +258,16 @@ class SFTBatches:
         records = [self._dataset[number] for number in wanted]
         try:
             return self._collate.render(records, wanted)
-        except ChatError as error:
+        except ChatError:
             # The error is about one of many conversations: render them one by one to find it.
-            bad = (number for number, row in zip(wanted, records, strict=True) if self._fails(row))
-            if (number := next(bad, None)) is not None:
-                error.add_note(f"This is row {number:,} of the dataset, counting from 0.")
+            for number, record in zip(wanted, records, strict=True):
+                try:
+                    self._collate.render([record], [number])
+                except ChatError as error:
+                    error.add_note(f"This is row {number:,} of the dataset, counting from 0.")
+                    raise error from None
             raise
 
-    def _fails(self, record: Conversation) -> bool:
-        try:
-            self._collate.render([record])
-        except ChatError:
-            return True
-        return False
 
-
-def sft_data_generator(  # noqa: PLR0913  (a drop-in: the arguments of the code it replaces)
-    dataset: Conversations,
-    batch_size: int,
-    chat: Chat | Render,
-    *,
-    pad_token_id: int | None = None,
-    ignore_index: int = -1,
-    max_length: int | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
-    device: str | torch.device | None = None,
-) -> SFTBatches:
-    """Batches `(inputs, targets)` of conversations, without end.
-
-    Args:
-        dataset: Anything with `len` and `[]` whose rows are conversations in a known format.
-        batch_size: Rows in a batch, on each rank.
-        chat: A `Chat`, or a function from a row to its tokens and mask.
-        pad_token_id: The id in padded places; the tokenizer's end token if not given.
-        ignore_index: The target of tokens that are not trained on: -1, or PyTorch's -100.
-        max_length: The most tokens of a conversation; longer ones are truncated.
-        rank: The number of this process; if not given, that of torch.distributed, or 0.
-        world_size: The number of processes; if not given, that of torch.distributed, or 1. Give
-            it together with `rank`.
-        device: The device of the tensors.
-
-    >>> from penstock.chat.chat import Chat
-    >>> row = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
-    >>> chat = Chat("chatml", "gpt2", add_tokens="auto")
-    >>> inputs, targets = next(sft_data_generator([row], 1, chat))
-    >>> chat.tokenizer.decode(targets[targets != -1])
-    b'Hello.<|im_end|>'
-    """
-    collate = SFTCollate(
-        chat, pad_token_id=pad_token_id, ignore_index=ignore_index, max_length=max_length
-    )
-    rank, world_size = topology(rank, world_size)
-    return SFTBatches(dataset, batch_size, collate, rank=rank, world_size=world_size, device=device)
+sft_data_generator = SFTBatches
+"""The name of `SFTBatches` in scripts that wrote this generator by hand."""
