@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-__all__ = ["largest_batch", "largest_lightning_batch", "largest_that_fits", "round_down"]
-
 _MOST = 4_096
 # The share of the fitting size to use. Real text and validation allocate memory in other pieces
 # than the trial, and compilation needs some.

@@ -36,16 +36,6 @@ from penstock.loader.packed import one_row
 from penstock.rows.documents import Documents
 from penstock.streaming.plan import StreamedPlan
 
-__all__ = [
-    "BatchSource",
-    "EpochCuts",
-    "EqualSteps",
-    "RankSpan",
-    "State",
-    "StepBatches",
-    "unchanged",
-]
-
 State = dict[str, Any]
 """A position as JSON."""
 

@@ -28,7 +28,6 @@ from torch.utils.data import Dataset, default_collate
 
 from penstock.errors import PlanError, SourceError
 from penstock.integrations.hf_format import Labels, check_labels
-from penstock.integrations.inputs import digest_contents
 from penstock.integrations.pytorch.encoders import (
     UNKNOWN_VOCABULARY,
     AnyTokenizer,
@@ -36,14 +35,12 @@ from penstock.integrations.pytorch.encoders import (
     as_given,
 )
 from penstock.integrations.pytorch.samples import Layout, SpooledTexts, read_samples
-from penstock.integrations.stores import cached_store, store_name, store_root
+from penstock.integrations.stores import cached_store, digest_contents, store_name, store_root
 from penstock.rows.windows import Windows
 from penstock.store.build import build
 from penstock.store.job import cut_safety
 from penstock.store.reader import TokenStore
 from penstock.tokenize.objects import ObjectEngine
-
-__all__ = ["FILLER", "TextDataset", "TransformerDataset", "WindowBatch", "stack"]
 
 FILLER = 2**62
 """The number of a window that only fills up a batch: inputs of 0, and labels of -100."""

@@ -14,22 +14,17 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 
 from penstock.digest import digest_json
 from penstock.errors import TokenizerError
 from penstock.tokenize.definition import Definition, find_definition, from_object
-from penstock.tokenize.objects import ObjectDescription, describe_object, read_attribute
+from penstock.tokenize.objects import (
+    ObjectDescription,
+    describe_object,
+    ids_of,
+    read_attribute,
+)
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
-
-__all__ = [
-    "UNKNOWN_VOCABULARY",
-    "AnyTokenizer",
-    "GivenTokenizer",
-    "SpecialIds",
-    "as_given",
-    "special_ids",
-]
 
 UNKNOWN_VOCABULARY = 2**32
 """The vocabulary size of an object that may return any id; ids have 32 bits."""
@@ -161,10 +156,7 @@ class _Encoder:
         """The ids that the object returns: a list, an array, a tensor or an Encoding."""
         # NumPy would turn -1, 0.5 or "a" into some id without an error; so ids are checked.
         encoded = self._given.encode(text)
-        found = read_attribute(encoded, "ids")  # of an Encoding of `tokenizers`
-        encoded = encoded if found is None else found
-        is_array = isinstance(encoded, np.ndarray | torch.Tensor)
-        ids = np.asarray(encoded if is_array else list(encoded))
+        ids = np.asarray(ids_of(encoded))
         if not ids.size:
             return []
         if ids.ndim != 1 or ids.dtype.kind not in "iu":

@@ -29,8 +29,6 @@ from penstock.order.permute import permute
 from penstock.order.shuffle import epoch_key
 from penstock.order.steps import Shard, Steps
 
-__all__ = ["DataLoaderOptions", "EpochShuffle", "create_dataloaders", "create_text_dataloaders"]
-
 PathLike = str | os.PathLike[str]
 WindowDataset = TransformerDataset | TextDataset
 Batches = DataLoader[Any]

@@ -24,8 +24,6 @@ from penstock.errors import SourceError
 from penstock.sources.settings import BLOCK_BYTES, Texts
 from penstock.sources.whole import CONTEXT_BYTES, RANGE_BYTES, IsCutSafe, find_cut
 
-__all__ = ["Layout", "SpooledTexts", "read_samples", "suffix_layout"]
-
 PathLike = str | os.PathLike[str]
 Layout = Literal["jsonl", "paragraphs", "file"]
 
