@@ -17,7 +17,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from penstock.cli.terminal import print_exception
 from penstock.errors import PenstockError, SourceError
 from penstock.store.build import build
 from penstock.store.files import header, sync_directory, write_file
-from penstock.store.reader import TokenStore
 
 __all__ = ["main", "preprocess"]
 
@@ -77,19 +77,16 @@ def preprocess(
             raise SourceError(f"{path} holds no document: nothing but blank records.")
         # The old file stays in place until the new one is complete. The directory is synced too, so
         # that the rename survives a power cut.
-        write_file(target, _pieces(store))
+        # The parts of a store are separate files. An array file has one header, then all tokens.
+        tokens = (
+            store.tokens(start, min(start + _COPY_TOKENS, store.num_tokens))
+            for start in range(0, store.num_tokens, _COPY_TOKENS)
+        )
+        write_file(target, chain([header(store.dtype, (store.num_tokens,))], tokens))
         sync_directory(target.parent)
         return store.num_tokens
     finally:
         shutil.rmtree(making, ignore_errors=True)
-
-
-def _pieces(store: TokenStore) -> Iterator[Any]:
-    """The bytes of an array file with all tokens."""
-    # The parts of a store are separate files. An array file has one header and then all tokens.
-    yield header(store.dtype, (store.num_tokens,))
-    for start in range(0, store.num_tokens, _COPY_TOKENS):
-        yield store.tokens(start, min(start + _COPY_TOKENS, store.num_tokens))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

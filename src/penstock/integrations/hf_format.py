@@ -15,6 +15,7 @@ groups of 64 MB. Memory is bounded by one row group.
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from penstock.digest import digest_json
 from penstock.errors import MissingExtraError, PlanError, SourceError, TokenizerError
@@ -38,7 +40,6 @@ from penstock.tokenize.definition import find_definition
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 Labels = Literal["shifted", "same"]
@@ -188,32 +189,22 @@ def hf_tokenizer(name: str) -> "PreTrainedTokenizerFast":
             "A tokenizer with Hugging Face's API needs transformers, which is not installed.\n"
             'Install it with: pip install "penstock[lightning]"'
         ) from None
-    from tokenizers import Tokenizer
-
-    bos: str | None = _END
-    end: str | None = _END
-    if name == "bytes":
-        backend = _byte_backend()
-    elif name.startswith("tiktoken:"):
+    if name.startswith("tiktoken:"):
         raise TokenizerError(f"{name} has no tokenizer.json; use its tokenizer.json, or tokenizer=")
-    else:
-        definition = find_definition(name)
-        backend = Tokenizer.from_str(definition.text)
-        bos, end = definition.bos_token, definition.eos_token
+    definition = None if name == "bytes" else find_definition(name)
+    end = _END if definition is None else definition.eos_token
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
+        tokenizer_object=Tokenizer.from_str(definition.text) if definition else _byte_backend(),
         name_or_path=name,
-        bos_token=bos,
+        bos_token=definition.bos_token if definition else end,
         eos_token=end,
         pad_token=end,
         clean_up_tokenization_spaces=False,
     )
 
 
-def _byte_backend() -> "Tokenizer":
+def _byte_backend() -> Tokenizer:
     """The tokenizer "bytes": the id of a byte is its value, and 256 ends a document."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
     # GPT-2's byte alphabet writes each byte as one printable character, in the order of bytes
     # that are printable themselves and then the others.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -229,12 +220,8 @@ def _byte_backend() -> "Tokenizer":
 
 def is_dataset(value: object) -> "TypeGuard[Dataset | IterableDataset]":
     """Whether `value` is a `datasets.Dataset` or `IterableDataset`; does not import `datasets`."""
-    package = type(value).__module__.partition(".")[0]
-    return package == "datasets" and bool(_class_names(value) & {"Dataset", "IterableDataset"})
-
-
-def _class_names(value: object) -> set[str]:
-    return {each.__name__ for each in type(value).__mro__}
+    datasets = sys.modules.get("datasets")  # if nothing imported it, there is no dataset
+    return datasets is not None and isinstance(value, datasets.Dataset | datasets.IterableDataset)
 
 
 def export_texts(
@@ -248,11 +235,13 @@ def export_texts(
     Raises:
         SourceError: there is no such column, or it does not hold text.
     """
+    from datasets import IterableDataset
+
     base = Path(root)
     base.mkdir(parents=True, exist_ok=True)
     name = ""
     # datasets changes the fingerprint with every change of the rows: select, shuffle, map.
-    if "IterableDataset" not in _class_names(dataset):
+    if not isinstance(dataset, IterableDataset):
         name = digest_json([dataset._fingerprint, column, len(dataset)])
         if (target := base / f"texts-{name[:32]}.parquet").is_file():
             return [target]

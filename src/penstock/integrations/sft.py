@@ -17,6 +17,7 @@ rank is ahead of another.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -52,42 +53,36 @@ class Conversations(Protocol):
         """One conversation."""
 
 
+@dataclass
 class SFTCollate:
     """A `collate_fn` that turns a list of conversations into `(inputs, targets)`.
 
     Can be pickled to worker processes, where each renders with its own `Chat`.
-
-    Args:
-        chat: A `Chat`, or a function from a conversation to its tokens and mask.
-        pad_token_id: The id in padded places; the tokenizer's end token if not given.
-        ignore_index: The target of tokens that are not trained on: -1, or PyTorch's -100.
-        max_length: The most tokens of a conversation; longer ones are truncated.
     """
 
-    def __init__(
-        self,
-        chat: Chat | Render,
-        *,
-        pad_token_id: int | None = None,
-        ignore_index: int = -1,
-        max_length: int | None = None,
-    ) -> None:
+    chat: Chat | Render
+    """A `Chat`, or a function from a conversation to its tokens and mask."""
+    _: KW_ONLY
+    pad_token_id: int | None = None
+    """The id in padded places; the tokenizer's end token if not given."""
+    ignore_index: int = -1
+    """The target of tokens that are not trained on: -1, or PyTorch's -100."""
+    max_length: int | None = None
+    """The most tokens of a conversation; longer ones are truncated."""
+
+    def __post_init__(self) -> None:
         # Any id would do: padding has no target, and causal attention does not look ahead.
-        if pad_token_id is None:
-            pad_token_id = chat.tokenizer.eos_id if isinstance(chat, Chat) else None
-        if pad_token_id is None or pad_token_id < 0:
+        if self.pad_token_id is None and isinstance(self.chat, Chat):
+            self.pad_token_id = self.chat.tokenizer.eos_id
+        if self.pad_token_id is None or self.pad_token_id < 0:
             raise PlanError(
-                f"pad_token_id={pad_token_id} cannot pad rows, and the tokenizer has no end token "
-                "to use instead. Give any id of the vocabulary; padding is never trained on."
+                f"pad_token_id={self.pad_token_id} cannot pad rows, and the tokenizer has no end "
+                "token to use instead. Give any id of the vocabulary; padding is never trained on."
             )
-        if max_length is not None and max_length < 2:
-            raise PlanError(f"max_length={max_length} must be at least 2, for one target.")
-        if ignore_index >= 0:  # the loss would leave out real tokens with this id
-            raise PlanError(f"ignore_index={ignore_index} may be a token id; use -1 or -100.")
-        self.chat = chat
-        self.pad_token_id = pad_token_id
-        self.ignore_index = ignore_index
-        self.max_length = max_length
+        if self.max_length is not None and self.max_length < 2:
+            raise PlanError(f"max_length={self.max_length} must be at least 2, for one target.")
+        if self.ignore_index >= 0:  # the loss would leave out real tokens with this id
+            raise PlanError(f"ignore_index={self.ignore_index} may be a token id; use -1 or -100.")
 
     def __call__(self, conversations: Sequence[Conversation]) -> Pair:
         """The `(inputs, targets)` of some conversations."""
@@ -222,9 +217,7 @@ class SFTBatches:
         # The first token is never a target, so its mask value does not count.
         self.num_untrained += sum(not mask[1:].any() for _, mask in rows)
         inputs, targets = self._collate.pad(rows)
-        if self._device is None:
-            return inputs, targets
-        return inputs.to(self._device), targets.to(self._device)
+        return inputs.to(device=self._device), targets.to(device=self._device)
 
     def state_dict(self) -> dict[str, object]:
         """The position as JSON: the same on every rank, and valid for any number of ranks."""

@@ -41,24 +41,16 @@ from penstock.store.lock import locked
 from penstock.store.manifest import FILE_NAME
 from penstock.store.reader import TokenStore
 from penstock.store.verify import verify
+from penstock.streaming.snapshots import StreamedStore
+from penstock.streaming.stream import stream
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-    from penstock.streaming.snapshots import StreamedStore
-
-    Inputs: TypeAlias = (
-        str
-        | os.PathLike[str]
-        | Sequence[str | os.PathLike[str]]
-        | Texts
-        | Dataset
-        | IterableDataset
-    )
-
 PathLike = str | os.PathLike[str]
-Store = TypeVar("Store", bound="TokenStore | StreamedStore")
+Inputs: TypeAlias = "PathLike | Sequence[PathLike] | Texts | Dataset | IterableDataset"
+Store = TypeVar("Store", bound=TokenStore | StreamedStore)
 
 # A new release of one of these may split text differently.
 _ENGINES = ("gigatoken", "tokenizers", "tiktoken")
@@ -131,12 +123,8 @@ def store_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenSto
     return cached_store(name, root, lambda store: build(files, store, **arguments))
 
 
-def stream_of(
-    inputs: "Inputs | TokenStore", settings: StoreSettings
-) -> "TokenStore | StreamedStore":
+def stream_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenStore | StreamedStore:
     """A store of `inputs` that can be read while it is built; the same store as `store_of`."""
-    from penstock.streaming.stream import stream
-
     if isinstance(inputs, TokenStore):
         return inputs
     files, name, arguments = _resolved(inputs, settings)

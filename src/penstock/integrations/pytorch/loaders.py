@@ -11,6 +11,7 @@ time. It is the order of `penstock.Loader` over the same windows.
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from multiprocessing.context import BaseContext
 from operator import index
@@ -38,29 +39,19 @@ _CHUNK = 8_192
 _NAMES = ("data",)  # the name that a plan gives to its only source
 
 
-class DataLoaderOptions(TypedDict, total=False):
-    """The settings of both functions that create DataLoaders."""
+class _Options(TypedDict, total=False):
+    """The options of both functions; `create_dataloaders` describes them, `_pair` has defaults."""
 
     stride: int
-    """The distance between windows; 1 if not given. The length makes them disjoint."""
     eos: bool | int | str
-    """Whether to put an end token after each sample, or which token; none if not given."""
     labels: Labels
-    """"shifted" (if not given), or "same" for models that shift labels themselves."""
     cache_dir: PathLike | None
-    """Where tokenized files are kept; see `penstock.integrations.stores`."""
     seed: int
-    """Determines the order. `train_loader.sampler.set_epoch(n)` continues with epoch n."""
     pin_memory: bool | None
-    """Whether batches are in pinned memory; if not given, when there is a GPU."""
     prefetch_factor: int | None
-    """Batches that each worker makes ahead."""
     multiprocessing_context: str | BaseContext | None
-    """How workers are started: "fork", "spawn" or "forkserver"."""
     rank: int
-    """The number of this process among those that train together. Each reads its share."""
     world_size: int
-    """The number of processes."""
 
 
 def create_dataloaders(
@@ -72,7 +63,7 @@ def create_dataloaders(
     num_workers: int = 0,
     *,
     is_jsonl: bool | None = None,
-    **options: Unpack[DataLoaderOptions],
+    **options: Unpack[_Options],
 ) -> Loaders:
     """DataLoaders over a training and a validation file; batches are `{"input_ids", "labels"}`.
 
@@ -93,9 +84,21 @@ def create_dataloaders(
         num_workers: Processes that make batches. With 0, batches are made in this process, which
             is usually fast enough. Always 0 on Windows.
         is_jsonl: Whether the files contain JSON lines; if not given, their suffixes decide.
-        **options: `stride`, `eos`, `labels`, `cache_dir`, `seed`, `pin_memory`,
-            `prefetch_factor`, `multiprocessing_context`, `rank` and `world_size`: see
-            `DataLoaderOptions`.
+        **options: Any of these.
+
+            - `stride`: the distance between windows; 1, and `seq_length` makes them disjoint.
+            - `eos`: whether to put an end token after each sample, or which token; False.
+            - `labels`: "shifted", or "same" for models that shift labels themselves.
+            - `seed`: determines the order. `train_loader.sampler.set_epoch(n)` continues with
+              epoch n.
+            - `pin_memory`: whether batches are in pinned memory; if not given, when there is a
+              GPU.
+            - `prefetch_factor`: batches that each worker makes ahead.
+            - `multiprocessing_context`: how workers are started: "fork", "spawn" or "forkserver".
+            - `cache_dir`: where tokenized files are kept; see `penstock.integrations.stores`.
+            - `rank`: the number of this process among those that train together. Each reads its
+              share of the windows.
+            - `world_size`: the number of processes.
 
     Raises:
         PlanError: a file has too little text for one window, or for one batch of training.
@@ -117,17 +120,13 @@ def create_text_dataloaders(
     num_workers: int = 0,
     *,
     tokenizer: AnyTokenizer = "gpt2",
-    **options: Unpack[DataLoaderOptions],
+    **options: Unpack[_Options],
 ) -> Loaders:
     """DataLoaders over two text files, each one document; batches are `(x, y)`.
 
     Everything else is as in `create_dataloaders`.
     """
-    given = as_given(tokenizer)
-
-    def dataset(path: PathLike, **windows: Any) -> TextDataset:
-        return TextDataset(path, sequence_length, given, **windows)
-
+    dataset = partial(TextDataset, sequence_length=sequence_length, tokenizer=as_given(tokenizer))
     return _pair(dataset, (train, val), batch_size, num_workers, **options)
 
 
@@ -242,7 +241,7 @@ class EpochShuffle(Sampler[int]):
         batch_size: int = 1,
     ) -> None:
         self.num_samples, self.seed = index(num_samples), index(seed)
-        # On one rank the DataLoader itself drops an incomplete batch, so steps of one row do.
+        # On one rank, the DataLoader drops an incomplete batch itself, and every number is yielded.
         self._rows = index(batch_size) if world_size > 1 else 1
         self._shard = Shard(Steps(self._rows * world_size), rank=rank, world_size=world_size)
         self.epoch = 0
