@@ -262,5 +262,12 @@ class SFTBatches:
             raise
 
 
-sft_data_generator = SFTBatches
-"""The name of `SFTBatches` in scripts that wrote this generator by hand."""
+def sft_data_generator(
+    dataset: Conversations, batch_size: int, chat: Chat | Render, **options: Any
+) -> SFTBatches:
+    """Batches `(inputs, targets)` of conversations, without end.
+
+    This is the name in scripts that wrote the generator by hand. The arguments are those of
+    `SFTBatches`: `pad_token_id`, `ignore_index`, `max_length`, `rank`, `world_size`, `device`.
+    """
+    return SFTBatches(dataset, batch_size, chat, **options)
