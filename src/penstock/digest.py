@@ -17,17 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "GOLDEN",
-    "Unsigned",
-    "canonical_json",
-    "constant",
-    "derive_key",
-    "digest_bytes",
-    "digest_json",
-    "mix64",
-]
-
 Unsigned = npt.NDArray[np.uint64]
 
 

@@ -21,25 +21,6 @@ Each message says what happened, with the values; why that is a problem; and wha
 is also a subclass of the builtin error in parentheses, which callers would expect.
 """
 
-__all__ = [
-    "ChatError",
-    "DiskFullError",
-    "FetchError",
-    "MissingExtraError",
-    "PenstockError",
-    "PlanError",
-    "RecipeError",
-    "ResumeError",
-    "SourceError",
-    "StoreBusyError",
-    "StoreError",
-    "TemplateError",
-    "TokenMismatchError",
-    "TokenizerError",
-    "TrainError",
-    "UnknownLengthError",
-]
-
 
 class PenstockError(Exception):
     """The base class of all errors that penstock raises on purpose."""

@@ -9,8 +9,6 @@ from importlib import import_module
 from sys import modules as loaded
 from types import ModuleType
 
-__all__ = ["lazy_exports"]
-
 
 class _Package(ModuleType):
     """A package in which a public name wins over the module of the same name."""

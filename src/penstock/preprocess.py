@@ -12,25 +12,23 @@ store also has the ends of documents, checksums and rejected records; `penstock 
 """
 
 import argparse
-import errno
 import os
 import shutil
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from penstock.cli.terminal import print_exception
 from penstock.errors import PenstockError, SourceError
 from penstock.store.build import build
 from penstock.store.files import header, sync_directory, write_file
-from penstock.store.reader import TokenStore
 
 __all__ = ["main", "preprocess"]
 
-_NAMES = {"train": "owt_train_preprocessed.npy", "val": "owt_val_preprocessed.npy"}
 # Tokens copied at once: 8 MB of uint16, so memory does not grow with the file.
 _COPY_TOKENS = 1 << 22
 _INTERRUPTED = 130
@@ -79,52 +77,39 @@ def preprocess(
             raise SourceError(f"{path} holds no document: nothing but blank records.")
         # The old file stays in place until the new one is complete. The directory is synced too, so
         # that the rename survives a power cut.
-        write_file(target, _pieces(store))
+        # The parts of a store are separate files. An array file has one header, then all tokens.
+        tokens = (
+            store.tokens(start, min(start + _COPY_TOKENS, store.num_tokens))
+            for start in range(0, store.num_tokens, _COPY_TOKENS)
+        )
+        write_file(target, chain([header(store.dtype, (store.num_tokens,))], tokens))
         sync_directory(target.parent)
         return store.num_tokens
     finally:
         shutil.rmtree(making, ignore_errors=True)
 
 
-def _pieces(store: TokenStore) -> Iterator[Any]:
-    """The bytes of an array file with all tokens."""
-    # The parts of a store are separate files. An array file has one header and then all tokens.
-    yield header(store.dtype, (store.num_tokens,))
-    for start in range(0, store.num_tokens, _COPY_TOKENS):
-        yield store.tokens(start, min(start + _COPY_TOKENS, store.num_tokens))
-
-
-def _parser() -> argparse.ArgumentParser:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m penstock.preprocess",
         description="Tokenize a training and a validation file into flat .npy arrays.",
     )
-    parser.add_argument(
-        "--preprocess", action="store_true", help="ignored: preprocessing always runs"
-    )
-    parser.add_argument("--train_file", type=Path, default=Path("training_data/owt_train.txt"))
-    parser.add_argument("--val_file", type=Path, default=Path("training_data/owt_valid.txt"))
-    parser.add_argument("--output_dir", type=Path, default=Path("training_data"))
-    parser.add_argument("--tokenizer", default="gpt2", help="as in penstock build")
-    parser.add_argument("--documents", default="lines", help="lines, paragraphs, file, a separator")
-    parser.add_argument("--threads", type=int, default=None, help="default: one for each core")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
-    options = _parser().parse_args(arguments)
-    for side, text in (("train", options.train_file), ("val", options.val_file)):
-        target = options.output_dir / _NAMES[side]
+    option = parser.add_argument
+    option("--preprocess", action="store_true", help="ignored: preprocessing always runs")
+    option("--train_file", type=Path, default=Path("training_data/owt_train.txt"))
+    option("--val_file", type=Path, default=Path("training_data/owt_valid.txt"))
+    option("--output_dir", type=Path, default=Path("training_data"))
+    option("--tokenizer", default="gpt2", help="as in penstock build")
+    option("--documents", default="lines", help="lines, paragraphs, file, a separator")
+    option("--threads", type=int, default=None, help="default: one for each core")
+    given = vars(parser.parse_args(arguments))
+    settings = {name: given[name] for name in ("tokenizer", "documents", "threads")}
+    for text, name in ((given["train_file"], "owt_train"), (given["val_file"], "owt_val")):
+        target = given["output_dir"] / f"{name}_preprocessed.npy"
         begun = time.monotonic()
         try:
-            num_tokens = preprocess(
-                text,
-                target,
-                tokenizer=options.tokenizer,
-                documents=options.documents,
-                threads=options.threads,
-            )
+            num_tokens = preprocess(text, target, **settings)
         except (PenstockError, OSError) as error:
             # Callers of `preprocess` have no flags, so the advice is added here.
             if not text.exists():
@@ -132,8 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "Name another file with --train_file and --val_file, or fetch the default "
                     f"ones: penstock fetch openwebtext --output {text.parent}"
                 )
-            lines = "".join(traceback.format_exception_only(error))  # with the notes
-            sys.stderr.write(lines.removeprefix("penstock.errors."))
+            print_exception(error, as_json=False)
             return 1
         except KeyboardInterrupt:
             sys.stderr.write("Interrupted: stopped by Ctrl-C.\n")
@@ -146,21 +130,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run() -> NoReturn:
-    """Run the command and exit the process."""
+if __name__ == "__main__":
     if sys.stdout is None:  # closed by the caller (`>&-`)
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     try:
         code = main()
         sys.stdout.flush()
-    except OSError as error:
-        if error.errno != errno.EPIPE:  # EPIPE: the reader (`| head`) has closed the pipe
-            sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        os._exit(1)
-    if code:
-        os._exit(code)  # without waiting for a worker thread in native code
-    sys.exit(0)
-
-
-if __name__ == "__main__":
-    _run()
+    except BrokenPipeError:  # the reader (`| head`) has closed the pipe
+        code = 1
+    # Without waiting for a worker thread in native code, and without another write to the pipe.
+    os._exit(code)

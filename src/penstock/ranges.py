@@ -7,8 +7,6 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Indices", "Integers", "group_rows", "ranges"]
-
 Integers = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.intp]
 _Int = TypeVar("_Int", bound=np.signedinteger)

@@ -29,17 +29,6 @@ from penstock.train.config import (
     model_config,
 )
 
-__all__ = [
-    "DataConfig",
-    "Recipe",
-    "RowKind",
-    "SourceConfig",
-    "Tables",
-    "parse_recipe",
-    "read_recipe",
-    "set_value",
-]
-
 RowKind = Literal["windows", "packs"]
 Config = TypeVar("Config")
 Tables = dict[str, Any]
@@ -137,14 +126,14 @@ class Recipe:
         return model_config(changes.pop("size", "124M"), **changes)
 
 
-# The settings of each table, to say where a misplaced one belongs.
-_SETTINGS = {
-    "data": {each.name for each in fields(DataConfig)},
-    # The length of rows is a setting of the data.
-    "model": {"size", *(each.name for each in fields(ModelConfig))} - {"length"},
-    "optimization": {each.name for each in fields(OptimizationConfig)},
-    "training": {each.name for each in fields(TrainingConfig)},
+# The settings of each table, with their types.
+_HINTS: dict[str, Tables] = {
+    "data": get_type_hints(DataConfig),
+    "model": {**get_type_hints(ModelConfig), "size": Literal[tuple(SIZES)]},
+    "optimization": get_type_hints(OptimizationConfig),
+    "training": get_type_hints(TrainingConfig),
 }
+del _HINTS["model"]["length"]  # the length of rows is a setting of the data
 
 
 def read_recipe(path: str | Path, changes: Tables | None = None) -> Recipe:
@@ -194,16 +183,16 @@ def parse_recipe(tables: Tables, where: str) -> Recipe:
     for needed in ("data", "training"):
         if needed not in tables:
             raise RecipeError(f"{where} has no table [{needed}], which every recipe needs.")
-    for name, value in tables.items():
-        if name != "output" and not isinstance(value, dict):
-            raise RecipeError(f"{where}: {name} is {value!r}, but must be a table [{name}].")
-    optimization = tables.get("optimization", {})
+    if not isinstance(model := tables.get("model", {}), dict):
+        raise RecipeError(f"{where}: model is {model!r}, but must be a table.")
     recipe = Recipe(
         output=Path(_value(tables.get("output", "runs/run"), str, f"{where}: output")),
-        data=_filled(DataConfig, tables["data"], where, "data"),
-        model=_model(tables.get("model", {}), where),
-        optimization=_filled(OptimizationConfig, optimization, where, "optimization"),
-        training=_filled(TrainingConfig, tables["training"], where, "training"),
+        data=_value(tables["data"], DataConfig, f"{where}: data"),
+        model=_values(_HINTS["model"], model, where, "model"),
+        optimization=_value(
+            tables.get("optimization", {}), OptimizationConfig, f"{where}: optimization"
+        ),
+        training=_value(tables["training"], TrainingConfig, f"{where}: training"),
     )
     try:
         recipe.model_config(1)  # reports a wrong value now, before any text is tokenized
@@ -211,12 +200,6 @@ def parse_recipe(tables: Tables, where: str) -> Recipe:
         error.add_note(f"In [model] of {where}.")
         raise
     return recipe
-
-
-def _model(table: Tables, where: str) -> Tables:
-    hints = {**get_type_hints(ModelConfig), "size": Literal[tuple(SIZES)]}
-    del hints["length"]  # it is a setting of the data
-    return _values(hints, table, where, "model")
 
 
 def _filled(kind: type[Config], table: Tables, where: str, prefix: str) -> Config:
@@ -246,7 +229,7 @@ def _refuse_unknown(table: Tables, known: list[str], where: str, prefix: str) ->
             # A setting of another table is more likely misplaced than mistyped.
             close = get_close_matches(name, known, 1)
             advice = f"Did you mean {close[0]}?" if close else f"Use one of {', '.join(known)}."
-            if homes := [f"[{table}]" for table, names in _SETTINGS.items() if name in names]:
+            if homes := [f"[{table}]" for table, names in _HINTS.items() if name in names]:
                 advice = f"It belongs in {' or '.join(homes)}."
             full = f"{prefix}.{name}" if prefix else name
             raise RecipeError(f"{where} sets {full}, but there is no such setting. {advice}")
@@ -257,26 +240,19 @@ def _value(value: object, hint: Any, name: str) -> Any:
     # `int | None` is a union of two types, and its values are tried against each.
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for kind in kinds:
-        found = _as_kind(value, kind, name)
-        if found is not _NO_MATCH:
+        if (found := _as_kind(value, kind, name)) is not None:
             return found
     allowed = " or ".join(_kind_name(kind) for kind in kinds if kind is not type(None))
     raise RecipeError(f"{name} is {value!r}, but must be {allowed}.")
 
 
-# A separate object, because None is a valid result.
-_NO_MATCH = object()
-
-
 def _as_kind(value: object, kind: Any, name: str) -> Any:
-    """The value, converted to the type `kind`; `_NO_MATCH` if it does not have that type."""
+    """The value, converted to the type `kind`; None, which TOML does not have, if it cannot be."""
     origin, parts = get_origin(kind), get_args(kind)
-    if origin is Literal:
-        # True == 1 in Python, so a Literal of numbers would accept true.
-        return value if value in parts and not isinstance(value, bool) else _NO_MATCH
-    if origin is tuple and isinstance(value, list):
-        if len(parts) != len(value):
-            return _NO_MATCH
+    # isinstance would accept true for an int: bool is a subclass of it, and True == 1.
+    if origin is Literal and value in parts and not isinstance(value, bool):
+        return value
+    if origin is tuple and isinstance(value, list) and len(parts) == len(value):
         return tuple(_value(each, one, name) for each, one in zip(value, parts, strict=True))
     # Tables by name, such as [data.sources.web]; their names are free.
     if origin is dict and isinstance(value, dict):
@@ -284,13 +260,10 @@ def _as_kind(value: object, kind: Any, name: str) -> Any:
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
         where, _, prefix = name.partition(": ")
         return _filled(kind, value, where, prefix)
-    # A float may be written without a point: `clip = 1`. bool is a subclass of int in Python.
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    # A float may be written without a point: `clip = 1`.
+    if kind is float and type(value) is int:
         return float(value)
-    # isinstance would accept true for an int.
-    if kind in (int, float, str, bool) and type(value) is kind:
-        return value
-    return _NO_MATCH
+    return value if kind in (int, float, str, bool) and type(value) is kind else None
 
 
 def _kind_name(kind: Any) -> str:

@@ -8,10 +8,9 @@ never stopped. If it passes for your loader, your checkpoints are exact.
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
-from itertools import product
-from typing import Any, Protocol
+from itertools import accumulate, islice, product, takewhile
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -39,24 +38,13 @@ class Resumable(Protocol):
         """Continue from a state."""
 
 
-@dataclass
-class _Trace:
-    """Everything that one or two loops over a run returned."""
+class _Event(NamedTuple):
+    """The start of a run, one of its steps, or the end of a loop over it."""
 
-    loops: list[list[Step]] = field(default_factory=list)
-    states: list[Any] = field(default_factory=list)
-    """The state before the first step, and after each step."""
-    between: list[Any] = field(default_factory=list)
-    """The state after the end of each loop that has ended."""
-
-    @property
-    def num_steps(self) -> int:
-        return sum(map(len, self.loops))
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the run ended with the first loop: the second one was empty."""
-        return len(self.between) > 1 and not self.loops[1]
+    step: Step | None
+    """Empty for the start, None for the end of a loop."""
+    state: Any
+    """The state after it."""
 
 
 def assert_resumable(
@@ -89,57 +77,48 @@ def assert_resumable(
     """
     # All topologies are compared with the first one, so they are also equal to each other.
     topologies = _topologies(make_loader, world_sizes, prefetch)
-    expected = _run(_ranks(make_loader, topologies[0]), steps, _describe(topologies[0]))
+    expected: list[_Event] = []
+    for event in _events(_ranks(make_loader, topologies[0]), _describe(topologies[0])):
+        expected.append(event)
+        num_ends = sum(each.step is None for each in expected)
+        if num_ends == _LOOPS or len(expected) - num_ends > steps:
+            break
     for topology in topologies[1:]:
-        where = _describe(topology)
-        found = _run(_ranks(make_loader, topology), steps, where)
-        _compare(expected, found, 0, where)
-    # If the first run ended, the resumed run must end too: it is asked for one step more.
-    more = len(expected.between) == _LOOPS
-    for stop in range(expected.num_steps + 1) if stops is None else stops:
-        for state, rest in _resumes(expected, stop):
+        found = _events(_ranks(make_loader, topology), _describe(topology))
+        _compare(expected, list(islice(found, len(expected))), 0, _describe(topology))
+    chosen = range(steps + 1) if stops is None else set(stops)
+    stop = -1  # the start is not a step
+    for number, event in enumerate(expected):
+        is_step = event.step is not None
+        stop += is_step
+        # After the second loop a third one would follow, and `expected` has only two.
+        follow = len(expected) - 1 - number
+        if stop in chosen and not (expected[-1].step is None and follow <= is_step):
             for topology in topologies:
                 where = f"stopped after {stop:,} steps and resumed on {_describe(topology)}"
-                ranks = _ranks(make_loader, topology)
-                # Through JSON, as a checkpoint on disk: a tuple would come back as a list.
-                for loader in ranks:
-                    loader.load_state_dict(json.loads(json.dumps(state)))
-                most, loops = rest.num_steps + more, _LOOPS - _num_ended(expected, stop)
-                found, right = _run(ranks, most, where, loops), rest
-                if _ends_first(expected, stop, state, found):
-                    found = _run(ranks, most, where, loops)
-                    right = replace(rest, states=[expected.between[0], *rest.states[1:]])
-                _compare(right, found, stop, where)
+                _check_resume(_ranks(make_loader, topology), expected[number:], stop, where)
 
 
-def _ends_first(expected: _Trace, stop: int, state: Any, found: _Trace) -> bool:
-    """Return whether a loader, resumed after a loop's last step, first ended that loop.
-
-    A DataLoader that counts epochs may do so: the epoch in the state is then over, and its first
-    loop after the resume yields no batch.
-    """
-    is_last = bool(expected.between) and stop == len(expected.loops[0])
-    return is_last and state != expected.between[0] and not found.loops[0] and not expected.is_over
-
-
-def _num_ended(expected: _Trace, stop: int) -> int:
-    """Return how many loops had ended after `stop` steps: 0 or 1."""
-    return int(bool(expected.between) and stop >= len(expected.loops[0]))
-
-
-def _resumes(expected: _Trace, stop: int) -> Iterator[tuple[Any, _Trace]]:
-    """Yield each state to resume from after `stop` steps, and what must follow it."""
-    ended = _num_ended(expected, stop)
-    if ended and stop == expected.num_steps and len(expected.between) > 1 and not expected.is_over:
-        return  # a third loop would follow, and `expected` has only two
-    loops = list(expected.loops[ended:])
-    if loops:
-        loops[0] = loops[0][stop - (len(expected.loops[0]) if ended else 0) :]
-    rest = _Trace(loops, expected.states[stop:], expected.between[ended:])
-    yield expected.states[stop], rest
-    if ended and stop == len(expected.loops[0]):
-        between = expected.between[0]
-        yield between, _Trace(loops, [between, *expected.states[stop + 1 :]], rest.between)
+def _check_resume(
+    ranks: Sequence[Resumable], expected: list[_Event], stop: int, where: str
+) -> None:
+    """Resume from the state of the first event, and compare what follows with the others."""
+    # Through JSON, as a checkpoint on disk: a tuple would come back as a list.
+    for loader in ranks:
+        loader.load_state_dict(json.loads(json.dumps(expected[0].state)))
+    events = _events(ranks, where)
+    (step, state), *rest = expected
+    if step is None or not rest or rest[0].step is not None:
+        found = list(islice(events, len(expected)))
+    else:
+        # A loader resumed after the last step of a loop begins the next loop. A DataLoader that
+        # counts epochs may end the old loop first: the epoch in the state is over, and the first
+        # loop yields no batch. If a run is over, the two look the same.
+        found = list(islice(events, len(rest)))
+        end, *rest = rest
+        if found[1].step is None and state != end.state and rest[0].step is not None:
+            found, rest = [*found, *islice(events, 1)], [end, *rest]
+    _compare([_Event({}, state), *rest], found, stop, where)
 
 
 def global_rows(ranks: Sequence[Resumable], steps: int) -> list[Step]:
@@ -150,30 +129,30 @@ def global_rows(ranks: Sequence[Resumable], steps: int) -> list[Step]:
     Raises:
         AssertionError: some ranks end before others.
     """
-    return _run(ranks, steps, "these loaders", 1).loops[0]
+    events = islice(_events(ranks, "these loaders"), 1, steps + 1)
+    found = takewhile(lambda step: step is not None, (event.step for event in events))
+    return [step for step in found if step is not None]
 
 
-def _run(ranks: Sequence[Resumable], steps: int, where: str, loops: int = _LOOPS) -> _Trace:
-    """Return the next `steps` steps of at most `loops` loops, and their states."""
-    trace = _Trace(states=[_state(ranks, 0, where)])
-    while not trace.loops or (trace.num_steps < steps and len(trace.loops) < loops):
-        found: list[Step] = []
-        trace.loops.append(found)
+def _events(ranks: Sequence[Resumable], where: str) -> Iterator[_Event]:
+    """Yield the start, then loop over the loaders of all ranks again and again."""
+    steps = 0
+    yield _Event({}, _state(ranks, steps, where))
+    while True:
         iterators = [iter(loader) for loader in ranks]
-        while trace.num_steps < steps:
+        while True:
             batches = [_next(iterator) for iterator in iterators]
             ended = [rank for rank, batch in enumerate(batches) if batch is _ENDED]
             if len(ended) == len(ranks):
-                trace.between.append(_state(ranks, trace.num_steps, where))
                 break
             if ended:
                 raise AssertionError(
-                    f"{where}: rank {ended[0]} ends after {trace.num_steps:,} steps and others "
-                    "do not."
+                    f"{where}: rank {ended[0]} ends after {steps:,} steps and others do not."
                 )
-            found.append(_joined(ranks, [_fields(batch) for batch in batches]))
-            trace.states.append(_state(ranks, trace.num_steps, where))
-    return trace
+            steps += 1
+            step = _joined(ranks, [_fields(batch) for batch in batches])
+            yield _Event(step, _state(ranks, steps, where))
+        yield _Event(None, _state(ranks, steps, where))
 
 
 def _next(iterator: Iterator[Any]) -> Any:
@@ -235,22 +214,20 @@ def _describe(topology: Topology) -> str:
     return ", ".join(f"{name}={value}" for name, value in topology.items()) or "one loader"
 
 
-def _compare(expected: _Trace, found: _Trace, stop: int, where: str) -> None:
-    step = stop
-    for number, loop in enumerate(expected.loops):
-        again = found.loops[number] if number < len(found.loops) else []
-        for right, wrong in zip(loop, again, strict=False):
-            _compare_step(right, wrong, step, where)
-            step += 1
-        if len(again) < len(loop):
-            raise AssertionError(f"{where}: the run ends too early, after {step:,} steps.")
-        if len(again) > len(loop):
-            raise AssertionError(f"{where}: the run does not end after {step:,} steps.")
-    for number, (right, wrong) in enumerate(zip(expected.states, found.states, strict=True)):
+def _compare(expected: list[_Event], found: list[_Event], steps: int, where: str) -> None:
+    """Raise unless two runs, after `steps` steps of both, are equal."""
+    counts = list(accumulate((each.step is not None for each in expected[1:]), initial=steps))
+    for (right, _), (wrong, _), count in zip(expected, found, [steps, *counts], strict=False):
+        if right is not None and wrong is not None:
+            _compare_step(right, wrong, count, where)
+        elif right is not None:
+            raise AssertionError(f"{where}: the run ends too early, after {count:,} steps.")
+        elif wrong is not None:
+            raise AssertionError(f"{where}: the run does not end after {count:,} steps.")
+    # After all steps: a row that differs says more than a state that differs.
+    for (_, right), (_, wrong), count in zip(expected, found, counts, strict=True):
         if right != wrong:
-            raise AssertionError(f"{where}: the state after {stop + number:,} steps differs.")
-    if expected.between != found.between:
-        raise AssertionError(f"{where}: the state after the end of a loop differs.")
+            raise AssertionError(f"{where}: the state after {count:,} steps differs.")
 
 
 def _compare_step(expected: Step, found: Step, step: int, where: str) -> None:

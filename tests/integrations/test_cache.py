@@ -19,8 +19,8 @@ import penstock
 from penstock.errors import StoreError
 from penstock.integrations.pytorch import TextDataset, TransformerDataset
 from penstock.integrations.pytorch import datasets as datasets_module
-from penstock.paths import cache_directory
 from penstock.store import build as build_module
+from penstock.store.files import cache_directory
 
 
 def words(*names, **settings):

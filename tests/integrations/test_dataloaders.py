@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import warnings
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,6 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 import penstock
 from penstock.errors import PlanError, SourceError
-from penstock.integrations import workers as workers_module
 from penstock.integrations.pytorch import (
     EpochShuffle,
     TextDataset,
@@ -23,7 +21,7 @@ from penstock.integrations.pytorch import (
     create_text_dataloaders,
     test_dataloader,
 )
-from penstock.integrations.pytorch.loaders import _chunks
+from penstock.loader import dataloader
 
 TEXT = "".join(f"Line {number}: the quick brown fox jumps.\n\n" for number in range(60))
 
@@ -191,7 +189,7 @@ def test_workers_give_pairs_too(files):
 
 
 def test_windows_has_no_workers_and_says_so_once(files, monkeypatch):
-    monkeypatch.setattr(workers_module, "os", SimpleNamespace(name="nt"))
+    monkeypatch.setattr(dataloader, "os", SimpleNamespace(name="nt"))
     asked = {"num_workers": 3, "prefetch_factor": 2, "multiprocessing_context": "spawn"}
     with pytest.warns(UserWarning, match="num_workers=3 is taken as 0 on Windows") as told:
         loaders = create_dataloaders(*files, "gpt2", 4, 8, **asked)
@@ -285,14 +283,6 @@ def test_an_epoch_is_a_permutation_at_any_size():
         order = EpochShuffle(size, seed=1)
         assert len(order) == size
         assert sorted(order) == list(range(size))
-
-
-def test_chunks_tile_the_range_and_begin_small():
-    tiles = list(_chunks(100_000))
-
-    assert tiles[0] == (0, 256)
-    assert all(one[1] == two[0] for one, two in pairwise(tiles))
-    assert (tiles[0][0], tiles[-1][1]) == (0, 100_000)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from penstock.errors import PlanError, SourceError, TokenizerError
 from penstock.integrations.pytorch import TextDataset, TransformerDataset
-from penstock.integrations.pytorch.samples import SampleFile
+from penstock.integrations.pytorch.samples import read_samples
 from penstock.sources.slices import cut
 
 
@@ -99,7 +99,7 @@ def test_any_text_has_the_paragraphs_of_the_formula(pieces, scratch):
     path = scratch / "any.txt"
     path.write_bytes("".join(pieces).encode())
 
-    found = list(SampleFile(path, "paragraphs").samples())
+    found = list(read_samples(path, "paragraphs"))
     assert found == naive_samples(path, is_jsonl=False)
 
 
@@ -108,7 +108,7 @@ def test_any_json_lines_have_their_texts(texts, scratch):
     path = scratch / "any.jsonl"
     path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
 
-    assert list(SampleFile(path, "jsonl").samples()) == texts
+    assert list(read_samples(path, "jsonl")) == texts
 
 
 @pytest.mark.parametrize(

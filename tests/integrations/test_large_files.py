@@ -5,11 +5,12 @@ import json
 import os
 import tracemalloc
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from penstock.errors import SourceError
-from penstock.integrations import inputs
+from penstock.integrations import stores as stores_module
 from penstock.integrations.pytorch import TextDataset, TransformerDataset, samples
 from penstock.integrations.pytorch import datasets as datasets_module
 from penstock.store import job
@@ -33,15 +34,21 @@ def dataset_of(path, layout, **options):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The sizes of all reads from files that are opened in binary mode without a buffer."""
+    """The sizes of all reads from files that are opened as text."""
     sizes = []
 
     class Counting(io.FileIO):
-        def read(self, size=-1):
-            sizes.append(size)
-            return super().read(size)
+        def readinto(self, buffer):
+            sizes.append(len(buffer))
+            return super().readinto(buffer)
 
-    monkeypatch.setattr(samples.SampleFile, "_open", lambda self: Counting(self.path))
+    def opened(path, mode="r", buffering=-1, encoding=None, **options):
+        if mode != "r" or path.name != "large":
+            return original(path, mode, buffering, encoding, **options)
+        return io.TextIOWrapper(io.BufferedReader(Counting(path), buffering), encoding)
+
+    original = Path.open
+    monkeypatch.setattr(Path, "open", opened)
     return sizes
 
 
@@ -151,14 +158,14 @@ class Digests:
         return digest_file(path)
 
 
-digest_file = inputs.digest_file
+digest_file = stores_module.digest_file
 
 
 @pytest.fixture
 def large(tmp_path, monkeypatch):
     """A file that counts as large, and was written long ago."""
-    monkeypatch.setattr(inputs, "_WHOLE_BYTES", 10)
-    monkeypatch.setattr(inputs, "_SETTLED_NANOSECONDS", -1)
+    monkeypatch.setattr(stores_module, "_WHOLE_BYTES", 10)
+    monkeypatch.setattr(stores_module, "_SETTLED_NANOSECONDS", -1)
     path = tmp_path / "large.txt"
     path.write_text(LINE * 100)
     return path
@@ -167,12 +174,12 @@ def large(tmp_path, monkeypatch):
 @pytest.fixture
 def digests(monkeypatch):
     counting = Digests()
-    monkeypatch.setattr(inputs, "digest_file", counting)
+    monkeypatch.setattr(stores_module, "digest_file", counting)
     return counting.paths
 
 
 def test_a_large_file_is_digested_once(large, digests, tmp_path):
-    first = [inputs.digest_contents(large, tmp_path / "stores") for _ in range(3)]
+    first = [stores_module.digest_contents(large, tmp_path / "stores") for _ in range(3)]
 
     assert len(digests) == 1
     assert first == [digest_file(large)] * 3
@@ -196,24 +203,24 @@ def replace_the_file(path):
 @pytest.mark.parametrize("change", [change_the_middle, replace_the_file])
 def test_a_large_file_that_changed_is_digested_again(change, large, digests, tmp_path):
     """The size and the time of the last write stay the same."""
-    before = inputs.digest_contents(large, tmp_path / "stores")
+    before = stores_module.digest_contents(large, tmp_path / "stores")
     change(large)
 
-    assert inputs.digest_contents(large, tmp_path / "stores") == digest_file(large) != before
+    assert stores_module.digest_contents(large, tmp_path / "stores") == digest_file(large) != before
     assert len(digests) == 2
 
 
 def test_a_file_that_has_just_been_written_is_digested_again(large, digests, tmp_path, monkeypatch):
-    monkeypatch.setattr(inputs, "_SETTLED_NANOSECONDS", 3_600 * 10**9)
+    monkeypatch.setattr(stores_module, "_SETTLED_NANOSECONDS", 3_600 * 10**9)
     for _ in range(2):
-        inputs.digest_contents(large, tmp_path / "stores")
+        stores_module.digest_contents(large, tmp_path / "stores")
 
     assert len(digests) == 2
 
 
 def test_a_damaged_record_of_a_digest_is_ignored(large, digests, tmp_path):
-    inputs.digest_contents(large, tmp_path / "stores")
+    stores_module.digest_contents(large, tmp_path / "stores")
     (record,) = (tmp_path / "stores" / "digests").iterdir()
     record.write_text("half of a dig")
 
-    assert inputs.digest_contents(large, tmp_path / "stores") == digest_file(large)
+    assert stores_module.digest_contents(large, tmp_path / "stores") == digest_file(large)

@@ -10,7 +10,7 @@ from penstock.tokenize.definition import find_definition
 
 pytest.importorskip("lightning", reason="needs penstock[lightning]")
 
-from penstock.integrations import inputs
+from penstock.integrations import stores as stores_module
 from penstock.integrations.lightning import LLMDataModule, LocalOpenWebTextDataModule
 
 TEXT = "".join(f"line {number} of the text\n" for number in range(20))
@@ -122,7 +122,7 @@ def test_a_stream_of_a_copy_continues_the_run_of_the_original(text, tmp_path):
 
 
 def test_a_copy_of_a_large_file_finds_the_same_store(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(inputs, "_WHOLE_BYTES", 10)
+    monkeypatch.setattr(stores_module, "_WHOLE_BYTES", 10)
     first = store_of(text)
     (tmp_path / "copy.txt").write_bytes(text.read_bytes())
     assert store_of("copy.txt") == first

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import SourceError
-from penstock.paths import cache_directory
 
 __all__ = [
     "PathLike",
@@ -62,6 +61,9 @@ def find_files(
     Raises:
         SourceError: no directory has any; the message names the command that fetches them.
     """
+    # Imported here: it imports NumPy, and a script that only names a question set needs none.
+    from penstock.store.files import cache_directory
+
     directories = [Path("data") / entry, cache_directory() / entry]
     if directory is not None:
         directories = [Path(directory)]

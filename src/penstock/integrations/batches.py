@@ -36,16 +36,6 @@ from penstock.loader.packed import one_row
 from penstock.rows.documents import Documents
 from penstock.streaming.plan import StreamedPlan
 
-__all__ = [
-    "BatchSource",
-    "EpochCuts",
-    "EqualSteps",
-    "RankSpan",
-    "State",
-    "StepBatches",
-    "unchanged",
-]
-
 State = dict[str, Any]
 """A position as JSON."""
 
@@ -77,6 +67,25 @@ class EpochCuts:
     world_size: int = 1
     drop_last: bool = False
 
+    def _sizes(self, left: int) -> tuple[int, tuple[int, ...]]:
+        """The steps of the last `left` rows: how many are full, and the rows of the others."""
+        full, rest = divmod(left, self.global_batch)
+        if self.drop_last or not rest:
+            return full, ()
+        if rest >= self.world_size:
+            return full, (rest,)
+        # Fewer rows than ranks make no step, unless the step before leaves some of its rows. With
+        # one row a step on each rank, that is impossible.
+        if not full or self.global_batch == self.world_size:
+            return full, ()
+        return full - 1, (self.global_batch + rest - self.world_size, self.world_size)
+
+    def _ahead(self, position: int) -> tuple[int, tuple[int, ...]]:
+        """`_sizes` from a position to the end of its epoch; one full step if that is not known."""
+        if self.epoch_rows is None:
+            return 1, ()
+        return self._sizes(self.epoch_rows - position % self.epoch_rows)
+
     def begin(self, position: int) -> int:
         """The position of the next step: `position`, or the next epoch if no step is left."""
         if self.epoch_rows is None or self.rows(position):
@@ -85,17 +94,8 @@ class EpochCuts:
 
     def rows(self, position: int) -> int:
         """The rows of the step that begins at a position; 0 if its epoch has no step left."""
-        batch, ranks = self.global_batch, self.world_size
-        if self.epoch_rows is None:
-            return batch
-        left = self.epoch_rows - position % self.epoch_rows
-        if left < batch:  # the last step
-            return 0 if self.drop_last or left < ranks else left
-        # A full step, unless it would leave some rows, but not one for each rank. With one row
-        # a step on each rank, a smaller step is impossible.
-        if self.drop_last or batch == ranks or not 0 < left - batch < ranks:
-            return batch
-        return left - ranks
+        full, others = self._ahead(position)
+        return self.global_batch if full else sum(others[:1])
 
     def num_steps(self, left: int) -> int:
         """The number of steps for the last `left` rows of an epoch.
@@ -103,21 +103,12 @@ class EpochCuts:
         >>> EpochCuts(10, 4).num_steps(10), EpochCuts(10, 4, drop_last=True).num_steps(10)
         (3, 2)
         """
-        steps, rest = divmod(left, self.global_batch)
-        if self.drop_last or not rest:
-            return steps
-        # Fewer rows than ranks make no step, unless an earlier step can leave some of its rows.
-        if rest < self.world_size and (not steps or self.global_batch == self.world_size):
-            return steps
-        return steps + 1
+        full, others = self._sizes(left)
+        return full + len(others)
 
     def num_alike(self, position: int) -> int:
-        """A number of steps from a position on that certainly have as many rows as the first."""
-        if self.epoch_rows is None:
-            return 1
-        left = self.epoch_rows - position % self.epoch_rows
-        # The last two steps of an epoch may be smaller.
-        return max(1, self.num_steps(left) - 2)
+        """The number of steps from a position on that certainly have as many rows as the first."""
+        return max(1, self._ahead(position)[0])
 
     def after(self, position: int, steps: int) -> int:
         """The position after some steps; after the last step of an epoch, the epoch's end."""
@@ -126,17 +117,11 @@ class EpochCuts:
         position = self.begin(position)
         here = self.num_steps(self.epoch_rows - position % self.epoch_rows)
         if steps >= here:
-            position = (position // self.epoch_rows + 1) * self.epoch_rows
             # The rest of this epoch, then whole epochs, then some steps of the last one.
             epochs, steps = divmod(steps - here, self.num_steps(self.epoch_rows))
-            position += epochs * self.epoch_rows
-            here = self.num_steps(self.epoch_rows)
-        # All steps of an epoch are full, except for the last two.
-        full = min(steps, max(0, here - 2))
-        position += full * self.global_batch
-        for _ in range(steps - full):
-            position += self.rows(position)
-        return position
+            position = (position // self.epoch_rows + 1 + epochs) * self.epoch_rows
+        full, others = self._ahead(position)
+        return position + min(steps, full) * self.global_batch + sum(others[: max(0, steps - full)])
 
     def step_at(self, position: int) -> int | None:
         """The number, in its epoch, of the step that begins at a position; None if none does."""
@@ -147,9 +132,7 @@ class EpochCuts:
         # The steps before the position are all steps but those of the rows after it. If a step
         # of this size begins here, counting that many steps leads back here.
         step = self.num_steps(self.epoch_rows) - self.num_steps(self.epoch_rows - inside)
-        start = position - inside
-        found = start if step == 0 else self.after(start, step)
-        return step if found == position else None
+        return step if self.after(position - inside, step) == position else None
 
     def share(self, position: int, rows: int, rank: int) -> tuple[int, int, int]:
         """The positions of one rank in a step: the first, the one after the last, and a size.
@@ -304,16 +287,12 @@ class StepBatches(Dataset[Tensors]):
         full = span.step[1] - span.step[0] == source.global_batch
         # A full step is read as this rank's share, so the loader pads it as on all ranks. A
         # smaller step may not divide by the ranks; its rows are read as one batch of this rank.
-        if full:
-            loader, first = self._loader(0), span.step[0]
-        else:
-            loader, first = self._loader(real), span.first
-        loader.seek(first)
-        batch = loader.make(loader.step).batch
-        if full or source.world_size == 1:
-            return source.finish(batch)
-        made = self._filled(source.to_batch(batch), span)
-        return one_row(made) if source.flat else made
+        loader = self._loader(0 if full else real)
+        loader.seek(span.step[0] if full else span.first)
+        batch = source.to_batch(loader.make(loader.step).batch)
+        if not full and source.world_size > 1:
+            batch = self._filled(batch, span)
+        return one_row(batch) if source.flat else batch
 
     def __getitems__(self, spans: list[RankSpan]) -> Tensors:
         """The batch of the one step that a batch sampler asks for."""

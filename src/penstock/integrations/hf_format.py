@@ -1,4 +1,4 @@
-"""Batches with Hugging Face's names: `input_ids`, `attention_mask`, `labels`; and a tokenizer.
+"""Batches with Hugging Face's names, its tokenizers, and the texts of its datasets.
 
     tokens           a b c .        two rows, padded to three tokens
                      d e . .
@@ -8,44 +8,47 @@
 
 Packed rows have `position_ids` instead of `attention_mask`. Given both, models of `transformers`
 ignore where documents begin, and attend across documents.
+
+A dataset may be a selection of rows in any order, or come over a network, so it cannot be read in
+parallel slices as files can. Its texts are written once, in order, to a Parquet file with row
+groups of 64 MB. Memory is bounded by one row group.
 """
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeGuard
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from penstock.errors import MissingExtraError, PlanError, TokenizerError
+from penstock.digest import digest_json
+from penstock.errors import MissingExtraError, PlanError, SourceError, TokenizerError
 from penstock.loader.batch_format import Format
 from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
 from penstock.rows.protocol import Fields, Integers, WrappedRows
 from penstock.rows.tokens import Stream
 from penstock.rows.windows import Windows
+from penstock.store.files import digest_file, sync_directory, sync_file
 from penstock.tokenize.definition import find_definition
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from datasets import Dataset, IterableDataset
     from transformers import PreTrainedTokenizerFast
-
-__all__ = [
-    "Labels",
-    "MaskedPacks",
-    "PaddedFormat",
-    "RowFormat",
-    "Tensors",
-    "check_labels",
-    "hf_tokenizer",
-    "input_label_pair",
-    "row_format",
-]
 
 Labels = Literal["shifted", "same"]
 Tensors = dict[str, torch.Tensor]
 
 _END = "<|endoftext|>"
+_GROUP_CHARACTERS = 64_000_000
+_BATCH_ROWS = 1_000
+_SCHEMA = pa.schema({"text": pa.large_string()})
 
 
 def check_labels(labels: str) -> None:
@@ -186,32 +189,22 @@ def hf_tokenizer(name: str) -> "PreTrainedTokenizerFast":
             "A tokenizer with Hugging Face's API needs transformers, which is not installed.\n"
             'Install it with: pip install "penstock[lightning]"'
         ) from None
-    from tokenizers import Tokenizer
-
-    bos: str | None = _END
-    end: str | None = _END
-    if name == "bytes":
-        backend = _byte_backend()
-    elif name.startswith("tiktoken:"):
+    if name.startswith("tiktoken:"):
         raise TokenizerError(f"{name} has no tokenizer.json; use its tokenizer.json, or tokenizer=")
-    else:
-        definition = find_definition(name)
-        backend = Tokenizer.from_str(definition.text)
-        bos, end = definition.bos_token, definition.eos_token
+    definition = None if name == "bytes" else find_definition(name)
+    end = _END if definition is None else definition.eos_token
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
+        tokenizer_object=Tokenizer.from_str(definition.text) if definition else _byte_backend(),
         name_or_path=name,
-        bos_token=bos,
+        bos_token=definition.bos_token if definition else end,
         eos_token=end,
         pad_token=end,
         clean_up_tokenization_spaces=False,
     )
 
 
-def _byte_backend() -> "Tokenizer":
+def _byte_backend() -> Tokenizer:
     """The tokenizer "bytes": the id of a byte is its value, and 256 ends a document."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
     # GPT-2's byte alphabet writes each byte as one printable character, in the order of bytes
     # that are printable themselves and then the others.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -223,3 +216,72 @@ def _byte_backend() -> "Tokenizer":
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(_END, special=True)])
     return backend
+
+
+def is_dataset(value: object) -> "TypeGuard[Dataset | IterableDataset]":
+    """Whether `value` is a `datasets.Dataset` or `IterableDataset`; does not import `datasets`."""
+    datasets = sys.modules.get("datasets")  # if nothing imported it, there is no dataset
+    return datasets is not None and isinstance(value, datasets.Dataset | datasets.IterableDataset)
+
+
+def export_texts(
+    dataset: "Dataset | IterableDataset", root: str | os.PathLike[str], column: str = "text"
+) -> list[Path]:
+    """Write the texts of a Hugging Face dataset to a Parquet file under `root`; return its path.
+
+    A dataset that was exported before is recognised by its fingerprint. An `IterableDataset` has
+    none: it is read again, and recognised by its contents.
+
+    Raises:
+        SourceError: there is no such column, or it does not hold text.
+    """
+    from datasets import IterableDataset
+
+    base = Path(root)
+    base.mkdir(parents=True, exist_ok=True)
+    name = ""
+    # datasets changes the fingerprint with every change of the rows: select, shuffle, map.
+    if not isinstance(dataset, IterableDataset):
+        name = digest_json([dataset._fingerprint, column, len(dataset)])
+        if (target := base / f"texts-{name[:32]}.parquet").is_file():
+            return [target]
+    # Written under another name and renamed at the end: a file with the final name is complete,
+    # even after a kill. The process id keeps concurrent exports apart.
+    fresh = base / f".texts-{os.getpid()}.parquet"
+    try:
+        # Not compressed: the file is read once, and then only kept to recognise the dataset.
+        with pq.ParquetWriter(fresh, _SCHEMA, compression="none") as writer:
+            for texts in _row_groups(dataset, column):
+                writer.write_table(pa.table([texts], schema=_SCHEMA))
+        sync_file(fresh)
+        target = base / f"texts-{(name or digest_file(fresh))[:32]}.parquet"
+        if not target.is_file():  # a file that is replaced would look changed to a build of it
+            fresh.rename(target)
+            sync_directory(base)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return [target]
+
+
+def _row_groups(dataset: "Dataset | IterableDataset", column: str) -> Iterator[list[str]]:
+    """The texts of a dataset, in lists of about 64 million characters."""
+    held: list[str] = []
+    size = row = 0
+    for batch in dataset.iter(batch_size=_BATCH_ROWS):
+        if column not in batch:
+            raise SourceError(
+                f"The dataset has no column {column!r}; it has {', '.join(map(repr, batch))}. Name "
+                "the right one with column=."
+            )
+        for text in batch[column]:
+            if not isinstance(text, str):
+                raise SourceError(
+                    f"Row {row:,} has {text!r:.60} in column {column!r}, which is not text."
+                )
+            row += 1
+            size += len(text)
+        held += batch[column]
+        if size >= _GROUP_CHARACTERS:
+            yield held
+            held, size = [], 0
+    yield held

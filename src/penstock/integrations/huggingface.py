@@ -20,8 +20,16 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from penstock.errors import PlanError, ResumeError
 from penstock.integrations.batches import BatchSource, RankSpan, State, StepBatches, unchanged
-from penstock.integrations.hf_format import Labels, MaskedPacks, Tensors, hf_tokenizer, row_format
-from penstock.integrations.inputs import export_texts, is_dataset
+from penstock.integrations.hf_format import (
+    Labels,
+    MaskedPacks,
+    Tensors,
+    export_texts,
+    hf_tokenizer,
+    is_dataset,
+    row_format,
+)
+from penstock.loader.loader import Loader
 from penstock.loader.packed import check_packed, keep_documents_apart, prepare
 from penstock.order.plan import Plan
 from penstock.rows.documents import Documents
@@ -102,19 +110,12 @@ class RowItems(Dataset[Tensors]):
         self._unchecked = shape.packed  # checked with the first item: the model may come later
         if shape.packed and model is not None:
             keep_documents_apart(model)
-        self._batches = StepBatches(
-            BatchSource(
-                plan=Plan(shape.rows, shuffle="none"),
-                global_batch=1,
-                rank=0,
-                world_size=1,
-                to_batch=shape.to_batch,
-                format=shape.format,
-            )
-        )
+        plan = Plan(shape.rows, shuffle="none")
+        self._loader = Loader(plan, 1, epochs=1, format=shape.format)
+        self._to_batch = shape.to_batch
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self._loader)
 
     def __getitem__(self, index: int) -> Tensors:
         if not 0 <= index < len(self):
@@ -122,7 +123,7 @@ class RowItems(Dataset[Tensors]):
         if self._unchecked:
             self._unchecked = False
             check_packed()
-        batch = self._batches[RankSpan(index, index + 1, 1, (index, index + 1))]
+        batch = self._to_batch(self._loader[index])
         return {name: values[0] for name, values in batch.items()}
 
 

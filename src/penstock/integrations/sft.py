@@ -17,6 +17,7 @@ rank is ahead of another.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -52,42 +53,36 @@ class Conversations(Protocol):
         """One conversation."""
 
 
+@dataclass
 class SFTCollate:
     """A `collate_fn` that turns a list of conversations into `(inputs, targets)`.
 
     Can be pickled to worker processes, where each renders with its own `Chat`.
-
-    Args:
-        chat: A `Chat`, or a function from a conversation to its tokens and mask.
-        pad_token_id: The id in padded places; the tokenizer's end token if not given.
-        ignore_index: The target of tokens that are not trained on: -1, or PyTorch's -100.
-        max_length: The most tokens of a conversation; longer ones are truncated.
     """
 
-    def __init__(
-        self,
-        chat: Chat | Render,
-        *,
-        pad_token_id: int | None = None,
-        ignore_index: int = -1,
-        max_length: int | None = None,
-    ) -> None:
+    chat: Chat | Render
+    """A `Chat`, or a function from a conversation to its tokens and mask."""
+    _: KW_ONLY
+    pad_token_id: int | None = None
+    """The id in padded places; the tokenizer's end token if not given."""
+    ignore_index: int = -1
+    """The target of tokens that are not trained on: -1, or PyTorch's -100."""
+    max_length: int | None = None
+    """The most tokens of a conversation; longer ones are truncated."""
+
+    def __post_init__(self) -> None:
         # Any id would do: padding has no target, and causal attention does not look ahead.
-        if pad_token_id is None:
-            pad_token_id = chat.tokenizer.eos_id if isinstance(chat, Chat) else None
-        if pad_token_id is None or pad_token_id < 0:
+        if self.pad_token_id is None and isinstance(self.chat, Chat):
+            self.pad_token_id = self.chat.tokenizer.eos_id
+        if self.pad_token_id is None or self.pad_token_id < 0:
             raise PlanError(
-                f"pad_token_id={pad_token_id} cannot pad rows, and the tokenizer has no end token "
-                "to use instead. Give any id of the vocabulary; padding is never trained on."
+                f"pad_token_id={self.pad_token_id} cannot pad rows, and the tokenizer has no end "
+                "token to use instead. Give any id of the vocabulary; padding is never trained on."
             )
-        if max_length is not None and max_length < 2:
-            raise PlanError(f"max_length={max_length} must be at least 2, for one target.")
-        if ignore_index >= 0:  # the loss would leave out real tokens with this id
-            raise PlanError(f"ignore_index={ignore_index} may be a token id; use -1 or -100.")
-        self.chat = chat
-        self.pad_token_id = pad_token_id
-        self.ignore_index = ignore_index
-        self.max_length = max_length
+        if self.max_length is not None and self.max_length < 2:
+            raise PlanError(f"max_length={self.max_length} must be at least 2, for one target.")
+        if self.ignore_index >= 0:  # the loss would leave out real tokens with this id
+            raise PlanError(f"ignore_index={self.ignore_index} may be a token id; use -1 or -100.")
 
     def __call__(self, conversations: Sequence[Conversation]) -> Pair:
         """The `(inputs, targets)` of some conversations."""
@@ -132,61 +127,78 @@ class SFTCollate:
 def _checked(row: tuple[ArrayLike, ArrayLike], number: int) -> Rendered:
     """The tokens and mask of a row as arrays, after checking that they match."""
     try:
-        tokens, mask = row
-        tokens, mask = np.asarray(tokens), np.asarray(mask)
+        tokens, mask = map(np.asarray, row)
     except (TypeError, ValueError):
-        raise ChatError(
-            "bad_rendering",
-            f"Row {number:,} was rendered as {row!r:.60}, which is not a pair of tokens and mask.",
-        ) from None
-    if not tokens.size:
-        raise ChatError("bad_rendering", f"Row {number:,} was rendered to no tokens.")
-    if tokens.shape != mask.shape or tokens.ndim != 1:
-        found = f"{len(tokens):,} tokens and a mask of {mask.size:,}"
-        if tokens.ndim != 1 or mask.ndim != 1:
-            found = f"tokens of the shape {tokens.shape} and a mask of {mask.shape}"
-        raise ChatError(
-            "bad_rendering",
-            f"Row {number:,} was rendered to {found}; each token needs one mask value: 1 if it is "
-            "trained on, otherwise 0.",
-        )
-    if tokens.dtype.kind not in "iu":
-        raise ChatError(
-            "bad_rendering", f"Row {number:,} was rendered to {tokens.dtype}, not to integer ids."
-        )
+        problem = f"as {row!r:.60}, which is not a pair of tokens and mask"
+    else:
+        problem = ""
+        if not tokens.size:
+            problem = "to no tokens"
+        elif tokens.shape != mask.shape or tokens.ndim != 1:
+            problem = (
+                f"to {tokens.size:,} tokens and a mask of {mask.size:,}, of the shapes "
+                f"{tokens.shape} and {mask.shape}; each token needs one mask value: 1 if it is "
+                "trained on, otherwise 0"
+            )
+        elif tokens.dtype.kind not in "iu":
+            problem = f"to {tokens.dtype}, not to integer ids"
+    if problem:
+        raise ChatError("bad_rendering", f"Row {number:,} was rendered {problem}.")
     return tokens, mask
 
 
 class SFTBatches:
-    """The endless iterator that `sft_data_generator` returns.
+    """Batches `(inputs, targets)` of conversations, without end.
 
     Attributes:
         position: The number of rows that all ranks together have yielded.
         num_untrained: Rows yielded by this rank in which no token is trained on.
+
+    >>> row = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    >>> chat = Chat("chatml", "gpt2", add_tokens="auto")
+    >>> inputs, targets = next(sft_data_generator([row], 1, chat))
+    >>> chat.tokenizer.decode(targets[targets != -1])
+    b'Hello.<|im_end|>'
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (a drop-in: the arguments of the code it replaces)
         self,
         dataset: Conversations,
         batch_size: int,
-        collate: SFTCollate,
+        chat: Chat | Render,
         *,
-        rank: int,
-        world_size: int,
+        pad_token_id: int | None = None,
+        ignore_index: int = -1,
+        max_length: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
         device: str | torch.device | None = None,
     ) -> None:
+        """Begin at the first row.
+
+        Args:
+            dataset: Anything with `len` and `[]` whose rows are conversations in a known format.
+            batch_size: Rows in a batch, on each rank.
+            chat: A `Chat`, or a function from a row to its tokens and mask.
+            pad_token_id: The id in padded places; the tokenizer's end token if not given.
+            ignore_index: The target of tokens that are not trained on: -1, or PyTorch's -100.
+            max_length: The most tokens of a conversation; longer ones are truncated.
+            rank: The number of this process; if not given, that of torch.distributed, or 0.
+            world_size: The number of processes; if not given, that of torch.distributed, or 1.
+                Give it together with `rank`.
+            device: The device of the tensors.
+        """
+        self._collate = SFTCollate(
+            chat, pad_token_id=pad_token_id, ignore_index=ignore_index, max_length=max_length
+        )
+        self._rank, self._world_size = topology(rank, world_size)
         if len(dataset) < 1:
             raise PlanError("The dataset is empty; there is nothing to train on.")
         if batch_size < 1:
             raise PlanError(f"batch_size={batch_size} must be at least 1.")
-        if not 0 <= rank < world_size:
-            raise PlanError(f"rank={rank} must be from 0 to {world_size - 1}.")
-        self._dataset = dataset
-        self._batch_size = batch_size
-        self._collate = collate
-        self._rank = rank
-        self._world_size = world_size
-        self._device = device
+        if not 0 <= self._rank < self._world_size:
+            raise PlanError(f"rank={rank} must be from 0 to {self._world_size - 1}.")
+        self._dataset, self._batch_size, self._device = dataset, batch_size, device
         self._ready: list[Rendered] = []
         self.position = 0
         self.num_untrained = 0
@@ -205,9 +217,7 @@ class SFTBatches:
         # The first token is never a target, so its mask value does not count.
         self.num_untrained += sum(not mask[1:].any() for _, mask in rows)
         inputs, targets = self._collate.pad(rows)
-        if self._device is None:
-            return inputs, targets
-        return inputs.to(self._device), targets.to(self._device)
+        return inputs.to(device=self._device), targets.to(device=self._device)
 
     def state_dict(self) -> dict[str, object]:
         """The position as JSON: the same on every rank, and valid for any number of ranks."""
@@ -241,56 +251,23 @@ class SFTBatches:
         records = [self._dataset[number] for number in wanted]
         try:
             return self._collate.render(records, wanted)
-        except ChatError as error:
+        except ChatError:
             # The error is about one of many conversations: render them one by one to find it.
-            bad = (number for number, row in zip(wanted, records, strict=True) if self._fails(row))
-            if (number := next(bad, None)) is not None:
-                error.add_note(f"This is row {number:,} of the dataset, counting from 0.")
+            for number, record in zip(wanted, records, strict=True):
+                try:
+                    self._collate.render([record], [number])
+                except ChatError as error:
+                    error.add_note(f"This is row {number:,} of the dataset, counting from 0.")
+                    raise error from None
             raise
 
-    def _fails(self, record: Conversation) -> bool:
-        try:
-            self._collate.render([record])
-        except ChatError:
-            return True
-        return False
 
-
-def sft_data_generator(  # noqa: PLR0913  (a drop-in: the arguments of the code it replaces)
-    dataset: Conversations,
-    batch_size: int,
-    chat: Chat | Render,
-    *,
-    pad_token_id: int | None = None,
-    ignore_index: int = -1,
-    max_length: int | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
-    device: str | torch.device | None = None,
+def sft_data_generator(
+    dataset: Conversations, batch_size: int, chat: Chat | Render, **options: Any
 ) -> SFTBatches:
     """Batches `(inputs, targets)` of conversations, without end.
 
-    Args:
-        dataset: Anything with `len` and `[]` whose rows are conversations in a known format.
-        batch_size: Rows in a batch, on each rank.
-        chat: A `Chat`, or a function from a row to its tokens and mask.
-        pad_token_id: The id in padded places; the tokenizer's end token if not given.
-        ignore_index: The target of tokens that are not trained on: -1, or PyTorch's -100.
-        max_length: The most tokens of a conversation; longer ones are truncated.
-        rank: The number of this process; if not given, that of torch.distributed, or 0.
-        world_size: The number of processes; if not given, that of torch.distributed, or 1. Give
-            it together with `rank`.
-        device: The device of the tensors.
-
-    >>> from penstock.chat.chat import Chat
-    >>> row = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
-    >>> chat = Chat("chatml", "gpt2", add_tokens="auto")
-    >>> inputs, targets = next(sft_data_generator([row], 1, chat))
-    >>> chat.tokenizer.decode(targets[targets != -1])
-    b'Hello.<|im_end|>'
+    This is the name in scripts that wrote the generator by hand. The arguments are those of
+    `SFTBatches`: `pad_token_id`, `ignore_index`, `max_length`, `rank`, `world_size`, `device`.
     """
-    collate = SFTCollate(
-        chat, pad_token_id=pad_token_id, ignore_index=ignore_index, max_length=max_length
-    )
-    rank, world_size = topology(rank, world_size)
-    return SFTBatches(dataset, batch_size, collate, rank=rank, world_size=world_size, device=device)
+    return SFTBatches(dataset, batch_size, chat, **options)

@@ -3,7 +3,7 @@
     ~/.cache/penstock/stores/      or $PENSTOCK_CACHE/stores, or cache_dir=
     ├── 4f0c…e1/                   a store; its name is a digest of what it was built from
     ├── digests/                   digests of large files
-    └── texts-90ab…/               the texts of a Hugging Face dataset, as Parquet files
+    └── texts-90ab….parquet        the texts of a Hugging Face dataset
 
 The name is a digest of the input's contents, of the tokenizer and of the settings. The path of
 a file and the name of a tokenizer are not part of it: a relative path, an absolute path and a
@@ -24,55 +24,39 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from penstock.digest import digest_json
 from penstock.errors import SourceError, StoreBusyError, StoreError
-from penstock.integrations.inputs import digest_contents, export_texts, is_dataset
-from penstock.paths import cache_directory
+from penstock.integrations.hf_format import export_texts, is_dataset
 from penstock.sources.listing import InputFile, list_files
 from penstock.sources.settings import ReadSettings, Texts
 from penstock.store.build import build
+from penstock.store.files import cache_directory, digest_file, write_file
 from penstock.store.lock import locked
 from penstock.store.manifest import FILE_NAME
 from penstock.store.reader import TokenStore
 from penstock.store.verify import verify
+from penstock.streaming.snapshots import StreamedStore
+from penstock.streaming.stream import stream
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-    from penstock.streaming.snapshots import StreamedStore
-
-    Inputs: TypeAlias = (
-        str
-        | os.PathLike[str]
-        | Sequence[str | os.PathLike[str]]
-        | Texts
-        | Dataset
-        | IterableDataset
-    )
-
-__all__ = [
-    "StoreSettings",
-    "cached_store",
-    "store_name",
-    "store_of",
-    "store_root",
-    "stream_of",
-]
-
 PathLike = str | os.PathLike[str]
+Inputs: TypeAlias = "PathLike | Sequence[PathLike] | Texts | Dataset | IterableDataset"
+Store = TypeVar("Store", bound=TokenStore | StreamedStore)
 
 # A new release of one of these may split text differently.
 _ENGINES = ("gigatoken", "tokenizers", "tiktoken")
 _VERSION = 1  # of how a name is computed
-_ANY = ReadSettings()  # by default, the suffix of a file decides its format
-_WHOLE_BYTES = 1 << 30
+_WHOLE_BYTES = 1 << 30  # larger files and stores are not read at every start
+_SETTLED_NANOSECONDS = 2_500_000_000
 _BUSY_SECONDS = 3_600.0
 
 
@@ -86,29 +70,6 @@ class StoreSettings:
     column: str = "text"
     cache_dir: PathLike | None = None
     threads: int | None = None
-
-    @property
-    def root(self) -> Path:
-        """The directory of cached stores; it may not exist yet."""
-        return store_root(self.cache_dir)
-
-    def name(self, contents: object) -> str | None:
-        """The name of the store of an input; see `store_name`."""
-        tokenizer = self.tokenizer
-        end_id = tokenizer.eos_id if self.eos else None
-        encodes = (tokenizer.digest, tokenizer.special_tokens)
-        return store_name(contents, encodes, end_id, self.documents, self.column)
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """These settings as arguments of `penstock.build` and `penstock.stream`."""
-        return {
-            "tokenizer": self.tokenizer,
-            "eos": self.eos,
-            "documents": self.documents,
-            "field": self.column,
-            "threads": self.threads,
-        }
 
 
 def store_root(cache_dir: PathLike | None) -> Path:
@@ -135,9 +96,13 @@ def store_name(
     digest, special_tokens = encodes
     if digest is None:
         return None
+    versions = {}
+    for package in _ENGINES:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
     # Not the name of the tokenizer: "gpt2" and the same tokenizer as an object share a store.
     # 32 hexadecimal digits are 128 bits, so two stores do not get one name by chance.
-    known = [digest, special_tokens, _engine_versions()]
+    known = [digest, special_tokens, versions]
     return digest_json([_VERSION, contents, known, end_id, documents, column])[:32]
 
 
@@ -153,42 +118,59 @@ def store_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenSto
         return inputs
     if isinstance(inputs, str | os.PathLike) and (Path(inputs) / FILE_NAME).is_file():
         return TokenStore(inputs)
-    files, contents, settings = _contents(inputs, settings)
-    name = settings.name(contents)
-    return cached_store(
-        name, settings.root, lambda store: build(files, store, **settings.arguments)
-    )
+    files, name, arguments = _resolved(inputs, settings)
+    root = store_root(settings.cache_dir)
+    return cached_store(name, root, lambda store: build(files, store, **arguments))
 
 
-def stream_of(
-    inputs: "Inputs | TokenStore", settings: StoreSettings
-) -> "TokenStore | StreamedStore":
+def stream_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenStore | StreamedStore:
     """A store of `inputs` that can be read while it is built; the same store as `store_of`."""
-    from penstock.streaming.stream import stream
-
     if isinstance(inputs, TokenStore):
         return inputs
-    files, contents, settings = _contents(inputs, settings)
-    name = settings.name(contents)
+    files, name, arguments = _resolved(inputs, settings)
     if name is None:
         raise SourceError(
             f"{settings.tokenizer.name} has no digest, so an unfinished store of it could not be "
             "recognised. Use streaming=False."
         )
-    directory = _private(settings.root) / name
-    directory.mkdir(mode=0o700, exist_ok=True)
+    directory = _private(store_root(settings.cache_dir)) / name
+    return _made(directory, lambda store: stream(files, store, **arguments))
 
-    # A stream checks the names and times of its inputs, as a build does. Here they may differ:
-    # the directory belongs to these contents, whatever the path of the file is.
-    try:
-        return stream(files, directory, **settings.arguments)
-    except StoreBusyError:
-        raise
-    except StoreError:
-        if (directory / FILE_NAME).is_file():
-            return TokenStore(directory)  # finished, from the same contents under another path
-        _clear(directory)
-        return stream(files, directory, **settings.arguments)
+
+def _resolved(
+    inputs: "Inputs", settings: StoreSettings
+) -> tuple["list[str] | Texts", str | None, dict[str, Any]]:
+    """What `penstock.build` reads, the name of its store, and the other arguments of `build`."""
+    column, root, tokenizer = settings.column, store_root(settings.cache_dir), settings.tokenizer
+    files: list[str] | Texts
+    contents: object
+    if isinstance(inputs, Texts):
+        files, contents = inputs, inputs.digest
+    else:
+        if is_dataset(inputs):
+            inputs, column = export_texts(inputs, _private(root), column), "text"
+        # By default, the suffix of a file decides its format.
+        listed = list_files(inputs, ReadSettings())
+        # With absolute paths, a killed build is resumed from any working directory.
+        files = [each.path if each.remote else str(Path(each.path).absolute()) for each in listed]
+        contents = [_identity(each, root) for each in listed]
+    encodes = (tokenizer.digest, tokenizer.special_tokens)
+    end_id = tokenizer.eos_id if settings.eos else None
+    arguments = {
+        "tokenizer": tokenizer,
+        "eos": settings.eos,
+        "documents": settings.documents,
+        "field": column,
+        "threads": settings.threads,
+    }
+    return files, store_name(contents, encodes, end_id, settings.documents, column), arguments
+
+
+def _identity(file: InputFile, root: Path) -> list[object]:
+    """What identifies the contents of a file, as JSON."""
+    if file.remote:
+        return [file.format, file.compression, [file.name, file.size, file.stamp]]
+    return [file.format, file.compression, digest_contents(Path(file.path), root)]
 
 
 def cached_store(name: str | None, root: Path, make: Callable[[Path], TokenStore]) -> TokenStore:
@@ -210,44 +192,45 @@ def cached_store(name: str | None, root: Path, make: Callable[[Path], TokenStore
     until = time.monotonic() + _BUSY_SECONDS
     while True:
         try:
-            return _intact(directory) or _made(directory, make)
+            found = _intact(directory)
+            # The manifest is written last, so with one the build was finished. It is damaged.
+            if found is None and (directory / FILE_NAME).exists():
+                found = _clear(directory)
+            return found or _made(directory, make)
         except StoreBusyError:  # another process builds it
             if time.monotonic() > until:
                 raise
             time.sleep(0.05)
 
 
-def _made(directory: Path, make: Callable[[Path], TokenStore]) -> TokenStore:
-    """Build a store in `directory`, which holds nothing, a damaged store or a killed build."""
+def _made(directory: Path, make: Callable[[Path], Store]) -> Store | TokenStore:
+    """Make a store in `directory`, which holds nothing, a store or a killed build."""
     directory.mkdir(mode=0o700, exist_ok=True)
-    # The manifest is written last, so with one the build was finished. It is not intact, or it
-    # would have been opened.
-    if (directory / FILE_NAME).exists():
-        _clear(directory)
     try:
         return make(directory)  # a killed build is resumed
     except StoreBusyError:
         raise
     except StoreError:
-        # The killed build was of a copy of the input under another path, or the manifest of a
-        # finished store was lost. Whatever it is, everything in here can be built again.
-        _clear(directory)
-        return make(directory)
+        # The names and times of inputs are checked, and these were of a copy under another path;
+        # or the manifest of a finished store was lost. The directory belongs to these contents,
+        # so a finished store is the right one, and anything else can be built again.
+        return _clear(directory) or make(directory)
 
 
-def _clear(directory: Path) -> None:
-    """Remove the files of a store that cannot be used, unless another process replaced it."""
+def _clear(directory: Path) -> TokenStore | None:
+    """Remove the files of a store that cannot be used; an intact store is kept and returned."""
     # Another process may have found the same damage and rebuilt the store by now; its readers
     # must not lose their files. So the store is inspected again under the lock.
     with locked(directory):
-        if _intact(directory) is not None:
-            return
+        if (found := _intact(directory)) is not None:
+            return found
         # The manifest goes first: without it, nobody takes what is left for a store.
         for path in sorted(directory.iterdir(), key=lambda path: path.name != FILE_NAME):
             if path.is_dir():
                 rmtree(path)
             elif path.name != ".lock":
                 path.unlink()
+    return None
 
 
 def _intact(directory: Path) -> TokenStore | None:
@@ -256,7 +239,7 @@ def _intact(directory: Path) -> TokenStore | None:
         return None
     try:
         store = TokenStore(directory)
-        # ReadSettings 1 GB takes about a second. A larger store is opened without reading it all.
+        # Reading 1 GB takes about a second. A larger store is opened without reading it all.
         small = store.num_tokens * store.dtype.itemsize <= _WHOLE_BYTES
         return verify(directory) if small else store
     except StoreError:
@@ -295,34 +278,31 @@ def _remove(directory: Path, owner: int) -> None:
         rmtree(directory, ignore_errors=True)
 
 
-def _contents(
-    inputs: "Inputs", settings: StoreSettings
-) -> tuple["list[str] | Texts", object, StoreSettings]:
-    """What `penstock.build` reads, the identity of its contents, and the settings to read it."""
-    if isinstance(inputs, Texts):
-        return inputs, inputs.digest, settings
-    if is_dataset(inputs):
-        listed = list_files(export_texts(inputs, _private(settings.root), settings.column), _ANY)
-        settings = replace(settings, column="text")
-    else:
-        listed = list_files(inputs, _ANY)
-    # With absolute paths, a killed build is resumed from any working directory.
-    paths = [each.path if each.remote else str(Path(each.path).absolute()) for each in listed]
-    files = list_files(paths, _ANY)
-    root = settings.root
-    return paths, [[each.format, each.compression, _digest(each, root)] for each in files], settings
+def digest_contents(path: Path, root: Path) -> str:
+    """SHA-256 of a file; of a large file, the recorded one if nothing has changed the file since.
+
+    Args:
+        path: The file.
+        root: The directory of cached stores, where digests of large files are recorded.
+    """
+    before = _state(path)
+    if before[0] <= _WHOLE_BYTES:
+        return digest_file(path)
+    record = root / "digests" / digest_json([os.path.realpath(path), before])[:32]
+    if record.is_file() and len(found := record.read_text()) == 64:
+        return found
+    digest = digest_file(path)
+    # A write that follows soon may leave the same times, because clocks of file systems tick at
+    # intervals (FAT: 2 s). So a file that has just been written is digested again next time.
+    settled = time.time_ns() - max(before[1:3]) > _SETTLED_NANOSECONDS
+    if settled and _state(path) == before:
+        record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_file(record, [digest.encode()])
+    return digest
 
 
-def _digest(file: InputFile, root: Path) -> object:
-    """What identifies the contents of a file."""
-    if file.remote:
-        return [file.name, file.size, file.stamp]
-    return digest_contents(Path(file.path), root)
-
-
-def _engine_versions() -> dict[str, str]:
-    found = {}
-    for package in _ENGINES:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+def _state(path: Path) -> list[int]:
+    """What a write to a file changes: size and times; and which file it is."""
+    found = path.stat()
+    # `os.utime` can restore the time of the last write, but not ctime, which it sets to now.
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]

@@ -3,10 +3,15 @@
 The dataset behind it returns a finished batch from `__getitems__`. With workers, a DataLoader
 yields the same batches in the same order. The loader advances as batches are yielded, so its state
 is exact: batches that workers have made ahead of time are not counted.
+
+`WorkerOptions` are the settings of any DataLoader's worker processes.
 """
 
-from collections.abc import Iterator
+import os
+import warnings
+from collections.abc import Callable, Iterator
 from itertools import count
+from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.utils.data as data
@@ -17,7 +22,7 @@ from penstock.loader.batch_format import Batch
 if TYPE_CHECKING:
     from penstock.loader.loader import Loader
 
-__all__ = ["LoaderBatches", "StepsOfRun", "as_dataloader"]
+__all__ = ["LoaderBatches", "StepsOfRun", "WorkerOptions", "as_dataloader"]
 
 
 class _Request(NamedTuple):
@@ -108,3 +113,58 @@ def as_dataloader(loader: "Loader", *, num_workers: int, **options: Any) -> Load
 
 def _same(sent: Batch) -> Batch:
     return sent
+
+
+# The settings that PyTorch would ignore without workers, or refuse without naming the cause.
+_NEED_WORKERS = {
+    "prefetch_factor": "how many batches each worker makes ahead",
+    "persistent_workers": "whether workers are kept between epochs",
+    "timeout": "how long to wait for a worker",
+    "multiprocessing_context": "how workers are started",
+}
+
+
+class WorkerOptions(NamedTuple):
+    """The worker processes of a DataLoader, and the settings that need workers."""
+
+    num_workers: int
+    prefetch_factor: int | None
+    persistent_workers: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: str | BaseContext | None
+
+    def checked(self, stacklevel: int = 3) -> "WorkerOptions":
+        """The same settings if PyTorch accepts them; on Windows no workers, with a warning.
+
+        Args:
+            stacklevel: How many calls up the user's line is, which the warning names; by default
+                it called the function that calls this one.
+
+        Raises:
+            PlanError: it does not accept them; the message says what to change.
+        """
+        if self.num_workers < 0 or self.timeout < 0:
+            raise PlanError(
+                f"num_workers={self.num_workers} and timeout={self.timeout} must be 0 or more."
+            )
+        if self.prefetch_factor is not None and self.prefetch_factor < 1:
+            raise PlanError(f"prefetch_factor={self.prefetch_factor} must be 1 or more.")
+        if self.num_workers and os.name == "nt":
+            # Windows can only spawn workers, which import everything again.
+            warnings.warn(
+                f"num_workers={self.num_workers} is taken as 0 on Windows, where starting workers "
+                "costs more than they save. Batches are the same.",
+                stacklevel=stacklevel,
+            )
+            return WorkerOptions(0, None, False, 0, None, None)
+        given = self._asdict()
+        for name, meaning in _NEED_WORKERS.items():
+            if given[name] and not self.num_workers:
+                # People search for this text without a value, as PyTorch writes it.
+                shown = name if name == "prefetch_factor" else f"{name}={given[name]!r}"
+                raise PlanError(
+                    f"{shown} is not valid with num_workers=0: it is {meaning}. Set num_workers=1 "
+                    f"or more, or leave {name} out."
+                )
+        return self

@@ -26,11 +26,16 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_json
 from penstock.errors import DiskFullError, PlanError
-from penstock.paths import cache_directory
 from penstock.ranges import ranges
 from penstock.rows.packing import PACKING_FORMAT, Layout
 from penstock.rows.protocol import Array, Integers
-from penstock.store.files import HEADER_BYTES, header, sync_directory, write_file
+from penstock.store.files import (
+    HEADER_BYTES,
+    cache_directory,
+    header,
+    sync_directory,
+    write_file,
+)
 from penstock.store.reader import TokenStore
 
 __all__ = ["EMPTY", "LONGEST", "RowIndex", "index_of", "joined", "of_layout"]

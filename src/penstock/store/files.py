@@ -37,6 +37,7 @@ from penstock.errors import DiskFullError
 __all__ = [
     "HEADER_BYTES",
     "array_layout",
+    "cache_directory",
     "digest_file",
     "header",
     "keep_freed_memory",
@@ -222,6 +223,18 @@ def sync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def cache_directory() -> Path:
+    """Return `$PENSTOCK_CACHE`, else `penstock` in `$XDG_CACHE_HOME` or in `~/.cache`.
+
+    Everything in it can be computed or downloaded again. The directory may not exist yet: the
+    code that writes to it creates it.
+    """
+    # The variables are read at each call: tests and notebooks set them after the import.
+    if chosen := os.environ.get("PENSTOCK_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
 
 
 def remove_temporary(directory: Path) -> None:

@@ -368,9 +368,9 @@ def test_datasets_that_cannot_be_mixed_are_refused(datasets, message):
 
 
 def test_on_windows_no_workers_are_used_and_one_warning_is_issued(pairs, monkeypatch):
-    from penstock.integrations import workers
+    from penstock.loader import dataloader
 
-    monkeypatch.setattr(workers.os, "name", "nt")
+    monkeypatch.setattr(dataloader.os, "name", "nt")
     with pytest.warns(UserWarning, match="num_workers=2 is taken as 0") as caught:
         loader = create_multiplex_dataloader(
             pairs, num_workers=2, prefetch_factor=2, persistent_workers=True

@@ -21,7 +21,7 @@ from penstock.integrations.lightning.loaders import (
     TrainingBatches,
     rows_per_device,
 )
-from penstock.integrations.workers import WorkerOptions
+from penstock.loader.dataloader import WorkerOptions
 from penstock.order.shuffle import Mode
 from penstock.rows.documents import Documents
 from penstock.rows.windows import Windows

@@ -35,7 +35,7 @@ from penstock.integrations.multiplex.run import (
     read_state,
     write_state,
 )
-from penstock.integrations.workers import WorkerOptions
+from penstock.loader.dataloader import WorkerOptions
 from penstock.loader.fingerprint import combine, of_samples, source_keys
 from penstock.loader.state import shortened
 

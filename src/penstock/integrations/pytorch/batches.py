@@ -17,6 +17,7 @@ is raised, so `check_dataloader` looks at the batches.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -25,8 +26,6 @@ import torch
 from penstock.errors import PlanError, TokenizerError
 from penstock.integrations.hf_format import Labels
 from penstock.tokenize.engines import read_attribute
-
-__all__ = ["check_dataloader", "label_convention", "pad_collate", "test_dataloader"]
 
 Row = tuple[torch.Tensor, torch.Tensor | None]
 """The ids of a row, and its labels if it has some."""
@@ -84,29 +83,41 @@ def pad_collate(  # noqa: PLR0913  (a function for DataLoader's collate_fn: flat
         )
     _check_options(side, multiple_of, max_length, overflow, labels)
     # Tokens at the ends are added before rows are truncated, so that max_length includes them.
-    rows = [_with_edges(*_row(item, number), bos_id, eos_id) for number, item in enumerate(batch)]
+    rows = [_row(item, number, bos_id, eos_id) for number, item in enumerate(batch)]
     if not rows:
         raise PlanError("A batch without rows cannot be padded.")
-    if max_length is not None:
-        rows = [_fitted(row, number, max_length, overflow) for number, row in enumerate(rows)]
-    width = max(len(ids) for ids, _ in rows)
-    if multiple_of is not None:
-        width = -(-width // multiple_of) * multiple_of  # rounded up
+    longest = max(len(ids) for ids, _ in rows)
+    if max_length is not None and longest > max_length:
+        if overflow == "refuse":
+            number = next(number for number, (ids, _) in enumerate(rows) if len(ids) > max_length)
+            raise PlanError(
+                f"Row {number} has {len(rows[number][0]):,} tokens, more than "
+                f"max_length={max_length:,}. Split it, leave max_length out, or truncate it with "
+                'overflow="cut".'
+            )
+        longest = max_length
+    width = -(-longest // (multiple_of or 1)) * (multiple_of or 1)  # rounded up
     padded = {
         "input_ids": torch.full((len(rows), width), pad_id, dtype=torch.long),
         "attention_mask": torch.zeros((len(rows), width), dtype=torch.long),
         "labels": torch.full((len(rows), width), _IGNORED, dtype=torch.long),
     }
-    for number, (ids, given) in enumerate(rows):
+    for number, (every_id, given) in enumerate(rows):
+        ids = every_id[:longest]
         columns = slice(width - len(ids), width) if side == "left" else slice(0, len(ids))
         padded["input_ids"][number, columns] = ids
         padded["attention_mask"][number, columns] = 1
-        padded["labels"][number, columns] = _labels(ids, labels) if given is None else given
+        if given is not None:
+            padded["labels"][number, columns] = given[:longest]
+        elif labels == "same":
+            padded["labels"][number, columns] = ids
+        else:  # the last token has no label
+            padded["labels"][number, columns][:-1] = ids[1:]
     return padded
 
 
-def _row(item: Any, number: int) -> Row:
-    """The ids of one item, and its labels if it has some."""
+def _row(item: Any, number: int, bos_id: int | None, eos_id: int | None) -> Row:
+    """The ids of one item with its first and last token, and its labels if it has some."""
     ids, labels = item, None
     if isinstance(item, dict):
         if "input_ids" not in item:
@@ -116,12 +127,19 @@ def _row(item: Any, number: int) -> Row:
     elif isinstance(item, tuple) and len(item) == 2 and not isinstance(item[0], int):
         ids, labels = item
     row = _tensor(ids, number)
-    if labels is None:
-        return row, None
-    given = _tensor(labels, number)
-    if len(given) != len(row):
-        raise PlanError(f"Row {number} has {len(row):,} ids and {len(given):,} labels.")
-    return row, given
+    if labels is not None:
+        given = _tensor(labels, number)
+        if len(given) != len(row):
+            raise PlanError(f"Row {number} has {len(row):,} ids and {len(given):,} labels.")
+        if not (bos_id is None and eos_id is None):
+            raise PlanError("bos_id and eos_id need rows without labels: they would need labels.")
+        return row, given
+    # Neither of them is added twice.
+    if bos_id is not None and row[:1].tolist() != [bos_id]:
+        row = torch.cat((row.new_tensor([bos_id]), row))
+    if eos_id is not None and row[-1:].tolist() != [eos_id]:
+        row = torch.cat((row, row.new_tensor([eos_id])))
+    return row, None
 
 
 def _tensor(ids: Any, number: int) -> torch.Tensor:
@@ -141,38 +159,6 @@ def _tensor(ids: Any, number: int) -> torch.Tensor:
             "integers."
         )
     return row.long()
-
-
-def _with_edges(
-    ids: torch.Tensor, labels: torch.Tensor | None, bos_id: int | None, eos_id: int | None
-) -> Row:
-    """The row with its first and last token, neither of them twice."""
-    if labels is not None and not (bos_id is None and eos_id is None):
-        raise PlanError("bos_id and eos_id need rows without labels: they would need labels too.")
-    if bos_id is not None and not (len(ids) and int(ids[0]) == bos_id):
-        ids = torch.cat((ids.new_tensor([bos_id]), ids))
-    if eos_id is not None and not (len(ids) and int(ids[-1]) == eos_id):
-        ids = torch.cat((ids, ids.new_tensor([eos_id])))
-    return ids, labels
-
-
-def _fitted(row: Row, number: int, max_length: int, overflow: str) -> Row:
-    """The row, truncated if that is allowed."""
-    ids, labels = row
-    if len(ids) <= max_length:
-        return row
-    if overflow == "refuse":
-        raise PlanError(
-            f"Row {number} has {len(ids):,} tokens, more than max_length={max_length:,}. Split "
-            'it, leave max_length out, or truncate it with overflow="cut".'
-        )
-    return ids[:max_length], None if labels is None else labels[:max_length]
-
-
-def _labels(ids: torch.Tensor, convention: Labels) -> torch.Tensor:
-    if convention == "same":
-        return ids
-    return torch.cat((ids[1:], ids.new_full((min(1, len(ids)),), _IGNORED)))
 
 
 def _check_options(
@@ -212,9 +198,7 @@ def label_convention(input_ids: torch.Tensor, labels: torch.Tensor) -> Conventio
 def test_dataloader(data_loader: Any) -> None:
     """Print the shapes of the first three batches, and the convention of their labels."""
     print(f"DataLoader has {len(data_loader)} batches")  # noqa: T201  (its purpose)
-    for number, batch in enumerate(data_loader):
-        if number >= _NUM_BATCHES:
-            break
+    for number, batch in enumerate(islice(data_loader, _NUM_BATCHES)):
         input_ids, labels = _fields(batch, number)
         match = input_ids.shape == labels.shape and (input_ids[:, 1:] == labels[:, :-1]).all()
         lines = [
@@ -249,14 +233,11 @@ def check_dataloader(
     Raises:
         PlanError: there is no batch, or a batch cannot be trained on; the message names it.
     """
-    found: set[Convention] = set()
-    seen = 0
-    for number, batch in enumerate(data_loader):
-        if number >= num_batches:
-            break
-        seen += 1
-        found.add(_checked(*_fields(batch, number), number, vocab_size))
-    if not seen:
+    found = {
+        _checked(*_fields(batch, number), number, vocab_size)
+        for number, batch in enumerate(islice(data_loader, num_batches))
+    }
+    if not found:
         raise PlanError(
             "The DataLoader has no batch: there is too little text, or it was iterated to its end."
         )
@@ -299,24 +280,16 @@ def _checked(
             f"{where}: input_ids has the shape {tuple(input_ids.shape)} and labels "
             f"{tuple(labels.shape)}."
         )
-    _refuse_outside(input_ids, labels, where, vocab_size)
-    if bool((labels == _IGNORED).all()):
-        raise PlanError(f"{where}: every label is -100, so there is nothing to learn.")
-    convention = label_convention(input_ids, labels)
-    if convention == "neither":
-        raise PlanError(f"{where}: the labels are {_MEANINGS['neither']}; were they shifted twice?")
-    return convention
-
-
-def _refuse_outside(
-    input_ids: torch.Tensor, labels: torch.Tensor, where: str, vocab_size: int | None
-) -> None:
-    # An id outside the vocabulary would fail in the model, on a GPU without saying which.
     targets = labels[labels != _IGNORED]
+    if not targets.numel():
+        raise PlanError(f"{where}: every label is -100, so there is nothing to learn.")
+    # An id outside the vocabulary would fail in the model, on a GPU without saying which.
     for name, values in (("input_ids", input_ids), ("labels", targets)):
-        if not values.numel():
-            continue
         low, high = int(values.min()), int(values.max())
         if low < 0 or (vocab_size is not None and high >= vocab_size):
             limit = "" if vocab_size is None else f" to {vocab_size - 1:,}"
             raise PlanError(f"{where}: {name} run from {low:,} to {high:,}; ids are 0{limit}.")
+    convention = label_convention(input_ids, labels)
+    if convention == "neither":
+        raise PlanError(f"{where}: the labels are {_MEANINGS['neither']}; were they shifted twice?")
+    return convention

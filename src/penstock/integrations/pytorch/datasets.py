@@ -28,22 +28,19 @@ from torch.utils.data import Dataset, default_collate
 
 from penstock.errors import PlanError, SourceError
 from penstock.integrations.hf_format import Labels, check_labels
-from penstock.integrations.inputs import digest_contents
 from penstock.integrations.pytorch.encoders import (
     UNKNOWN_VOCABULARY,
     AnyTokenizer,
     GivenTokenizer,
     as_given,
 )
-from penstock.integrations.pytorch.samples import Layout, SampleFile, SpooledTexts
-from penstock.integrations.stores import cached_store, store_name, store_root
+from penstock.integrations.pytorch.samples import Layout, SpooledTexts, read_samples
+from penstock.integrations.stores import cached_store, digest_contents, store_name, store_root
 from penstock.rows.windows import Windows
 from penstock.store.build import build
 from penstock.store.job import cut_safety
 from penstock.store.reader import TokenStore
 from penstock.tokenize.engines import ObjectEngine
-
-__all__ = ["FILLER", "TextDataset", "TransformerDataset", "WindowBatch", "stack"]
 
 FILLER = 2**62
 """The number of a window that only fills up a batch: inputs of 0, and labels of -100."""
@@ -77,33 +74,34 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         self.length, self.stride = index(length), index(stride)
         if self.length < 1 or self.stride < 1:
             raise PlanError(f"A length of {length} and stride={stride} must be at least 1.")
-        self._file, self._layout = os.fspath(path), layout
-        self._shifted = labels == "shifted"
+        self._file, self._layout, self._shifted = Path(path), layout, labels == "shifted"
         # None after unpickling; see __getstate__.
         self._tokenizer: GivenTokenizer | None = (given := as_given(tokenizer))
-        source = SampleFile(path, layout)
-        root = store_root(cache_dir)
-        self._digest = digest_contents(Path(source.path), root)
+        self._root = store_root(cache_dir)
+        try:
+            self._digest = digest_contents(self._file, self._root)
+        except FileNotFoundError:
+            raise SourceError(f"{path} does not exist (working directory: {Path.cwd()}).") from None
+        except IsADirectoryError:
+            raise SourceError(f"{path} is a directory; give one file.") from None
         end_id = given.end_id(eos)
         encodes = (given.encodes.digest, given.special_tokens)
         name = store_name(self._digest, encodes, end_id, layout)
-        self._store = cached_store(name, root, partial(self._build, source, given, end_id))
+        self._store = cached_store(name, self._root, partial(self._build, given, end_id))
         # `Windows` refuses a store without one row; a hand-written Dataset is empty.
         enough = self._store.num_tokens > self.length
         self._windows = Windows(self._store, self.length, stride=self.stride) if enough else None
 
-    def _build(
-        self, source: SampleFile, given: GivenTokenizer, end_id: int | None, directory: Path
-    ) -> TokenStore:
+    def _build(self, given: GivenTokenizer, end_id: int | None, directory: Path) -> TokenStore:
         tokenizer = given.tokenizer
         is_object = isinstance(tokenizer.engine, ObjectEngine)
         # Without end tokens, windows do not depend on where a document ends. So a long text is
         # stored in pieces. A user's object may look further back than the places that are tried.
         is_whole = is_object or end_id is not None
         is_cut_safe = None if is_whole else cut_safety(tokenizer.engine, tokenizer.reference)
-        texts = SpooledTexts(source, directory.parent, is_cut_safe)
+        texts = SpooledTexts(self._file, self._layout, self._digest, directory.parent, is_cut_safe)
         # The store must hold the bytes under whose digest it is kept.
-        self._refuse_changed(source)
+        self._refuse_changed()
         return build(
             texts,
             directory,
@@ -115,12 +113,13 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
             threads=1 if is_object else None,
         )
 
-    def _refuse_changed(self, source: SampleFile) -> None:
-        if source.digest != self._digest:
+    def _refuse_changed(self) -> None:
+        found = digest_contents(self._file, self._root)
+        if found != self._digest:
             raise SourceError(
-                f"{source.path} has changed since this dataset was made (SHA-256 "
-                f"{self._digest[:8]} then, {source.digest[:8]} now). Make the dataset again when "
-                "nothing writes to the file."
+                f"{self._file} has changed since this dataset was made (SHA-256 "
+                f"{self._digest[:8]} then, {found[:8]} now). Make the dataset again when nothing "
+                "writes to the file."
             )
 
     def __len__(self) -> int:
@@ -192,10 +191,9 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         Raises:
             SourceError: the file was changed after it was tokenized.
         """
-        source = SampleFile(self._file, self._layout)
-        found = list(source.samples())
+        found = list(read_samples(self._file, self._layout))
         # Samples of another text would not belong to the tokens of this dataset.
-        self._refuse_changed(source)
+        self._refuse_changed()
         return ["".join(found)] if self._layout == "file" else found
 
     @property

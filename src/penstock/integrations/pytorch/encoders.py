@@ -9,27 +9,22 @@ other ids tomorrow, so its store is never reused by another process.
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 
 from penstock.digest import digest_json
 from penstock.errors import TokenizerError
 from penstock.tokenize.definition import Definition, find_definition, from_object
-from penstock.tokenize.engines import ObjectDescription, describe_object, read_attribute
+from penstock.tokenize.engines import (
+    ObjectDescription,
+    describe_object,
+    ids_of,
+    read_attribute,
+)
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
-
-__all__ = [
-    "UNKNOWN_VOCABULARY",
-    "AnyTokenizer",
-    "GivenTokenizer",
-    "SpecialIds",
-    "as_given",
-    "special_ids",
-]
 
 UNKNOWN_VOCABULARY = 2**32
 """The vocabulary size of an object that may return any id; ids have 32 bits."""
@@ -96,7 +91,6 @@ def as_given(tokenizer: AnyTokenizer) -> GivenTokenizer:
         return GivenTokenizer(tokenizer, found)
     if isinstance(tokenizer, Tokenizer):
         return GivenTokenizer(tokenizer, tokenizer, tokenizer.special_tokens)
-    known = describe_object(tokenizer)
     package = type(tokenizer).__module__.partition(".")[0]
     if "encode" in (read_attribute(tokenizer, "__dict__") or ()):
         package = ""  # replaced on this object: nothing is known about it
@@ -105,21 +99,21 @@ def as_given(tokenizer: AnyTokenizer) -> GivenTokenizer:
     if package == "tiktoken":
         return GivenTokenizer(tokenizer, load_tokenizer(tokenizer))
     definition = from_object(tokenizer) if package in ("tokenizers", "transformers") else None
-    if definition is None:
-        return GivenTokenizer(tokenizer, _wrapped(tokenizer, known))
-    theirs = package == "transformers"
-    backend = tokenizer.backend_tokenizer if theirs else tokenizer
-    as_text = bool(backend.encode_special_tokens)
-    # Then `encode` is what the engine does with special_tokens="parse", a hundred times as fast.
-    if not theirs and not as_text and _adds_nothing(definition):
-        return GivenTokenizer(tokenizer, definition, "parse")
-    wrapped = _wrapped(tokenizer, known, definition)
-    if not _dropout(definition):
+    digest = None
+    if definition is not None:
+        theirs = package == "transformers"
+        backend = tokenizer.backend_tokenizer if theirs else tokenizer
+        as_text = bool(backend.encode_special_tokens)
+        # Then the engine returns what `encode` does with special_tokens="parse", a hundred times
+        # as fast.
+        if not theirs and not as_text and _adds_nothing(definition):
+            return GivenTokenizer(tokenizer, definition, "parse")
         # Of a `transformers` tokenizer, `split_special_tokens` is not in the JSON.
         split = theirs and bool(tokenizer.split_special_tokens)
         kind = [package, type(tokenizer).__qualname__, as_text, split]
-        wrapped = replace(wrapped, digest=digest_json([*kind, definition.text]))
-    return GivenTokenizer(tokenizer, wrapped)
+        digest = None if _dropout(definition) else digest_json([*kind, definition.text])
+    loaded = load_tokenizer(_Encoder(tokenizer, describe_object(tokenizer), definition))
+    return GivenTokenizer(tokenizer, _ObjectTokenizer(**{**vars(loaded), "digest": digest}))
 
 
 class _ObjectTokenizer(Tokenizer):
@@ -133,13 +127,6 @@ class _ObjectTokenizer(Tokenizer):
     def canary(self) -> str:
         """Empty: nothing is known of the object."""
         return ""
-
-
-def _wrapped(
-    given: AnyTokenizer, known: ObjectDescription, definition: Definition | None = None
-) -> Tokenizer:
-    loaded = load_tokenizer(_Encoder(given, known, definition))
-    return _ObjectTokenizer(**vars(loaded))
 
 
 class _Encoder:
@@ -161,10 +148,7 @@ class _Encoder:
         """The ids that the object returns: a list, an array, a tensor or an Encoding."""
         # NumPy would turn -1, 0.5 or "a" into some id without an error; so ids are checked.
         encoded = self._given.encode(text)
-        found = read_attribute(encoded, "ids")  # of an Encoding of `tokenizers`
-        encoded = encoded if found is None else found
-        is_array = isinstance(encoded, np.ndarray | torch.Tensor)
-        ids = np.asarray(encoded if is_array else list(encoded))
+        ids = np.asarray(ids_of(encoded))
         if not ids.size:
             return []
         if ids.ndim != 1 or ids.dtype.kind not in "iu":

@@ -11,14 +11,13 @@ time. It is the order of `penstock.Loader` over the same windows.
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from multiprocessing.context import BaseContext
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, TypedDict, Unpack
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Sampler
 
 from penstock.errors import PlanError
@@ -26,12 +25,10 @@ from penstock.integrations.hf_format import Labels
 from penstock.integrations.pytorch.datasets import FILLER, TextDataset, TransformerDataset, stack
 from penstock.integrations.pytorch.encoders import AnyTokenizer, as_given
 from penstock.integrations.pytorch.samples import suffix_layout
-from penstock.integrations.workers import WorkerOptions
+from penstock.loader.dataloader import WorkerOptions
 from penstock.order.permute import permute
 from penstock.order.shuffle import epoch_key
 from penstock.order.steps import Shard, Steps
-
-__all__ = ["EpochShuffle", "create_dataloaders", "create_text_dataloaders"]
 
 PathLike = str | os.PathLike[str]
 WindowDataset = TransformerDataset | TextDataset
@@ -42,7 +39,22 @@ _CHUNK = 8_192
 _NAMES = ("data",)  # the name that a plan gives to its only source
 
 
-def create_dataloaders(  # noqa: PLR0913  (a drop-in: the arguments of the code it replaces)
+class _Options(TypedDict, total=False):
+    """The options of both functions; `create_dataloaders` describes them, `_pair` has defaults."""
+
+    stride: int
+    eos: bool | int | str
+    labels: Labels
+    cache_dir: PathLike | None
+    seed: int
+    pin_memory: bool | None
+    prefetch_factor: int | None
+    multiprocessing_context: str | BaseContext | None
+    rank: int
+    world_size: int
+
+
+def create_dataloaders(
     train_path: PathLike,
     val_path: PathLike,
     tokenizer: AnyTokenizer,
@@ -51,16 +63,7 @@ def create_dataloaders(  # noqa: PLR0913  (a drop-in: the arguments of the code 
     num_workers: int = 0,
     *,
     is_jsonl: bool | None = None,
-    stride: int = 1,
-    eos: bool | int | str = False,
-    labels: Labels = "shifted",
-    seed: int = 0,
-    pin_memory: bool | None = None,
-    prefetch_factor: int | None = None,
-    multiprocessing_context: str | BaseContext | None = None,
-    cache_dir: PathLike | None = None,
-    rank: int = 0,
-    world_size: int = 1,
+    **options: Unpack[_Options],
 ) -> Loaders:
     """DataLoaders over a training and a validation file; batches are `{"input_ids", "labels"}`.
 
@@ -81,42 +84,35 @@ def create_dataloaders(  # noqa: PLR0913  (a drop-in: the arguments of the code 
         num_workers: Processes that make batches. With 0, batches are made in this process, which
             is usually fast enough. Always 0 on Windows.
         is_jsonl: Whether the files contain JSON lines; if not given, their suffixes decide.
-        stride: The distance between windows; `seq_length` makes them disjoint.
-        eos: Whether to put an end token after each sample, or which token.
-        labels: "shifted", or "same" for models that shift labels themselves.
-        seed: Determines the order. `train_loader.sampler.set_epoch(n)` continues with epoch n.
-        pin_memory: Whether batches are in pinned memory; if not given, when there is a GPU.
-        prefetch_factor: Batches that each worker makes ahead.
-        multiprocessing_context: How workers are started: "fork", "spawn" or "forkserver".
-        cache_dir: Where tokenized files are kept; see `penstock.integrations.stores`.
-        rank: The number of this process among those that train together. Each reads its share
-            of the windows.
-        world_size: The number of processes.
+        **options: Any of these.
+
+            - `stride`: the distance between windows; 1, and `seq_length` makes them disjoint.
+            - `eos`: whether to put an end token after each sample, or which token; False.
+            - `labels`: "shifted", or "same" for models that shift labels themselves.
+            - `seed`: determines the order. `train_loader.sampler.set_epoch(n)` continues with
+              epoch n.
+            - `pin_memory`: whether batches are in pinned memory; if not given, when there is a
+              GPU.
+            - `prefetch_factor`: batches that each worker makes ahead.
+            - `multiprocessing_context`: how workers are started: "fork", "spawn" or "forkserver".
+            - `cache_dir`: where tokenized files are kept; see `penstock.integrations.stores`.
+            - `rank`: the number of this process among those that train together. Each reads its
+              share of the windows.
+            - `world_size`: the number of processes.
 
     Raises:
         PlanError: a file has too little text for one window, or for one batch of training.
     """
-
-    def dataset(path: PathLike) -> TransformerDataset:
-        holds_jsonl = suffix_layout(path) == "jsonl" if is_jsonl is None else is_jsonl
-        return TransformerDataset(
-            path,
-            given,
-            seq_length,
-            holds_jsonl,
-            stride=stride,
-            eos=eos,
-            labels=labels,
-            cache_dir=cache_dir,
-        )
-
     given = as_given(tokenizer)  # once, for both files
-    options = _LoaderOptions(batch_size, pin_memory, rank, world_size, seed)
-    workers = _workers(num_workers, prefetch_factor, multiprocessing_context).checked()
-    return options.pair(dataset, train_path, val_path, workers)
+
+    def dataset(path: PathLike, **windows: Any) -> TransformerDataset:
+        lines = suffix_layout(path) == "jsonl" if is_jsonl is None else is_jsonl
+        return TransformerDataset(path, given, seq_length, lines, **windows)
+
+    return _pair(dataset, (train_path, val_path), batch_size, num_workers, **options)
 
 
-def create_text_dataloaders(  # noqa: PLR0913  (as above)
+def create_text_dataloaders(
     train: PathLike,
     val: PathLike,
     batch_size: int = 32,
@@ -124,88 +120,59 @@ def create_text_dataloaders(  # noqa: PLR0913  (as above)
     num_workers: int = 0,
     *,
     tokenizer: AnyTokenizer = "gpt2",
-    stride: int = 1,
-    eos: bool | int | str = False,
-    labels: Labels = "shifted",
-    seed: int = 0,
-    pin_memory: bool | None = None,
-    prefetch_factor: int | None = None,
-    multiprocessing_context: str | BaseContext | None = None,
-    cache_dir: PathLike | None = None,
-    rank: int = 0,
-    world_size: int = 1,
+    **options: Unpack[_Options],
 ) -> Loaders:
     """DataLoaders over two text files, each one document; batches are `(x, y)`.
 
     Everything else is as in `create_dataloaders`.
     """
+    dataset = partial(TextDataset, sequence_length=sequence_length, tokenizer=as_given(tokenizer))
+    return _pair(dataset, (train, val), batch_size, num_workers, **options)
 
-    def dataset(path: PathLike) -> TextDataset:
-        return TextDataset(
-            path,
-            sequence_length,
-            given,
-            stride=stride,
-            eos=eos,
-            labels=labels,
-            cache_dir=cache_dir,
+
+def _pair(  # noqa: PLR0913  (the options of two functions, with their defaults)
+    dataset: Callable[..., WindowDataset],
+    paths: tuple[PathLike, PathLike],
+    batch_size: int,
+    num_workers: int,
+    *,
+    seed: int = 0,
+    pin_memory: bool | None = None,
+    prefetch_factor: int | None = None,
+    multiprocessing_context: str | BaseContext | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    **windows: Any,
+) -> Loaders:
+    """A training and a validation loader, if each file has enough text."""
+    # Workers stay alive between epochs: each would have to open the store again.
+    context = multiprocessing_context if num_workers else None
+    workers = WorkerOptions(num_workers, prefetch_factor, num_workers > 0, 0, None, context)
+    workers = workers.checked(stacklevel=4)
+    training, validation = (dataset(path, **windows) for path in paths)
+    _refuse_too_short(training, paths[0], batch_size * world_size)
+    _refuse_too_short(validation, paths[1], 1)
+    order = EpochShuffle(
+        len(training), seed=seed, rank=rank, world_size=world_size, batch_size=batch_size
+    )
+    # On one rank, PyTorch's SequentialSampler reads all windows in order.
+    share = _RankWindows(len(validation), rank, world_size) if world_size > 1 else None
+
+    def loader(windows: WindowDataset, sampler: Sampler[int] | None, drop: bool) -> Batches:
+        return DataLoader(
+            windows,
+            batch_size=batch_size,
+            sampler=sampler,
+            drop_last=drop,
+            collate_fn=stack,
+            pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
+            **workers._asdict(),
+            # It seeds the workers, which draw no random numbers. Without it, PyTorch would draw
+            # the seed from its global generator, and loading data would change dropout.
+            generator=torch.Generator(),
         )
 
-    given = as_given(tokenizer)
-    options = _LoaderOptions(batch_size, pin_memory, rank, world_size, seed)
-    workers = _workers(num_workers, prefetch_factor, multiprocessing_context).checked()
-    return options.pair(dataset, train, val, workers)
-
-
-def _workers(
-    num_workers: int, prefetch_factor: int | None, context: str | BaseContext | None
-) -> WorkerOptions:
-    # Workers stay alive between epochs: each would have to open the store again.
-    context = context if num_workers else None
-    return WorkerOptions(num_workers, prefetch_factor, num_workers > 0, 0, None, context)
-
-
-class _LoaderOptions(NamedTuple):
-    """The options of both DataLoaders of a pair."""
-
-    batch_size: int
-    pin_memory: bool | None
-    rank: int
-    world_size: int
-    seed: int
-
-    def pair(
-        self,
-        dataset: Callable[[PathLike], WindowDataset],
-        train: PathLike,
-        val: PathLike,
-        workers: WorkerOptions,
-    ) -> Loaders:
-        """A training and a validation loader, if each file has enough text."""
-        training, validation = dataset(train), dataset(val)
-        _refuse_too_short(training, train, self.batch_size * self.world_size)
-        _refuse_too_short(validation, val, 1)
-        ranks = {"rank": self.rank, "world_size": self.world_size}
-        order = EpochShuffle(len(training), seed=self.seed, batch_size=self.batch_size, **ranks)
-        # On one rank, PyTorch's SequentialSampler reads all windows in order.
-        share = _RankWindows(len(validation), **ranks) if self.world_size > 1 else None
-        pinned = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
-
-        def loader(windows: WindowDataset, sampler: Sampler[int] | None, drop: bool) -> Batches:
-            return DataLoader(
-                windows,
-                batch_size=self.batch_size,
-                sampler=sampler,
-                drop_last=drop,
-                collate_fn=stack,
-                pin_memory=pinned,
-                **workers._asdict(),
-                # It seeds the workers, which draw no random numbers. Without it, PyTorch would
-                # draw the seed from its global generator, and loading data would change dropout.
-                generator=torch.Generator(),
-            )
-
-        return loader(training, order, True), loader(validation, share, False)
+    return loader(training, order, True), loader(validation, share, False)
 
 
 class _RankWindows(Sampler[int]):
@@ -273,22 +240,15 @@ class EpochShuffle(Sampler[int]):
         world_size: int = 1,
         batch_size: int = 1,
     ) -> None:
-        self.num_samples = index(num_samples)
-        self.seed = index(seed)
-        self._steps = Steps(index(batch_size) * index(world_size))
-        self._shard = Shard(self._steps, rank=rank, world_size=world_size)
+        self.num_samples, self.seed = index(num_samples), index(seed)
+        # On one rank, the DataLoader drops an incomplete batch itself, and every number is yielded.
+        self._rows = index(batch_size) if world_size > 1 else 1
+        self._shard = Shard(Steps(self._rows * world_size), rank=rank, world_size=world_size)
         self.epoch = 0
         """The epoch of the next iteration."""
 
     def __len__(self) -> int:
-        if self._shard.world_size == 1:  # the DataLoader drops an incomplete batch itself
-            return self.num_samples
-        return self._num_steps * (self._steps.sizes[0] // self._shard.world_size)
-
-    @property
-    def _num_steps(self) -> int:
-        """Global batches of an epoch."""
-        return self._steps.count(self.num_samples, drop_last=True)
+        return self._shard.steps.count(self.num_samples, drop_last=True) * self._rows
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next one."""
@@ -301,26 +261,11 @@ class EpochShuffle(Sampler[int]):
         # epoch is counted when an iteration begins: a loop that is left early has had its epoch.
         key = epoch_key(self.seed, _NAMES, self.epoch)
         self.epoch += 1
+        # Some steps at a time: the order of 10^8 windows takes no memory.
+        total, some = len(self) // self._rows, max(1, _CHUNK // self._rows)
         return chain.from_iterable(
-            permute(positions, self.num_samples, key).tolist() for positions in self._positions()
+            permute(
+                self._shard.positions(first, min(first + some, total)), self.num_samples, key
+            ).tolist()
+            for first in range(0, total, some)
         )
-
-    def _positions(self) -> Iterator[NDArray[np.int64]]:
-        """The positions of an epoch that this rank reads."""
-        if self._shard.world_size == 1:
-            return (np.arange(start, stop) for start, stop in _chunks(self.num_samples))
-        rows = self._steps.sizes[0] // self._shard.world_size
-        # Whole steps at a time, of about as many positions as below on one rank.
-        return (
-            self._shard.positions(start, stop)
-            for start, stop in _chunks(self._num_steps, max(1, _CHUNK // rows))
-        )
-
-
-def _chunks(total: int, most: int = _CHUNK) -> Iterator[tuple[int, int]]:
-    """Consecutive ranges of `range(total)`; the first is short, for a fast first batch."""
-    # Twice as long each time, up to `most`: 256, 512, … of 8,192 positions.
-    start, size = 0, max(1, most // 32)
-    while start < total:
-        yield start, min(start + size, total)
-        start, size = start + size, min(2 * size, most)

@@ -8,9 +8,6 @@ The file is read in blocks and its samples are written to a temporary file, from
 `penstock.build` reads them. So memory holds some blocks and the longest sample, not the file.
 """
 
-import codecs
-import hashlib
-import io
 import json
 import mmap
 import os
@@ -19,15 +16,13 @@ from collections.abc import Iterator
 from itertools import groupby, pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
 
 from penstock.errors import SourceError
 from penstock.sources.settings import BLOCK_BYTES, Texts
 from penstock.sources.whole import CONTEXT_BYTES, RANGE_BYTES, IsCutSafe, find_cut
-
-__all__ = ["Layout", "SampleFile", "SpooledTexts", "suffix_layout"]
 
 PathLike = str | os.PathLike[str]
 Layout = Literal["jsonl", "paragraphs", "file"]
@@ -56,119 +51,73 @@ def suffix_layout(path: PathLike) -> Layout:
     )
 
 
-class SampleFile:
-    """A file of samples, which is read in blocks and digested while it is read."""
+def read_samples(path: Path, layout: Layout) -> Iterator[str]:
+    r"""The samples of a file in order; of a "file", pieces of about 1 MB that make up its text.
 
-    def __init__(self, path: PathLike, layout: Layout) -> None:
-        self.path, self.layout = os.fspath(path), layout
-        self.digest = ""
-        """SHA-256 of the bytes of the last complete reading."""
-        try:
-            self._open().close()
-        except FileNotFoundError:
-            raise SourceError(
-                f"{self.path} does not exist (working directory: {Path.cwd()})."
-            ) from None
-        except IsADirectoryError:
-            raise SourceError(f"{self.path} is a directory; give one file.") from None
+    `\r\n` and `\r` become `\n`, as by default in Python.
+    """
+    try:
+        with path.open(encoding="utf-8", buffering=_READ_BYTES) as stream:
+            if layout == "file":
+                yield from iter(lambda: stream.read(_READ_BYTES), "")
+            elif layout == "jsonl":
+                for number, line in enumerate(stream, start=1):
+                    if line.strip():
+                        yield _json_text(line.removesuffix("\n"), f"{path}, line {number:,}")
+            else:
+                # Paragraphs are the runs of lines between empty lines.
+                for is_empty, lines in groupby(stream, "\n".__eq__):
+                    if not is_empty and (paragraph := "".join(lines).strip()):
+                        yield paragraph
+    except UnicodeDecodeError:
+        raise _not_utf8(path) from None
 
-    def samples(self) -> Iterator[str]:
-        """The samples in order; of a "file", pieces of about 1 MB that make up its text."""
-        raw = _DigestingFile(self._open())
-        # `newline=None` turns "\r\n" and "\r" into "\n", as `open()` does by default. Lines end
-        # only there, and not at U+2028 and others that JSON strings may contain.
-        stream = io.TextIOWrapper(io.BufferedReader(raw, _READ_BYTES), "utf-8", newline=None)
-        with stream:
+
+def _not_utf8(path: Path) -> SourceError:
+    """An error that names the first byte that is not UTF-8."""
+    # A decoder counts bytes from the start of its block. No character contains the byte of a
+    # line end, so lines can be decoded one by one.
+    place = 0
+    with path.open("rb") as stream:
+        for line in stream:
             try:
-                yield from self._split(stream)
-            except UnicodeDecodeError:
-                raise self._not_utf8() from None
-            self.digest = raw.digest.hexdigest()
-
-    def _split(self, stream: io.TextIOWrapper) -> Iterator[str]:
-        if self.layout == "file":
-            yield from iter(lambda: stream.read(_READ_BYTES), "")
-        elif self.layout == "jsonl":
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    yield self._json_text(line.removesuffix("\n"), number)
-        else:
-            # Paragraphs are the runs of lines between empty lines.
-            for is_empty, lines in groupby(stream, "\n".__eq__):
-                if not is_empty and (paragraph := "".join(lines).strip()):
-                    yield paragraph
-
-    def _open(self) -> BinaryIO:
-        return Path(self.path).open("rb", buffering=0)
-
-    def _not_utf8(self) -> SourceError:
-        """An error that names the first byte that is not UTF-8."""
-        # A decoder counts bytes from the start of its block. No character contains the byte of a
-        # line end, so lines can be decoded one by one.
-        place = 0
-        with Path(self.path).open("rb") as stream:
-            for line in stream:
-                try:
-                    line.decode()
-                except UnicodeDecodeError as error:
-                    return SourceError(
-                        f"{self.path} is not UTF-8 at byte {place + error.start:,} "
-                        f"({error.reason}). Convert it, or decompress it if it is compressed; "
-                        "penstock.build() reads compressed files."
-                    )
-                place += len(line)
-        return SourceError(f"{self.path} was not UTF-8, and has changed since.")
-
-    def _json_text(self, line: str, number: int) -> str:
-        """The field `text` of a JSON line."""
-        where = f"{self.path}, line {number:,}"
-        if number == 1:
-            line = line.removeprefix(codecs.BOM_UTF8.decode())  # json refuses a byte order mark
-        try:
-            item = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise SourceError(
-                f"{where} is not JSON: {error.msg} at character {error.pos:,}. Set "
-                "is_jsonl=False if the file is plain text."
-            ) from None
-        if not isinstance(item, dict) or "text" not in item:
-            names = list(item)[:5] if isinstance(item, dict) else []
-            known = ", ".join(f'"{name}"' for name in names) or "none"
-            raise SourceError(f'{where} has no field "text"; its fields: {known}.')
-        text = item["text"]
-        if not isinstance(text, str):
-            raise SourceError(f'{where}: "text" holds {json.dumps(text)[:60]}, not a string.')
-        # JSON allows an escape for half of a pair. The engines encode UTF-8, which does not.
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            near = text[max(0, error.start - 20) : error.start + 20]
-            raise SourceError(
-                f"{where} holds half of a surrogate pair ({text[error.start]!r} in {near!r}), "
-                "which is not a character and has no ids."
-            ) from None
-        return text
+                line.decode()
+            except UnicodeDecodeError as error:
+                return SourceError(
+                    f"{path} is not UTF-8 at byte {place + error.start:,} ({error.reason}). "
+                    "Convert it, or decompress it if it is compressed; penstock.build() reads "
+                    "compressed files."
+                )
+            place += len(line)
+    return SourceError(f"{path} was not UTF-8, and has changed since.")
 
 
-class _DigestingFile(io.RawIOBase):
-    """A file that digests the bytes that are read from it."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self.digest = hashlib.sha256()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        data = self._stream.read(len(buffer))
-        self.digest.update(data)
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
+def _json_text(line: str, where: str) -> str:
+    """The field `text` of a JSON line."""
+    try:
+        item = json.loads(line.removeprefix("\ufeff"))  # json refuses a byte order mark
+    except json.JSONDecodeError as error:
+        raise SourceError(
+            f"{where} is not JSON: {error.msg} at character {error.pos:,}. Set is_jsonl=False if "
+            "the file is plain text."
+        ) from None
+    if not isinstance(item, dict) or "text" not in item:
+        names = list(item)[:5] if isinstance(item, dict) else []
+        known = ", ".join(f'"{name}"' for name in names) or "none"
+        raise SourceError(f'{where} has no field "text"; its fields: {known}.')
+    text = item["text"]
+    if not isinstance(text, str):
+        raise SourceError(f'{where}: "text" holds {json.dumps(text)[:60]}, not a string.')
+    # JSON allows an escape for half of a pair. The engines encode UTF-8, which does not.
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        near = text[max(0, error.start - 20) : error.start + 20]
+        raise SourceError(
+            f"{where} holds half of a surrogate pair ({text[error.start]!r} in {near!r}), which is "
+            "not a character and has no ids."
+        ) from None
+    return text
 
 
 class SpooledTexts(Texts):
@@ -180,12 +129,19 @@ class SpooledTexts(Texts):
     keep_blank = True
 
     def __init__(
-        self, source: SampleFile, directory: Path, is_cut_safe: IsCutSafe | None = None
+        self,
+        path: Path,
+        layout: Layout,
+        digest: str,
+        directory: Path,
+        is_cut_safe: IsCutSafe | None = None,
     ) -> None:
-        """Read all of `source`.
+        """Read all of a file.
 
         Args:
-            source: The file.
+            path: The file.
+            layout: What it contains.
+            digest: The digest of the file.
             directory: Where the temporary file is made.
             is_cut_safe: Says where the text of a "file" may be cut. Without it, a "file" is one
                 text, which has to fit into memory.
@@ -193,17 +149,17 @@ class SpooledTexts(Texts):
         ends = array("q", [0])
         # The operating system frees its space when it is closed, also after a kill.
         with TemporaryFile(dir=directory) as stream:
-            for sample in source.samples():
+            for sample in read_samples(path, layout):
                 ends.append(ends[-1] + stream.write(sample.encode()))
             stream.flush()
             # An empty file cannot be mapped.
             self._data: mmap.mmap | bytes = (
                 mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if ends[-1] else b""
             )
-        if source.layout == "file":
+        if layout == "file":
             ends = array("q", [0, *_cuts(self._data, is_cut_safe), ends[-1]])
         self._ends = np.array(ends, np.int64)
-        self._digest = source.digest
+        self._digest = digest
 
     def __len__(self) -> int:
         return len(self._ends) - 1
