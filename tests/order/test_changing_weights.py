@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from penstock.errors import PlanError
 from penstock.order.arguments import Caps
 from penstock.order.interleave import Mix, _split
-from penstock.order.phases import fit_phases
 from penstock.order.plan import Plan
 from penstock.order.schedule import Schedule, Stage, StartingPoint
-from penstock.order.settle import ONE_ROW
+from penstock.order.settle import ONE_ROW, fit_phases
 
 GOLDEN_SOURCES = [0, 1, 0, 2, 0, 0, 1, 2, 1, 2, 0, 2, 2, 2, 1, 2, 2, 2, 1, 2, 0, 2, 2, 2]
 GOLDEN_ORDINALS = [0, 0, 1, 0, 2, 3, 1, 1, 2, 2, 4, 3, 4, 5, 3, 6, 7, 8, 4, 9, 5, 10, 11, 12]

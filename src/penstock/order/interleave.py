@@ -12,7 +12,7 @@ stored, and the pattern has no period.
     source    A  B  A  C  A  B  A  C    (which child is small is decided by weight, then order)
 
 If sources have debts at the start (see `schedule`), splits round differently:
-floor(c * share + phase), with a phase for each split (see `phases`).
+floor(c * share + phase), with a phase for each split (see `settle`).
 
 Every prefix holds each source within two rows of its weight. Proof: write W(0), W(1), … for the
 weights of a leaf and of its ancestors. A split rounds by at most 1/2 row, and of the error m
@@ -35,7 +35,7 @@ import numpy.typing as npt
 from penstock.digest import Unsigned, constant
 from penstock.errors import PlanError
 from penstock.order.integers import END, Indices, Integers, as_unsigned
-from penstock.order.phases import fit_phases
+from penstock.order.settle import fit_phases
 from penstock.order.weights import Weight, exact_weights
 
 __all__ = ["Mix"]
@@ -59,7 +59,7 @@ class Mix:
     Args:
         weights: Shares of the rows, as ratios.
         debts: The debt of each source at the start, in rows; the sum must be 0. Only small debts
-            can be settled completely: see `penstock.order.phases`.
+            can be settled completely: see `penstock.order.settle`.
 
     >>> mix = Mix([0.5, 0.25, 0.25])
     >>> sources, ordinals = mix.at(range(8))
