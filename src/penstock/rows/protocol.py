@@ -78,6 +78,10 @@ class Rows:
     """Whether `read` returns `labels`, as masked language modelling does."""
     whole_documents: bool = False
     """Whether every row begins a document or a piece of one, so its first token is no target."""
+    part_rows: Sequence[int] | Integers | None = None
+    """Rows of each part of the store, for `shuffle="part"`; None if there are no parts."""
+    tokenizer_digest: str | None = None
+    """The digest of the tokenizer, if it is known."""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -95,16 +99,6 @@ class Rows:
     @property
     def num_tokens(self) -> int | None:
         """Targets in all rows, if that is known; for display."""
-        return None
-
-    @property
-    def part_rows(self) -> Sequence[int] | Integers | None:
-        """Rows of each part of the store, for `shuffle="part"`; None if there are no parts."""
-        return None
-
-    @property
-    def tokenizer_digest(self) -> str | None:
-        """The digest of the tokenizer, if it is known."""
         return None
 
     def describe(self) -> Settings:
@@ -155,7 +149,8 @@ class WrappedRows(Rows):
         self.gives_positions = self.rows.gives_positions
         self.gives_loss = self.rows.gives_loss
         self.gives_labels = self.rows.gives_labels
-        self.whole_documents = self.rows.whole_documents
+        self.whole_documents, self.part_rows = self.rows.whole_documents, self.rows.part_rows
+        self.tokenizer_digest = self.rows.tokenizer_digest
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -169,16 +164,6 @@ class WrappedRows(Rows):
     def num_tokens(self) -> int | None:
         """Targets in all rows, if that is known; for display."""
         return self.rows.num_tokens
-
-    @property
-    def part_rows(self) -> Sequence[int] | Integers | None:
-        """Rows of each part of the store; None if there are no parts."""
-        return self.rows.part_rows
-
-    @property
-    def tokenizer_digest(self) -> str | None:
-        """The digest of the tokenizer, if it is known."""
-        return self.rows.tokenizer_digest
 
     def describe(self) -> Settings:
         """Return the settings that determine the inner rows."""
@@ -203,11 +188,6 @@ class WrappedRows(Rows):
     def unread(self, per_row: int) -> int:
         """Return how many tokens are the target of no row if a row trains on `per_row` targets."""
         return self.rows.unread(per_row)
-
-    @property
-    def num_readable(self) -> int:
-        """Rows that can be read now; fewer than all only while the store is being written."""
-        return self.rows.num_readable
 
 
 def checked(samples: Integers, num_rows: int) -> Integers:
@@ -247,7 +227,7 @@ def as_rows(rows: RowsLike, name: str = "data") -> Rows:
 
 
 _OPTIONAL = "stream stride side multiple gives_positions gives_loss gives_labels whole_documents"
-_OPTIONAL += " describe read_epochs read_ahead widths spans unread"
+_OPTIONAL += " part_rows tokenizer_digest describe read_epochs read_ahead widths spans unread"
 
 
 class _AdaptedRows(Rows):
@@ -287,16 +267,4 @@ class _AdaptedRows(Rows):
     def num_tokens(self) -> int | None:
         """The object's `num_tokens`, if it has any."""
         found: int | None = self._get("num_tokens")
-        return found
-
-    @property
-    def part_rows(self) -> Sequence[int] | Integers | None:
-        """The object's `part_rows`, if it has any."""
-        found: Sequence[int] | Integers | None = self._get("part_rows")
-        return found
-
-    @property
-    def tokenizer_digest(self) -> str | None:
-        """The object's `tokenizer_digest`, if it has one."""
-        found: str | None = self._get("tokenizer_digest")
         return found

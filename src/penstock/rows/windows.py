@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from penstock.digest import digest_json
 from penstock.errors import PlanError
 from penstock.ranges import ranges
-from penstock.rows.gather import gather
+from penstock.rows.gather import gather, gather_loss
 from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, checked, refuse_length
 from penstock.rows.tokens import ArrayFile, Stream, StreamLike, open_stream
 
@@ -101,6 +101,13 @@ class Windows(Rows):
 
     stream: Stream
     stride: int
+    part_rows: Integers
+    """How many rows begin in each part of the store.
+
+    In a snapshot, only parts are listed whose rows are final: the last row that begins in the
+    part is known to be full, which may take tokens of later parts.
+    """
+    gives_loss = True
 
     def __init__(
         self,
@@ -138,6 +145,7 @@ class Windows(Rows):
         if borders not in (True, False, "mask"):
             raise PlanError(f'borders={borders!r} is not True, False or "mask".')
         self.stream = open_stream(store)
+        self.tokenizer_digest = self.stream.tokenizer_digest
         self.length = length
         self.stride = stride
         self.tail = tail
@@ -158,7 +166,12 @@ class Windows(Rows):
         # stride=3: rows begin at 0, 3 and 6, and the last one ends with token 9.
         full = (num_tokens - length - 1) // stride + 1 if num_tokens > length else 0
         self._num_full = self._num_rows = full
+        # Rows that begin before each part's end: a division that rounds up.
+        upto = -(-self.stream.ends // stride)
         if not self.stream.sealed:
+            # The last row that begins in a part must not be the padded or dropped tail.
+            final = (upto - 1) * stride + length + 1 <= self.stream.known_tokens
+            self.part_rows = np.diff(upto[: int(final.sum())], prepend=0)
             return
         # The first target that is in no row follows the last target of the last full row.
         seen = (full - 1) * stride + length if full else 0
@@ -172,6 +185,7 @@ class Windows(Rows):
                 f"{num_tokens:,} tokens do not make one row of {length:,} inputs and their targets "
                 f"({length + 1:,} tokens). Use a shorter length, or more text."
             )
+        self.part_rows = np.diff(np.minimum(upto, self._num_rows), prepend=0)
 
     def over(self, stream: Stream) -> "Windows":
         """Return the same rows over a later snapshot of a store that is being written."""
@@ -213,11 +227,6 @@ class Windows(Rows):
         )
 
     @property
-    def tokenizer_digest(self) -> str | None:
-        """The digest of the stores' tokenizer, if it is known."""
-        return self.stream.tokenizer_digest
-
-    @property
     def num_tokens(self) -> int:
         """Targets in all rows; if rows overlap, a token counts more than once.
 
@@ -247,21 +256,6 @@ class Windows(Rows):
         return targets - before - min(per_row, targets - last * self.stride)
 
     @property
-    def part_rows(self) -> Integers:
-        """How many rows begin in each part of the store.
-
-        In a snapshot, only parts are listed whose rows are final: the last row that begins in
-        the part is known to be full, which may take tokens of later parts.
-        """
-        # Rows that begin before each part's end: a division that rounds up.
-        begins = -(-self.stream.ends // self.stride)
-        if self.stream.sealed:
-            return np.diff(np.minimum(begins, self._num_rows), prepend=0)
-        # The last row that begins in a part must not be the padded or dropped tail of the store.
-        final = (begins - 1) * self.stride + self.length + 1 <= self.stream.known_tokens
-        return np.diff(begins[: int(final.sum())], prepend=0)
-
-    @property
     def num_readable(self) -> int:
         """Rows whose tokens are all here; fewer than all only in a snapshot."""
         return self._num_rows
@@ -283,7 +277,8 @@ class Windows(Rows):
         The arrays are new, and the caller may keep them. A padded row has `num_targets` less than
         `length`; its unused columns hold 0. With `borders=True`, also `position_ids` and
         `document_ids`, (rows, length) int32; with "mask", `same_document` (rows, length), False
-        where the target belongs to another document than its input.
+        where the target belongs to another document than its input. If a store has loss masks,
+        as chat stores do, `target_mask` is False where the target is not trained on.
         """
         starts = checked(samples, self._num_rows) * self.stride
         numbers = np.searchsorted(self.stream.ends, starts, side="right")
@@ -297,6 +292,10 @@ class Windows(Rows):
             read["same_document"] = ~begin[:, 1:]
         elif self.borders:
             read |= borders(self.stream, starts, numbers, self.length)
+        if self.stream.has_loss:
+            # Targets are one token after the inputs, and the mask of the target counts.
+            numbers = np.searchsorted(self.stream.ends, starts + 1, side="right")
+            read["target_mask"] = gather_loss(self.stream, numbers, starts + 1, self.length)
         return read
 
     def read_ahead(self, samples: Integers) -> None:
