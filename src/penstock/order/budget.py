@@ -31,7 +31,7 @@ import numpy.typing as npt
 from penstock.digest import derive_key, digest_json
 from penstock.errors import PlanError
 from penstock.order.integers import Integers
-from penstock.order.plan import Plan, Sample
+from penstock.order.plan import Plan, Sample, list_samples
 from penstock.order.steps import Steps
 from penstock.ranges import group_rows
 from penstock.rows.protocol import Settings
@@ -143,11 +143,7 @@ class Budget:
 
     def samples(self, start: int, stop: int) -> list[Sample]:
         """Return what the positions from `start` to before `stop` hold."""
-        located = [each.tolist() for each in self.locate(np.arange(start, stop))]
-        return [
-            Sample(position, self.names[source], epoch, sample)
-            for position, source, epoch, sample in zip(range(start, stop), *located, strict=True)
-        ]
+        return list_samples(self.names, start, self.locate(np.arange(start, stop)))
 
     def positions_of(
         self, source: str, sample: int, epoch: int | None = None, before: int | None = None

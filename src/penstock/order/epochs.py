@@ -15,7 +15,7 @@ rows: it is the end of an order that can be computed, so the order of the rest o
 to positions of that tail.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -239,9 +239,12 @@ class EpochOrder:
     def positions_of(self, source: int, sample: int, epochs: Integers) -> Integers:
         """Return the positions of a sample in these epochs, as far as it occurs in them."""
         found = [np.empty(0, dtype=np.int64)]
-        for number, first_row, begun in self._appearances(source):
-            segment = self.segments[number]
+        for number, segment in enumerate(self.segments):
+            if source not in segment.sources:
+                continue
+            first_row = int(segment.ends[segment.sources.tolist().index(source)])
             first = segment.epochs[source]
+            begun = -(-(self._stops[number] - segment.start) // segment.size)  # rounded up
             # Only the epochs that begin in this segment; others are found in other segments.
             passes = epochs[(epochs >= first) & (epochs < first + begun)] - first
             orders = self._orders(np.arange(len(passes)), np.full_like(passes, number), passes)
@@ -255,13 +258,6 @@ class EpochOrder:
             found.append(positions)
         return np.concatenate(found)
 
-    def _appearances(self, source: int) -> Iterator[tuple[int, int, int]]:
-        """Yield each segment that lists a source, the source's first row in it, and its passes."""
-        for number, segment in enumerate(self.segments):
-            for column in np.flatnonzero(segment.sources == source).tolist():
-                begun = -(-(self._stops[number] - segment.start) // segment.size)  # rounded up
-                yield number, int(segment.ends[column]), begun
-
     def _follow(self, number: int, inside: int) -> int:
         """Return the position of a row that its segment did not reach: it is in a later tail."""
         while True:
@@ -273,15 +269,11 @@ class EpochOrder:
                 return segment.start + inside
 
     def num_epochs(self, source: int, before: int) -> int:
-        """Return how many epochs of a source have begun, at most, before a position."""
-        begun = 0
-        for number, _, _ in self._appearances(source):
-            segment = self.segments[number]
-            rows = min(before, self._stops[number]) - segment.start
-            if rows > 0:
-                # Minus a floor of a negative number adds the number of passes, rounded up.
-                begun = segment.epochs[source] - (-rows // segment.size)
-        return begun
+        """Return how many epochs of a source have begun before a position."""
+        # The last segment that begins before the position.
+        segment = self.segments[max(0, int(np.searchsorted(self._starts, before)) - 1)]
+        begun = -(-(before - segment.start) // segment.size)  # rounded up
+        return segment.epochs[source] + begun * (source in segment.members)
 
     def counts(self, num_rows: int) -> list[int]:
         """Return how many of the first `num_rows` rows belong to each source.

@@ -12,12 +12,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.order.integers import Integers, label_pairs
-from penstock.order.picture import percent
 from penstock.order.schedule import Schedule
 from penstock.order.shuffle import Block, Domain, Mode, Orders, arrange, epoch_key
 from penstock.order.weights import exact_weights
 
-__all__ = ["Mixture"]
+__all__ = ["Mixture", "percent"]
+
+
+def percent(share: float) -> str:
+    """Return a share in percent with up to four significant digits.
+
+    >>> percent(0.3), percent(1 / 3), percent(1e-9)
+    ('30 %', '33.33 %', '1e-07 %')
+    """
+    return f"{100 * share:.4g} %"
 
 
 class Mixture:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from penstock.errors import PlanError
 from penstock.ranges import group_rows
-from penstock.rows.index import EMPTY, LONGEST, RowIndex, index_of, joined, of_layout
-from penstock.rows.packing import Layout
+from penstock.rows.index import index_of
+from penstock.rows.packing import EMPTY, LONGEST, RowIndex, joined
 from penstock.rows.protocol import (
     Array,
     Fields,
@@ -53,13 +53,14 @@ class PieceRows(Rows):
     gives_loss = True
     whole_documents = True
     stream: Stream
+    part_rows: Integers
 
     def __init__(
         self,
         store: StreamLike | Stream | Sequence[StreamLike | ArrayFile],
         kind: str,
         length: int,
-        lay_out: Callable[[Array], Layout],
+        lay_out: Callable[[Array], RowIndex],
     ) -> None:
         if not 2 <= length <= LONGEST:
             raise PlanError(
@@ -67,6 +68,7 @@ class PieceRows(Rows):
                 f"tokens, an input and its target, and at most {LONGEST:,}."
             )
         self.stream = open_stream(store)
+        self.tokenizer_digest = self.stream.tokenizer_digest
         if not self.stream.has_documents:
             raise PlanError(
                 "Rows of documents need stores; bare token files do not record where documents end."
@@ -83,8 +85,9 @@ class PieceRows(Rows):
         else:
             # The rows of a part depend on that part only, so the rows of earlier parts stay.
             new = range(len(known.part_rows), len(self.stream.ends))
-            added = [of_layout(self._lay_out(self.stream.bounds(number))) for number in new]
+            added = [self._lay_out(self.stream.bounds(number)) for number in new]
             self.index = joined([known, *added])
+        self.part_rows = self.index.part_rows.astype(np.int64)
         # Rows up to the end of each part: a search in it finds the part of a row.
         self._row_ends = np.cumsum(self.part_rows)
         if self.stream.sealed and not self.index.num_rows:
@@ -130,19 +133,9 @@ class PieceRows(Rows):
         return self.num_placed - self.index.num_pieces
 
     @property
-    def tokenizer_digest(self) -> str | None:
-        """The digest of the stores' tokenizer, if it is known."""
-        return self.stream.tokenizer_digest
-
-    @property
     def num_empty(self) -> int:
         """Documents without tokens, which are in no row."""
         return self.index.num_empty
-
-    @property
-    def part_rows(self) -> Integers:
-        """How many rows each part of the store has."""
-        return self.index.part_rows.astype(np.int64)
 
     def spans(self, sample: int) -> list[tuple[int, int]]:
         """Return the offset in `stream` and the size of each piece of a row, in order."""
