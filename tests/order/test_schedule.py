@@ -114,7 +114,6 @@ def test_positions_undo_at(stages, caps, exhausted):
 
     for source in range(3):
         here = np.flatnonzero(sources == source)
-        assert schedule.positions(source, ordinals[here]).tolist() == here.tolist()
         assert [schedule.position(source, o) for o in ordinals[here].tolist()] == here.tolist()
 
 
@@ -192,14 +191,6 @@ def test_many_capped_sources_run_out_one_after_the_other():
             lambda: Schedule([Stage(0, [1])], caps=[3]).at([3]),
             "3 is out of range: this order has rows 0 to 2.",
         ),
-        (
-            lambda: Schedule([Stage(0, [1])], caps=[3]).positions(0, [1, 4]),
-            "Source 0 has no row 4 in this schedule.",
-        ),
-        (
-            lambda: Schedule([Stage(0, [1])], caps=[3]).counts(4),
-            "The schedule has 3 rows; 4 cannot be counted.",
-        ),
     ],
 )
 def test_refuses_what_is_outside(call, message):
@@ -207,3 +198,10 @@ def test_refuses_what_is_outside(call, message):
         call()
 
     assert str(caught.value).startswith(message)
+
+
+def test_a_row_after_the_end_or_of_weight_0_has_no_position():
+    schedule = Schedule([Stage(0, [1, 0])], caps=[3, None])
+
+    assert [schedule.position(0, row) for row in (2, 3, 4)] == [2, None, None]
+    assert schedule.position(1, 0) is None

@@ -25,7 +25,7 @@ import numpy as np
 from penstock.digest import derive_key
 from penstock.order.integers import END, Integers, label_pairs
 from penstock.order.schedule import check_starts
-from penstock.order.shuffle import Block, Domain, Mode, Orders, arrange, epoch_key
+from penstock.order.shuffle import Domain, Orders, Sources, arrange, epoch_key
 from penstock.ranges import group_rows
 
 __all__ = ["EpochOrder", "Members", "Segment", "find_segments"]
@@ -173,27 +173,17 @@ class EpochOrder:
     Immutable. Sources are numbers into `names`.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Members],
-        *,
-        names: Sequence[str],
-        domains: Sequence[Domain],
-        shuffle: Mode | Block,
-        seed: int,
-    ) -> None:
+    def __init__(self, stages: Sequence[Members], plan: Sources) -> None:
         check_starts([stage.start for stage in stages])
         self.end = END
-        self.segments = find_segments(stages, domains)
+        self.segments = find_segments(stages, plan.domains)
         self._starts = np.array([segment.start for segment in self.segments], dtype=np.int64)
         self._stops = [*self._starts[1:].tolist(), END]
         self._sizes = np.array([segment.size for segment in self.segments], dtype=np.int64)
-        self._names = [
-            tuple(names[source] for source in segment.sources) for segment in self.segments
-        ]
-        self._num_rows = [domain.num_rows for domain in domains]
-        self._arrangement = arrange(shuffle, [segment.domain for segment in self.segments])
-        self._seed = seed
+        self._names = [tuple(plan.names[i] for i in segment.sources) for segment in self.segments]
+        self._num_rows = [domain.num_rows for domain in plan.domains]
+        self._arrangement = arrange(plan.shuffle, [segment.domain for segment in self.segments])
+        self._seed = plan.seed
 
     def locate(self, positions: Integers) -> tuple[Integers, Integers, Integers]:
         """Return the source, epoch and sample at each position."""

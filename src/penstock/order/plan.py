@@ -24,7 +24,7 @@ from penstock.order.arguments import Caps
 from penstock.order.epochs import EpochOrder
 from penstock.order.integers import END, Integers, as_unsigned
 from penstock.order.schedule import Schedule
-from penstock.order.shuffle import Block, Domain, Mode, mode_to_json
+from penstock.order.shuffle import Block, Domain, Mode, Sources, mode_to_json
 from penstock.order.weighted import Mixture, percent
 from penstock.order.weights import Weight
 from penstock.rows.protocol import Rows, RowsLike, Settings, as_rows
@@ -124,6 +124,7 @@ class Plan:
             )
             for (name, source), size in zip(self.sources.items(), self.sizes, strict=True)
         ]
+        sources = Sources(self.names, domains, self.shuffle, self.seed)
         if not self.is_weighted:
             if self._caps is not None:
                 raise PlanError(
@@ -131,17 +132,13 @@ class Plan:
                     "has as many epochs as the run. Give the run its number of epochs."
                 )
             stages = arguments.read_members(self._stages, self.names, self.sizes)
-            return EpochOrder(
-                stages, names=self.names, domains=domains, shuffle=self.shuffle, seed=self.seed
-            )
+            return EpochOrder(stages, sources)
         schedule = Schedule(
             arguments.read_weights(self._stages, self.names, self.sizes),
             caps=arguments.cap_rows(self._caps, self.names, self.sizes) if self._caps else None,
             exhausted=self._caps.then if self._caps else "error",
         )
-        return Mixture(
-            schedule, names=self.names, domains=domains, shuffle=self.shuffle, seed=self.seed
-        )
+        return Mixture(schedule, sources)
 
     @property
     def is_weighted(self) -> bool:

@@ -130,8 +130,8 @@ class Schedule:
     >>> schedule = Schedule([Stage(0, [1, 0]), Stage(4, [1, 1])])
     >>> schedule.at(range(8))
     (array([0, 0, 0, 0, 0, 1, 0, 1]), array([0, 1, 2, 3, 4, 0, 5, 1]))
-    >>> schedule.positions(0, [3, 4, 5])
-    array([3, 4, 6])
+    >>> [schedule.position(0, ordinal) for ordinal in (3, 4, 5)]
+    [3, 4, 6]
     >>> Schedule([Stage(0, [1, 1])], caps=[None, 2], exhausted="redistribute").stages
     [Stage(start=0, weights=[1, 1]), Stage(start=4, weights=[1, 0])]
     """
@@ -281,27 +281,11 @@ class Schedule:
             sources[rows], ordinals[rows] = drawn, inside + segment.counts[drawn]
         return sources, ordinals
 
-    def positions(self, source: int, ordinals: npt.ArrayLike) -> Integers:
-        """Return the positions of a source's rows: the inverse of `at`.
-
-        Raises:
-            PlanError: the schedule ends before one of the rows, or never draws it.
-        """
-        numbers = np.asarray(ordinals, dtype=np.int64)
-        if numbers.size and self.position(source, int(numbers.max())) is None:
-            raise PlanError(f"Source {source} has no row {int(numbers.max()):,} in this schedule.")
-        if numbers.size and int(numbers.min()) < self.origin.counts[source]:
-            raise self._forgotten(self.origin.position - 1)
-        positions = np.empty_like(numbers)
-        segments = np.searchsorted(self._bases[:, source], numbers, side="right") - 1
-        for number, rows in group_rows(segments):
-            segment = self._segments[number]
-            inside = segment.mix.positions(source, numbers[rows] - segment.counts[source])
-            positions[rows] = inside + segment.start
-        return positions
-
     def position(self, source: int, ordinal: int) -> int | None:
-        """Return the position of one row of a source; None if the schedule has no such row."""
+        """Return the position of one row of a source: the inverse of `at`.
+
+        None if the schedule ends before the row, or never draws it.
+        """
         # The last segment that begins with at most `ordinal` rows of the source. A segment in
         # which the source has weight 0 begins with as many rows as the next one, so it is never
         # found.
@@ -315,8 +299,6 @@ class Schedule:
 
     def counts(self, num_rows: int) -> list[int]:
         """Return how many of the first `num_rows` rows belong to each source, in O(sources)."""
-        if not 0 <= num_rows <= self.end:
-            raise PlanError(f"The schedule has {self.end:,} rows; {num_rows:,} cannot be counted.")
         if num_rows < self.origin.position:
             raise self._forgotten(num_rows)
         return self.origin_at(num_rows).counts

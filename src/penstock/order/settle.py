@@ -143,10 +143,6 @@ class DebtTable:
         sources, ordinals = self._sources[positions], self._ordinals[positions]
         return sources.astype(np.int64), ordinals.astype(np.int64)
 
-    def positions(self, source: int, ordinals: Integers) -> Integers:
-        """Return the positions of a source's rows, numbered from 0: the inverse of `at`."""
-        return np.flatnonzero(self._sources == source)[ordinals]
-
     def position(self, source: int, ordinal: int) -> int | None:
         """Return the position of one row of a source; None if it is not in the table."""
         if ordinal >= self._counts[source]:

@@ -26,7 +26,7 @@ from penstock.errors import PlanError
 from penstock.order.integers import END, Indices, Integers, label_pairs
 from penstock.order.permute import derive_subkeys, permute_each
 
-__all__ = ["Block", "Domain", "Mode", "Orders", "arrange", "epoch_key", "mode_to_json"]
+__all__ = ["Block", "Domain", "Mode", "Orders", "Sources", "arrange", "epoch_key", "mode_to_json"]
 
 Mode = Literal["full", "none", "block", "part"]
 
@@ -57,6 +57,15 @@ class Domain(NamedTuple):
 
     num_rows: int
     part_rows: Sequence[int] = ()
+
+
+class Sources(NamedTuple):
+    """The sources of a plan, and how their rows are shuffled."""
+
+    names: Sequence[str]
+    domains: Sequence[Domain]
+    shuffle: Mode | Block
+    seed: int
 
 
 class Orders(NamedTuple):
