@@ -177,6 +177,7 @@ class EpochOrder:
         check_starts([stage.start for stage in stages])
         self.end = END
         self.segments = find_segments(stages, plan.domains)
+        self.epoch_rows = self.segments[0].size if len(self.segments) == 1 else None
         self._starts = np.array([segment.start for segment in self.segments], dtype=np.int64)
         self._stops = [*self._starts[1:].tolist(), END]
         self._sizes = np.array([segment.size for segment in self.segments], dtype=np.int64)

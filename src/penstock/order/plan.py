@@ -113,7 +113,11 @@ class Plan:
         self.shuffle = shuffle
         self._caps = _as_caps(max_epochs)
         self._stages = arguments.read_stages(self.names, weights, temperature, schedule)
+        self.is_weighted = self._stages[0].sources is None
+        """Whether sources are drawn by weights; otherwise every sample occurs once per epoch."""
         self._layout = self._lay_out()
+        self.epoch_rows = self._layout.epoch_rows
+        """The rows of an epoch; None if sources have separate epochs, or join later."""
         self.end = self._layout.end
         """The first position that has no sample: 2^62, or where `max_epochs` is reached."""
 
@@ -139,18 +143,6 @@ class Plan:
             exhausted=self._caps.then if self._caps else "error",
         )
         return Mixture(schedule, sources)
-
-    @property
-    def is_weighted(self) -> bool:
-        """Whether sources are drawn by weights; otherwise every sample occurs once per epoch."""
-        return self._stages[0].sources is None
-
-    @property
-    def epoch_rows(self) -> int | None:
-        """The rows of an epoch; None if sources have separate epochs, or join later."""
-        if isinstance(self._layout, Mixture) or len(self._layout.segments) > 1:
-            return None
-        return self._layout.segments[0].size
 
     def __len__(self) -> int:
         """Return the rows of an epoch."""

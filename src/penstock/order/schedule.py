@@ -152,7 +152,8 @@ class Schedule:
         """The first position that has no row."""
         self.ended_by: int | None = None
         """The source whose cap ends the schedule; None if no single source does."""
-        self._caps = caps if caps is not None else [None] * num_sources
+        # No schedule reaches END, so this cap is no limit.
+        self._caps = [END if cap is None else cap for cap in caps or [None] * num_sources]
         self._asked = list(stages)
         self._redistributes = exhausted == "redistribute"
         self._segments: list[_Segment] = []
@@ -193,7 +194,7 @@ class Schedule:
         if not self._redistributes:
             return set()
         rows = counts.tolist()
-        return {i for i, cap in enumerate(self._caps) if cap is not None and cap <= rows[i]}
+        return {i for i, cap in enumerate(self._caps) if cap <= rows[i]}
 
     def _rows_to_next_cap(self, segment: _Segment) -> int:
         """Return how many rows a segment has until the first source reaches its cap."""
@@ -203,7 +204,7 @@ class Schedule:
         # sources are tried in the order of their bounds, until a bound is past the best found.
         mix, lasts = segment.mix, []  # (lower bound of its last row's position, source, last row)
         for source, (weight, cap) in enumerate(zip(mix.weights, self._caps, strict=True)):
-            if weight and cap is not None:
+            if weight and cap < END:
                 last = cap - int(segment.counts[source]) - 1
                 lasts.append((mix.not_before(source, last), source, last))
         nearest = END
@@ -217,7 +218,7 @@ class Schedule:
     def _end_at_first_cap(self) -> None:
         # Row number `cap` is the first one too many: rows are numbered from 0.
         for source, cap in enumerate(self._caps):
-            position = None if cap is None else self.position(source, cap)
+            position = self.position(source, cap)
             if position is not None and position < self.end:
                 self.end, self.ended_by = position, source
 

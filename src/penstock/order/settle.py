@@ -67,15 +67,11 @@ def split_exactly(amount: int, weights: Sequence[int]) -> list[int]:
     """
     total = sum(weights)
     parts = [amount * weight // total for weight in weights]
-    # Each part was rounded down by less than 1, so `left` is less than the number of weights
-    # above 0, and the first of those get 1 more.
-    left = amount - sum(parts)
-    for source, weight in enumerate(weights):
-        if not left:
-            break
-        if weight:
-            parts[source] += 1
-            left -= 1
+    # Each part was rounded down by less than 1, so less is left than there are weights above 0,
+    # and the first of those get 1 more.
+    above = [source for source, weight in enumerate(weights) if weight]
+    for source in above[: amount - sum(parts)]:
+        parts[source] += 1
     return parts
 
 

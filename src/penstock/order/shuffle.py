@@ -111,18 +111,15 @@ def arrange(mode: Mode | Block, domains: Sequence[Domain]) -> Arrangement:
     >>> parts.map(np.arange(5), one_order)
     array([1, 0, 2, 4, 3])
     """
-    if mode == "full":
-        return _Full(domains)
-    if mode == "none":
-        return Arrangement(domains)
-    if mode == "part":
-        return _Part(domains)
     if mode == "block" or isinstance(mode, Block):
         return _Block(domains, Block() if mode == "block" else mode)
-    raise PlanError(
-        'shuffle must be "full", "block" (or Block(rows=…, group=…)), "part" or "none"; got '
-        f"{mode!r}."
-    )
+    kinds = {"full": _Full, "none": Arrangement, "part": _Part}
+    if mode not in kinds:
+        raise PlanError(
+            'shuffle must be "full", "block" (or Block(rows=…, group=…)), "part" or "none"; got '
+            f"{mode!r}."
+        )
+    return kinds[mode](domains)
 
 
 def mode_to_json(mode: Mode | Block) -> dict[str, Any]:

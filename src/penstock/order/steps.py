@@ -51,23 +51,6 @@ class Steps:
 
     def __init__(self, batch_rows: int | Mapping[int, int], *, start: int = 0) -> None:
         sizes = batch_rows if isinstance(batch_rows, Mapping) else {0: batch_rows}
-        self._check(sizes, start)
-        self.start = start
-        # Of each stage: its first step, where that step begins, and its batch size.
-        stages = [(0, start, sizes[0])]
-        for position, rows in sorted(sizes.items())[1:]:
-            step, begin, last_rows = stages[-1]
-            # Rounded up: the step that contains `position` still has the old size.
-            num_steps = max(0, -((begin - position) // last_rows))
-            if num_steps == 0:  # no step begins while the last size is valid
-                stages.pop()
-            stages.append((step + num_steps, begin + num_steps * last_rows, rows))
-        self._steps, self._starts, self._rows = np.array(stages, dtype=np.int64).T
-        self.sizes: tuple[int, ...] = tuple(self._rows.tolist())
-        """The batch sizes that occur, in order; none if they are not fixed."""
-
-    @staticmethod
-    def _check(sizes: Mapping[int, int], start: int) -> None:
         if not 0 <= start < END:
             raise PlanError(f"A run must start at a position from 0 to 2^62 - 1; got {start:,}.")
         if 0 not in sizes:
@@ -82,6 +65,19 @@ class Steps:
                 raise PlanError(
                     f"batch_size changes at position {position:,}; positions are 0 to 2^62 - 1."
                 )
+        self.start = start
+        # Of each stage: its first step, where that step begins, and its batch size.
+        stages = [(0, start, sizes[0])]
+        for position, rows in sorted(sizes.items())[1:]:
+            step, begin, last_rows = stages[-1]
+            # Rounded up: the step that contains `position` still has the old size.
+            num_steps = max(0, -((begin - position) // last_rows))
+            if num_steps == 0:  # no step begins while the last size is valid
+                stages.pop()
+            stages.append((step + num_steps, begin + num_steps * last_rows, rows))
+        self._steps, self._starts, self._rows = np.array(stages, dtype=np.int64).T
+        self.sizes: tuple[int, ...] = tuple(self._rows.tolist())
+        """The batch sizes that occur, in order; none if they are not fixed."""
 
     def span(self, step: int) -> tuple[int, int]:
         """Return the first position of a step, and the position after its last."""

@@ -32,6 +32,8 @@ class Mixture:
     Immutable. Sources are numbers into `names`.
     """
 
+    epoch_rows = None  # every source has separate epochs
+
     def __init__(self, schedule: Schedule, sources: Sources) -> None:
         self.schedule = schedule
         self.end = schedule.end

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_json
 from penstock.errors import PlanError
-from penstock.ranges import ranges
+from penstock.ranges import group_rows, ranges
 from penstock.rows.gather import gather, gather_loss
 from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, checked, refuse_length
 from penstock.rows.tokens import ArrayFile, Stream, StreamLike, open_stream
@@ -58,29 +58,22 @@ def begins(stream: Stream, starts: Integers, numbers: Integers, width: int) -> N
     numbers = numbers.copy()
     rows = np.arange(len(starts))
     while len(rows):  # once, and again for the few rows that reach into the next piece
-        for number in np.unique(numbers[rows]).tolist():
-            _mark(found, stream, starts, rows[numbers[rows] == number], number)
+        for number, chosen in group_rows(numbers[rows]):
+            bounds, here = stream.bounds(number), rows[chosen]
+            # A bound is where one document ends and the next begins. The last bound of this piece
+            # is neither if the document continues in the next piece.
+            if stream.continues(number):
+                bounds = bounds[:-1]
+            # Unsigned like the bounds: otherwise the search would convert all of them to floats.
+            first = starts[here] - stream.starts[number]
+            low = np.searchsorted(bounds, np.maximum(first, 0).astype(bounds.dtype), side="right")
+            stop = (first + width).astype(bounds.dtype)
+            counts = np.searchsorted(bounds, stop, side="left") - low
+            columns = bounds[ranges(low, counts)].astype(np.int64) - np.repeat(first, counts)
+            found[np.repeat(here, counts), columns] = True
         rows = rows[stream.ends[numbers[rows]] < stops[rows]]
         numbers[rows] += 1
     return found
-
-
-def _mark(
-    begins: NDArray[np.bool_], stream: Stream, starts: Integers, rows: Integers, number: int
-) -> None:
-    """Set `begins` in `rows` for the documents that begin in piece `number`."""
-    bounds = stream.bounds(number)
-    # A bound is where one document ends and the next begins. The last bound of this piece is
-    # neither if the document continues in the next piece.
-    if stream.continues(number):
-        bounds = bounds[:-1]
-    # Unsigned like the bounds: otherwise the search would convert all of them to floats.
-    first = starts[rows] - stream.starts[number]
-    low = np.searchsorted(bounds, np.maximum(first, 0).astype(bounds.dtype), side="right")
-    stop = (first + begins.shape[1]).astype(bounds.dtype)
-    counts = np.searchsorted(bounds, stop, side="left") - low
-    columns = bounds[ranges(low, counts)].astype(np.int64) - np.repeat(first, counts)
-    begins[np.repeat(rows, counts), columns] = True
 
 
 def cu_seqlens(position_ids: Array) -> NDArray[np.int32]:
