@@ -18,18 +18,6 @@ from penstock.order.schedule import Exhausted, Stage
 from penstock.order.weights import Weight, as_fraction, exact_weights, is_finite, tempered_weights
 from penstock.rows.protocol import Rows, Settings
 
-__all__ = [
-    "Caps",
-    "StageArguments",
-    "cap_rows",
-    "check_name",
-    "part_rows_of",
-    "quoted",
-    "read_members",
-    "read_stages",
-    "read_weights",
-]
-
 
 @final
 @dataclass(frozen=True, slots=True)

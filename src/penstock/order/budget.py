@@ -36,8 +36,6 @@ from penstock.order.steps import Steps
 from penstock.ranges import group_rows
 from penstock.rows.protocol import Settings
 
-__all__ = ["Budget", "BudgetSteps"]
-
 _MOST_KEPT = 16  # windows, of 40 KB each
 
 

@@ -28,8 +28,6 @@ from penstock.order.schedule import check_starts
 from penstock.order.shuffle import Domain, Orders, Sources, arrange, epoch_key
 from penstock.ranges import group_rows
 
-__all__ = ["EpochOrder", "Members", "Segment", "find_segments"]
-
 _COUNT_ROWS = 2**18  # rows located at a time when rows have to be counted: 2 MiB per array
 
 

@@ -36,8 +36,6 @@ from penstock.order.integers import END, Indices, Integers, as_unsigned
 from penstock.order.settle import fit_phases
 from penstock.order.weights import Weight, exact_weights
 
-__all__ = ["Mix"]
-
 # Arrays of 64 KiB. malloc gets larger ones from the kernel each time, which doubles the time.
 _CHUNK_ROWS = 8_192
 _HALF = 2**63  # 1/2 and 1 in units of 2^-64

@@ -27,8 +27,6 @@ from penstock.errors import PlanError
 from penstock.order.integers import END, Indices, Integers, as_unsigned
 from penstock.ranges import group_rows
 
-__all__ = ["EXACT_ROWS", "derive_subkeys", "permute", "permute_each"]
-
 EXACT_ROWS = 4096
 """The largest n that is shuffled exactly, with a table of 8 KiB."""
 

@@ -29,8 +29,6 @@ from penstock.order.weighted import Mixture, percent
 from penstock.order.weights import Weight
 from penstock.rows.protocol import Rows, RowsLike, Settings, as_rows
 
-__all__ = ["ORDER_FORMAT", "Plan", "Sample", "list_samples"]
-
 ORDER_FORMAT = 1
 """Part of every digest. Increased when the same arguments produce another order."""
 

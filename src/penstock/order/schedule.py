@@ -50,8 +50,6 @@ from penstock.order.settle import ONE_ROW, DebtTable, debts_after, debts_of_pres
 from penstock.order.weights import Weight, exact_weights
 from penstock.ranges import group_rows
 
-__all__ = ["Exhausted", "Schedule", "Stage", "StartingPoint", "check_starts"]
-
 Exhausted = Literal["error", "redistribute"]
 
 

@@ -42,16 +42,6 @@ import numpy as np
 
 from penstock.order.integers import END, Integers
 
-__all__ = [
-    "ONE_ROW",
-    "DebtTable",
-    "debts_after",
-    "debts_of_present",
-    "fit_phases",
-    "num_table_rows",
-    "split_exactly",
-]
-
 ONE_ROW = 2**40
 """A debt of one row. 64 bits can then hold debts of up to eight million rows."""
 

@@ -26,8 +26,6 @@ from penstock.errors import PlanError
 from penstock.order.integers import END, Indices, Integers, label_pairs
 from penstock.order.permute import derive_subkeys, permute_each
 
-__all__ = ["Block", "Domain", "Mode", "Orders", "Sources", "arrange", "epoch_key", "mode_to_json"]
-
 Mode = Literal["full", "none", "block", "part"]
 
 

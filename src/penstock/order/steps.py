@@ -24,8 +24,6 @@ from penstock.errors import PlanError
 from penstock.order.integers import END, Integers
 from penstock.ranges import ranges
 
-__all__ = ["PADDING", "Shard", "Steps", "rows_per_rank"]
-
 PADDING = -1
 """The position of a row that fills up a batch, such as the last one of a run."""
 

@@ -14,8 +14,6 @@ from penstock.order.schedule import Schedule
 from penstock.order.shuffle import Orders, Sources, arrange, epoch_key
 from penstock.order.weights import exact_weights
 
-__all__ = ["Mixture", "percent"]
-
 
 def percent(share: float) -> str:
     """Return a share in percent with up to four significant digits.

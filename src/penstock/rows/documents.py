@@ -23,8 +23,6 @@ from penstock.rows.protocol import Fields, Integers, Settings, Side
 from penstock.rows.tokens import Stream, StreamLike
 from penstock.store.reader import TokenStore
 
-__all__ = ["Documents", "narrowed"]
-
 Overflow = Literal["cut", "split"]
 
 

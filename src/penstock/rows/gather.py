@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from penstock.rows.protocol import Array, Integers
 from penstock.rows.tokens import Stream
 
-__all__ = ["gather", "gather_loss"]
-
 # Pieces that are mapped at the same time for one read. A process may be limited to 256 files.
 _TOGETHER = 64
 

@@ -30,8 +30,6 @@ from penstock.rows.protocol import Array
 from penstock.store.files import HEADER_BYTES, header, sync_directory, write_file
 from penstock.store.reader import TokenStore
 
-__all__ = ["index_of"]
-
 _MOST_TOKENS = 1 << 40  # of a part, because an offset has 40 bits
 _HEAD = 16  # words: two digests and the counts
 

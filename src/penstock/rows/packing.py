@@ -26,20 +26,6 @@ from numpy.typing import NDArray
 from penstock.ranges import ranges
 from penstock.rows.protocol import Array, Integers
 
-__all__ = [
-    "EMPTY",
-    "LONGEST",
-    "PACKING_FORMAT",
-    "WORD",
-    "RowIndex",
-    "best_fit",
-    "joined",
-    "offsets_of",
-    "one_each",
-    "pack",
-    "sizes_of",
-]
-
 PACKING_FORMAT = 1
 """Part of every digest. Increased when the same lengths are packed differently."""
 

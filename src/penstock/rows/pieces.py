@@ -37,8 +37,6 @@ from penstock.rows.protocol import (
 from penstock.rows.tokens import ArrayFile, Stream, StreamLike, open_stream
 from penstock.store.reader import TokenStore
 
-__all__ = ["PieceRows"]
-
 
 class PieceRows(Rows):
     """Rows of one or more stores, each a list of pieces of documents.

@@ -19,19 +19,6 @@ from penstock.errors import PlanError, UnknownLengthError
 if TYPE_CHECKING:
     from penstock.rows.tokens import Stream
 
-__all__ = [
-    "Array",
-    "Fields",
-    "Integers",
-    "Rows",
-    "RowsLike",
-    "Settings",
-    "Side",
-    "WrappedRows",
-    "as_rows",
-    "checked",
-    "refuse_length",
-]
 
 Array = NDArray[Any]
 """An array of ids, offsets or marks, of whatever dtype a file has."""

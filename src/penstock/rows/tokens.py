@@ -23,8 +23,6 @@ from penstock.ranges import group_rows
 from penstock.rows.protocol import Array, Integers
 from penstock.store.reader import TokenStore
 
-__all__ = ["ArrayFile", "HasSnapshot", "Stream", "StreamLike", "open_stream"]
-
 
 @runtime_checkable
 class HasSnapshot(Protocol):

@@ -32,8 +32,6 @@ from penstock.rows.gather import gather, gather_loss
 from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, checked, refuse_length
 from penstock.rows.tokens import ArrayFile, Stream, StreamLike, open_stream
 
-__all__ = ["JoinedWindows", "Windows", "begins", "borders", "cu_seqlens"]
-
 
 def borders(stream: Stream, starts: Integers, numbers: Integers, length: int) -> Fields:
     """Return `document_ids` and `position_ids` of rows that begin at `starts`, in pieces `numbers`.
