@@ -24,21 +24,12 @@ from penstock.errors import PlanError
 from penstock.ranges import group_rows
 from penstock.rows.index import index_of
 from penstock.rows.packing import EMPTY, LONGEST, RowIndex, joined
-from penstock.rows.protocol import (
-    Array,
-    Fields,
-    Integers,
-    Rows,
-    Settings,
-    Side,
-    checked,
-    refuse_length,
-)
-from penstock.rows.tokens import ArrayFile, Stream, StreamLike, open_stream
+from penstock.rows.protocol import Array, Fields, Integers, Settings, Side, checked
+from penstock.rows.tokens import ArrayFile, Stream, StreamLike, StreamRows
 from penstock.store.reader import TokenStore
 
 
-class PieceRows(Rows):
+class PieceRows(StreamRows):
     """Rows of one or more stores, each a list of pieces of documents.
 
     Args:
@@ -48,10 +39,7 @@ class PieceRows(Rows):
         lay_out: Computes the rows of a part from the offsets where its documents end.
     """
 
-    gives_loss = True
     whole_documents = True
-    stream: Stream
-    part_rows: Integers
 
     def __init__(
         self,
@@ -65,8 +53,7 @@ class PieceRows(Rows):
                 f"length={length:,} is not possible for rows of documents. A row has at least 2 "
                 f"tokens, an input and its target, and at most {LONGEST:,}."
             )
-        self.stream = open_stream(store)
-        self.tokenizer_digest = self.stream.tokenizer_digest
+        super().__init__(store)
         if not self.stream.has_documents:
             raise PlanError(
                 "Rows of documents need stores; bare token files do not record where documents end."
@@ -85,6 +72,7 @@ class PieceRows(Rows):
             new = range(len(known.part_rows), len(self.stream.ends))
             added = [self._lay_out(self.stream.bounds(number)) for number in new]
             self.index = joined([known, *added])
+        self.num_readable = self.index.num_rows
         self.part_rows = self.index.part_rows.astype(np.int64)
         # Rows up to the end of each part: a search in it finds the part of a row.
         self._row_ends = np.cumsum(self.part_rows)
@@ -109,16 +97,6 @@ class PieceRows(Rows):
     def __setstate__(self, state: Settings) -> None:
         self.__dict__.update(state)
         self._open_index()
-
-    def __len__(self) -> int:
-        if not self.stream.sealed:
-            refuse_length()
-        return self.index.num_rows
-
-    @property
-    def num_readable(self) -> int:
-        """Rows of the parts that are here."""
-        return self.index.num_rows
 
     @cached_property
     def num_placed(self) -> int:

@@ -9,12 +9,12 @@ This module imports NumPy only, so that plans and transforms can use it without 
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import PlanError, UnknownLengthError
+from penstock.errors import PlanError
 
 if TYPE_CHECKING:
     from penstock.rows.tokens import Stream
@@ -186,15 +186,6 @@ def checked(samples: Integers, num_rows: int) -> Integers:
             f"rows {numbers.min():,} to {numbers.max():,} are not all among {num_rows:,} rows"
         )
     return numbers
-
-
-def refuse_length() -> NoReturn:
-    """Raise because the number of rows is asked for while the store is being written."""
-    raise UnknownLengthError(
-        "The number of rows is not known while the store is still being written. Pass the rows to "
-        'a Loader, alone and with shuffle="part" or without shuffle=: it reads parts as they '
-        "become ready. For a mixture, another order or a length, build the store first."
-    )
 
 
 def as_rows(rows: RowsLike, name: str = "data") -> Rows:

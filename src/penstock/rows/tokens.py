@@ -18,9 +18,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from penstock.digest import digest_bytes, digest_json
-from penstock.errors import StoreError
+from penstock.errors import StoreError, UnknownLengthError
 from penstock.ranges import group_rows
-from penstock.rows.protocol import Array, Integers
+from penstock.rows.protocol import Array, Integers, Rows
 from penstock.store.reader import TokenStore
 
 
@@ -297,3 +297,29 @@ def _will_need(array: Array, starts: Integers, length: int) -> None:
     pages = first_bytes // mmap.PAGESIZE * mmap.PAGESIZE
     for page, stop in zip(pages.tolist(), stops.tolist(), strict=True):
         mapping.madvise(_WILL_NEED, page, stop - page)
+
+
+class StreamRows(Rows):
+    """Rows that are cut from a stream: the base of `Windows`, `Packs` and `Documents`."""
+
+    stream: Stream
+    part_rows: Integers
+    gives_loss = True
+    num_readable = 0
+    """Rows whose tokens are all here; fewer than all only in a snapshot."""
+
+    def __init__(
+        self, store: StreamLike | ArrayFile | Stream | Sequence[StreamLike | ArrayFile]
+    ) -> None:
+        self.stream = open_stream(store)
+        self.tokenizer_digest = self.stream.tokenizer_digest
+
+    def __len__(self) -> int:
+        if not self.stream.sealed:
+            raise UnknownLengthError(
+                "The number of rows is not known while the store is still being written. Pass the "
+                'rows to a Loader, alone and with shuffle="part" or without shuffle=: it reads '
+                "parts as they become ready. For a mixture, another order or a length, build the "
+                "store first."
+            )
+        return self.num_readable

@@ -29,8 +29,8 @@ from penstock.digest import digest_json
 from penstock.errors import PlanError
 from penstock.ranges import group_rows, ranges
 from penstock.rows.gather import gather, gather_loss
-from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, checked, refuse_length
-from penstock.rows.tokens import ArrayFile, Stream, StreamLike, open_stream
+from penstock.rows.protocol import Array, Fields, Integers, Settings, checked
+from penstock.rows.tokens import ArrayFile, Stream, StreamLike, StreamRows
 
 
 def borders(stream: Stream, starts: Integers, numbers: Integers, length: int) -> Fields:
@@ -84,13 +84,12 @@ def cu_seqlens(position_ids: Array) -> NDArray[np.int32]:
     return np.append(starts, position_ids.size).astype(np.int32)
 
 
-class Windows(Rows):
+class Windows(StreamRows):
     """Rows of `length + 1` tokens, `stride` apart.
 
     Safe to read from several threads. Opening costs the same for a store of any size.
     """
 
-    stream: Stream
     stride: int
     part_rows: Integers
     """How many rows begin in each part of the store.
@@ -98,7 +97,6 @@ class Windows(Rows):
     In a snapshot, only parts are listed whose rows are final: the last row that begins in the
     part is known to be full, which may take tokens of later parts.
     """
-    gives_loss = True
 
     def __init__(
         self,
@@ -135,8 +133,7 @@ class Windows(Rows):
             )
         if borders not in (True, False, "mask"):
             raise PlanError(f'borders={borders!r} is not True, False or "mask".')
-        self.stream = open_stream(store)
-        self.tokenizer_digest = self.stream.tokenizer_digest
+        super().__init__(store)
         self.length = length
         self.stride = stride
         self.tail = tail
@@ -156,7 +153,7 @@ class Windows(Rows):
         # Row r needs tokens r * stride to r * stride + length. With 10 tokens, length=3 and
         # stride=3: rows begin at 0, 3 and 6, and the last one ends with token 9.
         full = (num_tokens - length - 1) // stride + 1 if num_tokens > length else 0
-        self._num_full = self._num_rows = full
+        self._num_full = self.num_readable = full
         # Rows that begin before each part's end: a division that rounds up.
         upto = -(-self.stream.ends // stride)
         if not self.stream.sealed:
@@ -170,13 +167,13 @@ class Windows(Rows):
         # With padding, a row begins at every multiple of the stride that has a next token. So
         # each token is among the first `stride` targets of one row, which every format uses.
         if self.tail == "pad":
-            self._num_rows = -(-max(0, num_tokens - 1) // stride)
-        if self._num_rows == 0:
+            self.num_readable = -(-max(0, num_tokens - 1) // stride)
+        if self.num_readable == 0:
             raise PlanError(
                 f"{num_tokens:,} tokens do not make one row of {length:,} inputs and their targets "
                 f"({length + 1:,} tokens). Use a shorter length, or more text."
             )
-        self.part_rows = np.diff(np.minimum(upto, self._num_rows), prepend=0)
+        self.part_rows = np.diff(np.minimum(upto, self.num_readable), prepend=0)
 
     def over(self, stream: Stream) -> "Windows":
         """Return the same rows over a later snapshot of a store that is being written."""
@@ -193,11 +190,6 @@ class Windows(Rows):
 
     def _with(self, stream: Stream, stride: int) -> "Windows":
         return Windows(stream, self.length, stride=stride, tail=self.tail, borders=self.borders)
-
-    def __len__(self) -> int:
-        if not self.stream.sealed:
-            refuse_length()
-        return self._num_rows
 
     def __repr__(self) -> str:
         if not self.stream.sealed:
@@ -246,11 +238,6 @@ class Windows(Rows):
         before = last * min(self.stride, per_row)
         return targets - before - min(per_row, targets - last * self.stride)
 
-    @property
-    def num_readable(self) -> int:
-        """Rows whose tokens are all here; fewer than all only in a snapshot."""
-        return self._num_rows
-
     def describe(self) -> Settings:
         """Return the settings that determine the rows, so that messages can name a difference."""
         return {
@@ -271,11 +258,11 @@ class Windows(Rows):
         where the target belongs to another document than its input. If a store has loss masks,
         as chat stores do, `target_mask` is False where the target is not trained on.
         """
-        starts = checked(samples, self._num_rows) * self.stride
+        starts = checked(samples, self.num_readable) * self.stride
         numbers = np.searchsorted(self.stream.ends, starts, side="right")
         tokens = gather(self.stream, numbers, starts, self.length + 1)
         read = {"tokens": tokens}
-        if self._num_rows > self._num_full:
+        if self.num_readable > self._num_full:
             left = self.stream.num_tokens - 1 - starts
             read["num_targets"] = np.minimum(left, self.length)
         if self.borders == "mask":
