@@ -24,22 +24,16 @@ def gather(stream: Stream, numbers: Integers, starts: Integers, width: int) -> A
 
     Columns past the end of the stream are 0.
     """
-    crossing = np.flatnonzero(starts + width > stream.ends[numbers])
-    if not len(crossing):
+    inside = starts + width <= stream.ends[numbers]
+    if inside.all():
         return _inside(stream, numbers, starts, width)
-    if len(crossing) == len(starts):
-        tokens = np.empty((len(starts), width), stream.dtype)
-    else:  # rows that end in the next piece are replaced by another row for now
-        other = np.delete(np.arange(len(starts)), crossing)[0]
-        numbers, begins = numbers.copy(), starts.copy()
-        numbers[crossing], begins[crossing] = numbers[other], begins[other]
-        tokens = _inside(stream, numbers, begins, width)
+    tokens = np.zeros((len(starts), width), stream.dtype)
+    tokens[inside] = _inside(stream, numbers[inside], starts[inside], width)
     # Few rows cross a border: at most one per piece if rows do not overlap.
-    for row in crossing.tolist():
+    for row in np.flatnonzero(~inside).tolist():
         start = int(starts[row])
         stop = min(start + width, stream.num_tokens)
         tokens[row, : stop - start] = stream.tokens(start, stop)
-        tokens[row, stop - start :] = 0
     return tokens
 
 

@@ -184,6 +184,7 @@ def one_each(bounds: Array, length: int, *, split: bool) -> RowIndex:
     """
     begins, sizes = _documents(bounds)
     if split:
+        # Each row begins one token before the end of the row before it: at 0, 7, 14 for 8.
         rest, num_full = _cut(sizes, length)
         times = num_full + (rest > 0)
         turn = ranges(np.zeros_like(times), times)
@@ -238,6 +239,7 @@ def best_fit(histogram: Integers, length: int) -> tuple[Integers, Integers, int]
     ([0, 1, 0, 1, 2], [1, 1, 1, 1, 1], 3)
     """
     sizes = np.flatnonzero(histogram)
+    # No packing has fewer bins than this: all tokens, divided by the length, rounded up.
     fewest = -(-int((sizes * histogram[sizes]).sum()) // length)
     ranges: dict[int, list[tuple[int, int]]] = {}  # bins by the space they have left
     rooms = 0  # bit r is set if some bin has space for r tokens
@@ -269,6 +271,7 @@ def best_fit(histogram: Integers, length: int) -> tuple[Integers, Integers, int]
                 run = min(left, fewest - num_bins) if num_bins < fewest else left // times
                 num_bins += run
             leave(room - times * size, first, first + run)
+            # Each of the bins gets `times` pieces of this size: `times` runs over the same bins.
             firsts += [first] * times
             runs += [run] * times
             left -= times * run

@@ -12,7 +12,7 @@ All `length` tokens of a row are inputs, and the last token of a piece predicts 
 shifted formats and the unshifted one (`format="hf"`) train on the same targets.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from functools import cached_property
 from typing import Self
@@ -25,7 +25,7 @@ from penstock.ranges import group_rows
 from penstock.rows.index import index_of
 from penstock.rows.packing import EMPTY, LONGEST, RowIndex, joined
 from penstock.rows.protocol import Array, Fields, Integers, Settings, Side, checked
-from penstock.rows.tokens import ArrayFile, Stream, StreamLike, StreamRows
+from penstock.rows.tokens import Stream, StreamRows, StreamSource
 from penstock.store.reader import TokenStore
 
 
@@ -43,7 +43,7 @@ class PieceRows(StreamRows):
 
     def __init__(
         self,
-        store: StreamLike | Stream | Sequence[StreamLike | ArrayFile],
+        store: StreamSource,
         kind: str,
         length: int,
         lay_out: Callable[[Array], RowIndex],
@@ -125,6 +125,7 @@ class PieceRows(StreamRows):
         """Ask the kernel to load these rows from disk; return without waiting."""
         samples = self._checked(samples)
         counts, starts, sizes = self.index.spans(samples)
+        # Each piece is in the part of its row; offsets in a part become offsets in the stream.
         numbers = np.searchsorted(self._row_ends, np.repeat(samples, counts), side="right")
         if len(sizes):
             self.stream.read_ahead(starts + self.stream.starts[numbers], int(sizes.max()))
@@ -141,6 +142,7 @@ class PieceRows(StreamRows):
         tokens = np.zeros((len(samples), width + 1), self.stream.dtype)
         if pad_id:
             tokens.fill(pad_id)
+        # Where each piece begins in the flattened array.
         offsets = spans.rows * (width + 1) + spans.columns
         self._copy(tokens, offsets, spans, self.stream.piece, skipped=0)
         fields: Fields = {"tokens": tokens, "same_document": spans.same_document()}

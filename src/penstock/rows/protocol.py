@@ -213,6 +213,7 @@ class _AdaptedRows(Rows):
 
     def __init__(self, rows: RowsLike) -> None:
         self._rows = rows
+        # Without `read`, the length stays 0: a plan can order the object, a loader cannot read it.
         if self._get("read") is not None:
             self.length = self._get("length") or 0
             self.read = self._get("read")  # type: ignore[method-assign]

@@ -66,6 +66,7 @@ class ArrayFile:
         return {"path": self.path, "dtype": self.dtype.name, "digest": self.digest}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        # The file is mapped again. A worker process must not read another file of the same name.
         self.__init__(state["path"], state["dtype"])  # type: ignore[misc]
         if self.digest != state["digest"]:
             raise StoreError(f"{self.path} was changed after it was pickled. Open it again.")
@@ -247,12 +248,14 @@ class Stream:
             _will_need(self.piece(number), starts[rows] - self.starts[number], length)
 
 
-def open_stream(
-    source: StreamLike | ArrayFile | Stream | Sequence[StreamLike | ArrayFile],
-) -> Stream:
+StreamSource = StreamLike | ArrayFile | Stream | Sequence[StreamLike | ArrayFile]
+
+
+def open_stream(source: StreamSource) -> Stream:
     """Return a stream over a store, a token file, or a list of them."""
     if isinstance(source, Stream):
         return source
+    # A str is a sequence too, so single members are recognised first.
     if isinstance(source, str | os.PathLike | TokenStore | ArrayFile | HasSnapshot):
         return Stream([_open(source)])
     return Stream([_open(each) for each in source])
@@ -308,9 +311,7 @@ class StreamRows(Rows):
     num_readable = 0
     """Rows whose tokens are all here; fewer than all only in a snapshot."""
 
-    def __init__(
-        self, store: StreamLike | ArrayFile | Stream | Sequence[StreamLike | ArrayFile]
-    ) -> None:
+    def __init__(self, store: StreamSource) -> None:
         self.stream = open_stream(store)
         self.tokenizer_digest = self.stream.tokenizer_digest
 

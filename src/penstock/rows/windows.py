@@ -30,7 +30,7 @@ from penstock.errors import PlanError
 from penstock.ranges import group_rows, ranges
 from penstock.rows.gather import gather, gather_loss
 from penstock.rows.protocol import Array, Fields, Integers, Settings, checked
-from penstock.rows.tokens import ArrayFile, Stream, StreamLike, StreamRows
+from penstock.rows.tokens import Stream, StreamRows, StreamSource
 
 
 def borders(stream: Stream, starts: Integers, numbers: Integers, length: int) -> Fields:
@@ -100,7 +100,7 @@ class Windows(StreamRows):
 
     def __init__(
         self,
-        store: StreamLike | ArrayFile | Stream | Sequence[StreamLike | ArrayFile],
+        store: StreamSource,
         length: int,
         *,
         stride: int | None = None,
@@ -184,6 +184,7 @@ class Windows(StreamRows):
 
         Windows that were made with `stride=` are returned unchanged.
         """
+        # One token cannot overlap: a stride of 0 would never advance.
         if self._stride_given or self.length == 1:
             return self
         return self._with(self.stream, self.length - 1)
@@ -259,6 +260,7 @@ class Windows(StreamRows):
         as chat stores do, `target_mask` is False where the target is not trained on.
         """
         starts = checked(samples, self.num_readable) * self.stride
+        # The piece in which each row begins: the first that ends after its start.
         numbers = np.searchsorted(self.stream.ends, starts, side="right")
         tokens = gather(self.stream, numbers, starts, self.length + 1)
         read = {"tokens": tokens}
