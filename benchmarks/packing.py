@@ -97,10 +97,10 @@ def penstock(number, part_documents):
     with AnonymousMemory() as memory:
         begun = time.perf_counter()
         for bounds in parts:
-            layout = pack(bounds, LENGTH)
-            num_rows += len(layout.edges) - 1
-            num_pieces += len(layout.sizes)
-            filled += int(layout.sizes.sum())
+            index = pack(bounds, LENGTH)
+            num_rows += index.num_rows
+            num_pieces += index.num_pieces
+            filled += index.num_tokens
         seconds = time.perf_counter() - begun
     return {**summary(lengths, seconds, memory, num_rows, num_pieces, filled), "lost": 0}
 

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from penstock.errors import PlanError
 from penstock.order.arguments import Caps
 from penstock.order.interleave import Mix, _split
-from penstock.order.phases import fit_phases
 from penstock.order.plan import Plan
 from penstock.order.schedule import Schedule, Stage, StartingPoint
-from penstock.order.settle import ONE_ROW
+from penstock.order.settle import ONE_ROW, fit_phases
 
 GOLDEN_SOURCES = [0, 1, 0, 2, 0, 0, 1, 2, 1, 2, 0, 2, 2, 2, 1, 2, 2, 2, 1, 2, 0, 2, 2, 2]
 GOLDEN_ORDINALS = [0, 0, 1, 0, 2, 3, 1, 1, 2, 2, 4, 3, 4, 5, 3, 6, 7, 8, 4, 9, 5, 10, 11, 12]
@@ -351,7 +350,6 @@ def test_positions_undo_at_and_counts_agree(stages, seed):
     for source in range(len(stages[0].weights)):
         here = np.flatnonzero(sources == source)
         assert ordinals[here].tolist() == list(range(len(here)))
-        assert schedule.positions(source, ordinals[here]).tolist() == here.tolist()
         assert [schedule.position(source, o) for o in ordinals[here].tolist()] == here.tolist()
     upto = int(np.random.default_rng(seed).integers(num_rows))
     drawn = np.bincount(sources[:upto], minlength=len(stages[0].weights))
@@ -411,10 +409,8 @@ def test_an_origin_is_all_that_later_rows_need(stages, position):
     assert resumed.owed(position + 100) == whole.owed(position + 100)
     sources, ordinals = whole.at(later)
     for source in set(sources.tolist()):
-        here = sources == source
-        assert np.array_equal(
-            resumed.positions(source, ordinals[here]), whole.positions(source, ordinals[here])
-        )
+        for ordinal in ordinals[sources == source].tolist():
+            assert resumed.position(source, ordinal) == whole.position(source, ordinal)
 
 
 def test_positions_before_the_origin_have_no_answer():
@@ -424,7 +420,6 @@ def test_positions_before_the_origin_have_no_answer():
     message = "Position 9 is before position 10, where this order was resumed"
     for call in (
         lambda: resumed.at([12, 9]),
-        lambda: resumed.positions(0, [4]),
         lambda: resumed.position(0, 4),
         lambda: resumed.counts(9),
     ):
@@ -506,7 +501,7 @@ def test_debts_of_any_size_are_settled_as_far_as_phases_can(weights, debts):
     assert np.abs(owed).max() < np.abs(debts).max() + FEW
     for source in set(sources.tolist()):
         here = np.flatnonzero(sources == source)
-        assert mix.positions(source, ordinals[here]).tolist() == here.tolist()
+        assert [mix.position(source, o) for o in ordinals[here].tolist()] == here.tolist()
         assert all(mix.not_before(source, o) <= p for o, p in enumerate(here.tolist()))
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.order.epochs import EpochOrder, Members
-from penstock.order.shuffle import Block, Domain
+from penstock.order.shuffle import Block, Domain, Sources
 
 SIZES = [7, 4, 1, 12]
 DOMAINS = [Domain(7, [3, 4]), Domain(4, [4]), Domain(1, [0, 1]), Domain(12, [5, 5, 2])]
@@ -22,7 +22,7 @@ def members(draw):
 
 
 def passes(stages, shuffle="full", seed=0):
-    return EpochOrder(stages, names="abcd", domains=DOMAINS, shuffle=shuffle, seed=seed)
+    return EpochOrder(stages, Sources("abcd", DOMAINS, shuffle, seed))
 
 
 def rows_of(layout, num_rows=NUM_ROWS):

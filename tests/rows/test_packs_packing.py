@@ -13,10 +13,16 @@ from penstock.rows.packing import PACKING_FORMAT, best_fit, one_each, pack
 lengths_of_documents = st.lists(st.integers(0, 40) | st.integers(0, 300), max_size=60)
 
 
-def rows_of(layout):
+def pieces_of(index):
+    """The start and the size of each piece."""
+    _, starts, sizes = index.spans(np.arange(index.num_rows))
+    return starts, sizes
+
+
+def rows_of(index):
     """Each row as a list of (start, size)."""
-    pieces = list(zip(layout.starts.tolist(), layout.sizes.tolist(), strict=True))
-    edges = layout.edges.tolist()
+    pieces = list(zip(*(each.tolist() for each in pieces_of(index)), strict=True))
+    edges = index.edges.tolist()
     return [pieces[low:high] for low, high in itertools.pairwise(edges)]
 
 
@@ -51,15 +57,15 @@ def first_fit(sizes, length):
 @example(lengths=[64, 63, 65, 127, 128, 1], length=64)
 @example(lengths=[10_000], length=7)
 def test_every_piece_is_in_one_row_and_every_row_has_room_for_its_own(lengths, length):
-    layout = pack(np.cumsum(lengths, dtype=np.uint64), length)
-    rows = rows_of(layout)
+    index = pack(np.cumsum(lengths, dtype=np.uint64), length)
+    rows = rows_of(index)
 
     assert sorted(piece for row in rows for piece in row) == sorted(naive_pieces(lengths, length))
     assert all(1 <= sum(size for _, size in row) <= length for row in rows)
     assert all(row == sorted(row) for row in rows)  # in the order of their documents
-    assert layout.num_empty == lengths.count(0)
-    assert layout.num_long == sum(size > length for size in lengths)
-    assert layout.num_cut == 0
+    assert index.num_empty == lengths.count(0)
+    assert index.num_long == sum(size > length for size in lengths)
+    assert index.num_cut == 0
 
 
 @given(lengths=lengths_of_documents, length=st.integers(2, 64))
@@ -135,7 +141,7 @@ def test_one_document_a_row_is_cut_off_or_split(lengths, length):
     split, cut = (one_each(bounds, length, split=split) for split in (True, False))
 
     assert [row[0] for row in rows_of(split)] == naive_pieces(lengths, length)
-    assert cut.sizes.tolist() == [min(size, length) for size in lengths if size]
+    assert pieces_of(cut)[1].tolist() == [min(size, length) for size in lengths if size]
     assert cut.num_cut == sum(max(0, size - length) for size in lengths)
     assert split.num_cut == 0
     assert split.num_long == cut.num_long == sum(size > length for size in lengths)
@@ -145,8 +151,8 @@ def test_one_document_a_row_is_cut_off_or_split(lengths, length):
 def test_the_packing_is_golden():
     """Another value needs another PACKING_FORMAT, and an entry in the changelog."""
     lengths = [number * 7919 % 613 + 1 for number in range(2_000)] + [5_000, 0, 257, 256, 1]
-    layout = pack(np.cumsum(lengths), 256)
-    words = np.concatenate((layout.edges, layout.starts, layout.sizes)).astype("<i8")
+    index = pack(np.cumsum(lengths), 256)
+    words = np.concatenate((index.edges.astype("<i8"), *pieces_of(index))).astype("<i8")
 
     assert PACKING_FORMAT == 1
     assert rows_of(pack(np.array([5, 7, 19, 22, 23]), 8)) == [
@@ -154,7 +160,7 @@ def test_the_packing_is_golden():
         [(5, 2), (14, 5), (22, 1)],
         [(7, 8)],
     ]
-    assert len(layout.edges) - 1 == 2424
+    assert len(index.edges) - 1 == 2424
     assert (
         hashlib.sha256(words.tobytes()).hexdigest()
         == "4b7256233d771d89f621efb5adfe374dd4009f4aeb54b50a6cbb88e4e9da8ea4"
@@ -163,8 +169,8 @@ def test_the_packing_is_golden():
 
 def test_a_hundred_thousand_documents_leave_less_than_a_hundredth_of_a_percent():
     lengths = np.maximum(1, np.random.default_rng(0).lognormal(6.2, 1.1, 100_000)).astype(np.int64)
-    layout = pack(np.cumsum(lengths), 2048)
-    places = (len(layout.edges) - 1) * 2048
+    index = pack(np.cumsum(lengths), 2048)
+    places = (len(index.edges) - 1) * 2048
 
-    assert 0 <= 1 - layout.sizes.sum() / places < 1e-4
-    assert layout.sizes.sum() - len(layout.sizes) == (lengths - 1).sum()
+    assert 0 <= 1 - index.num_tokens / places < 1e-4
+    assert index.num_tokens - index.num_pieces == (lengths - 1).sum()

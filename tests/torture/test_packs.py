@@ -26,15 +26,17 @@ from penstock.rows.packing import pack
 lengths = np.maximum(1, np.random.default_rng(0).lognormal(6.2, 1.1, 10**7)).astype(np.int64)
 bounds = np.cumsum(lengths).astype(np.uint64)
 begun = time.perf_counter()
-layout = pack(bounds, 2048)
+index = pack(bounds, 2048)
 took = time.perf_counter() - begun
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-filled = np.add.reduceat(layout.sizes, layout.edges[:-1])
-counted = np.bincount(np.searchsorted(bounds, layout.starts, side="right"), minlength=10**7)
+counts, starts, sizes = index.spans(np.arange(index.num_rows))
+filled = np.add.reduceat(sizes, np.cumsum(counts) - counts)
+starts = starts.astype(np.uint64)
+counted = np.bincount(np.searchsorted(bounds, starts, side="right"), minlength=10**7)
 print(json.dumps({
     "seconds": took, "megabytes": peak / 1e3, "rows": len(filled), "widest": int(filled.max()),
     "padding": 1 - float(filled.sum()) / (2048 * len(filled)),
-    "targets": int(layout.sizes.sum() - len(layout.sizes)),
+    "targets": int(sizes.sum() - len(sizes)),
     "right": int((lengths - 1).sum()),
     "placed": bool((counted == np.maximum(1, -(-(lengths - 1) // 2047))).all()),
 }))

@@ -22,7 +22,6 @@ from penstock.order.integers import Indices
 from penstock.order.steps import PADDING, Shard
 from penstock.ranges import group_rows
 from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, Side
-from penstock.rows.supervised import supervised
 from penstock.rows.windows import JoinedWindows, Windows
 from penstock.streaming.plan import StreamedPlan
 
@@ -298,7 +297,7 @@ def _readable(plan: AnyPlan) -> list[Rows]:
             "id would mean different text, so they cannot share a batch. Build them with one "
             "tokenizer."
         )
-    return [supervised(name, rows) for name, rows in found]
+    return [rows for _, rows in found]
 
 
 def _padded_side(found: list[Rows]) -> Side | None:

@@ -17,7 +17,7 @@ from penstock.errors import PlanError, UnknownLengthError
 from penstock.loader.arguments import AnyPlan
 from penstock.order.budget import Budget
 from penstock.order.integers import END
-from penstock.order.steps import AnySteps, Shard, Steps
+from penstock.order.steps import Shard, Steps
 from penstock.streaming.plan import StreamedPlan
 
 __all__ = ["Run"]
@@ -86,7 +86,7 @@ class Run:
             return end
         return plan.end if plan.end < END else None
 
-    def _steps_from(self, start: int, position: int) -> AnySteps:
+    def _steps_from(self, start: int, position: int) -> Steps:
         """Return steps that are counted from `start`; those of a budget, from `position`."""
         if isinstance(self.plan, Budget):
             return self.plan.steps(position)
@@ -110,7 +110,7 @@ class Run:
         # No step begins at the end of a pass, but the steps before it keep their numbers.
         ended = self.end is not None and position >= self.end
         aligned = ended or (position < END and steps.span(steps.at(position))[0] == position)
-        self.steps: AnySteps = steps if aligned else Steps(self._sizes, start=position)
+        self.steps: Steps = steps if aligned else Steps(self._sizes, start=position)
         self._count_steps()
 
     def _count_steps(self) -> None:

@@ -10,25 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from operator import index
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 from penstock.errors import PlanError
 from penstock.order.epochs import Members
 from penstock.order.schedule import Exhausted, Stage
 from penstock.order.weights import Weight, as_fraction, exact_weights, is_finite, tempered_weights
-from penstock.rows.protocol import Rows
-
-__all__ = [
-    "Caps",
-    "StageArguments",
-    "cap_rows",
-    "check_name",
-    "part_rows_of",
-    "quoted",
-    "read_members",
-    "read_stages",
-    "read_weights",
-]
+from penstock.rows.protocol import Rows, Settings
 
 
 @final
@@ -62,11 +50,9 @@ class Caps:
         """Return the largest number of epochs of one source; None means no limit."""
         return self.epochs.get(name) if isinstance(self.epochs, Mapping) else self.epochs
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Settings:
         """Return the caps as JSON."""
-        if isinstance(self.epochs, Mapping):
-            return {"epochs": _numbers_to_json(self.epochs), "then": self.then}
-        return {"epochs": _number_to_json(self.epochs), "then": self.then}
+        return {"epochs": _to_json(self.epochs), "then": self.then}
 
 
 class StageArguments(NamedTuple):
@@ -78,12 +64,12 @@ class StageArguments(NamedTuple):
     sources: Sequence[str] | None = None
     """Read every sample of these sources once an epoch."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Settings:
         """Return the arguments as JSON."""
         if self.weights is not None:
-            return {"position": self.position, "weights": _numbers_to_json(self.weights)}
+            return {"position": self.position, "weights": _to_json(self.weights)}
         if self.temperature is not None:
-            return {"position": self.position, "temperature": _number_to_json(self.temperature)}
+            return {"position": self.position, "temperature": _to_json(self.temperature)}
         return {"position": self.position, "sources": list(self.sources or ())}
 
 
@@ -237,12 +223,10 @@ def _check_names(names: Sequence[str], given: Iterable[str], where: str) -> None
         )
 
 
-def _numbers_to_json(numbers: Mapping[str, Weight]) -> dict[str, float | str]:
-    return {name: _number_to_json(number) for name, number in numbers.items()}
-
-
-def _number_to_json(number: Weight) -> float | str:
-    """Return a number as JSON, equal for equal numbers: 7.0 is 7, 0.7 is 0.7, 1/3 is "1/3"."""
+def _to_json(number: Weight | Mapping[str, Weight]) -> object:
+    """Return numbers as JSON, equal for equal numbers: 7.0 is 7, 0.7 is 0.7, 1/3 is "1/3"."""
+    if isinstance(number, Mapping):
+        return {name: _to_json(each) for name, each in number.items()}
     if not is_finite(number):
         return str(float(number))
     # The digest of a plan is computed from this, so 7 and 7.0 must give the same text.

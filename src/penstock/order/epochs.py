@@ -15,7 +15,7 @@ rows: it is the end of an order that can be computed, so the order of the rest o
 to positions of that tail.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -25,10 +25,8 @@ import numpy as np
 from penstock.digest import derive_key
 from penstock.order.integers import END, Integers, label_pairs
 from penstock.order.schedule import check_starts
-from penstock.order.shuffle import Block, Domain, Mode, Orders, arrange, epoch_key
+from penstock.order.shuffle import Domain, Orders, Sources, arrange, epoch_key
 from penstock.ranges import group_rows
-
-__all__ = ["EpochOrder", "Members", "Segment", "find_segments"]
 
 _COUNT_ROWS = 2**18  # rows located at a time when rows have to be counted: 2 MiB per array
 
@@ -173,27 +171,18 @@ class EpochOrder:
     Immutable. Sources are numbers into `names`.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Members],
-        *,
-        names: Sequence[str],
-        domains: Sequence[Domain],
-        shuffle: Mode | Block,
-        seed: int,
-    ) -> None:
+    def __init__(self, stages: Sequence[Members], plan: Sources) -> None:
         check_starts([stage.start for stage in stages])
         self.end = END
-        self.segments = find_segments(stages, domains)
+        self.segments = find_segments(stages, plan.domains)
+        self.epoch_rows = self.segments[0].size if len(self.segments) == 1 else None
         self._starts = np.array([segment.start for segment in self.segments], dtype=np.int64)
         self._stops = [*self._starts[1:].tolist(), END]
         self._sizes = np.array([segment.size for segment in self.segments], dtype=np.int64)
-        self._names = [
-            tuple(names[source] for source in segment.sources) for segment in self.segments
-        ]
-        self._num_rows = [domain.num_rows for domain in domains]
-        self._arrangement = arrange(shuffle, [segment.domain for segment in self.segments])
-        self._seed = seed
+        self._names = [tuple(plan.names[i] for i in segment.sources) for segment in self.segments]
+        self._num_rows = [domain.num_rows for domain in plan.domains]
+        self._arrangement = arrange(plan.shuffle, [segment.domain for segment in self.segments])
+        self._seed = plan.seed
 
     def locate(self, positions: Integers) -> tuple[Integers, Integers, Integers]:
         """Return the source, epoch and sample at each position."""
@@ -239,9 +228,12 @@ class EpochOrder:
     def positions_of(self, source: int, sample: int, epochs: Integers) -> Integers:
         """Return the positions of a sample in these epochs, as far as it occurs in them."""
         found = [np.empty(0, dtype=np.int64)]
-        for number, first_row, begun in self._appearances(source):
-            segment = self.segments[number]
+        for number, segment in enumerate(self.segments):
+            if source not in segment.sources:
+                continue
+            first_row = int(segment.ends[segment.sources.tolist().index(source)])
             first = segment.epochs[source]
+            begun = -(-(self._stops[number] - segment.start) // segment.size)  # rounded up
             # Only the epochs that begin in this segment; others are found in other segments.
             passes = epochs[(epochs >= first) & (epochs < first + begun)] - first
             orders = self._orders(np.arange(len(passes)), np.full_like(passes, number), passes)
@@ -255,13 +247,6 @@ class EpochOrder:
             found.append(positions)
         return np.concatenate(found)
 
-    def _appearances(self, source: int) -> Iterator[tuple[int, int, int]]:
-        """Yield each segment that lists a source, the source's first row in it, and its passes."""
-        for number, segment in enumerate(self.segments):
-            for column in np.flatnonzero(segment.sources == source).tolist():
-                begun = -(-(self._stops[number] - segment.start) // segment.size)  # rounded up
-                yield number, int(segment.ends[column]), begun
-
     def _follow(self, number: int, inside: int) -> int:
         """Return the position of a row that its segment did not reach: it is in a later tail."""
         while True:
@@ -273,15 +258,11 @@ class EpochOrder:
                 return segment.start + inside
 
     def num_epochs(self, source: int, before: int) -> int:
-        """Return how many epochs of a source have begun, at most, before a position."""
-        begun = 0
-        for number, _, _ in self._appearances(source):
-            segment = self.segments[number]
-            rows = min(before, self._stops[number]) - segment.start
-            if rows > 0:
-                # Minus a floor of a negative number adds the number of passes, rounded up.
-                begun = segment.epochs[source] - (-rows // segment.size)
-        return begun
+        """Return how many epochs of a source have begun before a position."""
+        # The last segment that begins before the position.
+        segment = self.segments[max(0, int(np.searchsorted(self._starts, before)) - 1)]
+        begun = -(-(before - segment.start) // segment.size)  # rounded up
+        return segment.epochs[source] + begun * (source in segment.members)
 
     def counts(self, num_rows: int) -> list[int]:
         """Return how many of the first `num_rows` rows belong to each source.

@@ -12,7 +12,7 @@ stored, and the pattern has no period.
     source    A  B  A  C  A  B  A  C    (which child is small is decided by weight, then order)
 
 If sources have debts at the start (see `schedule`), splits round differently:
-floor(c * share + phase), with a phase for each split (see `phases`).
+floor(c * share + phase), with a phase for each split (see `settle`).
 
 Every prefix holds each source within two rows of its weight. Proof: write W(0), W(1), … for the
 weights of a leaf and of its ancestors. A split rounds by at most 1/2 row, and of the error m
@@ -27,18 +27,14 @@ that they represent.
 from collections.abc import Sequence
 from functools import cached_property
 from heapq import heapify, heappop, heappush
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.digest import Unsigned, constant
-from penstock.errors import PlanError
 from penstock.order.integers import END, Indices, Integers, as_unsigned
-from penstock.order.phases import fit_phases
+from penstock.order.settle import fit_phases
 from penstock.order.weights import Weight, exact_weights
-
-__all__ = ["Mix"]
 
 # Arrays of 64 KiB. malloc gets larger ones from the kernel each time, which doubles the time.
 _CHUNK_ROWS = 8_192
@@ -59,14 +55,14 @@ class Mix:
     Args:
         weights: Shares of the rows, as ratios.
         debts: The debt of each source at the start, in rows; the sum must be 0. Only small debts
-            can be settled completely: see `penstock.order.phases`.
+            can be settled completely: see `penstock.order.settle`.
 
     >>> mix = Mix([0.5, 0.25, 0.25])
     >>> sources, ordinals = mix.at(range(8))
     >>> sources, ordinals
     (array([0, 1, 0, 2, 0, 1, 0, 2]), array([0, 0, 1, 0, 2, 1, 3, 1]))
-    >>> mix.positions(0, [0, 1, 2, 3])
-    array([0, 2, 4, 6])
+    >>> [mix.position(0, ordinal) for ordinal in range(4)]
+    [0, 2, 4, 6]
     >>> mix.counts(1_000_001)
     [500001, 250000, 250000]
     """
@@ -146,35 +142,35 @@ class Mix:
             underway = ~arrived
             nodes, remaining, rows = nodes[underway], remaining[underway], rows[underway]
 
-    def positions(self, source: int, ordinals: npt.ArrayLike) -> Integers:
-        """Return the positions of a source's rows, numbered from 0: the inverse of `at`.
-
-        Raises:
-            PlanError: the source has no such row below position 2^62.
-        """
-        numbers = as_unsigned(ordinals, END)
-        if numbers.size == 0:
-            return numbers.view(np.int64)
-        path = self._path_up(source)
-        furthest = int(numbers.max())
-        if path is None or _climb(path, furthest) >= END:
-            raise PlanError(
-                f"Source {source} has no row {furthest:,} below position {END:,} (2^62)."
-            )
-        # Products exceed 64 bits, so this is an array of Python's integers.
-        climbed: npt.NDArray[Any] = _climb(path, numbers.astype(object))
-        return climbed.astype(np.int64)
-
     def position(self, source: int, ordinal: int) -> int | None:
-        """Return the position of one row of a source, however far; None if it is never drawn.
+        """Return the position of one row of a source: the inverse of `at`.
+
+        It may be past 2^62, as far as Python's integers go; None if the row is never drawn.
 
         >>> Mix([1, 1]).position(0, 10**30)
         2000000000000000000000000000000
         >>> Mix([1, 0]).position(1, 0) is None
         True
         """
-        path = self._path_up(source)
-        return None if path is None else int(_climb(path, ordinal))
+        if not self.weights[source]:
+            return None
+        node = ~source
+        # From the leaf up to the root.
+        while node != self._root:
+            slot = int(self._slots[node])
+            node, is_small = slot // 2, slot % 2 == 1
+            share = int(self._shares[node])
+            phase = _HALF if self._phases is None else int(self._phases[node])
+            # Row o of the small child is the first row c of its parent at which
+            # (c + 1) * share + phase reaches o + 1. Row o of the large child is the last row c at
+            # which c * (1 - share) - phase is at most o. Both in units of 2^-64.
+            if not is_small:
+                ordinal = (ordinal * _WHOLE + phase) // (_WHOLE - share)
+            elif share:
+                ordinal = -((phase - (ordinal + 1) * _WHOLE) // share) - 1
+            else:
+                return None  # a share so small that it is rounded to 0
+        return ordinal
 
     def not_before(self, source: int, ordinal: int) -> int:
         """Return a lower bound of the position of a row; much cheaper than the position."""
@@ -182,25 +178,6 @@ class Mix:
         # ahead, and then stays within two rows of that. So row o is not drawn before its share of
         # the rows is o - 3.
         return max(0, (ordinal - 3) * self._total // self.weights[source])
-
-    def _path_up(self, source: int) -> list[tuple[int, int, bool]] | None:
-        """Return the splits from a leaf up to the root: (share, phase, is the small child).
-
-        None if the source is never drawn: its weight is 0, or a share on the path is so small
-        that it is rounded to 0.
-        """
-        if not self.weights[source]:
-            return None
-        path, node = [], ~source
-        while node != self._root:
-            slot = int(self._slots[node])
-            node, is_small = slot // 2, slot % 2 == 1
-            share = int(self._shares[node])
-            phase = _HALF if self._phases is None else int(self._phases[node])
-            if is_small and not share:
-                return None
-            path.append((share, phase, is_small))
-        return path
 
     @cached_property
     def _slots(self) -> Integers:
@@ -211,8 +188,6 @@ class Mix:
 
     def counts(self, num_rows: int) -> list[int]:
         """Return how many of the first `num_rows` rows belong to each source, in O(sources)."""
-        if not 0 <= num_rows <= END:
-            raise PlanError(f"A number of rows must be from 0 to 2^62; got {num_rows:,}.")
         num_nodes = len(self._shares)
         shares, children = self._shares.tolist(), self._children.tolist()
         phases = [_HALF] * num_nodes if self._phases is None else self._phases.tolist()
@@ -225,19 +200,6 @@ class Mix:
             counts[children[2 * node + 1]] = small
             counts[children[2 * node]] = rows - small
         return counts[num_nodes:][::-1]
-
-
-def _climb(path: list[tuple[int, int, bool]], ordinals: Any) -> Any:
-    """Return the positions of ordinals of a leaf; for one Python integer or an array of them."""
-    for share, phase, is_small in path:
-        # Row o of the small child is the first row c of its parent at which
-        # (c + 1) * share + phase reaches o + 1. Row o of the large child is the last row c at
-        # which c * (1 - share) - phase is at most o. Both in units of 2^-64.
-        if is_small:
-            ordinals = -((phase - (ordinals + 1) * _WHOLE) // share) - 1
-        else:
-            ordinals = (ordinals * _WHOLE + phase) // (_WHOLE - share)
-    return ordinals
 
 
 def _split(

@@ -12,40 +12,28 @@ of positions.
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from operator import index
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.digest import digest_json
 from penstock.errors import PlanError
-from penstock.order.arguments import (
-    Caps,
-    cap_rows,
-    check_name,
-    part_rows_of,
-    quoted,
-    read_members,
-    read_stages,
-    read_weights,
-)
+from penstock.order import arguments
+from penstock.order.arguments import Caps
 from penstock.order.epochs import EpochOrder
 from penstock.order.integers import END, Integers, as_unsigned
-from penstock.order.picture import SourceLine, draw_tree
 from penstock.order.schedule import Schedule
-from penstock.order.shuffle import Block, Domain, Mode, mode_to_json
-from penstock.order.weighted import Mixture
+from penstock.order.shuffle import Block, Domain, Mode, Sources, mode_to_json
+from penstock.order.weighted import Mixture, percent
 from penstock.order.weights import Weight
-from penstock.rows.protocol import Rows, RowsLike, as_rows
-
-__all__ = ["ORDER_FORMAT", "Plan", "Sample"]
+from penstock.rows.protocol import Rows, RowsLike, Settings, as_rows
 
 ORDER_FORMAT = 1
 """Part of every digest. Increased when the same arguments produce another order."""
 
-_CHANGING_FORMAT = (
-    2  # the same where weights change: since 2 rounding is carried from stage to stage
-)
+# The same where weights change: since 2, rounding is carried from stage to stage.
+_CHANGING_FORMAT = 2
 
 _CHUNK_ROWS = 8_192  # at a time: their arrays stay in the cache, which is twice as fast
 _DRAWN_STAGES = 10
@@ -110,7 +98,7 @@ class Plan:
     ) -> None:
         given = rows if isinstance(rows, Mapping) else {"data": rows}
         self.sources: dict[str, Rows] = {
-            check_name(name): as_rows(source, name) for name, source in given.items()
+            arguments.check_name(name): as_rows(source, name) for name, source in given.items()
         }
         """The rows by name, in the order given."""
         if not self.sources:
@@ -122,52 +110,37 @@ class Plan:
         self.seed = index(seed)
         self.shuffle = shuffle
         self._caps = _as_caps(max_epochs)
-        self._stages = read_stages(self.names, weights, temperature, schedule)
+        self._stages = arguments.read_stages(self.names, weights, temperature, schedule)
+        self.is_weighted = self._stages[0].sources is None
+        """Whether sources are drawn by weights; otherwise every sample occurs once per epoch."""
         self._layout = self._lay_out()
+        self.epoch_rows = self._layout.epoch_rows
+        """The rows of an epoch; None if sources have separate epochs, or join later."""
         self.end = self._layout.end
         """The first position that has no sample: 2^62, or where `max_epochs` is reached."""
 
     def _lay_out(self) -> Mixture | EpochOrder:
         domains = [
-            Domain(size, part_rows_of(name, source, size) if self.shuffle == "part" else ())
+            Domain(
+                size, arguments.part_rows_of(name, source, size) if self.shuffle == "part" else ()
+            )
             for (name, source), size in zip(self.sources.items(), self.sizes, strict=True)
         ]
+        sources = Sources(self.names, domains, self.shuffle, self.seed)
         if not self.is_weighted:
             if self._caps is not None:
                 raise PlanError(
                     f"max_epochs={self._caps.epochs!r} needs weights: without them every source "
                     "has as many epochs as the run. Give the run its number of epochs."
                 )
-            stages = read_members(self._stages, self.names, self.sizes)
-            return EpochOrder(
-                stages, names=self.names, domains=domains, shuffle=self.shuffle, seed=self.seed
-            )
+            stages = arguments.read_members(self._stages, self.names, self.sizes)
+            return EpochOrder(stages, sources)
         schedule = Schedule(
-            read_weights(self._stages, self.names, self.sizes),
-            caps=cap_rows(self._caps, self.names, self.sizes) if self._caps else None,
+            arguments.read_weights(self._stages, self.names, self.sizes),
+            caps=arguments.cap_rows(self._caps, self.names, self.sizes) if self._caps else None,
             exhausted=self._caps.then if self._caps else "error",
         )
-        return Mixture(
-            schedule, names=self.names, domains=domains, shuffle=self.shuffle, seed=self.seed
-        )
-
-    @property
-    def is_weighted(self) -> bool:
-        """Whether sources are drawn by weights; otherwise every sample occurs once per epoch."""
-        return self._stages[0].sources is None
-
-    @property
-    def _changes_weights(self) -> bool:
-        """Whether weights change during the run, by a schedule or because of a cap."""
-        redistributes = self._caps is not None and self._caps.then == "redistribute"
-        return self.is_weighted and (len(self._stages) > 1 or redistributes)
-
-    @property
-    def epoch_rows(self) -> int | None:
-        """The rows of an epoch; None if sources have separate epochs, or join later."""
-        if isinstance(self._layout, Mixture) or len(self._layout.segments) > 1:
-            return None
-        return self._layout.segments[0].size
+        return Mixture(schedule, sources)
 
     def __len__(self) -> int:
         """Return the rows of an epoch."""
@@ -199,13 +172,7 @@ class Plan:
 
     def samples(self, start: int, stop: int) -> list[Sample]:
         """Return what the positions from `start` to before `stop` hold."""
-        located = self.locate(np.arange(start, stop, dtype=np.int64))
-        return [
-            Sample(position, self.names[source], epoch, sample)
-            for position, source, epoch, sample in zip(
-                range(start, stop), *(numbers.tolist() for numbers in located), strict=True
-            )
-        ]
+        return list_samples(self.names, start, self.locate(np.arange(start, stop, dtype=np.int64)))
 
     def positions_of(
         self, source: str, sample: int, epoch: int | None = None, before: int | None = None
@@ -220,7 +187,9 @@ class Plan:
                 has an end.
         """
         if source not in self.sources:
-            raise PlanError(f'There is no source "{source}"; this plan has {quoted(self.names)}.')
+            raise PlanError(
+                f'There is no source "{source}"; this plan has {arguments.quoted(self.names)}.'
+            )
         number = self.names.index(source)
         size = self.sizes[number]
         if not 0 <= sample < size:
@@ -262,13 +231,23 @@ class Plan:
         """A digest of this order: equal digests mean equal samples at every position."""
         return digest_json(self.describe())
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Settings:
         """Return everything that the order depends on, as JSON; `digest` is computed from it."""
-        described: dict[str, Any] = {
-            "format": _CHANGING_FORMAT if self._changes_weights else ORDER_FORMAT,
+        # Weights change during the run by a schedule, or because of a cap.
+        redistributes = self._caps is not None and self._caps.then == "redistribute"
+        changing = self.is_weighted and (len(self._stages) > 1 or redistributes)
+        sources = []
+        for name, source, size in zip(self.names, self.sources.values(), self.sizes, strict=True):
+            sources.append({"name": name, "rows": size, "digest": source.digest})
+            # The sizes of parts decide the order of this mode only.
+            if self.shuffle == "part":
+                parts = arguments.part_rows_of(name, source, size)
+                sources[-1]["parts"] = digest_json(parts)
+        described: Settings = {
+            "format": _CHANGING_FORMAT if changing else ORDER_FORMAT,
             "seed": self.seed,
             "shuffle": mode_to_json(self.shuffle),
-            "sources": [self._described_source(number) for number in range(len(self.names))],
+            "sources": sources,
             "stages": [stage.to_json() for stage in self._stages],
         }
         if self._caps is not None:
@@ -278,45 +257,52 @@ class Plan:
     def tree(self, num_rows: int | None = None) -> str:
         """Return a picture of the sources, with the share of each in the first `num_rows` rows.
 
-        By default, `num_rows` is the rows of all sources, or of one epoch. The same plan always
-        gives the same text.
+        By default, `num_rows` is the rows of all sources, or of one epoch. Equal plans give equal
+        text, so logs of two runs can be compared.
+
+            plan ad156226, seed 17, shuffle full; in the first 10,000 rows:
+            ├── web   8,000 rows  asked 70 %  delivered 7,000 rows  70 %  0.88 epochs
+            └── code  1,000 rows  asked 30 %  delivered 3,000 rows  30 %  3.00 epochs
         """
         if num_rows is None:
             num_rows = min(self.end, self._layout.default_num_rows)
-        counts = self.counts(num_rows)
-        asked = self._layout.asked(num_rows)
-        leaves = [
-            SourceLine(
-                name=name,
-                rows=size,
-                tokens=self.sources[name].num_tokens,
-                asked=share,
-                delivered=counts[name],
+        counts, asked = self.counts(num_rows), self._layout.asked(num_rows)
+        table = [
+            [
+                name,
+                f"{size:,} rows",
+                "" if source.num_tokens is None else f"{source.num_tokens:,} tokens",
+                f"asked {share}",
+                f"delivered {counts[name]:,} rows",
+                percent(counts[name] / max(num_rows, 1)),
+                f"{counts[name] / max(size, 1):,.2f} epochs",
+            ]
+            for (name, source), size, share in zip(
+                self.sources.items(), self.sizes, asked, strict=True
             )
-            for name, size, share in zip(self.names, self.sizes, asked, strict=True)
         ]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = []
+        for name, *others in table:
+            aligned = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+            # A column is empty in all lines or in none, except for unknown numbers of tokens.
+            lines.append("  ".join([name.ljust(widths[0]), *filter(str.strip, aligned)]))
+        num_stages = self._layout.num_stages
+        drawn = min(num_stages, _DRAWN_STAGES) if num_stages > 1 else 0
+        lines += [self._layout.stage(number) for number in range(drawn)]
+        if num_stages > _DRAWN_STAGES:
+            lines.append(f"… and {num_stages - drawn:,} more stages")
         mode = mode_to_json(self.shuffle)["mode"]
         heading = (
             f"plan {self.digest[:8]}, seed {self.seed}, shuffle {mode}; "
             f"in the first {num_rows:,} rows:"
         )
-        num_stages = self._layout.num_stages
-        stages = [self._layout.stage(number) for number in range(min(num_stages, _DRAWN_STAGES))]
-        if num_stages > len(stages):
-            stages.append(f"… and {num_stages - len(stages):,} more stages")
-        return draw_tree(heading, leaves, num_rows, stages if num_stages > 1 else ())
+        # The last line has another corner, whether it is a source or a stage.
+        *branches, last = lines
+        return "\n".join([heading, *(f"├── {branch}" for branch in branches), f"└── {last}"])
 
     def __str__(self) -> str:
         return self.tree()
-
-    def _described_source(self, number: int) -> dict[str, Any]:
-        name, size = self.names[number], self.sizes[number]
-        source = self.sources[name]
-        described = {"name": name, "rows": size, "digest": source.digest}
-        # The sizes of parts decide the order of this mode only.
-        if self.shuffle == "part":
-            described["parts"] = digest_json(part_rows_of(name, source, size))
-        return described
 
     def _past_the_end(self, position: int) -> PlanError:
         assert isinstance(self._layout, Mixture)  # the others have no end
@@ -334,3 +320,14 @@ class Plan:
 
 def _as_caps(max_epochs: float | Mapping[str, float] | Caps | None) -> Caps | None:
     return max_epochs if max_epochs is None or isinstance(max_epochs, Caps) else Caps(max_epochs)
+
+
+def list_samples(
+    names: Sequence[str], start: int, located: tuple[Integers, Integers, Integers]
+) -> list[Sample]:
+    """Return what consecutive positions from `start` on hold, from what `locate` returned."""
+    rows = zip(*(numbers.tolist() for numbers in located), strict=True)
+    return [
+        Sample(position, names[source], epoch, sample)
+        for position, (source, epoch, sample) in enumerate(rows, start)
+    ]

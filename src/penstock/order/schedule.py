@@ -14,8 +14,8 @@ How far a source can be from the integral of its weight:
 
 - In the first stage, and in later ones that begin without debts: less than 2 rows. `interleave`
   has the proof.
-- After the table of a later stage (see `settle`): less than the bound that `phases` found for
-  it. That was at most 1.68 rows in all random schedules.
+- After the table of a later stage (see `settle`): less than the bound that `fit_phases` found
+  for it. That was at most 1.68 rows in all random schedules.
 - Within a table: no method that doesn't know the next weights can promise less than
   1/2 + 1/3 + … + 1/n rows (3.1 for 32 sources, 6.5 for 1,000). An adversary who always gives
   weight to exactly those sources that were not drawn yet makes their debts add up in the last
@@ -34,9 +34,10 @@ sources share its weight. That position is computed by the inverse of the mixtur
 from bisect import bisect_left
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from operator import add
+from operator import add, attrgetter
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -45,11 +46,9 @@ import numpy.typing as npt
 from penstock.errors import PlanError
 from penstock.order.integers import END, Integers, as_unsigned
 from penstock.order.interleave import Mix
-from penstock.order.settle import ONE_ROW, SettlingMix, debts_after, debts_of_present
+from penstock.order.settle import ONE_ROW, DebtTable, debts_after, debts_of_present, num_table_rows
 from penstock.order.weights import Weight, exact_weights
 from penstock.ranges import group_rows
-
-__all__ = ["Exhausted", "Schedule", "Stage", "StartingPoint", "check_starts"]
 
 Exhausted = Literal["error", "redistribute"]
 
@@ -71,15 +70,44 @@ class StartingPoint(NamedTuple):
     """The debt of each source at the position, in units of 2^-40 rows."""
 
 
-class _Segment(NamedTuple):
-    """A stage, or a part of a stage that begins or ends where a cap is reached."""
+class _Begin(NamedTuple):
+    """Where weights change: at the start of a stage, and where a source reaches its cap."""
+
+    position: int
+    weights: Sequence[Weight]
+    exact: Sequence[int]
+    """The weights as integers in the same ratios."""
+    counts: Integers
+    """How many rows of each source come before the position."""
+    debts: Integers
+
+    def debts_at(self, position: int, counts: Integers) -> Integers:
+        """Return the debts at a later position, before which each source had `counts` rows."""
+        num_rows, drawn = position - self.position, counts - self.counts
+        return debts_after(self.debts, self.exact, num_rows, drawn.tolist())
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Rows with the same weights: the table that settles debts, or those that follow."""
 
     start: int
-    weights: Sequence[Weight]
     counts: Integers
     """How many rows of each source come before the segment."""
-    debts: Integers
-    mix: Mix | SettlingMix
+    begin: _Begin
+    table_rows: int
+    """The rows of the table; 0 in a segment without one."""
+
+    @cached_property
+    def mix(self) -> Mix | DebtTable:
+        """The rows; created when needed, as many stages end within their tables."""
+        begin = self.begin
+        if self.table_rows:
+            return DebtTable(begin.exact, begin.debts, self.table_rows)
+        if not begin.debts.any():
+            return Mix(begin.exact)
+        debts = begin.debts_at(self.start, self.counts)
+        return Mix(begin.exact, (debts / ONE_ROW).tolist())
 
 
 class Schedule:
@@ -100,8 +128,8 @@ class Schedule:
     >>> schedule = Schedule([Stage(0, [1, 0]), Stage(4, [1, 1])])
     >>> schedule.at(range(8))
     (array([0, 0, 0, 0, 0, 1, 0, 1]), array([0, 1, 2, 3, 4, 0, 5, 1]))
-    >>> schedule.positions(0, [3, 4, 5])
-    array([3, 4, 6])
+    >>> [schedule.position(0, ordinal) for ordinal in (3, 4, 5)]
+    [3, 4, 6]
     >>> Schedule([Stage(0, [1, 1])], caps=[None, 2], exhausted="redistribute").stages
     [Stage(start=0, weights=[1, 1]), Stage(start=4, weights=[1, 0])]
     """
@@ -122,7 +150,8 @@ class Schedule:
         """The first position that has no row."""
         self.ended_by: int | None = None
         """The source whose cap ends the schedule; None if no single source does."""
-        self._caps = caps if caps is not None else [None] * num_sources
+        # No schedule reaches END, so this cap is no limit.
+        self._caps = [END if cap is None else cap for cap in caps or [None] * num_sources]
         self._asked = list(stages)
         self._redistributes = exhausted == "redistribute"
         self._segments: list[_Segment] = []
@@ -133,46 +162,48 @@ class Schedule:
     def _add_segments(self, stages: Sequence[Stage], origin: StartingPoint) -> None:
         """Add the segments of `stages`, the first of which begins at `origin`."""
         start, counts = origin.position, np.array(origin.counts, dtype=np.int64)
-        debts = np.array(origin.debts, dtype=np.int64)
+        debts, begin = np.array(origin.debts, dtype=np.int64), None
         for stage, end in zip(stages, [*(stage.start for stage in stages[1:]), END], strict=True):
-            exact = exact_weights(stage.weights)
-            # One round per segment: a stage has several if sources reach their caps in it.
+            exact, known = exact_weights(stage.weights), None
             while start < end:
                 used_up = self._used_up(counts)
-                weights, present = stage.weights, exact
-                if used_up:
-                    weights = [0 if i in used_up else each for i, each in enumerate(weights)]
+                # At the start of the stage, and where a source has reached its cap.
+                if begin is None or used_up != known:
+                    debts = debts if begin is None else begin.debts_at(start, counts)
+                    weights = [0 if i in used_up else each for i, each in enumerate(stage.weights)]
                     present = [0 if i in used_up else each for i, each in enumerate(exact)]
-                # All sources with a weight are used up, so nothing can be read any more.
-                if not any(present):
-                    self.end = start
-                    return
-                debts = debts_of_present(debts, present)
-                mix = SettlingMix(present, debts, end - start) if debts.any() else Mix(present)
-                self._segments.append(_Segment(start, weights, counts, debts, mix))
-                num_rows = min(end - start, self._rows_to_next_cap(mix, counts))
+                    # All sources with a weight are used up, so nothing can be read any more.
+                    if not any(present):
+                        self.end = start
+                        return
+                    debts, known = debts_of_present(debts, present), used_up
+                    begin = _Begin(start, weights, present, counts, debts)
+                settles = start == begin.position and bool(debts.any())
+                num_rows = min(end - start, num_table_rows(len(exact)) if settles else END)
+                segment = _Segment(start, counts, begin, num_rows if settles else 0)
+                self._segments.append(segment)
+                num_rows = min(num_rows, self._rows_to_next_cap(segment))
                 start += num_rows
                 if start < END:
-                    drawn = mix.counts(num_rows)
-                    counts, debts = counts + drawn, debts_after(debts, present, num_rows, drawn)
+                    counts = counts + segment.mix.counts(num_rows)
 
     def _used_up(self, counts: Integers) -> set[int]:
         """Return the sources that have reached their caps, if others take over then."""
         if not self._redistributes:
             return set()
         rows = counts.tolist()
-        return {i for i, cap in enumerate(self._caps) if cap is not None and cap <= rows[i]}
+        return {i for i, cap in enumerate(self._caps) if cap <= rows[i]}
 
-    def _rows_to_next_cap(self, mix: Mix | SettlingMix, counts: Integers) -> int:
+    def _rows_to_next_cap(self, segment: _Segment) -> int:
         """Return how many rows a segment has until the first source reaches its cap."""
         if not self._redistributes:
             return END
         # The exact position of a source's last row costs much more than a lower bound of it. So
         # sources are tried in the order of their bounds, until a bound is past the best found.
-        lasts = []  # (lower bound of the position of its last row, source, last row)
+        mix, lasts = segment.mix, []  # (lower bound of its last row's position, source, last row)
         for source, (weight, cap) in enumerate(zip(mix.weights, self._caps, strict=True)):
-            if weight and cap is not None:
-                last = cap - int(counts[source]) - 1
+            if weight and cap < END:
+                last = cap - int(segment.counts[source]) - 1
                 lasts.append((mix.not_before(source, last), source, last))
         nearest = END
         for earliest, source, last in sorted(lasts):
@@ -185,47 +216,45 @@ class Schedule:
     def _end_at_first_cap(self) -> None:
         # Row number `cap` is the first one too many: rows are numbered from 0.
         for source, cap in enumerate(self._caps):
-            position = None if cap is None else self.position(source, cap)
+            position = self.position(source, cap)
             if position is not None and position < self.end:
                 self.end, self.ended_by = position, source
 
     @property
     def stages(self) -> list[Stage]:
         """The stages that are used, including those that begin because a cap is reached."""
-        return [Stage(segment.start, segment.weights) for segment in self._segments]
+        begins = [each.begin for each in self._segments if each.start == each.begin.position]
+        return [Stage(begin.position, begin.weights) for begin in begins]
 
     def changed(self, position: int, weights: Sequence[Weight]) -> "Schedule":
         """Return a schedule that is equal up to `position` and has other weights after it.
 
         Only for schedules without caps. Costs as much as one stage, however many there are.
         """
-        kept = self._num_before(position)
+        kept, stage = _num_before(self._segments, position), Stage(position, weights)
         changed = copy(self)
         changed._segments = self._segments[:kept]
-        changed._asked = [*self._asked[:kept], Stage(position, weights)]
-        changed._add_segments(changed._asked[-1:], self.origin_at(position))
+        changed._asked = [*self._asked[: _num_before(self._asked, position)], stage]
+        changed._add_segments([stage], self.origin_at(position))
         # The caches of the copy belong to the old segments: update one, drop the other.
-        changed._starts = np.append(self._starts[:kept], position)
+        added = [segment.start for segment in changed._segments[kept:]]
+        changed._starts = np.append(self._starts[:kept], added)
         changed.__dict__.pop("_bases", None)
         return changed
 
     def origin_at(self, position: int) -> StartingPoint:
         """Return where a schedule that continues this one at `position` begins."""
-        number = self._num_before(position) - 1
+        number = _num_before(self._segments, position) - 1
         if number < 0:
             return self.origin
-        start, _, counts, debts, mix = self._segments[number]
-        drawn = mix.counts(position - start)
-        owed = debts_after(debts, mix.weights, position - start, drawn)
-        return StartingPoint(position, (counts + drawn).tolist(), owed.tolist())
+        segment = self._segments[number]
+        counts = segment.counts + segment.mix.counts(position - segment.start)
+        debts = segment.begin.debts_at(position, counts)
+        return StartingPoint(position, counts.tolist(), debts.tolist())
 
     def owed(self, num_rows: int) -> list[float]:
         """Return the debt of each source after `num_rows` rows, in rows; see the module."""
         return [debt / ONE_ROW for debt in self.origin_at(num_rows).debts]
-
-    def _num_before(self, position: int) -> int:
-        """Return how many segments begin before a position."""
-        return bisect_left(self._segments, position, key=lambda segment: segment.start)
 
     @cached_property
     def _starts(self) -> Integers:
@@ -246,31 +275,16 @@ class Schedule:
             return self._segments[0].mix.at(numbers)
         sources, ordinals = np.empty_like(numbers), np.empty_like(numbers)
         for number, rows in group_rows(np.searchsorted(self._starts, numbers, side="right") - 1):
-            start, _, counts, _, mix = self._segments[number]
-            drawn, inside = mix.at(numbers[rows] - start)
-            sources[rows], ordinals[rows] = drawn, inside + counts[drawn]
+            segment = self._segments[number]
+            drawn, inside = segment.mix.at(numbers[rows] - segment.start)
+            sources[rows], ordinals[rows] = drawn, inside + segment.counts[drawn]
         return sources, ordinals
 
-    def positions(self, source: int, ordinals: npt.ArrayLike) -> Integers:
-        """Return the positions of a source's rows: the inverse of `at`.
-
-        Raises:
-            PlanError: the schedule ends before one of the rows, or never draws it.
-        """
-        numbers = np.asarray(ordinals, dtype=np.int64)
-        if numbers.size and self.position(source, int(numbers.max())) is None:
-            raise PlanError(f"Source {source} has no row {int(numbers.max()):,} in this schedule.")
-        if numbers.size and int(numbers.min()) < self.origin.counts[source]:
-            raise self._forgotten(self.origin.position - 1)
-        positions = np.empty_like(numbers)
-        segments = np.searchsorted(self._bases[:, source], numbers, side="right") - 1
-        for number, rows in group_rows(segments):
-            start, _, counts, _, mix = self._segments[number]
-            positions[rows] = mix.positions(source, numbers[rows] - counts[source]) + start
-        return positions
-
     def position(self, source: int, ordinal: int) -> int | None:
-        """Return the position of one row of a source; None if the schedule has no such row."""
+        """Return the position of one row of a source: the inverse of `at`.
+
+        None if the schedule ends before the row, or never draws it.
+        """
         # The last segment that begins with at most `ordinal` rows of the source. A segment in
         # which the source has weight 0 begins with as many rows as the next one, so it is never
         # found.
@@ -284,8 +298,6 @@ class Schedule:
 
     def counts(self, num_rows: int) -> list[int]:
         """Return how many of the first `num_rows` rows belong to each source, in O(sources)."""
-        if not 0 <= num_rows <= self.end:
-            raise PlanError(f"The schedule has {self.end:,} rows; {num_rows:,} cannot be counted.")
         if num_rows < self.origin.position:
             raise self._forgotten(num_rows)
         return self.origin_at(num_rows).counts
@@ -310,6 +322,11 @@ class Schedule:
             "what later rows depend on. Ask the run that set those weights, or give all weights "
             "as a schedule from the start."
         )
+
+
+def _num_before(items: Sequence[Stage] | Sequence[_Segment], position: int) -> int:
+    """Return how many of `items` begin before a position."""
+    return bisect_left(items, position, key=attrgetter("start"))
 
 
 def check_starts(starts: Sequence[int], origin: int = 0) -> None:

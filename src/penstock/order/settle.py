@@ -1,4 +1,4 @@
-"""Debts between stages, and a mixture that begins with debts and settles them.
+"""Debts between stages, and how the next stage settles them.
 
     row    0 … S-1                              S, S+1, …
            a table: largest debt first          a `Mix` whose phases represent the remaining debts
@@ -10,31 +10,43 @@ stage.
 In the table, each row adds to the debt of every source its share of one row, and then goes to the
 source with the largest debt. That costs O(sources) per row, so the table is short: S is 64 plus
 the number of sources. This is enough for the debts that can be settled soon. The other sources
-have had too many rows and have such small weights that only waiting helps. From row S on, rows
-are computed without a table: the phases of the splits represent the remaining debts as exactly
-as they can (see `phases`), so no row is far from where it should be.
+have had too many rows and have such small weights that only waiting helps.
 
-A row does not depend on the length of its stage. So weights that are set during a run give the
-same rows as a schedule that had them from the start.
+From row S on, rows are computed without a table. A split gives its smaller child
+floor(c * share + phase) of its first c rows (see `interleave`). The phase is a number from 0 to 1.
+It decides how far ahead or behind the child is at the start: the child's debt, minus its share of
+the parent's debt, is phase - 1/2. If all phases are 1/2, all debts are 0. So a choice of phases
+represents debts of the sources, namely debts for which every split satisfies
+
+    | debt(small) - share * debt(parent) | <= 1/2,    debt(root) = 0.
+
+Given debts rarely satisfy all of this. Then near ones that do are used. Two things add up to the
+error of a source: how much its debt was changed, and the rounding of the splits (half a row for
+its own split and a share of its parent's rounding: 1.68 rows at most, see `interleave`).
+
+The smallest bound on the error of all sources is found by trying. Given a bound, a source's debt
+may change by the bound minus its rounding, so its possible debts are an interval. The interval
+of a node follows from those of its children. The bound is large enough if the interval of the
+root contains 0. Then each node, from the root down, gets a debt from its interval. One try costs
+1 µs per source; three tries are usual.
+
+Phases are computed with Python floats that are only added, subtracted, multiplied, divided and
+compared. IEEE 754 defines the results of these operations exactly, so they are equal on every
+machine. A row does not depend on the length of its stage. So weights that are set during a run
+give the same rows as a schedule that had them from the start.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.order.integers import END, Integers
-from penstock.order.interleave import Mix
-
-__all__ = ["ONE_ROW", "SettlingMix", "debts_after", "debts_of_present", "split_exactly"]
 
 ONE_ROW = 2**40
 """A debt of one row. 64 bits can then hold debts of up to eight million rows."""
 
-_MIN_TABLE_ROWS = 64
-# uint32, because a long schedule of many sources has thousands of tables in memory.
-_Table = npt.NDArray[np.uint32]
+_WHOLE = 2**64
+_HALF = 0.5
 
 
 def split_exactly(amount: int, weights: Sequence[int]) -> list[int]:
@@ -45,15 +57,11 @@ def split_exactly(amount: int, weights: Sequence[int]) -> list[int]:
     """
     total = sum(weights)
     parts = [amount * weight // total for weight in weights]
-    # Each part was rounded down by less than 1, so `left` is less than the number of weights
-    # above 0, and the first of those get 1 more.
-    left = amount - sum(parts)
-    for source, weight in enumerate(weights):
-        if not left:
-            break
-        if weight:
-            parts[source] += 1
-            left -= 1
+    # Each part was rounded down by less than 1, so less is left than there are weights above 0,
+    # and the first of those get 1 more.
+    above = [source for source, weight in enumerate(weights) if weight]
+    for source in above[: amount - sum(parts)]:
+        parts[source] += 1
     return parts
 
 
@@ -81,101 +89,146 @@ def debts_after(
     return debts + np.array(owed, dtype=np.int64)
 
 
-class SettlingMix:
-    """A mixture with fixed weights and debts at the start; it has the methods of `Mix`.
+def num_table_rows(num_sources: int) -> int:
+    """Return the rows of a table: enough for the debts that can be settled soon."""
+    return 64 + num_sources
+
+
+class DebtTable:
+    """The first rows of a stage with debts; it has the methods of `Mix`.
+
+    A row goes to the source with the largest debt, the first of equals.
 
     Args:
         weights: Exact weights, as integers.
         debts: The debt of each source, in units of 2^-40 rows; 0 if its weight is 0. The sum
             must be 0.
-        num_rows: The end of the stage. Later positions are never asked for.
+        num_rows: The rows of the table. Later positions are never asked for.
     """
 
-    def __init__(self, weights: Sequence[int], debts: Integers, num_rows: int = END) -> None:
+    def __init__(self, weights: Sequence[int], debts: Integers, num_rows: int) -> None:
         self.weights = weights
-        self._debts = debts
-        # Many stages end within their tables, so whether the mix is needed is known first.
-        self._has_mix = num_rows > _MIN_TABLE_ROWS + len(weights)
-        num_rows = min(num_rows, _MIN_TABLE_ROWS + len(weights))
-        table = _largest_debt_first(debts, weights, num_rows)
-        self._table, self._ordinals, self._counts_in_table = table
-
-    @cached_property
-    def _mix(self) -> Mix:
-        """The rows after the table; created when needed, as many stages end before."""
-        counts = self._counts_in_table.tolist()
-        debts = debts_after(self._debts, self.weights, len(self._table), counts)
-        return Mix(self.weights, (debts / ONE_ROW).tolist())
+        shares = np.array(split_exactly(ONE_ROW, weights), dtype=np.int64)
+        owed, counts = debts.copy(), [0] * len(weights)
+        sources, ordinals = [], []
+        for _ in range(num_rows):
+            # Now the debts add up to one row, so the largest is above 0. Sources with weight 0
+            # keep a debt of 0, so they are never chosen.
+            owed += shares
+            source = int(owed.argmax())
+            owed[source] -= ONE_ROW
+            sources.append(source)
+            ordinals.append(counts[source])
+            counts[source] += 1
+        # uint32, because a long schedule of many sources has thousands of tables in memory.
+        self._sources, self._ordinals = np.array([sources, ordinals], np.uint32)
+        self._counts = counts
 
     def at(self, positions: Integers) -> tuple[Integers, Integers]:
         """Return the source at each of `positions`, and how many rows of it come before."""
-        later = positions >= len(self._table)
-        if not later.any():
-            ordinals = self._ordinals[positions].astype(np.int64)
-            return self._table[positions].astype(np.int64), ordinals
-        if later.all():
-            sources, ordinals = self._mix.at(positions - len(self._table))
-            return sources, ordinals + self._counts_in_table[sources]
-        # Some of each: call this again for the rows of either kind.
-        sources, ordinals = np.empty_like(positions), np.empty_like(positions)
-        for rows in (later, ~later):
-            sources[rows], ordinals[rows] = self.at(positions[rows])
-        return sources, ordinals
-
-    def positions(self, source: int, ordinals: npt.ArrayLike) -> Integers:
-        """Return the positions of a source's rows, numbered from 0: the inverse of `at`."""
-        numbers = np.array(ordinals, dtype=np.int64)
-        in_table = np.flatnonzero(self._table == source)
-        later = numbers >= len(in_table)
-        positions = np.empty_like(numbers)
-        positions[~later] = in_table[numbers[~later]]
-        if later.any():
-            after = self._mix.positions(source, numbers[later] - len(in_table))
-            positions[later] = after + len(self._table)
-        return positions
+        sources, ordinals = self._sources[positions], self._ordinals[positions]
+        return sources.astype(np.int64), ordinals.astype(np.int64)
 
     def position(self, source: int, ordinal: int) -> int | None:
-        """Return the position of one row of a source; None if there is no such row."""
-        in_table = np.flatnonzero(self._table == source)
-        if ordinal < len(in_table):
-            return int(in_table[ordinal])
-        after = self._mix.position(source, ordinal - len(in_table)) if self._has_mix else None
-        return None if after is None else after + len(self._table)
+        """Return the position of one row of a source; None if it is not in the table."""
+        if ordinal >= self._counts[source]:
+            return None
+        return int(np.flatnonzero(self._sources == source)[ordinal])
 
     def not_before(self, source: int, ordinal: int) -> int:
-        """Return a lower bound of the position of a row; much cheaper than the position."""
-        # In the table there is no bound, and looking a row up is cheap anyway.
-        later = ordinal - int(self._counts_in_table[source])
-        if later < 0 or not self._has_mix:
-            return 0
-        return len(self._table) + self._mix.not_before(source, later)
+        """Return a lower bound of the position of a row; END if it is not in the table."""
+        return 0 if ordinal < self._counts[source] else END
 
     def counts(self, num_rows: int) -> list[int]:
-        """Return how many of the first `num_rows` rows belong to each source, in O(sources)."""
-        if num_rows <= len(self._table):
-            counts = np.bincount(self._table[:num_rows], minlength=len(self.weights))
-        else:
-            counts = self._counts_in_table + self._mix.counts(num_rows - len(self._table))
+        """Return how many of the first `num_rows` rows belong to each source."""
+        counts = np.bincount(self._sources[:num_rows], minlength=len(self.weights))
         return [int(count) for count in counts]
 
 
-def _largest_debt_first(
-    debts: Integers, weights: Sequence[int], num_rows: int
-) -> tuple[_Table, _Table, Integers]:
-    """Return the source and the ordinal of each row, and the number of rows of each source.
+def fit_phases(
+    shares: Sequence[float], children: Sequence[int], debts: Sequence[float]
+) -> list[int]:
+    """Return the phase of every split, in units of 2^-64.
 
-    A row goes to the source with the largest debt, the first of equals.
+    Args:
+        shares: The smaller child's share of each node; a node comes after its children.
+        children: The larger and the smaller child of node 0, of node 1, … Source s is ~s.
+        debts: The debt of each source, in rows.
     """
-    shares = np.array(split_exactly(ONE_ROW, weights), dtype=np.int64)
-    owed = debts.copy()
-    sources, ordinals = np.empty(num_rows, np.uint32), np.empty(num_rows, np.uint32)
-    counts = [0] * len(weights)
-    for row in range(num_rows):
-        # Now the debts add up to one row, so the largest is above 0. Sources with weight 0 keep
-        # a debt of 0, so they are never chosen.
-        owed += shares
-        source = int(owed.argmax())
-        owed[source] -= ONE_ROW
-        sources[row], ordinals[row] = source, counts[source]
-        counts[source] += 1
-    return sources, ordinals, np.array(counts, dtype=np.int64)
+    # Index ~s = -1 - s counts from the end. So in a list that begins with the nodes and ends with
+    # the sources in reverse order, both node numbers and ~s are valid indices.
+    debt = [0.0] * len(shares) + list(debts)[::-1]
+    size = [0] * len(shares) + [1] * len(debts)
+    # The debt and the number of sources of a node are the sums of its children's.
+    for node, (large, small) in enumerate(zip(children[::2], children[1::2], strict=True)):
+        debt[node] = debt[large] + debt[small]
+        size[node] = size[large] + size[small]
+    low, high = _intervals(shares, children, debt)
+    phases = [0] * len(shares)
+    fitted = [0.0] * len(debt)
+    for node in reversed(range(len(shares))):
+        large, small, share = children[2 * node], children[2 * node + 1], shares[node]
+        here = fitted[node]
+        # The debt of this node was changed by `here - debt[node]`. Every source below it gets an
+        # equal part of the change, as far as the intervals of both children allow.
+        wanted = debt[small] - (debt[node] - here) * size[small] / size[node]
+        wanted = max(wanted, low[small], here - high[large])
+        wanted = min(wanted, high[small], here - low[large])
+        offset = min(max(wanted - share * here, -_HALF), _HALF)
+        phases[node] = min(int((offset + _HALF) * _WHOLE), _WHOLE - 1)
+        fitted[small] = share * here + offset
+        fitted[large] = here - fitted[small]
+    return phases
+
+
+def _intervals(
+    shares: Sequence[float], children: Sequence[int], debt: Sequence[float]
+) -> tuple[list[float], list[float]]:
+    """Return the lowest and highest possible debts of all nodes and sources.
+
+    They are those of the smallest bound, among those tried, for which debts exist.
+    """
+    error = [0.0] * len(debt)  # the largest rounding error of each node and source
+    for node in reversed(range(len(shares))):
+        large, small, share = children[2 * node], children[2 * node + 1], shares[node]
+        error[small] = _HALF + share * error[node]
+        error[large] = _HALF + (1 - share) * error[node]
+    # No bound can be below the rounding. 2^-20 covers the inexact sums of floats below.
+    worst, more = max(error), 2**-20
+    while True:
+        bound = worst + more
+        low = [owed - bound + own for owed, own in zip(debt, error, strict=True)]
+        high = [owed + bound - own for owed, own in zip(debt, error, strict=True)]
+        if _fill_nodes(low, high, shares, children):
+            return low, high
+        more = 1.25 * more + 0.0625
+
+
+def _fill_nodes(
+    low: list[float], high: list[float], shares: Sequence[float], children: Sequence[int]
+) -> bool:
+    """Compute the intervals of the nodes from those of the sources; return whether 0 is possible.
+
+    With x and y the debts of the small and the large child, a split requires
+    |(1 - share) * x - share * y| <= 1/2. Its highest debt is x + y with both children at their
+    highest, unless one is too far ahead of the other: then that one is limited by the other.
+    """
+    for node, share in enumerate(shares):
+        large, small, rest = children[2 * node], children[2 * node + 1], 1 - share
+        low_x, high_x, low_y, high_y = low[small], high[small], low[large], high[large]
+        # Even the extremes are too far apart: no debts within these intervals satisfy the split.
+        if rest * high_x - share * low_y < -_HALF or rest * low_x - share * high_y > _HALF:
+            return False
+        ahead = rest * high_x - share * high_y
+        if ahead > _HALF:
+            high_x = (share * high_y + _HALF) / rest
+        elif ahead < -_HALF:
+            high_y = (rest * high_x + _HALF) / share
+        ahead = rest * low_x - share * low_y
+        if ahead < -_HALF:
+            low_x = (share * low_y - _HALF) / rest
+        elif ahead > _HALF:
+            low_y = (rest * low_x - _HALF) / share
+        low[node], high[node] = low_x + low_y, high_x + high_y
+    root = len(shares) - 1
+    return low[root] <= 0 <= high[root]

@@ -17,7 +17,7 @@ epochs and sources: `Orders` says which row belongs to which.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, Protocol, final
+from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 
@@ -25,8 +25,6 @@ from penstock.digest import Unsigned, derive_key
 from penstock.errors import PlanError
 from penstock.order.integers import END, Indices, Integers, label_pairs
 from penstock.order.permute import derive_subkeys, permute_each
-
-__all__ = ["Block", "Domain", "Mode", "Orders", "arrange", "epoch_key", "mode_to_json"]
 
 Mode = Literal["full", "none", "block", "part"]
 
@@ -59,6 +57,15 @@ class Domain(NamedTuple):
     part_rows: Sequence[int] = ()
 
 
+class Sources(NamedTuple):
+    """The sources of a plan, and how their rows are shuffled."""
+
+    names: Sequence[str]
+    domains: Sequence[Domain]
+    shuffle: Mode | Block
+    seed: int
+
+
 class Orders(NamedTuple):
     """The orders that one call uses: an order is one epoch of one domain."""
 
@@ -80,11 +87,18 @@ def epoch_key(seed: int, names: tuple[str, ...], epoch: int) -> int:
     return derive_key("shuffle", seed, *names, epoch)
 
 
-class Arrangement(Protocol):
-    """Maps the positions of an epoch to its rows, and back, for several domains."""
+class Arrangement:
+    """Maps the positions of an epoch to its rows, and back, for several domains.
+
+    This class leaves rows in the order of the store; its subclasses shuffle them.
+    """
+
+    def __init__(self, domains: Sequence[Domain]) -> None:
+        self._sizes = np.array([domain.num_rows for domain in domains], dtype=np.int64)
 
     def map(self, numbers: Integers, orders: Orders, *, inverse: bool = False) -> Integers:
         """Return the rows at these positions; if `inverse`, the positions of these rows."""
+        return numbers
 
 
 def arrange(mode: Mode | Block, domains: Sequence[Domain]) -> Arrangement:
@@ -95,18 +109,15 @@ def arrange(mode: Mode | Block, domains: Sequence[Domain]) -> Arrangement:
     >>> parts.map(np.arange(5), one_order)
     array([1, 0, 2, 4, 3])
     """
-    if mode == "full":
-        return _Full(domains)
-    if mode == "none":
-        return _None()
-    if mode == "part":
-        return _Part(domains)
     if mode == "block" or isinstance(mode, Block):
         return _Block(domains, Block() if mode == "block" else mode)
-    raise PlanError(
-        'shuffle must be "full", "block" (or Block(rows=…, group=…)), "part" or "none"; got '
-        f"{mode!r}."
-    )
+    kinds = {"full": _Full, "none": Arrangement, "part": _Part}
+    if mode not in kinds:
+        raise PlanError(
+            'shuffle must be "full", "block" (or Block(rows=…, group=…)), "part" or "none"; got '
+            f"{mode!r}."
+        )
+    return kinds[mode](domains)
 
 
 def mode_to_json(mode: Mode | Block) -> dict[str, Any]:
@@ -123,55 +134,45 @@ def mode_to_json(mode: Mode | Block) -> dict[str, Any]:
 
 
 @final
-class _None:
-    def map(self, numbers: Integers, orders: Orders, *, inverse: bool = False) -> Integers:
-        return numbers
-
-
-@final
-class _Full:
-    def __init__(self, domains: Sequence[Domain]) -> None:
-        self._sizes = np.array([domain.num_rows for domain in domains], dtype=np.int64)
-
+class _Full(Arrangement):
     def map(self, numbers: Integers, orders: Orders, *, inverse: bool = False) -> Integers:
         sizes = self._sizes[orders.domains]
         return permute_each(numbers, orders.which, sizes, orders.keys, inverse=inverse)
 
 
 @final
-class _Part:
+class _Part(Arrangement):
     """Shuffles each part separately; the parts stay in order.
 
     The parts of all domains are concatenated, so that one search finds the parts of all rows.
     """
 
     def __init__(self, domains: Sequence[Domain]) -> None:
-        self._sizes = np.array(
-            [rows for domain in domains for rows in domain.part_rows], dtype=np.int64
-        )
+        super().__init__(domains)
         # Domains with parts 2 3 | 4: sizes 2 3 4, ends 2 5 9, first parts 0 2, first rows 0 5.
-        self._ends = np.cumsum(self._sizes)
+        parts = [rows for domain in domains for rows in domain.part_rows]
+        self._part_sizes = np.array(parts, dtype=np.int64)
+        self._ends = np.cumsum(self._part_sizes)
         num_parts = np.array([len(domain.part_rows) for domain in domains], dtype=np.int64)
         self._first_part = np.cumsum(num_parts) - num_parts
-        num_rows = np.array([domain.num_rows for domain in domains], dtype=np.int64)
-        self._first_row = np.cumsum(num_rows) - num_rows
+        self._first_row = np.cumsum(self._sizes) - self._sizes
 
     def map(self, numbers: Integers, orders: Orders, *, inverse: bool = False) -> Integers:
         # A part has the same range of numbers as positions and as rows, so both directions find
         # it in the same way.
         first_row = self._first_row[orders.domains][orders.which]
         parts = np.searchsorted(self._ends, numbers + first_row, side="right")
-        starts = self._ends[parts] - self._sizes[parts] - first_row  # within the domain
+        starts = self._ends[parts] - self._part_sizes[parts] - first_row  # within the domain
         # Each (order, part) is shuffled by a separate order, with a subkey for the part.
         which, order_of, part_of = label_pairs(orders.which, parts)
         part_numbers = part_of - self._first_part[orders.domains[order_of]]
         keys = derive_subkeys(orders.keys[order_of], part_numbers)
-        sizes = self._sizes[part_of]
+        sizes = self._part_sizes[part_of]
         return permute_each(numbers - starts, which, sizes, keys, inverse=inverse) + starts
 
 
 @final
-class _Block:
+class _Block(Arrangement):
     """Shuffles the blocks, and then the rows inside each group of consecutive blocks.
 
         rows, beginning at a random row          |--0--|--1--|--2--|--3--|-4|
@@ -183,20 +184,15 @@ class _Block:
     """
 
     def __init__(self, domains: Sequence[Domain], block: Block) -> None:
-        self._sizes = np.array([domain.num_rows for domain in domains], dtype=np.int64)
+        super().__init__(domains)
         self._block = block.rows
         self._group = block.rows * block.group
 
     def map(self, numbers: Integers, orders: Orders, *, inverse: bool = False) -> Integers:
-        if inverse:
-            rotated = self._rotate(numbers, orders, inverse=True)
-            return self._shuffle_groups(
-                self._move_blocks(rotated, orders, inverse=True), orders, inverse=True
-            )
-        shuffled = self._shuffle_groups(numbers, orders, inverse=False)
-        return self._rotate(
-            self._move_blocks(shuffled, orders, inverse=False), orders, inverse=False
-        )
+        changes = [self._shuffle_groups, self._move_blocks, self._rotate]
+        for change in reversed(changes) if inverse else changes:
+            numbers = change(numbers, orders, inverse=inverse)
+        return numbers
 
     def _shuffle_groups(self, numbers: Integers, orders: Orders, *, inverse: bool) -> Integers:
         groups = numbers // self._group
@@ -227,12 +223,11 @@ class _Block:
         sizes = self._sizes[orders.domains]
         draws = self._subkeys(orders, END + 1) % sizes.astype(np.uint64)
         shifts = draws.astype(np.int64)
-        sizes, shifts = sizes[orders.which], shifts[orders.which]
-        # A shift is below the size, so adding or subtracting the size once is enough.
         if inverse:
-            rotated = rows - shifts
-            return np.where(rotated < 0, rotated + sizes, rotated)
-        rotated = rows + shifts
+            shifts = sizes - shifts  # undone by going the rest of the way round
+        sizes = sizes[orders.which]
+        # A shift is at most the size, so subtracting the size once is enough.
+        rotated = rows + shifts[orders.which]
         return np.where(rotated >= sizes, rotated - sizes, rotated)
 
     def _subkeys(self, orders: Orders, number: int) -> Unsigned:

@@ -16,12 +16,7 @@ take the same number of steps: a rank with one step more would wait for the othe
 its next all-reduce.
 """
 
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Mapping
-from operator import attrgetter
-from threading import Lock
-from typing import NamedTuple, Protocol, Self, final
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -29,12 +24,8 @@ from penstock.errors import PlanError
 from penstock.order.integers import END, Integers
 from penstock.ranges import ranges
 
-__all__ = ["PADDING", "AnySteps", "BudgetSteps", "Shard", "Steps", "rows_per_rank"]
-
 PADDING = -1
 """The position of a row that fills up a batch, such as the last one of a run."""
-_MOST_ANCHORS = 512  # of 100 bytes each
-_MOST_RECENT = 16
 
 
 class Steps:
@@ -53,23 +44,11 @@ class Steps:
     (2, 3)
     """
 
+    multiple = 1
+    """Batches are padded to a multiple of this many rows."""
+
     def __init__(self, batch_rows: int | Mapping[int, int], *, start: int = 0) -> None:
         sizes = batch_rows if isinstance(batch_rows, Mapping) else {0: batch_rows}
-        self._check(sizes, start)
-        self.start = start
-        # Of each stage: its first step, where that step begins, and its batch size.
-        stages = [(0, start, sizes[0])]
-        for position, rows in sorted(sizes.items())[1:]:
-            step, begin, last_rows = stages[-1]
-            # Rounded up: the step that contains `position` still has the old size.
-            num_steps = max(0, -((begin - position) // last_rows))
-            if num_steps == 0:  # no step begins while the last size is valid
-                stages.pop()
-            stages.append((step + num_steps, begin + num_steps * last_rows, rows))
-        self._steps, self._starts, self._rows = np.array(stages, dtype=np.int64).T
-
-    @staticmethod
-    def _check(sizes: Mapping[int, int], start: int) -> None:
         if not 0 <= start < END:
             raise PlanError(f"A run must start at a position from 0 to 2^62 - 1; got {start:,}.")
         if 0 not in sizes:
@@ -84,11 +63,19 @@ class Steps:
                 raise PlanError(
                     f"batch_size changes at position {position:,}; positions are 0 to 2^62 - 1."
                 )
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The batch sizes that occur, in order."""
-        return tuple(self._rows.tolist())
+        self.start = start
+        # Of each stage: its first step, where that step begins, and its batch size.
+        stages = [(0, start, sizes[0])]
+        for position, rows in sorted(sizes.items())[1:]:
+            step, begin, last_rows = stages[-1]
+            # Rounded up: the step that contains `position` still has the old size.
+            num_steps = max(0, -((begin - position) // last_rows))
+            if num_steps == 0:  # no step begins while the last size is valid
+                stages.pop()
+            stages.append((step + num_steps, begin + num_steps * last_rows, rows))
+        self._steps, self._starts, self._rows = np.array(stages, dtype=np.int64).T
+        self.sizes: tuple[int, ...] = tuple(self._rows.tolist())
+        """The batch sizes that occur, in order; none if they are not fixed."""
 
     def span(self, step: int) -> tuple[int, int]:
         """Return the first position of a step, and the position after its last."""
@@ -137,126 +124,6 @@ class Steps:
         return last + (self.span(last)[1] <= end or not drop_last)
 
 
-class _Budget(Protocol):
-    """What the steps use of `penstock.order.budget.Budget`."""
-
-    end: int
-    multiple: int
-
-    def edges_after(self, position: int) -> Integers: ...
-
-
-class _Anchor(NamedTuple):
-    """A window whose first step is known: its number, and where it begins."""
-
-    step: int
-    position: int
-    number: int
-    """How many windows are before it, from the one at which counting began."""
-
-
-_STEP: Callable[[_Anchor], int] = attrgetter("step")
-_POSITION: Callable[[_Anchor], int] = attrgetter("position")
-
-
-@final
-class BudgetSteps:
-    """The steps of a budget of tokens: the methods of `Steps`, computed window by window.
-
-        windows      │   │ │  │ │     │    │ │     │   │  │
-        steps        0   1 2  3 4     5    6 7     8   9  …       counted from where a run began
-        anchors      ^                             ^
-
-    The number of a step is known after all windows before it are cut. See
-    `penstock.order.budget` for how a window is cut into batches. An anchor is the start of a
-    window, and its first step. Anchors are kept for the windows that were used last, and for every
-    n-th of the others. So any step is found after cutting a few windows. The number n doubles
-    when there are too many anchors, so memory does not grow with the run.
-    """
-
-    def __init__(self, budget: _Budget, start: int) -> None:
-        self.budget = budget
-        self.start = start
-        self._anchors = [_Anchor(0, start, 0)]
-        self._apart = 1  # windows between two anchors
-        self._recent: deque[_Anchor] = deque(maxlen=_MOST_RECENT)
-        self._lock = Lock()  # the prefetching thread finds steps, and so may the user
-
-    def __reduce__(self) -> tuple[type[Self], tuple[_Budget, int]]:
-        return type(self), (self.budget, self.start)  # a lock cannot be pickled
-
-    def span(self, step: int) -> tuple[int, int]:
-        """Return the positions of a step: the first, and the one after the last."""
-        starts, rows = self.spans(step, step + 1)
-        return int(starts[0]), int(starts[0] + rows[0])
-
-    def spans(self, first: int, stop: int) -> tuple[Integers, Integers]:
-        """Return where each of the steps from `first` to before `stop` begins, and its rows."""
-        if not 0 <= first <= stop:
-            raise PlanError(f"There are no steps from {first:,} to {stop:,}; steps begin at 0.")
-        starts, rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        while first < stop:
-            begin, edges = self._window(first, _STEP)
-            wanted = edges[first - begin : stop - begin + 1]
-            starts.append(wanted[:-1])
-            rows.append(np.diff(wanted))
-            first += len(wanted) - 1
-        return np.concatenate(starts), np.concatenate(rows)
-
-    def at(self, position: int) -> int:
-        """Return the step that reads a position."""
-        if position < self.start:
-            raise PlanError(f"No step of a run from {self.start:,} reads position {position:,}.")
-        first, edges = self._window(position, _POSITION)
-        return first + int(np.searchsorted(edges, position, side="right")) - 1
-
-    def count(self, end: int, *, drop_last: bool) -> int:
-        """Return how many steps a run takes that ends before position `end`; all are counted."""
-        return self.at(end - 1) + 1 if end > self.start else 0
-
-    def _window(self, wanted: int, key: Callable[[_Anchor], int]) -> tuple[int, Integers]:
-        """Return the window of a step or a position: its first step, and the edges of its steps.
-
-        Args:
-            wanted: The step, or the position.
-            key: `_STEP` or `_POSITION`.
-        """
-        with self._lock:
-            anchor = self._anchors[bisect_right(self._anchors, wanted, key=key) - 1]
-            # The last window that is known to begin at or before the wanted one. From there on,
-            # windows are cut one after the other.
-            anchor = max([anchor, *(each for each in self._recent if key(each) <= wanted)])
-            while True:
-                edges = self._edges(anchor)
-                after = _Anchor(anchor.step + len(edges) - 1, int(edges[-1]), anchor.number + 1)
-                self._keep(after)
-                if key(after) > wanted:
-                    self._recent.append(anchor)
-                    return anchor.step, edges
-                anchor = after
-
-    def _edges(self, anchor: _Anchor) -> Integers:
-        """Return where each step of a window begins, and the end of the last."""
-        if anchor.position >= self.budget.end:
-            raise PlanError(
-                f"There are no steps after position {anchor.position:,}, where the plan ends."
-            )
-        return np.concatenate(([anchor.position], self.budget.edges_after(anchor.position)))
-
-    def _keep(self, anchor: _Anchor) -> None:
-        """Keep an anchor if it is an n-th one, and none is behind it."""
-        if anchor.number % self._apart or anchor.number <= self._anchors[-1].number:
-            return
-        self._anchors.append(anchor)
-        # Half of them are dropped, and from now on only every second one is added.
-        if len(self._anchors) > _MOST_ANCHORS:
-            self._apart *= 2
-            self._anchors = [each for each in self._anchors if each.number % self._apart == 0]
-
-
-AnySteps = Steps | BudgetSteps
-
-
 def rows_per_rank(global_batch_rows: int, world_size: int) -> int:
     """Return how many rows of a global batch each rank reads.
 
@@ -289,19 +156,17 @@ class Shard:
     array([ 3,  4,  5,  9, 10, 11])
     """
 
-    def __init__(self, steps: AnySteps, *, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(self, steps: Steps, *, rank: int = 0, world_size: int = 1) -> None:
         if world_size < 1 or not 0 <= rank < world_size:
             raise PlanError(
                 f"rank must be from 0 to world_size - 1; got rank={rank:,} and "
                 f"world_size={world_size:,}."
             )
-        if isinstance(steps, Steps):
-            for size in steps.sizes:
-                rows_per_rank(size, world_size)
+        for size in steps.sizes:
+            rows_per_rank(size, world_size)
         self.steps = steps
         self.rank = rank
         self.world_size = world_size
-        self._multiple = 1 if isinstance(steps, Steps) else steps.budget.multiple
 
     def rows(self, first: int, stop: int) -> Integers:
         """Return how many rows this rank reads in each step in [first, stop)."""
@@ -309,7 +174,7 @@ class Shard:
 
     def _shares(self, rows: Integers) -> Integers:
         # Rounded up twice: 13 rows in multiples of 8 are 16, and on 3 ranks 6 each.
-        padded = -(-rows // self._multiple) * self._multiple
+        padded = -(-rows // self.steps.multiple) * self.steps.multiple
         return -(-padded // self.world_size)
 
     def positions(self, first: int, stop: int, *, end: int | None = None) -> Integers:

@@ -7,17 +7,21 @@ mixture. Epochs are counted per source: a small source may be in its ninth epoch
 one is in its first.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from penstock.order.integers import Integers, label_pairs
-from penstock.order.picture import percent
 from penstock.order.schedule import Schedule
-from penstock.order.shuffle import Block, Domain, Mode, Orders, arrange, epoch_key
+from penstock.order.shuffle import Orders, Sources, arrange, epoch_key
 from penstock.order.weights import exact_weights
 
-__all__ = ["Mixture"]
+
+def percent(share: float) -> str:
+    """Return a share in percent with up to four significant digits.
+
+    >>> percent(0.3), percent(1 / 3), percent(1e-9)
+    ('30 %', '33.33 %', '1e-07 %')
+    """
+    return f"{100 * share:.4g} %"
 
 
 class Mixture:
@@ -26,22 +30,16 @@ class Mixture:
     Immutable. Sources are numbers into `names`.
     """
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        *,
-        names: Sequence[str],
-        domains: Sequence[Domain],
-        shuffle: Mode | Block,
-        seed: int,
-    ) -> None:
+    epoch_rows = None  # every source has separate epochs
+
+    def __init__(self, schedule: Schedule, sources: Sources) -> None:
         self.schedule = schedule
         self.end = schedule.end
         # As tuples, because a key of an epoch belongs to a list of sources (see `epoch_key`).
-        self._names = [(name,) for name in names]
-        self._sizes = np.array([domain.num_rows for domain in domains], dtype=np.int64)
-        self._arrangement = arrange(shuffle, domains)
-        self._seed = seed
+        self._names = [(name,) for name in sources.names]
+        self._sizes = np.array([domain.num_rows for domain in sources.domains], dtype=np.int64)
+        self._arrangement = arrange(sources.shuffle, sources.domains)
+        self._seed = sources.seed
 
     def locate(self, positions: Integers) -> tuple[Integers, Integers, Integers]:
         """Return the source, epoch and sample at each position."""
@@ -61,7 +59,10 @@ class Mixture:
         inside = self._arrangement.map(np.full_like(epochs, sample), orders, inverse=True)
         ordinals = epochs * size + inside
         # The last epoch may be incomplete: the sample may not be drawn any more.
-        return self.schedule.positions(source, ordinals[ordinals < drawn])
+        found = [
+            self.schedule.position(source, each) for each in ordinals[ordinals < drawn].tolist()
+        ]
+        return np.array(found, dtype=np.int64)
 
     def num_epochs(self, source: int, before: int) -> int:
         """Return how many epochs of a source have begun before a position."""

@@ -16,8 +16,6 @@ from typing import Any
 
 from penstock.errors import PlanError
 
-__all__ = ["Weight", "as_fraction", "exact_weights", "is_finite", "tempered_weights"]
-
 Weight = int | float | Fraction
 
 # `decimal` rounds logarithms correctly, so they are equal on every platform. Those of the C

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from penstock.rows.packs import Packs as Packs
     from penstock.rows.protocol import Rows as Rows
     from penstock.rows.protocol import as_rows as as_rows
-    from penstock.rows.supervised import Supervised as Supervised
     from penstock.rows.tokens import ArrayFile as ArrayFile
     from penstock.rows.windows import Windows as Windows
 else:
@@ -26,6 +25,5 @@ else:
             "documents": "Documents",
             "tokens": "ArrayFile",
             "protocol": "Rows as_rows",
-            "supervised": "Supervised",
         },
     )

@@ -23,8 +23,6 @@ from penstock.rows.protocol import Fields, Integers, Settings, Side
 from penstock.rows.tokens import Stream, StreamLike
 from penstock.store.reader import TokenStore
 
-__all__ = ["Documents", "narrowed"]
-
 Overflow = Literal["cut", "split"]
 
 
@@ -129,6 +127,7 @@ class Documents(PieceRows):
 
 
 def _end_id(stream: Stream) -> int:
+    # Stores that are read together have one tokenizer, so the first end token is that of all.
     for member in stream.members:
         if isinstance(member, TokenStore) and member.manifest.contents["eos_id"] is not None:
             return int(member.manifest.contents["eos_id"])

@@ -10,11 +10,10 @@ with 7 pieces, and five times as long with 64 sources of one piece each.
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
 
 from penstock.rows.protocol import Array, Integers
 from penstock.rows.tokens import Stream
-
-__all__ = ["gather"]
 
 # Pieces that are mapped at the same time for one read. A process may be limited to 256 files.
 _TOGETHER = 64
@@ -25,55 +24,42 @@ def gather(stream: Stream, numbers: Integers, starts: Integers, width: int) -> A
 
     Columns past the end of the stream are 0.
     """
-    crossing = np.flatnonzero(starts + width > stream.ends[numbers])
-    if not len(crossing):
+    inside = starts + width <= stream.ends[numbers]
+    if inside.all():
         return _inside(stream, numbers, starts, width)
-    if len(crossing) == len(starts):
-        tokens = np.empty((len(starts), width), stream.dtype)
-    else:  # rows that end in the next piece are replaced by another row for now
-        other = np.delete(np.arange(len(starts)), crossing)[0]
-        numbers, begins = numbers.copy(), starts.copy()
-        numbers[crossing], begins[crossing] = numbers[other], begins[other]
-        tokens = _inside(stream, numbers, begins, width)
+    tokens = np.zeros((len(starts), width), stream.dtype)
+    tokens[inside] = _inside(stream, numbers[inside], starts[inside], width)
     # Few rows cross a border: at most one per piece if rows do not overlap.
-    for row in crossing.tolist():
+    for row in np.flatnonzero(~inside).tolist():
         start = int(starts[row])
         stop = min(start + width, stream.num_tokens)
         tokens[row, : stop - start] = stream.tokens(start, stop)
-        tokens[row, stop - start :] = 0
     return tokens
 
 
 def _inside(stream: Stream, numbers: Integers, starts: Integers, width: int) -> Array:
     """Return rows that end in the piece where they begin."""
     # As `np.unique`, without a sort: the numbers of pieces are small.
-    present = np.flatnonzero(np.bincount(numbers))
-    if 0 < len(present) <= _TOGETHER:
-        return _together(stream, present, numbers, starts, width)
-    tokens = np.empty((len(starts), width), stream.dtype)
-    for first in range(0, len(present), _TOGETHER):
-        group = present[first : first + _TOGETHER]
-        rows = np.flatnonzero((numbers >= group[0]) & (numbers <= group[-1]))
-        tokens[rows] = _together(stream, group, numbers[rows], starts[rows], width)
-    return tokens
-
-
-def _together(
-    stream: Stream,
-    present: Integers,
-    numbers: Integers,
-    starts: Integers,
-    width: int,
-) -> Array:
-    """Return rows of the pieces `present`, which are few enough to be mapped at the same time."""
-    dtype = stream.dtype
+    present, dtype = np.flatnonzero(np.bincount(numbers)), stream.dtype
+    if not 0 < len(present) <= _TOGETHER:
+        tokens = np.empty((len(starts), width), dtype)
+        for first in range(0, len(present), _TOGETHER):
+            group = present[first : first + _TOGETHER]
+            rows = np.flatnonzero((numbers >= group[0]) & (numbers <= group[-1]))
+            tokens[rows] = _inside(stream, numbers[rows], starts[rows], width)
+        return tokens
     pieces = [stream.piece(number) for number in present.tolist()]
     addresses = np.array([each.__array_interface__["data"][0] for each in pieces], np.int64)
+    # NumPy copies the whole of an array that is not aligned before it takes rows of it. So rows of
+    # such pieces, and of pieces of several dtypes, are read piece by piece.
+    if (addresses % dtype.itemsize).any() or any(each.dtype != dtype for each in pieces):
+        tokens = np.empty((len(starts), width), dtype)
+        for number, piece in zip(present.tolist(), pieces, strict=True):
+            rows = np.flatnonzero(numbers == number)
+            within = starts[rows] - int(stream.starts[number])
+            tokens[rows] = piece[within[:, None] + np.arange(width)]
+        return tokens
     lowest = int(addresses.argmin())
-    # NumPy copies the whole of an array that is not aligned before it takes rows of it.
-    odd = addresses % dtype.itemsize
-    if odd.any() or any(each.dtype != dtype for each in pieces):
-        return _apart(stream, present, pieces, numbers, starts, width)
     # The shift turns an offset in the stream into an offset from the lowest piece in memory.
     shifts = np.zeros(int(present[-1]) + 1, np.int64)
     shifts[present] = (addresses - addresses[lowest]) // dtype.itemsize - stream.starts[present]
@@ -84,23 +70,27 @@ def _together(
     # the time of the gather.
     as_strided(pieces[lowest], (size,), (step,), writeable=False).take(begins)
     windows = as_strided(pieces[lowest], (size, width), (step, step), writeable=False)
-    rows: Array = windows[begins]
-    return rows
+    found: Array = windows[begins]
+    return found
 
 
-def _apart(
-    stream: Stream,
-    present: Integers,
-    pieces: list[Array],
-    numbers: Integers,
-    starts: Integers,
-    width: int,
-) -> Array:
-    """Return the same rows piece by piece, for pieces of several dtypes or not aligned ones."""
-    tokens = np.empty((len(starts), width), stream.dtype)
-    columns = np.arange(width)
-    for number, piece in zip(present.tolist(), pieces, strict=True):
-        rows = np.flatnonzero(numbers == number)
-        within = starts[rows] - int(stream.starts[number])
-        tokens[rows] = piece[within[:, None] + columns]
-    return tokens
+def gather_loss(
+    stream: Stream, numbers: Integers, starts: Integers, width: int
+) -> NDArray[np.bool_]:
+    """Return which of the `width` tokens from each of `starts` are trained on; False past the end.
+
+    `numbers` are the pieces in which they start.
+    """
+    masks = np.zeros((len(starts), width), np.uint8)
+    for row, (start, number) in enumerate(zip(starts.tolist(), numbers.tolist(), strict=True)):
+        # A row may reach into the next pieces.
+        done = 0
+        while done < width and number < len(stream.ends):
+            first = start + done - int(stream.starts[number])
+            size = min(width - done, int(stream.ends[number]) - start - done)
+            known = stream.loss(number)
+            # A part without a mask trains on every token.
+            masks[row, done : done + size] = 1 if known is None else known[first : first + size]
+            done += size
+            number += 1
+    return np.asarray(masks != 0)

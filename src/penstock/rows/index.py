@@ -18,17 +18,14 @@ is written under a temporary name and renamed, so several processes may write it
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.digest import digest_json
 from penstock.errors import DiskFullError, PlanError
-from penstock.ranges import ranges
-from penstock.rows.packing import PACKING_FORMAT, Layout
-from penstock.rows.protocol import Array, Integers
+from penstock.rows.packing import PACKING_FORMAT, WORD, RowIndex, joined, offsets_of, sizes_of
+from penstock.rows.protocol import Array
 from penstock.store.files import (
     HEADER_BYTES,
     cache_directory,
@@ -38,77 +35,12 @@ from penstock.store.files import (
 )
 from penstock.store.reader import TokenStore
 
-__all__ = ["EMPTY", "LONGEST", "RowIndex", "index_of", "joined", "of_layout"]
-
-LONGEST = (1 << 24) - 1
-"""The longest row that an index can describe."""
 _MOST_TOKENS = 1 << 40  # of a part, because an offset has 40 bits
-_WORD = np.dtype("<u8")
 _HEAD = 16  # words: two digests and the counts
-
-Words = NDArray[np.uint64]
-
-
-@dataclass(frozen=True, slots=True)
-class RowIndex:
-    """The rows of a store, or of several, as lists of pieces."""
-
-    part_rows: Words
-    """Rows of each part."""
-    edges: Words
-    """The first piece of each row, and the number of pieces."""
-    pieces: Words
-    """The offset of each piece in its part, and its size, in one word."""
-    num_empty: int
-    """Documents without tokens, which are in no row."""
-    num_long: int
-    """Documents longer than a row."""
-    num_cut: int
-    """Tokens that are in no row, because their documents were truncated."""
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of all parts."""
-        return len(self.edges) - 1
-
-    @property
-    def num_pieces(self) -> int:
-        """Pieces of all rows."""
-        return len(self.pieces)
-
-    def spans(self, samples: Integers) -> tuple[Integers, Integers, Integers]:
-        """Return the number of pieces of each row, and their offsets in their part and sizes."""
-        first = self.edges[samples].astype(np.int64)
-        counts = self.edges[samples + 1].astype(np.int64) - first
-        words = self.pieces[ranges(first, counts)]
-        return counts, _offsets(words), _sizes(words)
-
-    def row_sizes(self, samples: Integers) -> Integers:
-        """Return the size of the first piece of each row: the tokens of a row of one piece."""
-        return _sizes(self.pieces[self.edges[samples]])
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in all pieces; the overlap of split documents counts twice."""
-        step = 1 << 20  # words at a time, so that a mapped index is never in memory as a whole
-        blocks = (self.pieces[start : start + step] for start in range(0, len(self.pieces), step))
-        return sum(int(_sizes(block).sum()) for block in blocks)
-
-
-EMPTY = RowIndex(np.zeros(0, _WORD), np.zeros(1, _WORD), np.zeros(0, _WORD), 0, 0, 0)
-"""The index of no parts."""
-
-
-def _offsets(words: Words) -> Integers:
-    return (words >> np.uint64(24)).view(np.int64)
-
-
-def _sizes(words: Words) -> Integers:
-    return (words & np.uint64(LONGEST)).view(np.int64)
 
 
 def index_of(
-    store: TokenStore, kind: str, length: int, lay_out: Callable[[Array], Layout]
+    store: TokenStore, kind: str, length: int, lay_out: Callable[[Array], RowIndex]
 ) -> RowIndex:
     """Return the index of a store: cached, or computed and cached if a directory is writable.
 
@@ -129,7 +61,7 @@ def index_of(
     if max(part_tokens, default=0) >= _MOST_TOKENS:
         raise PlanError(f"{store.path} has a part of 2^40 tokens or more.")
     numbers = range(len(part_tokens))
-    made = joined([of_layout(lay_out(store.part_array(number, "bounds"))) for number in numbers])
+    made = joined([lay_out(store.part_array(number, "bounds")) for number in numbers])
     for path in paths:
         if _written(path, key, made):
             # Mapped, so that the memory of the computed index can be freed.
@@ -137,48 +69,18 @@ def index_of(
     return made
 
 
-def joined(indexes: list[RowIndex]) -> RowIndex:
-    """Return one index of the parts of several indexes, as a copy in memory."""
-    indexes = [each for each in indexes if len(each.part_rows)]
-    if len(indexes) <= 1:
-        return indexes[0] if indexes else EMPTY
-    # The pieces of an index come after those of all earlier ones, so its edges move by as many.
-    pieces = np.cumsum([0] + [len(each.pieces) for each in indexes]).astype(np.uint64)
-    edges = [each.edges[:-1] + first for each, first in zip(indexes, pieces[:-1], strict=True)]
-    return RowIndex(
-        np.concatenate([each.part_rows for each in indexes]),
-        np.concatenate([*edges, pieces[-1:]]),
-        np.concatenate([each.pieces for each in indexes]),
-        sum(each.num_empty for each in indexes),
-        sum(each.num_long for each in indexes),
-        sum(each.num_cut for each in indexes),
-    )
-
-
-def of_layout(layout: Layout) -> RowIndex:
-    """Return the index of one part."""
-    return RowIndex(
-        np.array([len(layout.edges) - 1], _WORD),
-        layout.edges.astype(_WORD),
-        (layout.starts << 24 | layout.sizes).astype(_WORD),  # 40 bits and 24 bits
-        layout.num_empty,
-        layout.num_long,
-        layout.num_cut,
-    )
-
-
 def _written(path: Path, key: str, made: RowIndex) -> bool:
     """Write an index; return False if the disk is full or read-only, which is no error."""
     counts = [len(made.part_rows), made.num_rows, len(made.pieces)]
     counts += [made.num_empty, made.num_long, made.num_cut, 0, 0]
-    sections = [np.array(counts, _WORD), made.part_rows, made.edges, made.pieces]
+    sections = [np.array(counts, WORD), made.part_rows, made.edges, made.pieces]
     body = [np.ascontiguousarray(section) for section in sections]
     # Section by section: a copy of the whole file would double the memory of a large index.
     digest = hashlib.sha256()
     for section in body:
         digest.update(section.data)
     size = 8 + sum(map(len, body))
-    head = header(_WORD, (size,)) + bytes.fromhex(key) + digest.digest()
+    head = header(WORD, (size,)) + bytes.fromhex(key) + digest.digest()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, [head, *body])
@@ -191,11 +93,11 @@ def _written(path: Path, key: str, made: RowIndex) -> bool:
 def _read(path: Path, key: str, part_tokens: list[int], length: int) -> RowIndex | None:
     """Return the index in a file; None if it is missing, damaged or of another store."""
     try:
-        size = (path.stat().st_size - HEADER_BYTES) // _WORD.itemsize
+        size = (path.stat().st_size - HEADER_BYTES) // WORD.itemsize
         with path.open("rb") as stream:
-            if size < _HEAD or stream.read(HEADER_BYTES) != header(_WORD, (size,)):
+            if size < _HEAD or stream.read(HEADER_BYTES) != header(WORD, (size,)):
                 return None
-            words = np.memmap(stream, _WORD, "r", HEADER_BYTES, (size,)).view(np.ndarray)
+            words = np.memmap(stream, WORD, "r", HEADER_BYTES, (size,)).view(np.ndarray)
     except (OSError, ValueError):
         return None
     digests = words[:8].tobytes()
@@ -227,8 +129,8 @@ def _sound(index: RowIndex, part_tokens: list[int], length: int) -> bool:
         low, high = last[number], last[number + 1]
         rows = edges[low : high + 1].astype(np.int64)
         words = pieces[rows[0] : rows[-1]] if high > low else pieces[:0]
-        sizes = _sizes(words)
-        stops = _offsets(words) + sizes
+        sizes = sizes_of(words)
+        stops = offsets_of(words) + sizes
         if len(words) and (int(stops.max()) > num_tokens or int(sizes.min()) < 1):
             return False
         if len(words) and int(np.add.reduceat(sizes, rows[:-1] - rows[0]).max()) > length:

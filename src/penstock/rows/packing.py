@@ -18,7 +18,7 @@ The computation uses integers only, so every machine gets the same result. Golde
 tests pin it: a change here would change the rows of every run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,36 +26,114 @@ from numpy.typing import NDArray
 from penstock.ranges import ranges
 from penstock.rows.protocol import Array, Integers
 
-__all__ = ["PACKING_FORMAT", "Layout", "best_fit", "one_each", "pack"]
-
 PACKING_FORMAT = 1
 """Part of every digest. Increased when the same lengths are packed differently."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The rows of one part as lists of pieces."""
+LONGEST = (1 << 24) - 1
+"""The longest row that an index can describe."""
+WORD = np.dtype("<u8")
+Words = NDArray[np.uint64]
 
-    edges: Integers
-    """The number of the first piece of each row, and the number of pieces."""
-    starts: Integers
-    """The offset of each piece in the part; the pieces of a row are consecutive."""
-    sizes: Integers
-    """The tokens of each piece."""
-    num_empty: int = 0
-    """Documents without a token, which are in no row."""
-    num_long: int = 0
+
+@dataclass(frozen=True, slots=True)
+class RowIndex:
+    """The rows of a store, or of several, as lists of pieces."""
+
+    part_rows: Words
+    """Rows of each part."""
+    edges: Words
+    """The first piece of each row, and the number of pieces."""
+    pieces: Words
+    """The offset of each piece in its part, and its size, in one word."""
+    num_empty: int
+    """Documents without tokens, which are in no row."""
+    num_long: int
     """Documents longer than a row."""
-    num_cut: int = 0
+    num_cut: int
     """Tokens that are in no row, because their documents were truncated."""
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of all parts."""
+        return len(self.edges) - 1
 
-def pack(bounds: Array, length: int) -> Layout:
+    @property
+    def num_pieces(self) -> int:
+        """Pieces of all rows."""
+        return len(self.pieces)
+
+    def spans(self, samples: Integers) -> tuple[Integers, Integers, Integers]:
+        """Return the number of pieces of each row, and their offsets in their part and sizes."""
+        first = self.edges[samples].astype(np.int64)
+        counts = self.edges[samples + 1].astype(np.int64) - first
+        words = self.pieces[ranges(first, counts)]
+        return counts, offsets_of(words), sizes_of(words)
+
+    def row_sizes(self, samples: Integers) -> Integers:
+        """Return the size of the first piece of each row: the tokens of a row of one piece."""
+        return sizes_of(self.pieces[self.edges[samples]])
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in all pieces; the overlap of split documents counts twice."""
+        step = 1 << 20  # words at a time, so that a mapped index is never in memory as a whole
+        blocks = (self.pieces[start : start + step] for start in range(0, len(self.pieces), step))
+        return sum(int(sizes_of(block).sum()) for block in blocks)
+
+
+EMPTY = RowIndex(np.zeros(0, WORD), np.zeros(1, WORD), np.zeros(0, WORD), 0, 0, 0)
+"""The index of no parts."""
+
+
+def offsets_of(words: Words) -> Integers:
+    """Return the offset of each piece in its part."""
+    return (words >> np.uint64(24)).view(np.int64)
+
+
+def sizes_of(words: Words) -> Integers:
+    """Return the tokens of each piece."""
+    return (words & np.uint64(LONGEST)).view(np.int64)
+
+
+def joined(indexes: list[RowIndex]) -> RowIndex:
+    """Return one index of the parts of several indexes, as a copy in memory."""
+    indexes = [each for each in indexes if len(each.part_rows)]
+    if len(indexes) <= 1:
+        return indexes[0] if indexes else EMPTY
+    # The pieces of an index come after those of all earlier ones, so its edges move by as many.
+    pieces = np.cumsum([0] + [len(each.pieces) for each in indexes]).astype(np.uint64)
+    edges = [each.edges[:-1] + first for each, first in zip(indexes, pieces[:-1], strict=True)]
+    return RowIndex(
+        np.concatenate([each.part_rows for each in indexes]),
+        np.concatenate([*edges, pieces[-1:]]),
+        np.concatenate([each.pieces for each in indexes]),
+        sum(each.num_empty for each in indexes),
+        sum(each.num_long for each in indexes),
+        sum(each.num_cut for each in indexes),
+    )
+
+
+def _one_part(
+    edges: Integers, starts: Integers, piece_sizes: Integers, sizes: Integers, length: int
+) -> RowIndex:
+    """Return the index of one part, from the pieces of its rows and the sizes of its documents."""
+    return RowIndex(
+        np.array([len(edges) - 1], WORD),
+        edges.astype(WORD),
+        (starts << 24 | piece_sizes).astype(WORD),  # 40 bits and 24 bits
+        num_empty=int((sizes == 0).sum()),
+        num_long=int((sizes > length).sum()),
+        num_cut=0,
+    )
+
+
+def pack(bounds: Array, length: int) -> RowIndex:
     """Return the documents that end at `bounds`, packed into rows of `length` tokens, 2 or more.
 
-    >>> layout = pack(np.array([5, 7, 19, 22, 23]), length=8)
-    >>> layout.edges.tolist(), layout.starts.tolist(), layout.sizes.tolist()
-    ([0, 2, 5, 6], [0, 19, 5, 14, 22, 7], [5, 3, 2, 5, 1, 8])
+    >>> counts, starts, sizes = pack(np.array([5, 7, 19, 22, 23]), length=8).spans(np.arange(3))
+    >>> counts.tolist(), starts.tolist(), sizes.tolist()
+    ([2, 3, 1], [0, 19, 5, 14, 22, 7], [5, 3, 2, 5, 1, 8])
     """
     begins, sizes = _documents(bounds)
     rest, num_full = _cut(sizes, length)
@@ -93,37 +171,29 @@ def pack(bounds: Array, length: int) -> Layout:
     turn = ranges(np.zeros_like(times), times)
     starts[is_full] = np.repeat(begins[long], times) + turn * (length - 1)
     piece_sizes[is_full] = length
-    return Layout(
-        edges,
-        starts,
-        piece_sizes,
-        num_empty=int((sizes == 0).sum()),
-        num_long=int((sizes > length).sum()),
-    )
+    return _one_part(edges, starts, piece_sizes, sizes, length)
 
 
-def one_each(bounds: Array, length: int, *, split: bool) -> Layout:
+def one_each(bounds: Array, length: int, *, split: bool) -> RowIndex:
     """Return the documents that end at `bounds`, one per row; long ones are truncated or split.
 
-    >>> one_each(np.array([3, 9]), length=4, split=True).sizes.tolist()
+    >>> one_each(np.array([3, 9]), length=4, split=True).row_sizes(np.arange(3)).tolist()
     [3, 4, 3]
     >>> one_each(np.array([3, 9]), length=4, split=False).num_cut
     2
     """
     begins, sizes = _documents(bounds)
-    num_long = int((sizes > length).sum())
     if split:
+        # Each row begins one token before the end of the row before it: at 0, 7, 14 for 8.
         rest, num_full = _cut(sizes, length)
         times = num_full + (rest > 0)
         turn = ranges(np.zeros_like(times), times)
         starts = np.repeat(begins, times) + turn * (length - 1)
         piece_sizes = np.minimum(np.repeat(begins + sizes, times) - starts, length)
-        num_cut = 0
     else:
         starts, piece_sizes = begins[sizes > 0], np.minimum(sizes[sizes > 0], length)
-        num_cut = int(sizes.sum() - piece_sizes.sum())
-    num_empty = int((sizes == 0).sum())
-    return Layout(np.arange(len(starts) + 1), starts, piece_sizes, num_empty, num_long, num_cut)
+    index = _one_part(np.arange(len(starts) + 1), starts, piece_sizes, sizes, length)
+    return index if split else replace(index, num_cut=int(sizes.sum() - piece_sizes.sum()))
 
 
 def _documents(bounds: Array) -> tuple[Integers, Integers]:
@@ -169,6 +239,7 @@ def best_fit(histogram: Integers, length: int) -> tuple[Integers, Integers, int]
     ([0, 1, 0, 1, 2], [1, 1, 1, 1, 1], 3)
     """
     sizes = np.flatnonzero(histogram)
+    # No packing has fewer bins than this: all tokens, divided by the length, rounded up.
     fewest = -(-int((sizes * histogram[sizes]).sum()) // length)
     ranges: dict[int, list[tuple[int, int]]] = {}  # bins by the space they have left
     rooms = 0  # bit r is set if some bin has space for r tokens
@@ -200,6 +271,7 @@ def best_fit(histogram: Integers, length: int) -> tuple[Integers, Integers, int]
                 run = min(left, fewest - num_bins) if num_bins < fewest else left // times
                 num_bins += run
             leave(room - times * size, first, first + run)
+            # Each of the bins gets `times` pieces of this size: `times` runs over the same bins.
             firsts += [first] * times
             runs += [run] * times
             left -= times * run

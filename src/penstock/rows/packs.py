@@ -22,8 +22,6 @@ from penstock.rows.pieces import PieceRows
 from penstock.rows.protocol import Fields, Integers, Settings
 from penstock.rows.tokens import StreamLike
 
-__all__ = ["Packs"]
-
 
 @final
 class Packs(PieceRows):

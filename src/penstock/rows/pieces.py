@@ -12,7 +12,7 @@ All `length` tokens of a row are inputs, and the last token of a piece predicts 
 shifted formats and the unshifted one (`format="hf"`) train on the same targets.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from functools import cached_property
 from typing import Self
@@ -22,25 +22,14 @@ from numpy.typing import NDArray
 
 from penstock.errors import PlanError
 from penstock.ranges import group_rows
-from penstock.rows.index import EMPTY, LONGEST, RowIndex, index_of, joined, of_layout
-from penstock.rows.packing import Layout
-from penstock.rows.protocol import (
-    Array,
-    Fields,
-    Integers,
-    Rows,
-    Settings,
-    Side,
-    checked,
-    refuse_length,
-)
-from penstock.rows.tokens import ArrayFile, Stream, StreamLike, open_stream
+from penstock.rows.index import index_of
+from penstock.rows.packing import EMPTY, LONGEST, RowIndex, joined
+from penstock.rows.protocol import Array, Fields, Integers, Settings, Side, checked
+from penstock.rows.tokens import Stream, StreamRows, StreamSource
 from penstock.store.reader import TokenStore
 
-__all__ = ["PieceRows"]
 
-
-class PieceRows(Rows):
+class PieceRows(StreamRows):
     """Rows of one or more stores, each a list of pieces of documents.
 
     Args:
@@ -50,23 +39,21 @@ class PieceRows(Rows):
         lay_out: Computes the rows of a part from the offsets where its documents end.
     """
 
-    gives_loss = True
     whole_documents = True
-    stream: Stream
 
     def __init__(
         self,
-        store: StreamLike | Stream | Sequence[StreamLike | ArrayFile],
+        store: StreamSource,
         kind: str,
         length: int,
-        lay_out: Callable[[Array], Layout],
+        lay_out: Callable[[Array], RowIndex],
     ) -> None:
         if not 2 <= length <= LONGEST:
             raise PlanError(
                 f"length={length:,} is not possible for rows of documents. A row has at least 2 "
                 f"tokens, an input and its target, and at most {LONGEST:,}."
             )
-        self.stream = open_stream(store)
+        super().__init__(store)
         if not self.stream.has_documents:
             raise PlanError(
                 "Rows of documents need stores; bare token files do not record where documents end."
@@ -83,8 +70,10 @@ class PieceRows(Rows):
         else:
             # The rows of a part depend on that part only, so the rows of earlier parts stay.
             new = range(len(known.part_rows), len(self.stream.ends))
-            added = [of_layout(self._lay_out(self.stream.bounds(number))) for number in new]
+            added = [self._lay_out(self.stream.bounds(number)) for number in new]
             self.index = joined([known, *added])
+        self.num_readable = self.index.num_rows
+        self.part_rows = self.index.part_rows.astype(np.int64)
         # Rows up to the end of each part: a search in it finds the part of a row.
         self._row_ends = np.cumsum(self.part_rows)
         if self.stream.sealed and not self.index.num_rows:
@@ -109,16 +98,6 @@ class PieceRows(Rows):
         self.__dict__.update(state)
         self._open_index()
 
-    def __len__(self) -> int:
-        if not self.stream.sealed:
-            refuse_length()
-        return self.index.num_rows
-
-    @property
-    def num_readable(self) -> int:
-        """Rows of the parts that are here."""
-        return self.index.num_rows
-
     @cached_property
     def num_placed(self) -> int:
         """Tokens in all rows; the overlap of split documents counts twice."""
@@ -130,19 +109,9 @@ class PieceRows(Rows):
         return self.num_placed - self.index.num_pieces
 
     @property
-    def tokenizer_digest(self) -> str | None:
-        """The digest of the stores' tokenizer, if it is known."""
-        return self.stream.tokenizer_digest
-
-    @property
     def num_empty(self) -> int:
         """Documents without tokens, which are in no row."""
         return self.index.num_empty
-
-    @property
-    def part_rows(self) -> Integers:
-        """How many rows each part of the store has."""
-        return self.index.part_rows.astype(np.int64)
 
     def spans(self, sample: int) -> list[tuple[int, int]]:
         """Return the offset in `stream` and the size of each piece of a row, in order."""
@@ -156,6 +125,7 @@ class PieceRows(Rows):
         """Ask the kernel to load these rows from disk; return without waiting."""
         samples = self._checked(samples)
         counts, starts, sizes = self.index.spans(samples)
+        # Each piece is in the part of its row; offsets in a part become offsets in the stream.
         numbers = np.searchsorted(self._row_ends, np.repeat(samples, counts), side="right")
         if len(sizes):
             self.stream.read_ahead(starts + self.stream.starts[numbers], int(sizes.max()))
@@ -172,6 +142,7 @@ class PieceRows(Rows):
         tokens = np.zeros((len(samples), width + 1), self.stream.dtype)
         if pad_id:
             tokens.fill(pad_id)
+        # Where each piece begins in the flattened array.
         offsets = spans.rows * (width + 1) + spans.columns
         self._copy(tokens, offsets, spans, self.stream.piece, skipped=0)
         fields: Fields = {"tokens": tokens, "same_document": spans.same_document()}

@@ -9,29 +9,16 @@ This module imports NumPy only, so that plans and transforms can use it without 
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import PlanError, UnknownLengthError
+from penstock.errors import PlanError
 
 if TYPE_CHECKING:
     from penstock.rows.tokens import Stream
 
-__all__ = [
-    "Array",
-    "Fields",
-    "Integers",
-    "Rows",
-    "RowsLike",
-    "Settings",
-    "Side",
-    "WrappedRows",
-    "as_rows",
-    "checked",
-    "refuse_length",
-]
 
 Array = NDArray[Any]
 """An array of ids, offsets or marks, of whatever dtype a file has."""
@@ -78,6 +65,10 @@ class Rows:
     """Whether `read` returns `labels`, as masked language modelling does."""
     whole_documents: bool = False
     """Whether every row begins a document or a piece of one, so its first token is no target."""
+    part_rows: Sequence[int] | Integers | None = None
+    """Rows of each part of the store, for `shuffle="part"`; None if there are no parts."""
+    tokenizer_digest: str | None = None
+    """The digest of the tokenizer, if it is known."""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -95,16 +86,6 @@ class Rows:
     @property
     def num_tokens(self) -> int | None:
         """Targets in all rows, if that is known; for display."""
-        return None
-
-    @property
-    def part_rows(self) -> Sequence[int] | Integers | None:
-        """Rows of each part of the store, for `shuffle="part"`; None if there are no parts."""
-        return None
-
-    @property
-    def tokenizer_digest(self) -> str | None:
-        """The digest of the tokenizer, if it is known."""
         return None
 
     def describe(self) -> Settings:
@@ -155,7 +136,8 @@ class WrappedRows(Rows):
         self.gives_positions = self.rows.gives_positions
         self.gives_loss = self.rows.gives_loss
         self.gives_labels = self.rows.gives_labels
-        self.whole_documents = self.rows.whole_documents
+        self.whole_documents, self.part_rows = self.rows.whole_documents, self.rows.part_rows
+        self.tokenizer_digest = self.rows.tokenizer_digest
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -169,16 +151,6 @@ class WrappedRows(Rows):
     def num_tokens(self) -> int | None:
         """Targets in all rows, if that is known; for display."""
         return self.rows.num_tokens
-
-    @property
-    def part_rows(self) -> Sequence[int] | Integers | None:
-        """Rows of each part of the store; None if there are no parts."""
-        return self.rows.part_rows
-
-    @property
-    def tokenizer_digest(self) -> str | None:
-        """The digest of the tokenizer, if it is known."""
-        return self.rows.tokenizer_digest
 
     def describe(self) -> Settings:
         """Return the settings that determine the inner rows."""
@@ -204,11 +176,6 @@ class WrappedRows(Rows):
         """Return how many tokens are the target of no row if a row trains on `per_row` targets."""
         return self.rows.unread(per_row)
 
-    @property
-    def num_readable(self) -> int:
-        """Rows that can be read now; fewer than all only while the store is being written."""
-        return self.rows.num_readable
-
 
 def checked(samples: Integers, num_rows: int) -> Integers:
     """Return the numbers of rows as an array; raise IndexError if there are no such rows."""
@@ -219,15 +186,6 @@ def checked(samples: Integers, num_rows: int) -> Integers:
             f"rows {numbers.min():,} to {numbers.max():,} are not all among {num_rows:,} rows"
         )
     return numbers
-
-
-def refuse_length() -> NoReturn:
-    """Raise because the number of rows is asked for while the store is being written."""
-    raise UnknownLengthError(
-        "The number of rows is not known while the store is still being written. Pass the rows to "
-        'a Loader, alone and with shuffle="part" or without shuffle=: it reads parts as they '
-        "become ready. For a mixture, another order or a length, build the store first."
-    )
 
 
 def as_rows(rows: RowsLike, name: str = "data") -> Rows:
@@ -247,7 +205,7 @@ def as_rows(rows: RowsLike, name: str = "data") -> Rows:
 
 
 _OPTIONAL = "stream stride side multiple gives_positions gives_loss gives_labels whole_documents"
-_OPTIONAL += " describe read_epochs read_ahead widths spans unread"
+_OPTIONAL += " part_rows tokenizer_digest describe read_epochs read_ahead widths spans unread"
 
 
 class _AdaptedRows(Rows):
@@ -255,6 +213,7 @@ class _AdaptedRows(Rows):
 
     def __init__(self, rows: RowsLike) -> None:
         self._rows = rows
+        # Without `read`, the length stays 0: a plan can order the object, a loader cannot read it.
         if self._get("read") is not None:
             self.length = self._get("length") or 0
             self.read = self._get("read")  # type: ignore[method-assign]
@@ -287,16 +246,4 @@ class _AdaptedRows(Rows):
     def num_tokens(self) -> int | None:
         """The object's `num_tokens`, if it has any."""
         found: int | None = self._get("num_tokens")
-        return found
-
-    @property
-    def part_rows(self) -> Sequence[int] | Integers | None:
-        """The object's `part_rows`, if it has any."""
-        found: Sequence[int] | Integers | None = self._get("part_rows")
-        return found
-
-    @property
-    def tokenizer_digest(self) -> str | None:
-        """The object's `tokenizer_digest`, if it has one."""
-        found: str | None = self._get("tokenizer_digest")
         return found

@@ -18,12 +18,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from penstock.digest import digest_bytes, digest_json
-from penstock.errors import StoreError
+from penstock.errors import StoreError, UnknownLengthError
 from penstock.ranges import group_rows
-from penstock.rows.protocol import Array, Integers
+from penstock.rows.protocol import Array, Integers, Rows
 from penstock.store.reader import TokenStore
-
-__all__ = ["ArrayFile", "HasSnapshot", "Stream", "StreamLike", "open_stream"]
 
 
 @runtime_checkable
@@ -68,6 +66,7 @@ class ArrayFile:
         return {"path": self.path, "dtype": self.dtype.name, "digest": self.digest}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        # The file is mapped again. A worker process must not read another file of the same name.
         self.__init__(state["path"], state["dtype"])  # type: ignore[misc]
         if self.digest != state["digest"]:
             raise StoreError(f"{self.path} was changed after it was pickled. Open it again.")
@@ -249,12 +248,14 @@ class Stream:
             _will_need(self.piece(number), starts[rows] - self.starts[number], length)
 
 
-def open_stream(
-    source: StreamLike | ArrayFile | Stream | Sequence[StreamLike | ArrayFile],
-) -> Stream:
+StreamSource = StreamLike | ArrayFile | Stream | Sequence[StreamLike | ArrayFile]
+
+
+def open_stream(source: StreamSource) -> Stream:
     """Return a stream over a store, a token file, or a list of them."""
     if isinstance(source, Stream):
         return source
+    # A str is a sequence too, so single members are recognised first.
     if isinstance(source, str | os.PathLike | TokenStore | ArrayFile | HasSnapshot):
         return Stream([_open(source)])
     return Stream([_open(each) for each in source])
@@ -299,3 +300,27 @@ def _will_need(array: Array, starts: Integers, length: int) -> None:
     pages = first_bytes // mmap.PAGESIZE * mmap.PAGESIZE
     for page, stop in zip(pages.tolist(), stops.tolist(), strict=True):
         mapping.madvise(_WILL_NEED, page, stop - page)
+
+
+class StreamRows(Rows):
+    """Rows that are cut from a stream: the base of `Windows`, `Packs` and `Documents`."""
+
+    stream: Stream
+    part_rows: Integers
+    gives_loss = True
+    num_readable = 0
+    """Rows whose tokens are all here; fewer than all only in a snapshot."""
+
+    def __init__(self, store: StreamSource) -> None:
+        self.stream = open_stream(store)
+        self.tokenizer_digest = self.stream.tokenizer_digest
+
+    def __len__(self) -> int:
+        if not self.stream.sealed:
+            raise UnknownLengthError(
+                "The number of rows is not known while the store is still being written. Pass the "
+                'rows to a Loader, alone and with shuffle="part" or without shuffle=: it reads '
+                "parts as they become ready. For a mixture, another order or a length, build the "
+                "store first."
+            )
+        return self.num_readable

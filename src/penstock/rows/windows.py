@@ -27,12 +27,10 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_json
 from penstock.errors import PlanError
-from penstock.ranges import ranges
-from penstock.rows.gather import gather
-from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, checked, refuse_length
-from penstock.rows.tokens import ArrayFile, Stream, StreamLike, open_stream
-
-__all__ = ["JoinedWindows", "Windows", "begins", "borders", "cu_seqlens"]
+from penstock.ranges import group_rows, ranges
+from penstock.rows.gather import gather, gather_loss
+from penstock.rows.protocol import Array, Fields, Integers, Settings, checked
+from penstock.rows.tokens import Stream, StreamRows, StreamSource
 
 
 def borders(stream: Stream, starts: Integers, numbers: Integers, length: int) -> Fields:
@@ -58,29 +56,22 @@ def begins(stream: Stream, starts: Integers, numbers: Integers, width: int) -> N
     numbers = numbers.copy()
     rows = np.arange(len(starts))
     while len(rows):  # once, and again for the few rows that reach into the next piece
-        for number in np.unique(numbers[rows]).tolist():
-            _mark(found, stream, starts, rows[numbers[rows] == number], number)
+        for number, chosen in group_rows(numbers[rows]):
+            bounds, here = stream.bounds(number), rows[chosen]
+            # A bound is where one document ends and the next begins. The last bound of this piece
+            # is neither if the document continues in the next piece.
+            if stream.continues(number):
+                bounds = bounds[:-1]
+            # Unsigned like the bounds: otherwise the search would convert all of them to floats.
+            first = starts[here] - stream.starts[number]
+            low = np.searchsorted(bounds, np.maximum(first, 0).astype(bounds.dtype), side="right")
+            stop = (first + width).astype(bounds.dtype)
+            counts = np.searchsorted(bounds, stop, side="left") - low
+            columns = bounds[ranges(low, counts)].astype(np.int64) - np.repeat(first, counts)
+            found[np.repeat(here, counts), columns] = True
         rows = rows[stream.ends[numbers[rows]] < stops[rows]]
         numbers[rows] += 1
     return found
-
-
-def _mark(
-    begins: NDArray[np.bool_], stream: Stream, starts: Integers, rows: Integers, number: int
-) -> None:
-    """Set `begins` in `rows` for the documents that begin in piece `number`."""
-    bounds = stream.bounds(number)
-    # A bound is where one document ends and the next begins. The last bound of this piece is
-    # neither if the document continues in the next piece.
-    if stream.continues(number):
-        bounds = bounds[:-1]
-    # Unsigned like the bounds: otherwise the search would convert all of them to floats.
-    first = starts[rows] - stream.starts[number]
-    low = np.searchsorted(bounds, np.maximum(first, 0).astype(bounds.dtype), side="right")
-    stop = (first + begins.shape[1]).astype(bounds.dtype)
-    counts = np.searchsorted(bounds, stop, side="left") - low
-    columns = bounds[ranges(low, counts)].astype(np.int64) - np.repeat(first, counts)
-    begins[np.repeat(rows, counts), columns] = True
 
 
 def cu_seqlens(position_ids: Array) -> NDArray[np.int32]:
@@ -93,18 +84,23 @@ def cu_seqlens(position_ids: Array) -> NDArray[np.int32]:
     return np.append(starts, position_ids.size).astype(np.int32)
 
 
-class Windows(Rows):
+class Windows(StreamRows):
     """Rows of `length + 1` tokens, `stride` apart.
 
     Safe to read from several threads. Opening costs the same for a store of any size.
     """
 
-    stream: Stream
     stride: int
+    part_rows: Integers
+    """How many rows begin in each part of the store.
+
+    In a snapshot, only parts are listed whose rows are final: the last row that begins in the
+    part is known to be full, which may take tokens of later parts.
+    """
 
     def __init__(
         self,
-        store: StreamLike | ArrayFile | Stream | Sequence[StreamLike | ArrayFile],
+        store: StreamSource,
         length: int,
         *,
         stride: int | None = None,
@@ -137,7 +133,7 @@ class Windows(Rows):
             )
         if borders not in (True, False, "mask"):
             raise PlanError(f'borders={borders!r} is not True, False or "mask".')
-        self.stream = open_stream(store)
+        super().__init__(store)
         self.length = length
         self.stride = stride
         self.tail = tail
@@ -157,8 +153,13 @@ class Windows(Rows):
         # Row r needs tokens r * stride to r * stride + length. With 10 tokens, length=3 and
         # stride=3: rows begin at 0, 3 and 6, and the last one ends with token 9.
         full = (num_tokens - length - 1) // stride + 1 if num_tokens > length else 0
-        self._num_full = self._num_rows = full
+        self._num_full = self.num_readable = full
+        # Rows that begin before each part's end: a division that rounds up.
+        upto = -(-self.stream.ends // stride)
         if not self.stream.sealed:
+            # The last row that begins in a part must not be the padded or dropped tail.
+            final = (upto - 1) * stride + length + 1 <= self.stream.known_tokens
+            self.part_rows = np.diff(upto[: int(final.sum())], prepend=0)
             return
         # The first target that is in no row follows the last target of the last full row.
         seen = (full - 1) * stride + length if full else 0
@@ -166,12 +167,13 @@ class Windows(Rows):
         # With padding, a row begins at every multiple of the stride that has a next token. So
         # each token is among the first `stride` targets of one row, which every format uses.
         if self.tail == "pad":
-            self._num_rows = -(-max(0, num_tokens - 1) // stride)
-        if self._num_rows == 0:
+            self.num_readable = -(-max(0, num_tokens - 1) // stride)
+        if self.num_readable == 0:
             raise PlanError(
                 f"{num_tokens:,} tokens do not make one row of {length:,} inputs and their targets "
                 f"({length + 1:,} tokens). Use a shorter length, or more text."
             )
+        self.part_rows = np.diff(np.minimum(upto, self.num_readable), prepend=0)
 
     def over(self, stream: Stream) -> "Windows":
         """Return the same rows over a later snapshot of a store that is being written."""
@@ -182,17 +184,13 @@ class Windows(Rows):
 
         Windows that were made with `stride=` are returned unchanged.
         """
+        # One token cannot overlap: a stride of 0 would never advance.
         if self._stride_given or self.length == 1:
             return self
         return self._with(self.stream, self.length - 1)
 
     def _with(self, stream: Stream, stride: int) -> "Windows":
         return Windows(stream, self.length, stride=stride, tail=self.tail, borders=self.borders)
-
-    def __len__(self) -> int:
-        if not self.stream.sealed:
-            refuse_length()
-        return self._num_rows
 
     def __repr__(self) -> str:
         if not self.stream.sealed:
@@ -211,11 +209,6 @@ class Windows(Rows):
         return digest_json(
             ["windows", self.stream.digest, self.length, self.stride, self.tail, *masked]
         )
-
-    @property
-    def tokenizer_digest(self) -> str | None:
-        """The digest of the stores' tokenizer, if it is known."""
-        return self.stream.tokenizer_digest
 
     @property
     def num_tokens(self) -> int:
@@ -246,26 +239,6 @@ class Windows(Rows):
         before = last * min(self.stride, per_row)
         return targets - before - min(per_row, targets - last * self.stride)
 
-    @property
-    def part_rows(self) -> Integers:
-        """How many rows begin in each part of the store.
-
-        In a snapshot, only parts are listed whose rows are final: the last row that begins in
-        the part is known to be full, which may take tokens of later parts.
-        """
-        # Rows that begin before each part's end: a division that rounds up.
-        begins = -(-self.stream.ends // self.stride)
-        if self.stream.sealed:
-            return np.diff(np.minimum(begins, self._num_rows), prepend=0)
-        # The last row that begins in a part must not be the padded or dropped tail of the store.
-        final = (begins - 1) * self.stride + self.length + 1 <= self.stream.known_tokens
-        return np.diff(begins[: int(final.sum())], prepend=0)
-
-    @property
-    def num_readable(self) -> int:
-        """Rows whose tokens are all here; fewer than all only in a snapshot."""
-        return self._num_rows
-
     def describe(self) -> Settings:
         """Return the settings that determine the rows, so that messages can name a difference."""
         return {
@@ -283,13 +256,15 @@ class Windows(Rows):
         The arrays are new, and the caller may keep them. A padded row has `num_targets` less than
         `length`; its unused columns hold 0. With `borders=True`, also `position_ids` and
         `document_ids`, (rows, length) int32; with "mask", `same_document` (rows, length), False
-        where the target belongs to another document than its input.
+        where the target belongs to another document than its input. If a store has loss masks,
+        as chat stores do, `target_mask` is False where the target is not trained on.
         """
-        starts = checked(samples, self._num_rows) * self.stride
+        starts = checked(samples, self.num_readable) * self.stride
+        # The piece in which each row begins: the first that ends after its start.
         numbers = np.searchsorted(self.stream.ends, starts, side="right")
         tokens = gather(self.stream, numbers, starts, self.length + 1)
         read = {"tokens": tokens}
-        if self._num_rows > self._num_full:
+        if self.num_readable > self._num_full:
             left = self.stream.num_tokens - 1 - starts
             read["num_targets"] = np.minimum(left, self.length)
         if self.borders == "mask":
@@ -297,6 +272,10 @@ class Windows(Rows):
             read["same_document"] = ~begin[:, 1:]
         elif self.borders:
             read |= borders(self.stream, starts, numbers, self.length)
+        if self.stream.has_loss:
+            # Targets are one token after the inputs, and the mask of the target counts.
+            numbers = np.searchsorted(self.stream.ends, starts + 1, side="right")
+            read["target_mask"] = gather_loss(self.stream, numbers, starts + 1, self.length)
         return read
 
     def read_ahead(self, samples: Integers) -> None:

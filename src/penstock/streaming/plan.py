@@ -25,21 +25,18 @@ __all__ = ["StreamedPlan"]
 class _KnownRows(Rows):
     """The number of rows of each part that is known, for a plan."""
 
+    part_rows: Integers
+
     def __init__(self, part_rows: Integers) -> None:
-        self._part_rows = part_rows
+        self.part_rows = part_rows
 
     def __len__(self) -> int:
-        return int(self._part_rows.sum())
+        return int(self.part_rows.sum())
 
     @property
     def digest(self) -> str:
         """Empty: the digest of an unfinished store is not known."""
         return ""
-
-    @property
-    def part_rows(self) -> Integers:
-        """Rows of each part."""
-        return self._part_rows
 
 
 class _Known(NamedTuple):

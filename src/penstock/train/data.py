@@ -26,7 +26,6 @@ from penstock.order.plan import Plan
 from penstock.recipe import DataConfig, RowKind
 from penstock.rows.packs import Packs
 from penstock.rows.protocol import Fields, Integers, Rows, WrappedRows
-from penstock.rows.supervised import supervised
 from penstock.rows.tokens import ArrayFile
 from penstock.rows.windows import Windows
 from penstock.store.explain import describe_rules
@@ -221,8 +220,7 @@ def validation_loader(job: TrainingJob, world: World, rows: int) -> Loader | Non
     """A loader of the same `val_rows` rows at every validation; None without validation data."""
     if job.val is None:
         return None
-    # A chat store marks which tokens are trained on; `supervised` applies these marks to windows.
-    some = RowSubset(supervised("validation", job.val), job.training.val_rows)
+    some = RowSubset(job.val, job.training.val_rows)
     return Loader(
         some,
         # At most `rows` rows for each process, and no more than there are: 10 rows on 4

@@ -30,7 +30,7 @@ from penstock.errors import PlanError, ResumeError
 from penstock.order.arguments import quoted
 from penstock.order.plan import Plan
 from penstock.order.schedule import Schedule, Stage, StartingPoint
-from penstock.order.shuffle import Domain
+from penstock.order.shuffle import Domain, Sources
 from penstock.order.weighted import Mixture
 from penstock.order.weights import Weight, as_fraction, exact_weights
 
@@ -95,9 +95,7 @@ class Mixing:
                 dict(zip(self.names, map(_RowCount, self.sizes), strict=True)), seed=self.seed
             )
         domains = [Domain(size) for size in self.sizes]
-        return Mixture(
-            self.schedule, names=self.names, domains=domains, shuffle="full", seed=self.seed
-        )
+        return Mixture(self.schedule, Sources(self.names, domains, "full", self.seed))
 
     def shares(self, position: int) -> list[float]:
         """The share of each dataset at a position: by size, equal, or by the weights there."""
