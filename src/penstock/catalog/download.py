@@ -36,8 +36,6 @@ from penstock.digest import derive_key
 from penstock.errors import DiskFullError, FetchError
 from penstock.store.files import digest_file, sync_directory
 
-__all__ = ["ByteProgress", "DownloadLimits", "download"]
-
 _HUB = "https://huggingface.co/"
 # Each block is written as soon as it is received, so a killed process loses at most one block.
 _BLOCK_BYTES = 1 << 18

@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 from penstock.errors import SourceError
 
-__all__ = ["ENTRIES", "TRAIN_SPLIT_RATIO", "Entry", "EntryFile", "RemoteFile", "find_entry"]
-
 TRAIN_SPLIT_RATIO = 0.9
 """The share of characters used for training, if a dataset is a single text file."""
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from penstock.store.job import BuildProgress
     from penstock.store.reader import TokenStore
 
-__all__ = ["FetchProgress", "Fetched", "build_stores", "fetch"]
-
 
 @dataclass(frozen=True, slots=True)
 class FetchProgress:

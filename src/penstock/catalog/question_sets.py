@@ -24,8 +24,6 @@ from penstock.catalog.tasks import (
 )
 from penstock.errors import SourceError
 
-__all__ = ["MMLU_SUBJECTS", "ARCDataLoader", "GSM8KDataLoader", "MMLUDataLoader"]
-
 _ARC_SUBSETS = ("ARC-Easy", "ARC-Challenge")
 _ARC_SPLITS = {"train": "Train", "validation": "Dev", "test": "Test"}  # our names: AI2's names
 _SOLUTION_MARK = "####"  # precedes the final number of a solution

@@ -16,8 +16,6 @@ from penstock.errors import FetchError, StoreBusyError
 from penstock.store.files import digest_file, sync_directory, write_file
 from penstock.store.lock import locked
 
-__all__ = ["Receipt", "wait_for_lock"]
-
 # A fetch has a timeout of 30 s, so it writes something at least that often. A fetch that writes
 # nothing for twice that time hangs.
 _BUSY_SECONDS = 60.0

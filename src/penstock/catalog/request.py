@@ -23,8 +23,6 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from penstock import __version__
 from penstock.errors import FetchError
 
-__all__ = ["RequestFailure", "connection_failure", "hub_metadata", "open_url", "shown_url"]
-
 _AGENT = f"penstock/{__version__} (+https://pypi.org/project/penstock)"
 # Timeouts, rate limits and overload, which may be over a few seconds later.
 _RETRIED = frozenset((408, 425, 429, 500, 502, 503, 504))

@@ -21,16 +21,6 @@ from typing import Any, NamedTuple
 from penstock.errors import SourceError
 from penstock.paths import cache_directory
 
-__all__ = [
-    "PathLike",
-    "TaskRow",
-    "check_name",
-    "choice_example",
-    "example",
-    "find_files",
-    "read_rows",
-]
-
 _LETTERS = "ABCDEFGHIJ"
 
 PathLike = str | os.PathLike[str]

@@ -16,8 +16,6 @@ from penstock.catalog.download import ByteProgress
 from penstock.catalog.entries import EntryFile
 from penstock.errors import FetchError
 
-__all__ = ["copied", "gunzipped", "unzipped"]
-
 _BLOCK_BYTES = 1 << 20
 # Text becomes 3 to 5 times smaller when it is compressed. A file that becomes 100 times smaller is
 # a decompression bomb.

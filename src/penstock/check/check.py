@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from penstock.store.reader import TokenStore
 
-__all__ = ["CHECKS", "CheckReport", "CheckSettings", "Finding", "check"]
-
 CHECKS = (
     "File Existence",
     "Single Dataset",

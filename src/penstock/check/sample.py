@@ -13,8 +13,6 @@ from penstock.sources.slices import cut
 from penstock.sources.splitters import splitter_for
 from penstock.sources.whole import file_rule
 
-__all__ = ["FileSample", "add_hints", "read_sample", "text_bytes"]
-
 _SHOWN_DOCUMENTS = 3
 _NUM_PARTS = 3
 

@@ -42,8 +42,6 @@ from penstock.train.config import ModelConfig
 from penstock.train.distributed import World
 from penstock.train.model import GPT
 
-__all__ = ["Checkpoints", "from_gpt2", "gpt2_config", "locked_output", "to_gpt2"]
-
 _FORMAT = 2
 _KEYS = {"format", "progress", "model_config", "data", "model", "optimizers"}
 _NAME = re.compile(r"step-(\d{8,})\.pt")

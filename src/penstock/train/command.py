@@ -23,8 +23,6 @@ from penstock.train.metrics import Log
 from penstock.train.model import GPT
 from penstock.train.run import RunResult, train
 
-__all__ = ["choose_recipe", "generate", "open_job", "recipe_changes", "run_recipe"]
-
 _FLAGS = {
     "train_file": "data.train",
     "val_file": "data.val",

@@ -36,17 +36,6 @@ from penstock.streaming.plan import StreamedPlan
 from penstock.train.config import TrainingConfig, TrainingJob
 from penstock.train.distributed import World
 
-__all__ = [
-    "check_vocabulary",
-    "microbatches",
-    "open_data",
-    "step_rows",
-    "stores_of",
-    "training_loader",
-    "validation_loader",
-    "vocab_size_of",
-]
-
 _POLL_SECONDS = 0.2
 _LEAST_TOKENS = 2  # of a row: an input and its target
 _GPT2_VOCAB = 50_257

@@ -32,8 +32,6 @@ from penstock.train.metrics import Line, RunReport
 if TYPE_CHECKING:
     from rich.live import Live
 
-__all__ = ["Display", "documents_at", "draw_curve", "report_line", "write_curve"]
-
 _PRINT_SECONDS = 10.0  # between lines, without a terminal
 _DRAW_SECONDS = 0.2
 _WIDTH, _HEIGHT = 720, 400

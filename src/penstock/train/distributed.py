@@ -22,16 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from penstock.errors import PlanError
 
-__all__ = [
-    "HostCopy",
-    "World",
-    "join_processes",
-    "select_device",
-    "stop_signals",
-    "to_signed",
-    "torchrun_rank",
-]
-
 _SECOND_CTRL_C_SECONDS = 1.0
 
 

@@ -18,8 +18,6 @@ from penstock.train.distributed import World
 from penstock.train.model import GPT
 from penstock.train.optimize import Optimizers
 
-__all__ = ["Learner"]
-
 _CPU_ROWS = 8
 # The most tokens of a micro-batch. Twice as many made an H200 a seventh slower, not faster.
 _MAX_TOKENS = 65_536

@@ -30,19 +30,6 @@ from penstock.train.distributed import World
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = [
-    "Line",
-    "Log",
-    "Metrics",
-    "RunProgress",
-    "RunReport",
-    "Throughput",
-    "json_values",
-    "peak_flops",
-    "peak_memory",
-    "read_metrics",
-]
-
 # For dense matrix products in bfloat16, from the makers' data sheets. The first entry that is part
 # of the device's name is used, so "H100 PCIe" must come before "H100".
 _PEAK_FLOPS = {

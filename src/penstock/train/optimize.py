@@ -17,8 +17,6 @@ from torch import nn
 from penstock.errors import PlanError, TrainError
 from penstock.train.config import OptimizationConfig
 
-__all__ = ["Optimizers"]
-
 
 class Optimizers:
     """One or two torch optimizers that are stepped, saved and loaded together."""

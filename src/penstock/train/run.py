@@ -36,8 +36,6 @@ from penstock.train.learner import Learner
 from penstock.train.metrics import Log, Metrics, RunProgress, Throughput, read_metrics
 from penstock.train.model import GPT
 
-__all__ = ["RunResult", "train"]
-
 _PLANNED_SHARE = 0.97  # of max_minutes; the rest is reserve for slower steps
 # Each process adds 1 to a sum if its time is over, and this number if it was asked to stop. It is
 # above any number of processes, so the sum shows both.

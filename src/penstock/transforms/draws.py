@@ -19,17 +19,6 @@ import numpy.typing as npt
 from penstock.digest import GOLDEN, Unsigned, constant, derive_key, mix64
 from penstock.errors import PlanError
 
-__all__ = [
-    "Integers",
-    "Unsigned",
-    "bernoulli",
-    "bernoulli_table",
-    "integers_below",
-    "random_bits",
-    "row_keys",
-    "subkeys",
-]
-
 Integers = npt.NDArray[np.int64]
 
 # Numbers per block: 128 KiB, and as much scratch space, so that both fit in the L2 cache.

@@ -14,8 +14,9 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.digest import Unsigned
 from penstock.errors import PlanError
-from penstock.transforms.draws import Unsigned, bernoulli_table
+from penstock.transforms.draws import bernoulli_table
 from penstock.transforms.transform import (
     Fields,
     align_to_first_token,
@@ -23,8 +24,6 @@ from penstock.transforms.transform import (
     exclude_padding,
     token_spans,
 )
-
-__all__ = ["TokenDropout"]
 
 
 @final

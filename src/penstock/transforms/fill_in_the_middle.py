@@ -19,11 +19,10 @@ from typing import Any, Literal, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.digest import Unsigned
 from penstock.errors import PlanError
-from penstock.transforms.draws import Unsigned, bernoulli, integers_below, subkeys
+from penstock.transforms.draws import bernoulli, integers_below, subkeys
 from penstock.transforms.transform import Fields, copy_for_ids, refuse_fields, token_spans
-
-__all__ = ["FillInTheMiddle"]
 
 _SENTINELS = 3
 _CHANGE, _ORDER, _CUT, _OTHER_CUT = range(4)  # columns of a piece's random numbers

@@ -25,11 +25,10 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.digest import digest_bytes
+from penstock.digest import Unsigned, digest_bytes
 from penstock.errors import PlanError
 from penstock.transforms.draws import (
     Integers,
-    Unsigned,
     bernoulli_table,
     integers_below,
     random_bits,
@@ -43,8 +42,6 @@ from penstock.transforms.transform import (
     refuse_fields,
     token_spans,
 )
-
-__all__ = ["IGNORED", "MaskTokens", "WordMark", "begins_word", "collate_masked"]
 
 IGNORED = -100
 """The label that loss functions ignore."""

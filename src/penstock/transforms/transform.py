@@ -23,20 +23,9 @@ from typing import Any, Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.digest import Unsigned
 from penstock.errors import PlanError
-from penstock.transforms.draws import Integers, Unsigned, subkeys
-
-__all__ = [
-    "Chain",
-    "Fields",
-    "Transform",
-    "align_to_first_token",
-    "copy_for_ids",
-    "exclude_padding",
-    "gives_labels",
-    "refuse_fields",
-    "token_spans",
-]
+from penstock.transforms.draws import Integers, subkeys
 
 Fields = dict[str, NDArray[Any]]
 

@@ -21,8 +21,6 @@ from penstock.rows.protocol import RowsLike, WrappedRows
 from penstock.transforms.draws import row_keys
 from penstock.transforms.transform import Fields, Transform, gives_labels
 
-__all__ = ["TRANSFORM_FORMAT", "Transformed"]
-
 TRANSFORM_FORMAT = 2
 """Part of every digest. Increased when the same arguments produce different rows."""
 
