@@ -104,8 +104,13 @@ def integers_below(keys: Unsigned, columns: npt.ArrayLike, limits: npt.ArrayLike
     return remainders
 
 
+def check_probability(name: str, value: float) -> None:
+    """Raise PlanError unless `value` is from 0 to 1."""
+    if not 0 <= value <= 1:
+        raise PlanError(f"{name} must be a probability from 0 to 1; got {value}.")
+
+
 def _threshold(rate: float) -> Unsigned:
     """Return the number that 53 random bits must be below; exact for rates of 2^-53 or more."""
-    if not 0 <= rate <= 1:
-        raise PlanError(f"A rate must be a probability from 0 to 1; got {rate}.")
+    check_probability("A rate", rate)
     return constant(round(rate * 2.0**53))

@@ -27,13 +27,8 @@ from numpy.typing import NDArray
 
 from penstock.digest import Unsigned, digest_bytes
 from penstock.errors import PlanError
-from penstock.transforms.draws import (
-    Integers,
-    bernoulli_table,
-    integers_below,
-    random_bits,
-    subkeys,
-)
+from penstock.transforms import draws
+from penstock.transforms.draws import Integers, subkeys
 from penstock.transforms.transform import (
     Fields,
     align_to_first_token,
@@ -88,8 +83,7 @@ class MaskTokens:
             raise PlanError(
                 f"mask_id must be from 0 to vocab_size - 1 = {vocab_size - 1:,}; got {mask_id:,}."
             )
-        if not 0 <= rate <= 1:
-            raise PlanError(f"rate must be a probability from 0 to 1; got {rate}.")
+        draws.check_probability("rate", rate)
         if masked < 0 or random < 0 or masked + random > 1:
             raise PlanError(
                 "masked and random are shares of the selected tokens: each must be at least 0, and "
@@ -145,7 +139,7 @@ class MaskTokens:
                 f"vocab_size is {self.vocab_size:,}. Pass the vocab_size of their tokenizer."
             )
         first, _ = token_spans(fields)
-        drawn = bernoulli_table(subkeys(keys, _SELECT), length, self.rate)
+        drawn = draws.bernoulli_table(subkeys(keys, _SELECT), length, self.rate)
         selected = align_to_first_token(drawn, first)
         if self._begins is not None:
             selected = self._select_words(selected, labels, self._begins, first)
@@ -170,14 +164,15 @@ class MaskTokens:
         first: Integers,
     ) -> None:
         """Mask or replace the selected tokens in place; `first` is each row's first column."""
-        bits = random_bits(subkeys(keys, _KIND)[rows], columns - first[rows])
+        bits = draws.random_bits(subkeys(keys, _KIND)[rows], columns - first[rows])
         # 53 bits as a fraction from 0 to 1: a double holds 53 bits exactly.
         kinds = (bits >> np.uint64(11)) * 2.0**-53
         hidden = kinds < self.masked
         tokens[rows[hidden], columns[hidden]] = self.mask_id
         other = (kinds >= self.masked) & (kinds < self.masked + self.random)
         rows, columns = rows[other], columns[other]
-        drawn = integers_below(subkeys(keys, _RANDOM)[rows], columns - first[rows], self.vocab_size)
+        random_keys = subkeys(keys, _RANDOM)[rows]
+        drawn = draws.integers_below(random_keys, columns - first[rows], self.vocab_size)
         tokens[rows, columns] = drawn
 
     def _select_words(
