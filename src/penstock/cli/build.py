@@ -13,8 +13,16 @@ import typer
 from penstock.cli import options
 from penstock.cli.options import option, stores_at
 from penstock.cli.progress import build_bar
-from penstock.cli.tables import documents_text, print_facts, reasons_text, store_json
-from penstock.cli.terminal import print_json, shell_word, visible, write
+from penstock.cli.terminal import (
+    documents_text,
+    print_facts,
+    print_json,
+    reasons_text,
+    shell_word,
+    store_json,
+    visible,
+    write,
+)
 from penstock.cli.units import duration_text, number_of, size_text
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ import typer
 
 from penstock.cli import options
 from penstock.cli.options import argument, option
-from penstock.cli.tables import print_facts
-from penstock.cli.terminal import print_json, visible, write
+from penstock.cli.terminal import print_facts, print_json, visible, write
 from penstock.cli.units import duration_text, number_of, size_text
 
 if TYPE_CHECKING:

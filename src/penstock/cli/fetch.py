@@ -10,8 +10,15 @@ import typer
 from penstock.cli import options
 from penstock.cli.options import argument, option
 from penstock.cli.progress import bar, build_bar
-from penstock.cli.tables import print_facts, store_json
-from penstock.cli.terminal import console, print_json, shell_word, visible, write
+from penstock.cli.terminal import (
+    console,
+    print_facts,
+    print_json,
+    shell_word,
+    store_json,
+    visible,
+    write,
+)
 from penstock.cli.units import duration_text, number_of, size_text
 
 if TYPE_CHECKING:

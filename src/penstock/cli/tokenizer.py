@@ -11,8 +11,7 @@ import typer
 from penstock.cli import options
 from penstock.cli.options import option
 from penstock.cli.progress import bar
-from penstock.cli.tables import print_facts
-from penstock.cli.terminal import print_json, shell_word, write
+from penstock.cli.terminal import print_facts, print_json, shell_word, write
 from penstock.cli.units import size_text
 
 Result = TypeVar("Result")
