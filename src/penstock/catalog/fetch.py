@@ -21,7 +21,6 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from penstock.catalog.download import ByteProgress, DownloadLimits, download
 from penstock.catalog.entries import Entry, EntryFile, Packing, RemoteFile, find_entry
 from penstock.catalog.receipt import Receipt, wait_for_lock
-from penstock.catalog.request import shown_url
 from penstock.catalog.unpack import unpacked
 from penstock.errors import FetchError, SourceError
 from penstock.store.files import digest_file
@@ -88,7 +87,7 @@ def fetch(
     begun = time.monotonic()
     entry = find_entry(name)
     ratio = _train_ratio(entry, split)
-    place = _find_source(entry, source)
+    place = None if source is None else _find_source(entry, source)
     target = Path(directory) if directory is not None else Path("data") / entry.name
     # Arguments were checked first, so that a typo leaves no empty directory.
     target.mkdir(parents=True, exist_ok=True)
@@ -132,19 +131,12 @@ def build_stores(
     entry = fetched.entry
     if entry.reader:
         raise SourceError(
-            f"{entry.name} is a question set, and stores are built from texts only. Read it with "
-            f"penstock.catalog.{entry.reader}."
+            f"{entry.name} is a question set. Read it with penstock.catalog.{entry.reader}."
         )
+    settings: dict[str, Any] = {"format": "text", "documents": entry.documents, "eos": entry.eos}
+    settings |= {"tokenizer": tokenizer, "progress": progress}
     return {
-        split: build(
-            path,
-            fetched.directory / split,
-            tokenizer=tokenizer,
-            format="text",
-            documents=entry.documents,
-            eos=entry.eos,
-            progress=progress,
-        )
+        split: build(path, fetched.directory / split, **settings)
         for split, path in fetched.files.items()
     }
 
@@ -154,29 +146,22 @@ def _train_ratio(entry: Entry, split: float | None) -> float | None:
         return entry.train_ratio
     if entry.train_ratio is None:
         splits = ", ".join(entry.splits)
-        raise SourceError(
-            f"{entry.name} comes split into {splits}. Leave out split={split:g} (--split)."
-        )
+        raise SourceError(f"{entry.name} comes split into {splits}. Leave out --split (split=).")
     # This form of the test also refuses NaN.
     if not 0 < split < 1:
         raise SourceError(f"split must be between 0 and 1, such as 0.9; got {split:g}.")
     return split
 
 
-def _find_source(entry: Entry, source: str | PathLike[str] | None) -> str | Path | None:
-    """Return what `source` names: a URL (str), a file or directory (Path), or None (upstream)."""
-    if source is None:
-        return None
+def _find_source(entry: Entry, source: str | PathLike[str]) -> str | Path:
+    """Return what `source` names: a URL (str), or a file or directory (Path)."""
     text = fspath(source)
     # Only with "://": C:\data is a path, though it looks like a URL with the scheme "c".
     scheme = urlsplit(text).scheme if "://" in text else ""
     if scheme in ("http", "https"):
         return text
     if scheme not in ("", "file"):
-        raise FetchError(
-            f"{shown_url(text)}: {scheme}:// is not supported. Name a directory, a file, or an "
-            "http(s):// URL."
-        )
+        raise FetchError(f"{scheme}:// is not supported. Name a path or an http(s):// URL.")
     path = Path(unquote(urlsplit(text).path) if scheme else text)
     if not path.exists():
         raise FetchError(f"{path} does not exist (working directory: {Path.cwd()}).")
@@ -238,8 +223,7 @@ class _Fetch:
         if path.exists():
             if remote.sha256 and digest_file(path) != remote.sha256:
                 raise FetchError(
-                    f"{path} does not have the SHA-256 {remote.sha256}, so it is not the right "
-                    "file. Delete it and run this again."
+                    f"{path} does not have the SHA-256 {remote.sha256}. Delete it and try again."
                 )
             return
         try:
@@ -293,11 +277,10 @@ class _Fetch:
         text = (self.directory / file.name).read_bytes().decode()
         # Characters are counted, because a cut inside a character is not valid UTF-8.
         border = int(len(text) * ratio)
-        parts = {"train": text[:border], "val": text[border:]}
-        return {
-            split: self.receipt.write(EntryFile(name=f"{split}.txt"), [part.encode()])
-            for split, part in parts.items()
-        }
+        paths = {}
+        for split, part in (("train", text[:border]), ("val", text[border:])):
+            paths[split] = self.receipt.write(EntryFile(name=f"{split}.txt"), [part.encode()])
+        return paths
 
 
 def _urls(remote: RemoteFile, mirror: Any) -> tuple[str, ...]:

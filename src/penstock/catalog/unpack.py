@@ -12,8 +12,8 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO
 
 from penstock.catalog.download import ByteProgress
 from penstock.catalog.entries import EntryFile, Packing
@@ -39,7 +39,7 @@ def unpacked(
     try:
         with ExitStack() as stack:
             raw = stack.enter_context(path.open("rb"))
-            stream: IO[bytes] = raw
+            stream: BufferedIOBase = raw
             limit = sys.maxsize
             if packing == "zip":
                 opened = stack.enter_context(zipfile.ZipFile(raw))
@@ -77,8 +77,7 @@ def _member(opened: zipfile.ZipFile, archive: Path, file: EntryFile) -> zipfile.
     if len(found) != 1:
         names = ", ".join(sorted(opened.namelist())[:5])
         raise FetchError(
-            f"{archive} must hold {file.member} once, but holds it {len(found)} times. It holds "
-            f"{names}."
+            f"{archive} must hold {file.member} once, but holds it {len(found)} times, of {names}."
         )
     member, limit = found[0], _limit(file, found[0].compress_size)
     # The upper 16 bits of external_attr are the Unix mode; bit 0 of flag_bits is encryption.

@@ -23,7 +23,13 @@ from numpy.typing import NDArray
 from penstock.digest import Unsigned
 from penstock.errors import PlanError
 from penstock.transforms.draws import bernoulli, check_probability, integers_below, subkeys
-from penstock.transforms.transform import Fields, copy_for_ids, refuse_fields, token_spans
+from penstock.transforms.transform import (
+    Fields,
+    columns_between,
+    copy_for_ids,
+    refuse_fields,
+    token_spans,
+)
 
 _SENTINELS = 3
 _CHANGE, _ORDER, _CUT, _OTHER_CUT = range(4)  # columns of a piece's random numbers
@@ -66,10 +72,7 @@ class FillInTheMiddle:
         check_probability("spm_rate", self.spm_rate)
         ids = (self.prefix_id, self.middle_id, self.suffix_id)
         if min(ids) < 0 or len(set(ids)) < len(ids):
-            raise PlanError(
-                "prefix_id, middle_id and suffix_id must be three different ids, 0 or more; got "
-                f"{ids}."
-            )
+            raise PlanError(f"The sentinels must be three different ids, 0 or more; got {ids}.")
         if self.within not in ("documents", "row"):
             raise PlanError(f'within must be "documents" or "row"; got {self.within!r}.')
 
@@ -177,8 +180,7 @@ def _refuse_several_documents(fields: Fields, starts: NDArray[Any], stops: NDArr
     if "same_document" not in fields:
         return
     same = fields["same_document"].astype(np.bool_)
-    columns = np.arange(same.shape[1])
-    inside = (columns >= starts[:, np.newaxis]) & (columns < stops[:, np.newaxis] - 1)
+    inside = columns_between(starts, stops - 1, same.shape[1])
     # Rows with one document each (Documents) have an attention mask. Rows without one pack
     # several documents, even if these particular rows happen to hold one.
     if "attention_mask" not in fields or (inside & ~same).any():
