@@ -142,7 +142,6 @@ def _use_fp8(model: nn.Module) -> None:
         from torchao.float8 import convert_to_float8_training
     except ImportError as error:
         raise TrainError(
-            'precision="fp8" needs torchao, which is not installed. Install it with: '
-            "pip install torchao"
+            'precision="fp8" needs torchao. Install it with: pip install torchao'
         ) from error
     convert_to_float8_training(model)

@@ -81,9 +81,8 @@ class Optimizers:
                     group.update(settings)
         except ValueError as error:
             raise TrainError(
-                "The checkpoint was saved with another optimizer than "
-                f"optimizer={self.config.optimizer!r}, so its state cannot be loaded. Resume with "
-                "the original optimizer, or use another output."
+                f"The checkpoint was saved with another optimizer than {self.config.optimizer!r}. "
+                "Resume with the original optimizer, or use another output."
             ) from error
 
 
@@ -92,7 +91,6 @@ def _muon(matrices: list[nn.Parameter], config: OptimizationConfig) -> torch.opt
         from torch.optim import Muon
     except ImportError as error:
         raise PlanError(
-            f'optimizer="muon" needs torch 2.9 or newer; this is torch {torch.__version__}. '
-            'Use optimizer="adamw".'
+            f'optimizer="muon" needs torch 2.9; this is {torch.__version__}. Use "adamw".'
         ) from error
     return Muon(matrices, lr=config.muon_rate, weight_decay=config.weight_decay)
