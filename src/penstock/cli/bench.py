@@ -64,6 +64,7 @@ NEEDS = (
 def _show(speed: dict[str, Any]) -> None:
     """Print the measurements, and the speed that GPUs need."""
     length, memory = speed["length"], speed["memory_bytes"]
+    grown = f"{size_text(memory or 0)} more than before"
     rates = {}
     for kind, rate in speed["tokens_per_second"].items():
         batch = _short_text(speed["batch_size"] * length / rate)
@@ -75,12 +76,7 @@ def _show(speed: dict[str, Any]) -> None:
         *rates.items(),
         ("first batch", f"{_short_text(speed['first_batch_seconds'])} after opening the store"),
         ("resume", f"{_short_text(resume['median'])}, {_short_text(resume['worst'])} at worst"),
-        (
-            "memory",
-            "not reported by this system"
-            if memory is None
-            else f"{size_text(memory)} more than before",
-        ),
+        ("memory", "not reported by this system" if memory is None else grown),
     ]
     print_facts(speed["store"], rows)
     console().print("\nspeed that GPUs need", style="bold")
@@ -141,8 +137,8 @@ def measure_speed(
     for turn in range(2 * _NUM_TURNS):
         kind = "narrow" if turn % 2 else "int64"
         draw(turn, 2 * _NUM_TURNS, f"reading {kind}")
-        batches_per_second = _read(batches[kind], seconds / (2 * _NUM_TURNS))
-        rates[kind].append(batches_per_second * batch_size * length)
+        rate = batches_per_second(batches[kind], seconds / (2 * _NUM_TURNS))
+        rates[kind].append(rate * batch_size * length)
         peak = max(peak, anonymous_bytes() or 0)
     del batches  # ends their threads, which would slow down the next measurement
     resumes = list(_resumes(wide, Loader(rows, batch_size), len(rows)))
@@ -169,8 +165,8 @@ def measure_speed(
     }
 
 
-def _read(batches: "Iterator[dict[str, Tensor]]", seconds: float) -> float:
-    """Read batches for some seconds; returns batches per second."""
+def batches_per_second(batches: "Iterator[dict[str, Tensor]]", seconds: float) -> float:
+    """The speed of reading batches, measured for some seconds."""
     # Batches that were prefetched before this turn would be counted as read in no time.
     warm = time.perf_counter() + _WARM_UP_SHARE * seconds
     while time.perf_counter() < warm:

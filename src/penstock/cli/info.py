@@ -4,17 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from penstock.cli import options
+from penstock.cli import options, terminal
 from penstock.cli.options import by_side, stores_at
-from penstock.cli.terminal import (
-    Facts,
-    aligned,
-    documents_text,
-    print_facts,
-    print_json,
-    reasons_text,
-    write,
-)
 from penstock.cli.units import number_of, size_text
 
 if TYPE_CHECKING:
@@ -37,18 +28,18 @@ def info_command(store: options.Store, as_json: options.AsJson = False) -> None:
 
     summaries = {side: summarize(TokenStore(path)) for side, path in stores_at(store).items()}
     if as_json:
-        print_json(by_side({side: asdict(summary) for side, summary in summaries.items()}))
+        terminal.print_json(by_side({side: asdict(summary) for side, summary in summaries.items()}))
         return
     for number, summary in enumerate(summaries.values()):
         if number:
-            write("")
+            terminal.write("")
         show_summary(summary)
 
 
 def show_summary(summary: "Summary") -> None:
     """Print the numbers of one store as a table."""
     facts = {
-        "documents": documents_text(summary.num_documents, summary.num_pieces),
+        "documents": terminal.documents_text(summary.num_documents, summary.num_pieces),
         "tokens": f"{summary.num_tokens:,}",
     }
     # A chat store records which tokens are trained on; their share is shown instead.
@@ -64,12 +55,14 @@ def show_summary(summary: "Summary") -> None:
         # All fields but the histogram are quantiles.
         quantiles = asdict(summary.lengths)
         del quantiles["histogram"]
-        table = aligned([list(quantiles), [f"{round(value):,}" for value in quantiles.values()]])
+        table = terminal.aligned(
+            [list(quantiles), [f"{round(value):,}" for value in quantiles.values()]]
+        )
         rows.append(("lengths", [*table, *histogram_lines(summary.lengths.histogram)]))
-    print_facts(summary.store, [*rows, *_origin(summary)])
+    terminal.print_facts(summary.store, [*rows, *_origin(summary)])
 
 
-def _origin(summary: "Summary") -> Facts:
+def _origin(summary: "Summary") -> terminal.Facts:
     """How the store was built: tokenizer, files and rejected records."""
     tokenizer = summary.tokenizer
     # A tokenizer object that cannot be serialised has no digest.
@@ -102,7 +95,7 @@ def _origin(summary: "Summary") -> Facts:
         facts["repaired"] = f"{repaired} with bytes that are not UTF-8"
     return [
         *facts.items(),
-        ("rejected", reasons_text(summary.rejects)),
+        ("rejected", terminal.reasons_text(summary.rejects)),
         ("digest", summary.digest[:16]),
     ]
 

@@ -44,16 +44,8 @@ def visible(text: str, *, lines: bool = True) -> str:
     >>> print(visible("red: \x1b[31m, reversed: \u202e"))
     red: \x1b[31m, reversed: \u202e
     """
-    safe = _UNSAFE.sub(_escaped, text)
+    safe = _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
     return safe if lines else safe.replace("\n", r"\n").replace("\t", r"\t")
-
-
-def _escaped(found: re.Match[str]) -> str:
-    # The shortest escape that Python has for the character.
-    number = ord(found[0])
-    if number < 0x100:
-        return f"\\x{number:02x}"
-    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
 def shell_word(path: str | Path) -> str:
@@ -95,11 +87,6 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, PenstockError) and isinstance(error, OSError):
         message = error.strerror
     return "\n".join([message or str(error), *notes_of(error)])
-
-
-def print_exception(error: BaseException, *, as_json: bool) -> None:
-    """Print the class and the message of an exception, as `print_error` does."""
-    print_error(type(error).__name__, message_of(error), as_json=as_json)
 
 
 def print_error(name: str, message: str, *, as_json: bool) -> None:
