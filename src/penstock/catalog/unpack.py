@@ -77,7 +77,8 @@ def _member(opened: zipfile.ZipFile, archive: Path, file: EntryFile) -> zipfile.
     if len(found) != 1:
         names = ", ".join(sorted(opened.namelist())[:5])
         raise FetchError(
-            f"{archive} must hold {file.member} once, but holds it {len(found)} times, of {names}."
+            f"{archive} must hold {file.member} once, but holds it {len(found)} times. It holds "
+            f"{names}."
         )
     member, limit = found[0], _limit(file, found[0].compress_size)
     # The upper 16 bits of external_attr are the Unix mode; bit 0 of flag_bits is encryption.

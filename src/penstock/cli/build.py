@@ -78,6 +78,8 @@ def build_command(
     finished, the command does nothing. The bytes of the store depend only on the inputs and on
     these settings.
 
+    Below 1, --max-bad is a share of all records, but at least ten are allowed.
+
     --split tail:0.1 holds out the last tenth (of a single document, its last characters).
     --split hash:0.1 holds out a tenth that is chosen by a hash of each text.
 

@@ -35,7 +35,7 @@ def check_command(
     batch_size: Annotated[int, option("Rows per batch of it.", "NUMBER", least=1)] = 32,
     sample: Annotated[float, option("Megabytes of text to read.", "MB", least=0.001)] = 16,
     directory: Annotated[
-        Path, option("Where stores would be built: is there space?", "DIRECTORY", "--output", "-o")
+        Path, option("Directory of stores; its space is checked.", "DIRECTORY", "--output", "-o")
     ] = Path(),
     as_json: options.AsJson = False,
 ) -> None:

@@ -59,7 +59,7 @@ def decode_command(
     except TokenizerError as error:
         # With --tokenizer, the user has already followed this advice.
         if tokenizer is None:
-            error.add_note("The store was built with it. Set --tokenizer to its name or file.")
+            error.add_note("Set --tokenizer to the name or the file of the store's tokenizer.")
         raise
 
 

@@ -49,7 +49,7 @@ Errors = Annotated[
 ]
 MaxBad = Annotated[
     float,
-    option("Stop if more are rejected: below 1 a share (or ten records), else a number.", "NUMBER"),
+    option("Stop if more records are rejected: a share below 1, or a number of them.", "NUMBER"),
 ]
 
 
