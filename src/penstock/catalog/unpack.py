@@ -12,8 +12,8 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
-from io import BufferedIOBase
 from pathlib import Path
+from typing import IO
 
 from penstock.catalog.download import ByteProgress
 from penstock.catalog.entries import EntryFile, Packing
@@ -39,7 +39,7 @@ def unpacked(
     try:
         with ExitStack() as stack:
             raw = stack.enter_context(path.open("rb"))
-            stream: BufferedIOBase = raw
+            stream: IO[bytes] | gzip.GzipFile = raw
             limit = sys.maxsize
             if packing == "zip":
                 opened = stack.enter_context(zipfile.ZipFile(raw))

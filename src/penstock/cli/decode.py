@@ -59,7 +59,7 @@ def decode_command(
     except TokenizerError as error:
         # With --tokenizer, the user has already followed this advice.
         if tokenizer is None:
-            error.add_note("Set --tokenizer to the name or the file of the store's tokenizer.")
+            error.add_note("It is the store's tokenizer. Set --tokenizer to its name or file.")
         raise
 
 

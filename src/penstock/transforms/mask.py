@@ -98,8 +98,10 @@ class MaskTokens:
             self._is_special[each] = True
         self._begins = None if begins_word is None else np.array(begins_word, np.bool_)
         if self._begins is not None and self._begins.shape != (vocab_size,):
-            shape = self._begins.shape
-            raise PlanError(f"begins_word must have {vocab_size:,} booleans; its shape is {shape}.")
+            raise PlanError(
+                f"begins_word must have one boolean for each of the {vocab_size:,} ids; its shape "
+                f"is {self._begins.shape}."
+            )
 
     def __repr__(self) -> str:
         words = "" if self._begins is None else ", whole words"
