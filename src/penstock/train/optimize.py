@@ -81,8 +81,9 @@ class Optimizers:
                     group.update(settings)
         except ValueError as error:
             raise TrainError(
-                f"The checkpoint was saved with another optimizer than {self.config.optimizer!r}. "
-                "Resume with the original optimizer, or use another output."
+                "The checkpoint was saved with another optimizer than "
+                f"optimizer={self.config.optimizer!r}. Resume with the original one, or use "
+                "another output."
             ) from error
 
 
