@@ -23,13 +23,7 @@ from numpy.typing import NDArray
 from penstock.digest import Unsigned
 from penstock.errors import PlanError
 from penstock.transforms.draws import bernoulli, check_probability, integers_below, subkeys
-from penstock.transforms.transform import (
-    Fields,
-    columns_between,
-    copy_for_ids,
-    refuse_fields,
-    token_spans,
-)
+from penstock.transforms.transform import Fields, copy_for_ids, refuse_fields, spanned, token_spans
 
 _SENTINELS = 3
 _CHANGE, _ORDER, _CUT, _OTHER_CUT = range(4)  # columns of a piece's random numbers
@@ -180,7 +174,7 @@ def _refuse_several_documents(fields: Fields, starts: NDArray[Any], stops: NDArr
     if "same_document" not in fields:
         return
     same = fields["same_document"].astype(np.bool_)
-    inside = columns_between(starts, stops - 1, same.shape[1])
+    inside = spanned(starts, stops - 1, same.shape[1])
     # Rows with one document each (Documents) have an attention mask. Rows without one pack
     # several documents, even if these particular rows happen to hold one.
     if "attention_mask" not in fields or (inside & ~same).any():

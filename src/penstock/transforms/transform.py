@@ -194,10 +194,10 @@ def exclude_padding(mask: NDArray[np.bool_], fields: Fields) -> NDArray[np.bool_
     # No padding, the usual case: nothing to compute.
     if not starts.any() and (stops >= mask.shape[1]).all():
         return mask
-    return mask & columns_between(starts, stops, mask.shape[1])
+    return mask & spanned(starts, stops, mask.shape[1])
 
 
-def columns_between(starts: Integers, stops: Integers, width: int) -> NDArray[np.bool_]:
+def spanned(starts: Integers, stops: Integers, width: int) -> NDArray[np.bool_]:
     """Return (rows, width), True from column `start` of each row up to its `stop`."""
     columns = np.arange(width)
     return np.asarray((columns >= starts[:, np.newaxis]) & (columns < stops[:, np.newaxis]))
