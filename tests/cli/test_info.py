@@ -6,7 +6,7 @@ from dataclasses import asdict
 from itertools import pairwise
 
 import penstock as ps
-from penstock.cli.tables import histogram_lines
+from penstock.cli.info import histogram_lines
 from penstock.store.summary import Bin, summarize
 
 

@@ -17,12 +17,13 @@ def test_a_text_file_is_all_it_takes(invoke, text, tmp_path):
     shown = invoke("train", "input.txt", *QUICK).stdout
 
     for line in (
-        "guessed tokenizer: gpt2",
-        "guessed documents: the text between <|endoftext|> where it is found, otherwise whole",
+        'guessed data.tokenizer = "gpt2"',
+        'guessed data.documents = "auto"',
         "a document is a whole file",
-        "guessed validation: the last 10.0% of the text",
-        "guessed batch: 4 rows per step",
-        "guessed time: at most 10 minutes",
+        'guessed data.split = "tail:0.100000"',
+        'guessed model.size = "nano"',
+        "guessed training.batch_size = 4",
+        "guessed training.max_minutes = 10",
         "building runs/input/stores/train from input.txt",
         "step 6: validation loss ",
         "a sample of the model's text, from runs/input/sample.txt:",
@@ -30,8 +31,7 @@ def test_a_text_file_is_all_it_takes(invoke, text, tmp_path):
         "next: open runs/input/curve.svg",
     ):
         assert line in shown
-    for changed in ("guessed model", "guessed length"):
-        assert changed not in shown
+    assert "guessed data.length" not in shown  # it was given
     left = {path.name for path in (tmp_path / "runs" / "input").iterdir()}
     assert left == {"checkpoints", "curve.svg", "metrics.jsonl", "sample.txt", "stores"}
 
@@ -80,7 +80,8 @@ runpy.run_module("penstock.train", run_name="__main__")
     words = (tmp_path / "store", *QUICK, "--batch-size", "4", "-o", tmp_path / "run")
     shown = python(code, *words, OMP_NUM_THREADS="1").stdout
 
-    assert "guessed data: a finished store and its validation side" in shown
+    assert "guessed training.max_minutes = 10" in shown
+    assert "guessed data.split" not in shown
     assert "step 6: validation loss " in shown
     assert "no sample of text: " in shown
     assert (tmp_path / "run" / "curve.svg").exists()

@@ -11,6 +11,11 @@ from penstock.recipe import parse_recipe
 from penstock.train import read_metrics, train
 from penstock.train.command import choose_recipe, open_job, run_recipe
 
+
+def ignore(_):
+    """A log that nobody reads."""
+
+
 SMALL = {"model.layers": 1, "model.width": 16, "model.heads": 2, "training.steps": 3}
 
 
@@ -18,9 +23,8 @@ def job(source, tmp_path, logged=None, **changes):
     """The job of a source that is no recipe, small, with settings by dotted names."""
     changes = {name.replace("__", "."): value for name, value in changes.items()}
     settings = {**SMALL, "output": str(tmp_path / "run"), "data.length": 16, **changes}
-    recipe, guessed = choose_recipe(str(source), settings, "cpu")
     logged = [] if logged is None else logged
-    logged += guessed
+    recipe = choose_recipe(str(source), settings, "cpu", logged.append)
     return open_job(recipe, logged.append)
 
 
@@ -113,12 +117,14 @@ def test_a_vocabulary_that_is_too_small_for_the_data_is_refused(tmp_path, text):
 def test_a_bare_file_of_nanogpt_is_trained_on(tmp_path):
     np.arange(1_000, dtype=np.uint16).tofile(tmp_path / "train.bin")
     logged = []
-    recipe, guessed = choose_recipe(
-        str(tmp_path / "train.bin"), {**SMALL, "output": str(tmp_path / "run")}, "cpu"
-    )
+    guessed = []
+    settings = {**SMALL, "output": str(tmp_path / "run")}
+    recipe = choose_recipe(str(tmp_path / "train.bin"), settings, "cpu", guessed.append)
     result = run_recipe(recipe, device="cpu", log=logged.append)
 
-    assert "uint16 as nanoGPT writes it" in guessed[0]
+    assert guessed[0] == "guessed data.length = 128"
+    assert logged[0].endswith("train.bin is read as uint16, as nanoGPT writes it")
+    assert logged[1] == "there is no validation data; set it with data.val or --val_file"
     assert result.progress.step == 3
     assert any("does not record its tokenizer" in str(each) for each in logged)
 
@@ -207,17 +213,18 @@ def test_a_text_is_read_by_its_separator_or_whole_wherever_it_is(tmp_path, name)
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / "in.txt", tmp_path / "folder" / "a.txt"):
         path.write_bytes(b"".join(b"Line %d\r\nof two.\r\n\r\n" % n for n in range(200)))
-    recipe, guessed = choose_recipe(str(tmp_path / name), {}, "cpu")
+    guessed = []
+    recipe = choose_recipe(str(tmp_path / name), {}, "cpu", guessed.append)
 
     assert recipe.data.documents == "auto"
-    assert any(line.startswith("documents: the text between <|endoftext|>") for line in guessed)
+    assert 'guessed data.documents = "auto"' in guessed
     assert recipe.output.name == ("in" if name == "in.txt" else "folder")
 
 
 def test_a_folder_is_named_also_from_within(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("some text\n")
     monkeypatch.chdir(tmp_path)
-    recipe, _ = choose_recipe(".", {}, "cpu")
+    recipe = choose_recipe(".", {}, "cpu", ignore)
 
     assert recipe.output.name == tmp_path.name
     with pytest.raises(
@@ -228,16 +235,16 @@ def test_a_folder_is_named_also_from_within(tmp_path, monkeypatch):
 
 def test_only_the_source_may_be_a_recipe():
     with pytest.raises(RecipeError, match=r"'a\.toml' cannot be the data to train on"):
-        choose_recipe(None, {"data.train": "a.toml"})
+        choose_recipe(None, {"data.train": "a.toml"}, None, ignore)
     with pytest.raises(RecipeError, match="5 cannot be the data to train on"):
-        choose_recipe(None, {"data.train": 5})
+        choose_recipe(None, {"data.train": 5}, None, ignore)
     for nothing in (("", {}), (None, {"data.train": ""})):
         with pytest.raises(RecipeError, match="Give a recipe"):
-            choose_recipe(*nothing)
+            choose_recipe(*nothing, None, ignore)
     with pytest.raises(SourceError, match=r"s3://b/\*\.txt is not a local file\. Build a store"):
-        choose_recipe("s3://b/*.txt", {})
+        choose_recipe("s3://b/*.txt", {}, None, ignore)
     with pytest.raises(SourceError, match=r"d/\*\.bin does not exist"):
-        choose_recipe("d/*.bin", {})
+        choose_recipe("d/*.bin", {}, None, ignore)
 
 
 def test_ids_below_0_are_refused(tmp_path):
@@ -248,7 +255,7 @@ def test_ids_below_0_are_refused(tmp_path):
 
 def test_a_model_may_know_more_ids_than_its_tokenizer(tmp_path, text):
     settings = {**SMALL, "output": str(tmp_path / "run"), "data.length": 16}
-    recipe, _ = choose_recipe(str(text), {**settings, "model.vocab_size": 200_000}, "cpu")
+    recipe = choose_recipe(str(text), {**settings, "model.vocab_size": 200_000}, "cpu", ignore)
 
     assert run_recipe(recipe, device="cpu", log=lambda _: None).finished
     assert (tmp_path / "run" / "sample.txt").exists()

@@ -11,6 +11,11 @@ from penstock.recipe import parse_recipe, read_recipe
 from penstock.train import SIZES
 from penstock.train.command import choose_recipe, open_job, recipe_changes
 
+
+def ignore(_):
+    """A log that nobody reads."""
+
+
 ROOT = Path(__file__).parents[2]
 LEAST = {"data": {"train": "store"}, "training": {"steps": 5}}
 
@@ -135,7 +140,7 @@ def test_a_file_to_train_on_takes_the_place_of_a_mixture(tmp_path):
     (tmp_path / "a.toml").write_text(
         '[data.sources.web]\ntrain = "x"\n[training]\nsteps = 5\n', encoding="utf-8"
     )
-    recipe, _ = choose_recipe(str(tmp_path / "a.toml"), {"data.train": "t"})
+    recipe = choose_recipe(str(tmp_path / "a.toml"), {"data.train": "t"}, None, ignore)
 
     assert recipe.data.train == "t"
     assert not recipe.data.sources
@@ -146,7 +151,8 @@ def test_flags_change_any_recipe(tmp_path):
     flags = {"train_file": "t", "val_file": "v", "batch_size": 3, "max_length": 64}
     flags |= {"num_workers": 8, "prefetch_factor": 4, "max_minutes": 2.0, "output": "o"}
     changes = recipe_changes(["training.compile=true", "data.documents=file"], **flags)
-    recipe, guessed = choose_recipe(str(tmp_path / "a.toml"), changes)
+    guessed = []
+    recipe = choose_recipe(str(tmp_path / "a.toml"), changes, None, guessed.append)
 
     assert not guessed
     assert (recipe.data.train, recipe.data.val, recipe.data.length) == ("t", "v", 64)
@@ -173,13 +179,14 @@ def test_no_workers_make_nothing_ahead():
 
 def test_text_is_built_once_and_split(tmp_path):
     (tmp_path / "in.txt").write_text("".join(f"Line {number}.\n\n" for number in range(400)))
-    recipe, guessed = choose_recipe(
-        str(tmp_path / "in.txt"), {"output": str(tmp_path / "run")}, "cpu"
+    guessed = []
+    recipe = choose_recipe(
+        str(tmp_path / "in.txt"), {"output": str(tmp_path / "run")}, "cpu", guessed.append
     )
     logged = []
     job = open_job(recipe, logged.append)
 
-    assert "validation: the last 10.0% of the text" in guessed
+    assert 'guessed data.split = "tail:0.100000"' in guessed
     assert [each.partition(" from ")[0] for each in logged] == [
         f"building {tmp_path / 'run' / 'stores' / 'train'}",
         "a document is a whole file",
@@ -202,10 +209,11 @@ def test_a_validation_file_takes_the_place_of_the_split(tmp_path):
         (tmp_path / name).write_text("".join(f"{name} {number}.\n" for number in range(200)))
     changes = {"data.train": str(tmp_path / "a.txt"), "data.val": str(tmp_path / "b.txt")}
     changes |= {"output": str(tmp_path / "run"), "data.length": 32, "data.documents": "lines"}
-    recipe, guessed = choose_recipe(None, changes, "cpu")
+    guessed = []
+    recipe = choose_recipe(None, changes, "cpu", guessed.append)
     job = open_job(recipe, lambda _: None)
 
-    assert not [line for line in guessed if line.startswith("validation")]
+    assert not [line for line in guessed if line.startswith("guessed data.split")]
     assert len(ps.TokenStore(tmp_path / "run/stores/train")) == 200
     assert job.val.stream.members[0].path == tmp_path / "run/stores/val"
 
@@ -225,17 +233,17 @@ def test_mixtures_and_stores_are_opened(store, tmp_path):
 
 def test_a_source_that_is_not_there_is_named(tmp_path):
     with pytest.raises(SourceError, match=r"does not exist \(working directory"):
-        choose_recipe(str(tmp_path / "nothing.txt"), {})
+        choose_recipe(str(tmp_path / "nothing.txt"), {}, None, ignore)
     with pytest.raises(RecipeError, match="Give a recipe"):
-        choose_recipe(None, {})
+        choose_recipe(None, {}, None, ignore)
 
 
 def test_a_text_that_is_not_to_be_streamed_keeps_its_validation(tmp_path):
     (tmp_path / "in.txt").write_text("a line of text\n" * 500)
     text = str(tmp_path / "in.txt")
 
-    whole, _ = choose_recipe(text, {"data.stream": False}, "cpu")
-    streamed, _ = choose_recipe(text, {"data.stream": True}, "cpu")
+    whole = choose_recipe(text, {"data.stream": False}, "cpu", ignore)
+    streamed = choose_recipe(text, {"data.stream": True}, "cpu", ignore)
 
     assert whole.data.split is not None
     assert streamed.data.split is None

@@ -99,7 +99,7 @@ def test_packed_rows_train_with_their_masks(job, store):
 
 
 def test_validation_reads_the_same_rows_whatever_the_batch_size(job, store, tmp_path):
-    """To 1e-6: evenly spaced rows, filled up where the last batch is not full."""
+    """To 1e-6: the last batch is filled up with rows that do not count."""
     found = []
     for number, rows in enumerate((1, 3, 8)):
         made = replace(job(batch_size=rows, steps=1, val_rows=50), output=tmp_path / f"{number}")
@@ -365,8 +365,8 @@ def test_minutes_become_a_number_of_steps_that_is_kept(job, clock):
     logged = []
     result = run(made, log=logged.append)
 
-    (planned,) = [each for each in logged if "minutes are enough for" in str(each)]
-    steps = int(planned.split("enough for ")[1].split()[0].replace(",", ""))
+    (planned,) = [each for each in logged if "to end within max_minutes=" in str(each)]
+    steps = int(planned.removeprefix("planned ").split()[0].replace(",", ""))
     assert result.progress.steps == steps
     assert lines(made)[-1]["rate"] < 0.5  # the schedule came down in time
     assert run(made, log=logged.append).progress == result.progress

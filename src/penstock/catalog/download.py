@@ -36,8 +36,6 @@ from penstock.digest import derive_key
 from penstock.errors import DiskFullError, FetchError
 from penstock.store.files import digest_file, sync_directory
 
-__all__ = ["ByteProgress", "DownloadLimits", "download"]
-
 _HUB = "https://huggingface.co/"
 # Each block is written as soon as it is received, so a killed process loses at most one block.
 _BLOCK_BYTES = 1 << 18
@@ -287,10 +285,7 @@ class _Download:
         if self._num_bytes is not None and size != self._num_bytes:
             raise _WrongContent(f"received {size:,} bytes, but {self._num_bytes:,} are expected.")
         if self._sha256 and (found := digest_file(self._part)) != self._sha256:
-            raise _WrongContent(
-                f"the received file has SHA-256 {found}, but {self._sha256} is expected. It was "
-                "deleted."
-            )
+            raise _WrongContent(f"received SHA-256 {found}, but {self._sha256} is expected.")
         # The contents are synced before the rename: after a power cut, the name must not belong to
         # an empty file.
         with self._part.open("rb+") as stream:

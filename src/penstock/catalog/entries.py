@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 from penstock.errors import SourceError
 
-__all__ = ["ENTRIES", "TRAIN_SPLIT_RATIO", "Entry", "EntryFile", "RemoteFile", "find_entry"]
-
+Packing = Literal["plain", "zip", "gzip"]
 TRAIN_SPLIT_RATIO = 0.9
 """The share of characters used for training, if a dataset is a single text file."""
 
@@ -38,7 +37,7 @@ class RemoteFile:
     """Its name upstream and in mirrors."""
     urls: tuple[str, ...]
     """Tried in this order."""
-    packing: Literal["plain", "zip", "gzip"] = "plain"
+    packing: Packing = "plain"
     num_bytes: int | None = None
     sha256: str | None = None
     files: tuple[EntryFile, ...]

@@ -11,7 +11,7 @@ then finds its files complete.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
@@ -19,18 +19,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from penstock.catalog.download import ByteProgress, DownloadLimits, download
-from penstock.catalog.entries import Entry, EntryFile, RemoteFile, find_entry
+from penstock.catalog.entries import Entry, EntryFile, Packing, RemoteFile, find_entry
 from penstock.catalog.receipt import Receipt, wait_for_lock
-from penstock.catalog.request import shown_url
-from penstock.catalog.unpack import copied, gunzipped, unzipped
+from penstock.catalog.unpack import unpacked
 from penstock.errors import FetchError, SourceError
 from penstock.store.files import digest_file
 
 if TYPE_CHECKING:
     from penstock.store.job import BuildProgress
     from penstock.store.reader import TokenStore
-
-__all__ = ["FetchProgress", "Fetched", "build_stores", "fetch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +87,18 @@ def fetch(
     begun = time.monotonic()
     entry = find_entry(name)
     ratio = _train_ratio(entry, split)
-    place = _find_source(entry, source)
+    place = None if source is None else _find_source(entry, source)
     target = Path(directory) if directory is not None else Path("data") / entry.name
     # Arguments were checked first, so that a typo leaves no empty directory.
     target.mkdir(parents=True, exist_ok=True)
-    run = _Fetch(entry, target, place, limits or DownloadLimits(), progress or (lambda now: None))
-    waiting = run.report("waiting", str(target))
-    with wait_for_lock(target, lambda num_bytes: waiting(num_bytes, None)):
+    report = progress or (lambda now: None)
+
+    def waiting(num_bytes: int) -> None:
+        report(FetchProgress("waiting", str(target), num_bytes, None))
+
+    with wait_for_lock(target, waiting):
         # The receipt is read under the lock: another process may have added files just before.
-        run.receipt = Receipt(target)
+        run = _Fetch(entry, target, place, limits or DownloadLimits(), report, Receipt(target))
         for remote in entry.remotes:
             run.fetch_remote(remote)
         if ratio:
@@ -131,19 +131,12 @@ def build_stores(
     entry = fetched.entry
     if entry.reader:
         raise SourceError(
-            f"{entry.name} is a question set, and stores are built from texts only. Read it with "
-            f"penstock.catalog.{entry.reader}."
+            f"{entry.name} is a question set. Read it with penstock.catalog.{entry.reader}."
         )
+    settings: dict[str, Any] = {"format": "text", "documents": entry.documents, "eos": entry.eos}
+    settings |= {"tokenizer": tokenizer, "progress": progress}
     return {
-        split: build(
-            path,
-            fetched.directory / split,
-            tokenizer=tokenizer,
-            format="text",
-            documents=entry.documents,
-            eos=entry.eos,
-            progress=progress,
-        )
+        split: build(path, fetched.directory / split, **settings)
         for split, path in fetched.files.items()
     }
 
@@ -153,29 +146,22 @@ def _train_ratio(entry: Entry, split: float | None) -> float | None:
         return entry.train_ratio
     if entry.train_ratio is None:
         splits = ", ".join(entry.splits)
-        raise SourceError(
-            f"{entry.name} comes split into {splits}. Leave out split={split:g} (--split)."
-        )
+        raise SourceError(f"{entry.name} comes split into {splits}. Leave out --split (split=).")
     # This form of the test also refuses NaN.
     if not 0 < split < 1:
         raise SourceError(f"split must be between 0 and 1, such as 0.9; got {split:g}.")
     return split
 
 
-def _find_source(entry: Entry, source: str | PathLike[str] | None) -> str | Path | None:
-    """Return what `source` names: a URL (str), a file or directory (Path), or None (upstream)."""
-    if source is None:
-        return None
+def _find_source(entry: Entry, source: str | PathLike[str]) -> str | Path:
+    """Return what `source` names: a URL (str), or a file or directory (Path)."""
     text = fspath(source)
     # Only with "://": C:\data is a path, though it looks like a URL with the scheme "c".
     scheme = urlsplit(text).scheme if "://" in text else ""
     if scheme in ("http", "https"):
         return text
     if scheme not in ("", "file"):
-        raise FetchError(
-            f"{shown_url(text)}: {scheme}:// is not supported. Name a directory, a file, or an "
-            "http(s):// URL."
-        )
+        raise FetchError(f"{scheme}:// is not supported. Name a path or an http(s):// URL.")
     path = Path(unquote(urlsplit(text).path) if scheme else text)
     if not path.exists():
         raise FetchError(f"{path} does not exist (working directory: {Path.cwd()}).")
@@ -187,41 +173,29 @@ def _find_source(entry: Entry, source: str | PathLike[str] | None) -> str | Path
     return path
 
 
+@dataclass
 class _Fetch:
     """One fetch, under the lock of its directory."""
 
-    receipt: Receipt  # set under the lock, before the first file
-
-    def __init__(
-        self,
-        entry: Entry,
-        directory: Path,
-        source: str | Path | None,
-        limits: DownloadLimits,
-        progress: Callable[[FetchProgress], None],
-    ) -> None:
-        self._entry = entry
-        self._directory = directory
-        self._source = source
-        self._limits = limits
-        self._progress = progress
-        self.received = 0
+    entry: Entry
+    directory: Path
+    source: str | Path | None
+    limits: DownloadLimits
+    progress: Callable[[FetchProgress], None]
+    receipt: Receipt
+    received: int = 0
 
     def report(self, action: str, name: str) -> ByteProgress:
         """Return a callback that reports the bytes of one action on one file."""
-        return lambda done, total: self._progress(FetchProgress(action, name, done, total))
+        return lambda done, total: self.progress(FetchProgress(action, name, done, total))
 
     def fetch_remote(self, remote: RemoteFile) -> None:
         """Write all files of `remote` that are missing."""
-        missing = [
-            file
-            for file in remote.files
-            if not self.receipt.has(file.name, num_bytes=file.num_bytes, sha256=file.sha256)
-        ]
+        missing = [file for file in remote.files if not self.receipt.has(file)]
         if not missing:
             return
-        if isinstance(self._source, Path):
-            self._take_local(remote, missing, self._source)
+        if isinstance(self.source, Path):
+            self._take_local(remote, missing, self.source)
             return
         try:
             if remote.packing == "plain":
@@ -232,77 +206,81 @@ class _Fetch:
                 self._download(remote, path)
                 self.receipt.move(file.name, digest_file(path))
             else:
-                archive = self._directory / remote.name
+                archive = self.directory / remote.name
                 self._download(remote, archive)
-                self._unpack(remote, missing, archive)
+                self._unpack(remote.packing, missing, archive)
                 archive.unlink()  # only now: a kill before it must not cost the download
         except FetchError as error:
             error.add_note(
                 "Run the same command to try again. Without a network, copy "
                 f"{remote.name} ({remote.urls[0]}) to this machine and name its directory: "
-                f"penstock fetch {self._entry.name} --from DIRECTORY"
+                f"penstock fetch {self.entry.name} --from DIRECTORY"
             )
             raise
 
     def _download(self, remote: RemoteFile, path: Path) -> None:
-        if (
-            path.exists()
-        ):  # an archive that a killed fetch did not unpack, or that the user put here
+        # An archive that a killed fetch did not unpack, or that the user put here.
+        if path.exists():
             if remote.sha256 and digest_file(path) != remote.sha256:
                 raise FetchError(
-                    f"{path} does not have the SHA-256 {remote.sha256}, so it is not the right "
-                    "file. Delete it and run this again."
+                    f"{path} does not have the SHA-256 {remote.sha256}. Delete it and try again."
                 )
             return
         try:
             self.received += download(
-                _urls(remote, self._source),
+                _urls(remote, self.source),
                 path,
                 num_bytes=remote.num_bytes,
                 sha256=remote.sha256,
-                limits=self._limits,
+                limits=self.limits,
                 progress=self.report("downloading", remote.name),
             )
         except KeyboardInterrupt as error:
             # A download resumes if its SHA-256 is known, and the Hub reports it for its files.
-            if remote.sha256 or self._source is None:
+            if remote.sha256 or self.source is None:
                 error.add_note("Received bytes are kept: run the same command to resume.")
             raise
 
     def _take_local(self, remote: RemoteFile, missing: list[EntryFile], source: Path) -> None:
         """Write missing files from a copy on disk: packed as upstream, or already unpacked."""
-        unpacked = _unpacked_files(remote, source)
-        if not unpacked:
-            self._unpack(remote, missing, _local_file(remote, source))
+        # The file as upstream has it is preferred, because its SHA-256 is known more often.
+        packed = source if source.is_file() else source / remote.name
+        if packed.is_file():
+            self._unpack(remote.packing, missing, packed)
             return
+        # A copy may have its folders or not, or be what a fetch has written.
+        names = [remote.name]
+        copies = []
         for file in missing:
-            path = unpacked[file.name]
-            self._write(file, copied(path, file, self.report("copying", file.name)), str(path))
+            known = [each for each in (file.member, Path(file.member).name, file.name) if each]
+            names += known
+            copies += [source / each for each in known if (source / each).is_file()][:1]
+        if len(copies) < len(missing):
+            found = sorted(path.name for path in source.glob("[!.]*"))
+            raise FetchError(
+                f"{source} does not hold {remote.name} or the files in it; looked for "
+                f"{', '.join(dict.fromkeys(names))}. It holds {', '.join(found[:5]) or 'nothing'}."
+            )
+        for file, path in zip(missing, copies, strict=True):
+            self._unpack("plain", [file], path)
 
-    def _unpack(self, remote: RemoteFile, missing: list[EntryFile], archive: Path) -> None:
-        read = {"plain": copied, "zip": unzipped, "gzip": gunzipped}[remote.packing]
-        action = "copying" if remote.packing == "plain" else "unpacking"
+    def _unpack(self, packing: Packing, missing: list[EntryFile], path: Path) -> None:
+        action = "copying" if packing == "plain" else "unpacking"
         for file in missing:
-            pieces = read(archive, file, self.report(action, file.name))
-            source = f"{archive}, {file.member or file.name}" if action == "unpacking" else archive
-            self._write(file, pieces, str(source))
-
-    def _write(self, file: EntryFile, pieces: Iterator[bytes], source: str) -> None:
-        self.receipt.write(
-            file.name, pieces, num_bytes=file.num_bytes, sha256=file.sha256, source=source
-        )
+            pieces = unpacked(path, packing, file, self.report(action, file.name))
+            within = "" if packing == "plain" else f", {file.member or file.name}"
+            self.receipt.write(file, pieces, f"{path}{within}")
 
     def split_text(self, ratio: float) -> dict[str, Path]:
         """Write train.txt and val.txt, cut between two characters; return their paths."""
-        (file,) = self._entry.files
-        text = (self._directory / file.name).read_bytes().decode()
+        (file,) = self.entry.files
+        text = (self.directory / file.name).read_bytes().decode()
         # Characters are counted, because a cut inside a character is not valid UTF-8.
         border = int(len(text) * ratio)
-        parts = {"train": text[:border], "val": text[border:]}
-        return {
-            split: self.receipt.write(f"{split}.txt", [part.encode()])
-            for split, part in parts.items()
-        }
+        paths = {}
+        for split, part in (("train", text[:border]), ("val", text[border:])):
+            paths[split] = self.receipt.write(EntryFile(name=f"{split}.txt"), [part.encode()])
+        return paths
 
 
 def _urls(remote: RemoteFile, mirror: Any) -> tuple[str, ...]:
@@ -315,36 +293,3 @@ def _urls(remote: RemoteFile, mirror: Any) -> tuple[str, ...]:
         return (mirror,)
     path = f"{parts.path.rstrip('/')}/{quote(remote.name)}"
     return (urlunsplit(parts._replace(path=path)),)
-
-
-def _unpacked_files(remote: RemoteFile, source: Path) -> dict[str, Path]:
-    """Return the files of `remote` by name, if `source` holds all of them unpacked."""
-    # The file as upstream has it is preferred, because its SHA-256 is known more often.
-    if source.is_file() or (source / remote.name).is_file():
-        return {}
-    found: dict[str, Path] = {}
-    for file in remote.files:
-        for name in _unpacked_names(file):
-            if (source / name).is_file():
-                found.setdefault(file.name, source / name)
-    return found if len(found) == len(remote.files) else {}
-
-
-def _unpacked_names(file: EntryFile) -> list[str]:
-    """Return the names that a copy may have: with or without folders, or as a fetch writes it."""
-    return [name for name in (file.member, Path(file.member).name, file.name) if name]
-
-
-def _local_file(remote: RemoteFile, source: Path) -> Path:
-    """Return the copy of `remote` on disk; raise FetchError if the directory has none."""
-    if source.is_file():
-        return source
-    if (source / remote.name).is_file():
-        return source / remote.name
-    names = [remote.name, *(name for file in remote.files for name in _unpacked_names(file))]
-    found = sorted(each.name for each in source.iterdir() if not each.name.startswith("."))
-    existing = ", ".join(found[:5]) or "nothing"
-    raise FetchError(
-        f"{source} does not hold {remote.name} or the files in it; looked for "
-        f"{', '.join(dict.fromkeys(names))}. It holds {existing}."
-    )

@@ -8,29 +8,34 @@
             CSV files with a header (`question,choice0,…,answer`, the answer is a number from 0),
             and the Parquet files of the Hub, per subject or all in one file
 
-All three return examples with the keys that `penstock.catalog.tasks` describes.
+All three return examples with the same four keys, so examples of different sets can be mixed in
+one batch:
+
+    {"question": "Which gas do plants take in?",
+     "choices":  ["oxygen", "carbon dioxide", "neon"],     # [] if there are no choices
+     "answer":   "B",                                      # a letter, or the answer itself
+     "messages": [{"role": "user", "content": …}, {"role": "assistant", "content": "B"}]}
+
+Files are looked for in `directory` if it is given. Otherwise they are looked for in `data/NAME`,
+where `penstock fetch NAME` puts them, and then in `~/.cache/penstock/NAME` (or
+`$PENSTOCK_CACHE/NAME`). Nothing is downloaded.
 """
 
+import csv
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from penstock.catalog.tasks import (
-    PathLike,
-    TaskRow,
-    check_name,
-    choice_example,
-    example,
-    find_files,
-    read_rows,
-)
 from penstock.errors import SourceError
 
-__all__ = ["MMLU_SUBJECTS", "ARCDataLoader", "GSM8KDataLoader", "MMLUDataLoader"]
-
+_LETTERS = "ABCDEFGHIJ"
 _ARC_SUBSETS = ("ARC-Easy", "ARC-Challenge")
 _ARC_SPLITS = {"train": "Train", "validation": "Dev", "test": "Test"}  # our names: AI2's names
 _SOLUTION_MARK = "####"  # precedes the final number of a solution
 
-MMLU_SUBJECTS = tuple(
+_MMLU_SUBJECTS = tuple(
     """
     abstract_algebra anatomy astronomy business_ethics clinical_knowledge college_biology
     college_chemistry college_computer_science college_mathematics college_medicine
@@ -47,71 +52,126 @@ MMLU_SUBJECTS = tuple(
     virology world_religions
     """.split()  # noqa: SIM905  (one name per line would take 57)
 )
-"""The subjects of MMLU, under their upstream names."""
-
 # Our names, and the names in the authors' CSV files.
 _MMLU_SPLITS = {"auxiliary_train": "", "dev": "dev", "validation": "val", "test": "test"}
 # Column names that CSV headers use.
 _MMLU_QUESTION, _MMLU_ANSWER = ("question", "input"), ("answer", "target")
 
+PathLike = str | os.PathLike[str]
+Row = dict[str, Any]
+Example = dict[str, Any]
 
-class ARCDataLoader:
-    """Reads the examples of one split of ARC; see `penstock.catalog.tasks` for their keys.
 
-    Args:
-        subset: "ARC-Easy" or "ARC-Challenge".
-        split: "train", "validation" or "test". "Dev", AI2's name for validation, works too.
-        directory: Where the files are; `penstock.catalog.tasks` lists the default directories.
-    """
+class _QuestionSet:
+    """One split of a question set; a subclass knows its files and its rows."""
 
-    def __init__(
-        self, subset: str = "ARC-Easy", split: str = "train", directory: PathLike | None = None
-    ) -> None:
-        self.subset = check_name("subset of ARC", subset, _ARC_SUBSETS)
-        split = "validation" if split in ("Dev", "dev") else split
-        self.split = check_name("split of ARC", split, tuple(_ARC_SPLITS))
-        self.directory = directory
+    entry: str
+    row_is: str
+    subset = ""
+    split: str
+    directory: PathLike | None
 
-    def load_data(self) -> list[dict[str, Any]]:
-        """Return all examples, in the order of the file.
+    def load_data(self) -> list[Example]:
+        """Return all examples, in the order of the files.
 
         Raises:
             SourceError: the files are missing, or a row is malformed.
         """
+        found, skipped = [], False
+        files = self._find_files()
+        for path in files:
+            for where, row in _read_rows(path):
+                # The Hub's file of all subjects has a subject column; files of one have none.
+                if self.subset not in ("all", row.get("subject") or self.subset):
+                    skipped = True
+                    continue
+                try:
+                    found.append(self._example(row))
+                except (KeyError, TypeError) as error:
+                    raise SourceError(f"{where} is not {self.row_is}: it has no {error}.") from None
+                except ValueError as error:
+                    raise SourceError(f"{where} has {error}") from None
+        if skipped and not found:
+            raise SourceError(f"{files[0]} has no question of the subject {self.subset!r}.")
+        return found
+
+    def _find_files(self) -> list[Path]:
+        """Return the files for the first directory and the first pattern with a match."""
+        # Imported here: it imports NumPy, and a script that only names a question set needs none.
+        from penstock.store.files import cache_directory
+
+        directories = [Path("data") / self.entry, cache_directory() / self.entry]
+        if self.directory is not None:
+            directories = [Path(self.directory)]
+        patterns = self._patterns()
+        for each in directories:
+            # Patterns are ordered: upstream's own files first, then copies in other formats. Only
+            # one pattern is used, as two would read the same questions twice.
+            for pattern in patterns:
+                if found := sorted(path for path in each.glob(pattern) if path.is_file()):
+                    return found
+        wanted = " ".join(filter(None, (self.entry, self.subset, self.split)))
+        searched = " or ".join(map(str, directories))
+        raise SourceError(
+            f"{wanted} is not in {searched} (working directory: {Path.cwd()}); looked for "
+            f"{', '.join(dict.fromkeys(patterns))}. Fetch it with: penstock fetch {self.entry}; "
+            "or pass its directory as directory=."
+        )
+
+    def _patterns(self) -> list[str]:
+        raise NotImplementedError
+
+    def _example(self, row: Row) -> Example:
+        """Return the example of a row; raise KeyError, or ValueError with what the row has."""
+        raise NotImplementedError
+
+
+class ARCDataLoader(_QuestionSet):
+    """Reads the examples of one split of ARC, with the keys question, choices, answer, messages.
+
+    Args:
+        subset: "ARC-Easy" or "ARC-Challenge".
+        split: "train", "validation" or "test". "Dev", AI2's name for validation, works too.
+        directory: Where the files are; by default `data/arc`, then the cache directory.
+    """
+
+    entry, row_is = "arc", "a question of ARC"
+
+    def __init__(
+        self, subset: str = "ARC-Easy", split: str = "train", directory: PathLike | None = None
+    ) -> None:
+        self.subset = _check_name("subset of ARC", subset, _ARC_SUBSETS)
+        split = "validation" if split in ("Dev", "dev") else split
+        self.split = _check_name("split of ARC", split, _ARC_SPLITS)
+        self.directory = directory
+
+    def _patterns(self) -> list[str]:
         name, split = self.subset, self.split
         original = f"{name}-{_ARC_SPLITS[split]}.jsonl"
-        patterns = [original, f"{name}/{original}", f"*/{name}/{original}"]
-        # Three names of the same file: from `penstock fetch`, in the Hub's repository, and in the
-        # Hub's own conversion to Parquet.
-        patterns += [f"{name}-{split}.parquet", f"{name}/{split}-*.parquet"]
-        patterns += [f"{name}/{split}/*.parquet"]
-        files = find_files("arc", patterns, self.directory, f"{name} {split}")
-        return [_arc_example(row) for path in files for row in read_rows(path)]
+        # Three names of the same Parquet file: from `penstock fetch`, in the Hub's repository, and
+        # in the Hub's own conversion to Parquet.
+        parquet = [f"{name}-{split}.parquet", f"{name}/{split}-*.parquet"]
+        parquet += [f"{name}/{split}/*.parquet"]
+        return [original, f"{name}/{original}", f"*/{name}/{original}", *parquet]
 
-
-def _arc_example(row: TaskRow) -> dict[str, Any]:
-    try:
-        question, right = row.values["question"], row.values["answerKey"]
+    def _example(self, row: Row) -> Example:
+        question, right = row["question"], row["answerKey"]
         # AI2 stores the choices inside the question, the Hub beside it.
         if isinstance(question, dict):
             choices = [each["text"] for each in question["choices"]]
             labels = [each["label"] for each in question["choices"]]
             question = question["stem"]
         else:
-            choices, labels = row.values["choices"]["text"], row.values["choices"]["label"]
-    except (KeyError, TypeError) as error:
-        raise SourceError(f"{row.where} is not a question of ARC: it has no {error}.") from None
-    # Labels are A to E in most rows, 1 to 4 in a few; the answer uses the row's own labels.
-    if right not in labels:
-        raise SourceError(
-            f"{row.where} has the choices {', '.join(map(str, labels))}, but marks {right!r} as "
-            "right."
-        )
-    return choice_example(question, choices, labels.index(right), where=row.where)
+            choices, labels = row["choices"]["text"], row["choices"]["label"]
+        # Labels are A to E in most rows, 1 to 4 in a few; the answer uses the row's own labels.
+        if right not in labels:
+            listed = ", ".join(map(str, labels))
+            raise ValueError(f"the choices {listed}, but marks {right!r} as right.")
+        return _choice_example(question, choices, labels.index(right))
 
 
-class GSM8KDataLoader:
-    """Reads the examples of one split of GSM8K; see `penstock.catalog.tasks` for their keys.
+class GSM8KDataLoader(_QuestionSet):
+    """Reads the examples of one split of GSM8K, with the keys question, choices, answer, messages.
 
     `answer` is the final number of the solution, without commas. The assistant's message is the
     whole solution as published, including calculations in `<<…>>` and `####`. There are no
@@ -119,81 +179,51 @@ class GSM8KDataLoader:
 
     Args:
         split: "train" or "test".
-        directory: Where the files are; `penstock.catalog.tasks` lists the default directories.
+        directory: Where the files are; by default `data/gsm8k`, then the cache directory.
     """
 
+    entry, row_is = "gsm8k", "a problem of GSM8K"
+
     def __init__(self, split: str = "train", directory: PathLike | None = None) -> None:
-        self.split = check_name("split of GSM8K", split, ("train", "test"))
+        self.split = _check_name("split of GSM8K", split, ("train", "test"))
         self.directory = directory
 
-    def load_data(self) -> list[dict[str, Any]]:
-        """Return all examples, in the order of the file.
-
-        Raises:
-            SourceError: the files are missing, or a row is malformed.
-        """
+    def _patterns(self) -> list[str]:
         split = self.split
-        patterns = [f"{split}.jsonl", f"grade_school_math/data/{split}.jsonl"]
-        # Three names of the same file: in the Hub's repository, the same without its folder, and in
-        # the Hub's own conversion to Parquet.
-        patterns += [f"main/{split}-*.parquet", f"{split}-*.parquet", f"main/{split}/*.parquet"]
-        files = find_files("gsm8k", patterns, self.directory, f"GSM8K {split}")
-        return [_gsm8k_example(row) for path in files for row in read_rows(path)]
+        # Three names of the same Parquet file: in the Hub's repository, the same without its
+        # folder, and in the Hub's own conversion to Parquet.
+        parquet = [f"main/{split}-*.parquet", f"{split}-*.parquet", f"main/{split}/*.parquet"]
+        return [f"{split}.jsonl", f"grade_school_math/data/{split}.jsonl", *parquet]
+
+    def _example(self, row: Row) -> Example:
+        question, solution = row["question"], row["answer"]
+        _, mark, number = str(solution).rpartition(_SOLUTION_MARK)
+        if not mark:
+            raise ValueError(f"a solution without {_SOLUTION_MARK}, which precedes the number.")
+        return _as_example(question, number.strip().replace(",", ""), question, solution)
 
 
-def _gsm8k_example(row: TaskRow) -> dict[str, Any]:
-    try:
-        question, solution = row.values["question"], row.values["answer"]
-    except (KeyError, TypeError) as error:
-        raise SourceError(f"{row.where} is not a problem of GSM8K: it has no {error}.") from None
-    _, mark, number = (
-        solution.rpartition(_SOLUTION_MARK) if isinstance(solution, str) else ("", "", "")
-    )
-    if not mark:
-        raise SourceError(
-            f"{row.where} has a solution without {_SOLUTION_MARK}, which must precede its final "
-            "number."
-        )
-    return example(question, number.strip().replace(",", ""), question, solution)
-
-
-class MMLUDataLoader:
-    """Reads the examples of one split of MMLU; see `penstock.catalog.tasks` for their keys.
+class MMLUDataLoader(_QuestionSet):
+    """Reads the examples of one split of MMLU, with the keys question, choices, answer, messages.
 
     Args:
         subset: A subject, or "all".
         split: "auxiliary_train" (only with subset="all"), "dev", "validation" or "test".
-        directory: Where the files are; `penstock.catalog.tasks` lists the default directories.
+        directory: Where the files are; by default `data/mmlu`, then the cache directory.
     """
+
+    entry, row_is = "mmlu", "a question of MMLU"
 
     def __init__(
         self, subset: str = "all", split: str = "test", directory: PathLike | None = None
     ) -> None:
-        self.subset = check_name("subject of MMLU", subset, (*MMLU_SUBJECTS, "all"))
-        self.split = check_name("split of MMLU", split, tuple(_MMLU_SPLITS))
+        self.subset = _check_name("subject of MMLU", subset, (*_MMLU_SUBJECTS, "all"))
+        self.split = _check_name("split of MMLU", split, _MMLU_SPLITS)
         if split == "auxiliary_train" and subset != "all":
             raise SourceError(
                 f'auxiliary_train is not divided into subjects; got {subset!r}. Use subset="all".'
             )
         self.directory = directory
-
-    def load_data(self) -> list[dict[str, Any]]:
-        """Return all examples, in the order of the files.
-
-        Raises:
-            SourceError: the files are missing, or a row is malformed.
-        """
-        wanted = f"MMLU {self.subset} {self.split}"
-        files = find_files("mmlu", self._patterns(), self.directory, wanted)
-        rows = [row for path in files for row in _without_header(list(read_rows(path)))]
-        # The Hub's file of all subjects has a subject column; files of one subject have none.
-        if self.subset != "all":
-            rows = [
-                row for row in rows if (row.values.get("subject") or self.subset) == self.subset
-            ]
-            if not rows:
-                raise SourceError(f"{files[0]} has no question of the subject {self.subset!r}.")
-        return [_mmlu_example(row) for row in rows]
 
     def _patterns(self) -> list[str]:
         name, split, short = self.subset, self.split, _MMLU_SPLITS[self.split]
@@ -206,40 +236,108 @@ class MMLUDataLoader:
         parquet = [f"{name}/{split}-*.parquet", f"{name}/{split}/*.parquet"]
         return [*tables, *parquet, f"all/{split}-*.parquet", f"all-{split}.parquet"]
 
-
-def _without_header(rows: list[TaskRow]) -> list[TaskRow]:
-    """Return CSV rows as dicts of question, choices and answer, without the header."""
-    if not rows or isinstance(rows[0].values, dict):
-        return rows
-    # The authors' files have no header. A header is recognised by its first and its last cell,
-    # because the text of a question could be just "question".
-    first = [cell.strip().lower() for cell in rows[0].values]
-    has_header = first[0] in _MMLU_QUESTION and first[-1] in _MMLU_ANSWER
-    found = []
-    for values, where in rows[1:] if has_header else rows:
-        if len(values) != len(first) or len(values) < 4:
-            raise SourceError(
-                f"{where} has {len(values)} cells, but the first row has {len(first)}."
-            )
-        question, *choices, answer = values
-        found.append(TaskRow({"question": question, "choices": choices, "answer": answer}, where))
-    return found
-
-
-def _mmlu_example(row: TaskRow) -> dict[str, Any]:
-    values = row.values
-    # The Hub's auxiliary_train has each question inside a struct called "train".
-    if set(values) == {"train"}:
-        values = values["train"]
-    try:
+    def _example(self, row: Row) -> Example:
+        # The Hub's auxiliary_train has each question inside a struct called "train".
+        values = row["train"] if set(row) == {"train"} else row
         question, choices, given = values["question"], values["choices"], values["answer"]
-    except KeyError as error:
-        raise SourceError(f"{row.where} is not a question of MMLU: it has no {error}.") from None
-    answer = str(given).strip().upper()
-    if not answer.isdecimal() and (len(answer) != 1 or not "A" <= answer <= "J"):
+        answer = str(given).strip().upper()
+        if not answer.isdecimal() and (len(answer) != 1 or answer not in _LETTERS):
+            raise ValueError(f"the answer {given!r}; an answer must be a letter or a number.")
+        # Numbers count from 0, so "1" and "B" are the same choice.
+        right = int(answer) if answer.isdecimal() else _LETTERS.index(answer)
+        return _choice_example(question, choices, right)
+
+
+def _check_name(what: str, name: str, names: Sequence[str] | dict[str, str]) -> str:
+    if name not in names:
+        raise SourceError(f"{name!r} is not a {what}; choose from {', '.join(names)}.")
+    return name
+
+
+def _choice_example(question: str, choices: Sequence[str], right: int) -> Example:
+    """Return an example whose choices are lettered from A, whatever their labels upstream."""
+    if not 0 <= right < len(choices) <= len(_LETTERS):
+        raise ValueError(f"{len(choices)} choices, but marks number {right + 1} as right.")
+    # Upstream uses A to E, 1 to 4 or 0 to 3; one scheme lets a model learn a single format.
+    listed = "\n".join(f"{_LETTERS[n]}. {choice}" for n, choice in enumerate(choices))
+    asked = f"{question}\n\n{listed}\n\nAnswer with the letter of the right choice."
+    return _as_example(question, _LETTERS[right], asked, _LETTERS[right], choices)
+
+
+def _as_example(
+    question: str, answer: str, asked: str, replied: str, choices: Sequence[str] = ()
+) -> Example:
+    """Return an example: `asked` is the user's message, `replied` the assistant's."""
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": replied}]
+    return {"question": question, "choices": list(choices), "answer": answer, "messages": messages}
+
+
+def _read_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Yield the rows of a JSON Lines, Parquet or CSV file, each with its location for messages.
+
+    Raises:
+        SourceError: the file is damaged; the message says where.
+    """
+    # Everything else is taken as JSON Lines: the patterns name .jsonl, .parquet and .csv only.
+    readers = {".parquet": _parquet_rows, ".csv": _csv_rows}
+    try:
+        yield from readers.get(path.suffix, _json_rows)(path)
+    except UnicodeDecodeError as error:
         raise SourceError(
-            f"{row.where} has the answer {given!r}; an answer must be a letter or a number."
-        )
-    # Numbers count from 0, so "1" and "B" are the same choice.
-    right = int(answer) if answer.isdecimal() else ord(answer) - ord("A")
-    return choice_example(question, choices, right, where=row.where)
+            f"{path} is not UTF-8 ({error.reason}). Convert it, or decompress it."
+        ) from None
+
+
+def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    # newline="\n": other line separators, such as U+2028, may be inside a JSON string.
+    with path.open(encoding="utf-8-sig", newline="\n") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number:,}"
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise SourceError(f"{where} is not JSON: {error}.") from None
+            if not isinstance(row, dict):
+                raise SourceError(
+                    f"{where} holds a {type(row).__name__}, but a row must be a JSON object."
+                )
+            yield where, row
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as opened:
+            rows = (row for batch in opened.iter_batches() for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                yield f"{path}, row {number:,}", row
+    except (ArrowException, OSError) as error:
+        raise SourceError(f"{path} cannot be read as Parquet: {error}") from error
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Yield rows of a question, any number of choices and an answer, without the header."""
+    width = 0
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.reader(lines, strict=True)
+        try:
+            for cells in filter(None, reader):  # csv yields [] for a blank line
+                where = f"{path}, line {reader.line_num:,}"
+                is_first, width = not width, width or len(cells)
+                # The authors' files have no header. A header is recognised by its first and its
+                # last cell, because the text of a question could be just "question".
+                first, last = (cells[number].strip().lower() for number in (0, -1))
+                if is_first and first in _MMLU_QUESTION and last in _MMLU_ANSWER:
+                    continue
+                if len(cells) != width or width < 4:
+                    raise SourceError(
+                        f"{where} has {len(cells)} cells, but the first row has {width}."
+                    )
+                question, *choices, answer = cells
+                yield where, {"question": question, "choices": choices, "answer": answer}
+        except csv.Error as error:
+            raise SourceError(f"{path}, line {reader.line_num:,} is not CSV: {error}.") from None

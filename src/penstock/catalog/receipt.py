@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from penstock.catalog.entries import EntryFile
 from penstock.errors import FetchError, StoreBusyError
 from penstock.store.files import digest_file, sync_directory, write_file
 from penstock.store.lock import locked
-
-__all__ = ["Receipt", "wait_for_lock"]
 
 # A fetch has a timeout of 30 s, so it writes something at least that often. A fetch that writes
 # nothing for twice that time hangs.
@@ -35,55 +34,31 @@ class Receipt:
             files = json.loads(self._path.read_bytes())["files"]
             self._digests = {str(name): str(digest) for name, digest in files.items()}
 
-    def has(self, name: str, *, num_bytes: int | None, sha256: str | None) -> bool:
+    def has(self, file: EntryFile) -> bool:
         """Return whether the right file is in the directory.
 
         Raises:
             FetchError: a different file has its name.
         """
-        path = self._directory / name
+        path = self._directory / file.name
         if not path.exists():
             return False
         # The size first: it costs nothing, while a digest reads the whole file.
-        if num_bytes is not None and path.stat().st_size != num_bytes:
+        if file.num_bytes is not None and path.stat().st_size != file.num_bytes:
             raise _occupied(path)
-        expected = sha256 or self._digests.get(name)
+        expected = file.sha256 or self._digests.get(file.name)
         if expected is None:
             # There is no SHA-256 to compare, so the size decides. If the size is unknown too, the
             # file is fetched again and compared.
-            return num_bytes is not None
+            return file.num_bytes is not None
         if digest_file(path) != expected:
             raise _occupied(path)
         return True
 
-    def add(self, name: str, sha256: str) -> None:
-        """Record a file; the receipt is on disk when this returns."""
-        if self._digests.get(name) == sha256:
-            return
-        self._digests[name] = sha256
-        # The entry is added after the rename. A kill in between leaves a file without an entry, and
-        # the next fetch recognises it by its checksum.
-        receipt = {"files": dict(sorted(self._digests.items()))}
-        write_file(self._path, [json.dumps(receipt, indent=1).encode()])
-        sync_directory(self._directory)
+    def write(self, file: EntryFile, pieces: Iterable[bytes], source: str = "") -> Path:
+        """Write `pieces` to `file` and record it; return its path.
 
-    def write(
-        self,
-        name: str,
-        pieces: Iterable[bytes],
-        *,
-        num_bytes: int | None = None,
-        sha256: str | None = None,
-        source: str = "",
-    ) -> Path:
-        """Write `pieces` to the file `name` and record it; return its path.
-
-        Args:
-            name: The name in the directory.
-            pieces: The contents.
-            num_bytes: The right length, if known.
-            sha256: The right SHA-256, if known.
-            source: Where the pieces come from, for messages.
+        `source` says in messages where the pieces come from.
 
         Raises:
             FetchError: the contents are not the right ones, or the name belongs to a file of
@@ -91,14 +66,16 @@ class Receipt:
         """
         # The file is written and checked under another name, so a wrong file never has the right
         # name.
-        new = self.temporary(name)
+        new = self.temporary(file.name)
         size, found = write_file(new, pieces)
         try:
-            if num_bytes is not None and size != num_bytes:
-                raise FetchError(f"{source} has {size:,} bytes, but {num_bytes:,} are expected.")
-            if sha256 is not None and found != sha256:
-                raise FetchError(f"{source} has SHA-256 {found}, but {sha256} is expected.")
-            return self.move(name, found)
+            if size != (file.num_bytes or size):
+                raise FetchError(
+                    f"{source} has {size:,} bytes, but {file.num_bytes:,} are expected."
+                )
+            if found != (file.sha256 or found):
+                raise FetchError(f"{source} has SHA-256 {found}, but {file.sha256} is expected.")
+            return self.move(file.name, found)
         finally:
             new.unlink(missing_ok=True)
 
@@ -107,7 +84,7 @@ class Receipt:
         return self._directory / f".{name}.new"
 
     def move(self, name: str, sha256: str) -> Path:
-        """Give the temporary file its name, and record it; return its path.
+        """Give the temporary file its name, and record it on disk; return its path.
 
         Raises:
             FetchError: the name belongs to a file of the user.
@@ -123,7 +100,13 @@ class Receipt:
         else:
             new.replace(path)
             sync_directory(self._directory)
-        self.add(name, sha256)
+        if self._digests.get(name) != sha256:
+            self._digests[name] = sha256
+            # The entry is added after the rename. A kill in between leaves a file without an entry,
+            # and the next fetch recognises it by its checksum.
+            receipt = {"files": dict(sorted(self._digests.items()))}
+            write_file(self._path, [json.dumps(receipt, indent=1).encode()])
+            sync_directory(self._directory)
         return path
 
 

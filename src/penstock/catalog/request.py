@@ -8,7 +8,6 @@ be a signature. Proxies come from the environment (`https_proxy`, `no_proxy`).
 import base64
 import email.utils
 import http.client
-import queue
 import re
 import ssl
 import threading
@@ -16,14 +15,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from penstock import __version__
 from penstock.errors import FetchError
-
-__all__ = ["RequestFailure", "connection_failure", "hub_metadata", "open_url", "shown_url"]
 
 _AGENT = f"penstock/{__version__} (+https://pypi.org/project/penstock)"
 # Timeouts, rate limits and overload, which may be over a few seconds later.
@@ -111,16 +110,9 @@ def hub_metadata(url: str, seconds: float) -> tuple[int | None, str | None]:
     constants.HF_HUB_DISABLE_TELEMETRY = True
     try:
         # The catalog's files are public, so the user's token is not sent.
-        found = _by_deadline(
-            lambda: get_hf_file_metadata(
-                url,
-                token=False,
-                timeout=seconds,
-                library_name="penstock",
-                library_version=__version__,
-            ),
-            seconds,
-        )
+        library = {"library_name": "penstock", "library_version": __version__}
+        ask = partial(get_hf_file_metadata, url, token=False, timeout=seconds, **library)
+        found = _by_deadline(ask, seconds)
     except OfflineModeIsEnabled:
         raise RequestFailure("HF_HUB_OFFLINE is set; unset it to download") from None
     except HfHubHTTPError as error:
@@ -139,23 +131,17 @@ def _by_deadline(call: Callable[[], Any], seconds: float) -> Any:
     A socket's timeout limits one read only: a server that sends header after header would never
     time out. A call that is late continues in its daemon thread, and its result is dropped.
     """
-    outcome: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+    outcome: Future[Any] = Future()
 
     def run() -> None:
         try:
-            outcome.put((call(), None))
+            outcome.set_result(call())
         except Exception as error:  # noqa: BLE001  (raised in the calling thread)
-            outcome.put((None, error))
+            outcome.set_exception(error)
 
     # A daemon, so that a late call does not keep the interpreter from exiting.
     threading.Thread(target=run, daemon=True).start()
-    try:
-        value, error = outcome.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError from None
-    if error is not None:
-        raise error
-    return value
+    return outcome.result(timeout=seconds)
 
 
 def connection_failure(error: Exception, seconds: float) -> RequestFailure:

@@ -7,16 +7,17 @@ member is unpacked, and its CRC at the end.
 
 import gzip
 import stat
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 from penstock.catalog.download import ByteProgress
-from penstock.catalog.entries import EntryFile
+from penstock.catalog.entries import EntryFile, Packing
 from penstock.errors import FetchError
-
-__all__ = ["copied", "gunzipped", "unzipped"]
 
 _BLOCK_BYTES = 1 << 20
 # Text becomes 3 to 5 times smaller when it is compressed. A file that becomes 100 times smaller is
@@ -26,62 +27,48 @@ _MAX_EXPANSION = 100
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, gzip.BadGzipFile)
 
 
-def copied(path: Path, file: EntryFile, progress: ByteProgress) -> Iterator[bytes]:
-    """Yield the contents of a file that is not packed."""
+def unpacked(
+    path: Path, packing: Packing, file: EntryFile, progress: ByteProgress
+) -> Iterator[bytes]:
+    """Yield the contents of `file`, which `path` holds: packed, or as they are.
+
+    Raises:
+        FetchError: the file is missing in the archive, damaged, or longer than it may be.
+    """
     size, done = path.stat().st_size, 0
-    with path.open("rb") as stream:
-        while piece := stream.read(_BLOCK_BYTES):
-            done += len(piece)
-            progress(done, size)
-            yield piece
-
-
-def unzipped(archive: Path, file: EntryFile, progress: ByteProgress) -> Iterator[bytes]:
-    """Yield the contents of one member of a .zip archive.
-
-    Raises:
-        FetchError: the member is missing, damaged, or not a regular file of the right size.
-    """
     try:
-        with zipfile.ZipFile(archive) as opened:
-            member = _member(opened, archive, file)
-            with opened.open(member) as stream:
-                done = 0
-                while piece := stream.read(_BLOCK_BYTES):
-                    done += len(piece)
-                    # Only the size in the header was checked; a longer body would bypass that
-                    # check.
-                    if done > member.file_size:
-                        raise FetchError(
-                            f"{archive}: {file.member} is longer than its header says."
-                        )
-                    progress(done, member.file_size)
-                    yield piece
-    except _DAMAGED as error:
-        raise _damaged(archive, file.member, error) from error
-
-
-def gunzipped(archive: Path, file: EntryFile, progress: ByteProgress) -> Iterator[bytes]:
-    """Yield the contents of a .gz file, with all its members.
-
-    Raises:
-        FetchError: it is truncated, damaged, or longer than the expected size.
-    """
-    size = archive.stat().st_size
-    # Small files may be compressed more, so 16 MiB are always allowed.
-    limit = file.num_bytes or max(1 << 24, _MAX_EXPANSION * size)
-    done = 0
-    try:
-        with archive.open("rb") as raw, gzip.GzipFile(fileobj=raw) as stream:
+        with ExitStack() as stack:
+            raw = stack.enter_context(path.open("rb"))
+            stream: IO[bytes] | gzip.GzipFile = raw
+            limit = sys.maxsize
+            if packing == "zip":
+                opened = stack.enter_context(zipfile.ZipFile(raw))
+                member = _member(opened, path, file)
+                stream = stack.enter_context(opened.open(member))
+                # The header was checked; a body that is longer would bypass that check.
+                size = limit = member.file_size
+            elif packing == "gzip":
+                stream = stack.enter_context(gzip.GzipFile(fileobj=raw))
+                limit = _limit(file, size)
             while piece := stream.read(_BLOCK_BYTES):
                 done += len(piece)
                 if done > limit:
-                    raise FetchError(f"{archive} unpacks to more than {limit:,} bytes.")
-                # The unpacked size is not known, so progress counts the bytes of the archive.
-                progress(raw.tell(), size)
+                    raise FetchError(
+                        f"{path}: {file.member or file.name} unpacks to more than {limit:,} bytes."
+                    )
+                # The unpacked size of a .gz is not known: progress counts bytes of the archive.
+                progress(raw.tell() if packing == "gzip" else done, size)
                 yield piece
     except _DAMAGED as error:
-        raise _damaged(archive, file.name, error) from error
+        raise FetchError(
+            f"{path} is damaged: {file.member or file.name} cannot be unpacked ({error}). Delete "
+            "the archive and fetch it again."
+        ) from error
+
+
+def _limit(file: EntryFile, packed_bytes: int) -> int:
+    # Small files may be compressed more, so 16 MiB are always allowed.
+    return file.num_bytes or max(1 << 24, _MAX_EXPANSION * packed_bytes)
 
 
 def _member(opened: zipfile.ZipFile, archive: Path, file: EntryFile) -> zipfile.ZipInfo:
@@ -93,8 +80,7 @@ def _member(opened: zipfile.ZipFile, archive: Path, file: EntryFile) -> zipfile.
             f"{archive} must hold {file.member} once, but holds it {len(found)} times. It holds "
             f"{names}."
         )
-    member = found[0]
-    limit = file.num_bytes or max(1 << 24, _MAX_EXPANSION * member.compress_size)
+    member, limit = found[0], _limit(file, found[0].compress_size)
     # The upper 16 bits of external_attr are the Unix mode; bit 0 of flag_bits is encryption.
     if member.is_dir() or stat.S_ISLNK(member.external_attr >> 16) or member.flag_bits & 1:
         raise FetchError(f"{archive}: {file.member} is a link, a directory or encrypted.")
@@ -104,10 +90,3 @@ def _member(opened: zipfile.ZipFile, archive: Path, file: EntryFile) -> zipfile.
             f"{limit:,} are allowed."
         )
     return member
-
-
-def _damaged(archive: Path, name: str, error: Exception) -> FetchError:
-    return FetchError(
-        f"{archive} is damaged: {name} cannot be unpacked ({error}). Delete the archive and fetch "
-        "it again."
-    )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.check.sample import FileSample, add_hints, read_sample, text_bytes
+from penstock.cli.units import number_of
 from penstock.errors import PenstockError
 from penstock.sources.listing import InputFile, list_files
 from penstock.sources.settings import ReadSettings, Texts
@@ -26,16 +27,6 @@ if TYPE_CHECKING:
 
     from penstock.store.reader import TokenStore
 
-__all__ = ["CHECKS", "CheckReport", "CheckSettings", "Finding", "check"]
-
-CHECKS = (
-    "File Existence",
-    "Single Dataset",
-    "DataLoader",
-    "Tokenization Quality",
-    "Performance",
-    "Preprocessing",
-)
 # The limit of the script that `penstock check` replaces.
 MIN_TOKENS_PER_SECOND = 100_000
 _MAX_ROUND_TRIPS = 1_000
@@ -101,22 +92,17 @@ def check(
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         run.folder = Path(folder)
-        # The steps run in the order of the lines that `penstock check` prints.
-        for name, step in zip(CHECKS, run.steps, strict=True):
-            findings.append(_finding(name, step, findings))
+        for name, step in _STEPS.items():
+            # Later checks need the store that the first three make.
+            failed = [each.name for each in findings[:3] if not each.passed]
+            try:
+                if failed:
+                    raise _CheckFailedError(f"not tried, because {failed[0]} failed")
+                findings.append(Finding(name, True, step(run)))
+            except (_CheckFailedError, PenstockError, OSError) as error:
+                # A finding is one line, and messages of penstock may have several.
+                findings.append(Finding(name, False, " ".join(str(error).split())))
     return CheckReport(run.files, findings, time.monotonic() - begun)
-
-
-def _finding(name: str, step: Callable[[], str], earlier: list[Finding]) -> Finding:
-    """Run one check. It fails at once if one of the first three failed: it needs their store."""
-    failed = [each.name for each in earlier[:3] if not each.passed]
-    if failed:
-        return Finding(name, False, f"not tried, because {failed[0]} failed")
-    try:
-        return Finding(name, True, step())
-    except (_CheckFailedError, PenstockError, OSError) as error:
-        # A finding is one line, and messages of penstock may have several.
-        return Finding(name, False, " ".join(str(error).split()))
 
 
 class _Run:
@@ -127,50 +113,44 @@ class _Run:
     def __init__(self, files: list[FileSample], settings: CheckSettings) -> None:
         self.files = files
         self._settings = settings
-        self._inputs: dict[str, InputFile] = {}
-        self.steps = (
-            self._check_existence,
-            self._check_documents,
-            self._check_batches,
-            self._check_quality,
-            self._check_speed,
-            self._check_building,
-        )
+        self._inputs: list[InputFile] = []
 
     @property
     def _texts(self) -> list[bytes]:
         return [text for file in self.files for text in file.texts]
 
-    def _check_existence(self) -> str:
+    def check_existence(self) -> str:
+        """All files exist and have contents."""
         if not self.files:
             raise _CheckFailedError("no file was named")
+        errors = []
         for file in self.files:
             try:
-                file.error = self._list(file)
-            except (PenstockError, OSError) as error:
-                file.error = str(error)
-        errors = [file.error for file in self.files if file.error]
+                self._inputs.append(self._list(file))
+            except (_CheckFailedError, PenstockError, OSError) as error:
+                errors.append(str(error))
         if errors:
             raise _CheckFailedError("; ".join(errors))
         total = sum(file.num_bytes for file in self.files)
-        files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
-        return f"{files}, {total:,} bytes"
+        return f"{number_of(len(self.files), 'file')}, {total:,} bytes"
 
-    def _list(self, file: FileSample) -> str | None:
-        """Fill in the size and the format of a file; returns what is wrong with it."""
+    def _list(self, file: FileSample) -> InputFile:
+        """Fill in the size and the format of a file."""
         path = Path(file.name)
         if "://" not in file.name and not path.exists():
-            return f"{file.name} does not exist (working directory: {Path.cwd()})"
+            raise _CheckFailedError(f"{file.name} does not exist (working directory: {Path.cwd()})")
         if path.is_dir():
-            return f"{file.name} is a directory; name the files in it"
+            raise _CheckFailedError(f"{file.name} is a directory; name the files in it")
         # The name of one file lists exactly one file; directories were refused above.
         (listed,) = list_files(file.name, self._settings.reading)
-        self._inputs[file.name] = listed
         file.num_bytes, file.format = listed.size, listed.format
         file.compression = listed.compression
-        return f"{file.name} is empty" if listed.size == 0 else None
+        if listed.size == 0:
+            raise _CheckFailedError(f"{file.name} is empty")
+        return listed
 
-    def _check_documents(self) -> str:
+    def check_documents(self) -> str:
+        """The sample is made of valid documents."""
         # Imported here: a missing file should not cost the import of torch and the tokenizers.
         from penstock.store.job import separators_of
         from penstock.tokenize.tokenizer import load_tokenizer
@@ -182,26 +162,21 @@ class _Run:
         reading = replace(
             reading, max_document_bytes=longest, separators=separators_of(self._tokenizer)
         )
-        for file in self.files:
-            budget = max(1, self._settings.sample_bytes // len(self.files))
-            read_sample(file, self._inputs[file.name], reading, budget)
+        budget = max(1, self._settings.sample_bytes // len(self.files))
+        for file, listed in zip(self.files, self._inputs, strict=True):
+            read_sample(file, listed, reading, budget)
             add_hints(file)
-            self._refuse_bad(file)
+            if file.rejects:
+                first, number = file.rejects[0], len(file.rejects)
+                raise _CheckFailedError(
+                    f"{file.name}: {number:,} of {number + len(file.texts):,} records are bad; the "
+                    f"first, {first.reason} ({first.detail}), is at offset {first.offset:,}"
+                )
+            if not file.texts:
+                raise _CheckFailedError(f"{file.name} holds no document, only blank records")
         sampled = sum(file.sample_bytes for file in self.files)
         part = "all of it" if all(file.whole for file in self.files) else "a sample"
         return f"{len(self._texts):,} documents in {sampled:,} bytes of text, {part}"
-
-    def _refuse_bad(self, file: FileSample) -> None:
-        if file.rejects:
-            first, number = file.rejects[0], len(file.rejects)
-            file.error = (
-                f"{file.name}: {number:,} of {number + len(file.texts):,} records are bad; the "
-                f"first, {first.reason} ({first.detail}), is at offset {first.offset:,}"
-            )
-        elif not file.texts:
-            file.error = f"{file.name} holds no document: nothing but blank records"
-        if file.error:
-            raise _CheckFailedError(file.error)
 
     def _build(self, name: str, copies: int = 1) -> "TokenStore":
         from penstock.store.build import build
@@ -216,7 +191,8 @@ class _Run:
 
         return iter(Loader(Windows(store, length), self._settings.batch_size))
 
-    def _check_batches(self) -> str:
+    def check_batches(self) -> str:
+        """A store and batches are made of the sample."""
         begun = time.monotonic()
         self.store = self._build("store")
         self._build_seconds = time.monotonic() - begun
@@ -232,7 +208,8 @@ class _Run:
         short = "" if length == self._settings.length else f", rows cut to {length:,} tokens"
         return f"inputs and targets {shape} {kind}, labels shifted by the loader{short}"
 
-    def _check_quality(self) -> str:
+    def check_quality(self) -> str:
+        """Documents are the same after encoding and decoding."""
         tokenizer, texts = self._tokenizer, self._texts
         # At most 1,000 documents, spread over the sample.
         step = max(1, len(texts) // _MAX_ROUND_TRIPS)
@@ -255,7 +232,8 @@ class _Run:
             f"({1 / per_token:.2f} tokens/byte) with {tokenizer.name}"
         )
 
-    def _check_speed(self) -> str:
+    def check_speed(self) -> str:
+        """Tokens are loaded fast enough."""
         from penstock.sources.document import binary_array
 
         texts = binary_array(self._texts)
@@ -287,7 +265,8 @@ class _Run:
                 break
         return done / (time.monotonic() - begun)
 
-    def _check_building(self) -> str:
+    def check_building(self) -> str:
+        """The store is intact, and the disk has room for all of it."""
         from penstock.store.verify import verify
 
         verify(self.store.path)
@@ -307,3 +286,15 @@ class _Run:
         if needed > free:
             raise _CheckFailedError(figures)
         return figures
+
+
+# In the order of the lines that `penstock check` prints.
+_STEPS: dict[str, Callable[[_Run], str]] = {
+    "File Existence": _Run.check_existence,
+    "Single Dataset": _Run.check_documents,
+    "DataLoader": _Run.check_batches,
+    "Tokenization Quality": _Run.check_quality,
+    "Performance": _Run.check_speed,
+    "Preprocessing": _Run.check_building,
+}
+CHECKS = tuple(_STEPS)

@@ -1,5 +1,7 @@
 """A sample of one file, and what is found in it."""
 
+from codecs import getincrementaldecoder
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
@@ -12,8 +14,6 @@ from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 from penstock.sources.splitters import splitter_for
 from penstock.sources.whole import file_rule
-
-__all__ = ["FileSample", "add_hints", "read_sample", "text_bytes"]
 
 _SHOWN_DOCUMENTS = 3
 _NUM_PARTS = 3
@@ -31,11 +31,10 @@ class FileSample:
     rejects: list[Reject] = field(default_factory=list)
     sample_bytes: int = 0
     """Bytes of text in the sample."""
-    documents: str | None = None
+    rule: str | None = None
     """The document rule of a text file, as in `documents=`; never "auto"."""
     whole: bool = False
     """Whether the sample is the whole file."""
-    error: str | None = None
     hints: list[str] = field(default_factory=list)
 
     @property
@@ -49,7 +48,7 @@ def read_sample(file: FileSample, listed: InputFile, reading: ReadSettings, budg
     is_text = listed.format == "text"
     if is_text and reading.documents == "auto":
         reading = replace(reading, documents=file_rule(listed, reading))
-    file.documents = reading.documents if is_text else None
+    file.rule = reading.documents if is_text else None
     if is_text and reading.documents == "file":
         file.texts, file.whole = _document_parts(listed, reading, budget)
         file.sample_bytes = sum(map(len, file.texts))
@@ -89,12 +88,9 @@ def _document_parts(
     # A compressed file has to be read in order, and a small file may be read at once.
     whole = listed.compression is None and listed.size <= budget
     if listed.compression or whole:
-        expanded = Expanded(listed, reading.max_expansion)
-        try:
+        with closing(Expanded(listed, reading.max_expansion)) as expanded:
             found = [(0, expanded.read(budget))]
             whole = not expanded.read(1)  # one more byte shows whether the budget was enough
-        finally:
-            expanded.close()
     else:
         # Three parts of equal size: the first at 0, the last at the end of the file.
         size = budget // _NUM_PARTS
@@ -110,7 +106,7 @@ def _read_at(stream: BinaryIO, start: int, size: int) -> bytes:
     stream.seek(start)
     # Remote files may return less than was asked for.
     data = b""
-    while len(data) < size and (more := stream.read(size - len(data))):
+    while more := stream.read(size - len(data)):
         data += more
     return data
 
@@ -121,19 +117,15 @@ def _decoded(listed: InputFile, start: int, data: bytes, reading: ReadSettings) 
     # 0b10xxxxxx continues a character that began before this part.
     while start and lead < min(3, len(data)) and data[lead] & 0xC0 == 0x80:
         lead += 1
-    data = data[lead:]
-    is_cut = listed.compression is not None or start + lead + len(data) < listed.size
+    # A part may be cut inside a character, which is no error of the file: the decoder keeps an
+    # incomplete character at the end for itself.
+    at_end = listed.compression is None and start + len(data) == listed.size
+    decoder = getincrementaldecoder("utf-8")(reading.errors)
     try:
-        data.decode()
+        return decoder.decode(data[lead:], final=at_end).encode()
     except UnicodeDecodeError as error:
-        # The part was cut inside a character, which is no error of the file.
-        if is_cut and error.reason == "unexpected end of data":
-            return data[: error.start]
-        if reading.errors == "strict":
-            at = start + lead + error.start
-            raise SourceError(f"{listed.name} is not UTF-8 at byte {at:,}") from None
-        data = data.decode(errors="replace").encode()
-    return data
+        at = start + lead + error.start
+        raise SourceError(f"{listed.name} is not UTF-8 at byte {at:,}") from None
 
 
 def add_hints(file: FileSample) -> None:
@@ -143,8 +135,8 @@ def add_hints(file: FileSample) -> None:
     if not sample or file.format != "text":
         return
     # GPT-2's end token separates documents in many public files, such as TinyStories.
-    separator = b"<|endoftext|>"
-    if file.documents != separator.decode() and any(separator in text for text in sample):
+    found = any(b"<|endoftext|>" in text for text in sample)
+    if found and file.rule != "<|endoftext|>":
         file.hints.append(
             "the text contains <|endoftext|>; if it separates documents, use "
             "--documents '<|endoftext|>'"

@@ -29,7 +29,7 @@ from penstock.cli.demo import demo_command
 from penstock.cli.fetch import fetch_command
 from penstock.cli.info import info_command
 from penstock.cli.plan import plan_command
-from penstock.cli.terminal import notes_of, print_error, print_exception
+from penstock.cli.terminal import message_of, notes_of, print_error
 from penstock.cli.tokenizer import app as tokenizer_app
 from penstock.cli.train import train_command
 from penstock.cli.verify import verify_command
@@ -72,7 +72,7 @@ class Commands(TyperGroup):
             # The reader of a pipe has closed it (`| head`). `run` handles that without a message.
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise
-            print_exception(error, as_json=as_json)
+            print_error(type(error).__name__, message_of(error), as_json=as_json)
             raise typer.Exit(1) from error
 
 
@@ -161,7 +161,7 @@ def _on_lost_output(error: OSError) -> int:
     """
     if error.errno != errno.EPIPE:
         with suppress(OSError):
-            print_exception(error, as_json=False)
+            print_error(type(error).__name__, message_of(error), as_json=False)
     return 1
 
 

@@ -4,16 +4,15 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from penstock.cli import options
 from penstock.cli.options import option, stores_at
 from penstock.cli.progress import Draw, bar
-from penstock.cli.tables import aligned, print_facts
-from penstock.cli.terminal import console, print_json, write
+from penstock.cli.terminal import aligned, console, print_facts, print_json, write
 from penstock.cli.units import count_text, number_of, size_text
 
 if TYPE_CHECKING:
@@ -55,94 +54,45 @@ class Need:
 
 # A small model on many GPUs needs the most tokens per second.
 NEEDS = (
-    Need("GPT-2, 124M", 124e6, 1),
-    Need("GPT-2, 124M", 124e6, 8),
-    Need("1B", 1e9, 8),
-    Need("8B", 8e9, 8),
+    Need("GPT-2, 124M", 124_000_000, 1),
+    Need("GPT-2, 124M", 124_000_000, 8),
+    Need("1B", 1_000_000_000, 8),
+    Need("8B", 8_000_000_000, 8),
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Speed:
-    """The measurements of a store."""
-
-    store: Path
-    num_tokens: int
-    num_rows: int
-    length: int
-    batch_size: int
-    wide: float
-    """Tokens per second as int64 tensors."""
-    narrow: float
-    """Tokens per second in the narrow dtype of the store."""
-    first_batch: float
-    """Seconds from opening the store to the first batch."""
-    resumes: tuple[float, ...]
-    """Seconds from a loaded state to the next batch, at 20 positions of a run."""
-    memory_bytes: int | None
-    """Growth of anonymous memory; None if the system does not report it."""
-
-    def to_json(self) -> dict[str, object]:
-        """The measurements as an object for `--json`."""
-        return {
-            "store": str(self.store),
-            "num_tokens": self.num_tokens,
-            "num_rows": self.num_rows,
-            "length": self.length,
-            "batch_size": self.batch_size,
-            "tokens_per_second": {"int64": round(self.wide), "narrow": round(self.narrow)},
-            "first_batch_seconds": self.first_batch,
-            "resume_seconds": {
-                "median": statistics.median(self.resumes),
-                "worst": max(self.resumes),
-            },
-            "memory_bytes": self.memory_bytes,
-            "needs": [
-                {
-                    "model": need.model,
-                    "num_parameters": round(need.num_parameters),
-                    "num_gpus": need.num_gpus,
-                    "tokens_per_second": round(need.tokens_per_second),
-                    "headroom": self.wide / need.tokens_per_second,
-                }
-                for need in NEEDS
-            ],
-        }
-
-    def show(self) -> None:
-        """Print the measurements, and the speed that GPUs need."""
-        memory = "not reported by this system"
-        if self.memory_bytes is not None:
-            memory = f"{size_text(self.memory_bytes)} more than before"
-        median, worst = map(_short_text, (statistics.median(self.resumes), max(self.resumes)))
-        batches = f"{number_of(self.batch_size, 'row')} of {self.length:,} tokens"
-        rows = [
-            ("batches", f"{batches}, out of {self.num_rows:,}"),
-            ("int64", self._rate_text(self.wide)),
-            ("narrow", self._rate_text(self.narrow)),
-            ("first batch", f"{_short_text(self.first_batch)} after opening the store"),
-            ("resume", f"{median}, {worst} at worst"),
-            ("memory", memory),
-        ]
-        print_facts(str(self.store), rows)
-        console().print("\nspeed that GPUs need", style="bold")
-        for line in aligned([self._compared(need) for need in NEEDS]):
-            write(f"  {line}")
-        peak = f"{GPU_FLOPS / 1e12:.0f} TFLOP/s (H100, bfloat16)"
-        console().print(f"  GPUs · {peak} · {UTILISATION:.0%} ÷ (6 FLOP · parameters)", style="dim")
-
-    def _rate_text(self, rate: float) -> str:
-        batch = _short_text(self.batch_size * self.length / rate)
-        return f"{count_text(rate)} tokens/s, {batch} per batch"
-
-    def _compared(self, need: Need) -> tuple[str, ...]:
-        times = self.wide / need.tokens_per_second
-        return (
-            need.model,
-            number_of(need.num_gpus, "GPU"),
-            f"{count_text(need.tokens_per_second)} tokens/s",
-            f"read {times:,.{1 if times < 10 else 0}f} times as fast",
+def _show(speed: dict[str, Any]) -> None:
+    """Print the measurements, and the speed that GPUs need."""
+    length, memory = speed["length"], speed["memory_bytes"]
+    grown = f"{size_text(memory or 0)} more than before"
+    rates = {}
+    for kind, rate in speed["tokens_per_second"].items():
+        batch = _short_text(speed["batch_size"] * length / rate)
+        rates[kind] = f"{count_text(rate)} tokens/s, {batch} per batch"
+    batches = f"{number_of(speed['batch_size'], 'row')} of {length:,} tokens"
+    resume = speed["resume_seconds"]
+    rows = [
+        ("batches", f"{batches}, out of {speed['num_rows']:,}"),
+        *rates.items(),
+        ("first batch", f"{_short_text(speed['first_batch_seconds'])} after opening the store"),
+        ("resume", f"{_short_text(resume['median'])}, {_short_text(resume['worst'])} at worst"),
+        ("memory", "not reported by this system" if memory is None else grown),
+    ]
+    print_facts(speed["store"], rows)
+    console().print("\nspeed that GPUs need", style="bold")
+    needs = [
+        (
+            need["model"],
+            number_of(need["num_gpus"], "GPU"),
+            f"{count_text(need['tokens_per_second'])} tokens/s",
+            f"read {need['headroom']:,.{1 if need['headroom'] < 10 else 0}f} times as fast",
         )
+        for need in speed["needs"]
+    ]
+    for line in aligned(needs):
+        write(f"  {line}")
+    peak = f"{GPU_FLOPS / 1e12:.0f} TFLOP/s (H100, bfloat16)"
+    console().print(f"  GPUs · {peak} · {UTILISATION:.0%} ÷ (6 FLOP · parameters)", style="dim")
 
 
 def _short_text(seconds: float) -> str:
@@ -157,8 +107,8 @@ def _short_text(seconds: float) -> str:
 
 def measure_speed(
     path: Path, *, length: int, batch_size: int, seconds: float, draw: Draw = lambda *_: None
-) -> Speed:
-    """Measure a store by reading it for about `seconds` seconds.
+) -> dict[str, Any]:
+    """The speed of a store, as an object for `--json`, from reading it for about `seconds`.
 
     Args:
         path: The directory of the store.
@@ -187,27 +137,36 @@ def measure_speed(
     for turn in range(2 * _NUM_TURNS):
         kind = "narrow" if turn % 2 else "int64"
         draw(turn, 2 * _NUM_TURNS, f"reading {kind}")
-        batches_per_second = _read(batches[kind], seconds / (2 * _NUM_TURNS))
-        rates[kind].append(batches_per_second * batch_size * length)
+        rate = batches_per_second(batches[kind], seconds / (2 * _NUM_TURNS))
+        rates[kind].append(rate * batch_size * length)
         peak = max(peak, anonymous_bytes() or 0)
     del batches  # ends their threads, which would slow down the next measurement
-    resumes = tuple(_resumes(wide, Loader(rows, batch_size), len(rows)))
-    return Speed(
-        store=path,
-        num_tokens=rows.stream.num_tokens,
-        num_rows=len(rows),
-        length=length,
-        batch_size=batch_size,
-        wide=statistics.median(rates["int64"]),
-        narrow=statistics.median(rates["narrow"]),
-        first_batch=first_batch,
-        resumes=resumes,
-        memory_bytes=None if before is None else peak - before,
-    )
+    resumes = list(_resumes(wide, Loader(rows, batch_size), len(rows)))
+    speeds = {kind: statistics.median(each) for kind, each in rates.items()}
+    return {
+        "store": str(path),
+        "num_tokens": rows.stream.num_tokens,
+        "num_rows": len(rows),
+        "length": length,
+        "batch_size": batch_size,
+        "tokens_per_second": {kind: round(speed) for kind, speed in speeds.items()},
+        "first_batch_seconds": first_batch,
+        "resume_seconds": {"median": statistics.median(resumes), "worst": max(resumes)},
+        # Growth of anonymous memory; None if the system does not report it.
+        "memory_bytes": None if before is None else peak - before,
+        "needs": [
+            {
+                **asdict(need),
+                "tokens_per_second": round(need.tokens_per_second),
+                "headroom": speeds["int64"] / need.tokens_per_second,
+            }
+            for need in NEEDS
+        ],
+    }
 
 
-def _read(batches: "Iterator[dict[str, Tensor]]", seconds: float) -> float:
-    """Read batches for some seconds; returns batches per second."""
+def batches_per_second(batches: "Iterator[dict[str, Tensor]]", seconds: float) -> float:
+    """The speed of reading batches, measured for some seconds."""
     # Batches that were prefetched before this turn would be counted as read in no time.
     warm = time.perf_counter() + _WARM_UP_SHARE * seconds
     while time.perf_counter() < warm:
@@ -265,6 +224,6 @@ def bench_command(
             path, length=length, batch_size=batch_size, seconds=seconds, draw=draw
         )
     if as_json:
-        print_json(speed.to_json())
+        print_json(speed)
     else:
-        speed.show()
+        _show(speed)

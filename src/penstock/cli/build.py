@@ -3,19 +3,17 @@
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from penstock.cli import options
+from penstock.cli import options, terminal
 from penstock.cli.options import option, stores_at
 from penstock.cli.progress import build_bar
-from penstock.cli.tables import documents_text, print_facts, reasons_text, store_json
-from penstock.cli.terminal import print_json, shell_word, visible, write
 from penstock.cli.units import duration_text, number_of, size_text
+from penstock.errors import StoreError
 
 if TYPE_CHECKING:
     from penstock.store.reader import TokenStore
@@ -33,54 +31,28 @@ def build_command(
     field: options.Field = "text",
     errors: options.Errors = "strict",
     chat: Annotated[
-        str | None,
-        option(
-            "Read conversations, and render them with this chat template: chatml, nanochat, a "
-            ".jinja file, a tokenizer_config.json or a directory with one. The store then records "
-            "which tokens to train on.",
-            "TEMPLATE",
-        ),
+        str | None, option("Read conversations, rendered with this chat template.", "TEMPLATE")
     ] = None,
     chat_date: Annotated[
-        str | None, option("The current date for the chat template, such as 2026-01-31.", "DATE")
+        str | None, option("The current date for the chat template.", "YYYY-MM-DD")
     ] = None,
     rewritten: Annotated[
         Literal["mask", "train", "refuse"],
-        option(
-            "For turns of which the chat template omits a part, such as reasoning. mask: do not "
-            "train on them; train: train on the remaining part; refuse: reject the conversation."
-        ),
+        option("For turns of which the chat template omits a part, such as reasoning."),
     ] = "mask",
     add_tokens: Annotated[
-        list[str] | None,
-        option(
-            "Add a special token to the tokenizer. Can be given several times. auto: add the "
-            "markers of the chat template that the tokenizer does not have.",
-            "TOKEN",
-        ),
+        list[str] | None, option("Add a special token to the tokenizer. Repeatable.", "TOKEN")
     ] = None,
     split: Annotated[
-        str | None,
-        option(
-            "Hold out documents for validation as STORE/val. tail:0.1 is the last tenth (of a "
-            "single document, its last characters); hash:0.1 is a tenth that is chosen by a hash "
-            "of each text.",
-            "RULE",
-        ),
+        str | None, option("Hold out documents for validation as STORE/val.", "RULE")
     ] = None,
     append: Annotated[
         bool, option("Add the inputs to a finished store.", None, "--append")
     ] = False,
     eos: Annotated[bool, option("End each document with the tokenizer's end token.")] = True,
-    eos_token: Annotated[
-        str | None, option("End each document with this token instead.", "TOKEN")
-    ] = None,
-    bos: Annotated[
-        bool, option("Begin each document with the tokenizer's beginning token.")
-    ] = False,
-    bos_token: Annotated[
-        str | None, option("Begin each document with this token instead.", "TOKEN")
-    ] = None,
+    eos_token: Annotated[str | None, option("End documents with this token.", "TOKEN")] = None,
+    bos: Annotated[bool, option("Begin each document with the beginning token.")] = False,
+    bos_token: Annotated[str | None, option("Begin documents with this token.", "TOKEN")] = None,
     special_tokens: Annotated[
         Literal["text", "parse"],
         option("For special tokens in a document. text: plain text; parse: the special token."),
@@ -88,16 +60,14 @@ def build_command(
     max_bad: options.MaxBad = 0.001,
     max_document_bytes: Annotated[int, option("Reject longer documents.", "BYTES")] = 1 << 30,
     max_expansion: Annotated[
-        int,
-        option("Refuse compressed files that become more than this many times larger.", "TIMES"),
+        int, option("Refuse files that decompress to more than this many times.", "TIMES")
     ] = 200,
     engine: Annotated[
         Literal["auto", "gigatoken", "tokenizers"],
         option("The library that tokenizes. All of them produce the same token ids."),
     ] = "auto",
     threads: Annotated[
-        int | None,
-        option("Slices of the input to tokenize at once. By default, one per core.", "NUMBER"),
+        int | None, option("Slices to tokenize at once. By default, one per core.", "NUMBER")
     ] = None,
     as_json: options.AsJson = False,
     quiet: Annotated[bool, option("Print nothing but errors.", None, "--quiet", "-q")] = False,
@@ -107,6 +77,17 @@ def build_command(
     The build can be killed at any time: the same command resumes it. If the store is already
     finished, the command does nothing. The bytes of the store depend only on the inputs and on
     these settings.
+
+    Below 1, --max-bad is a share of all records, but at least ten are allowed.
+
+    --split tail:0.1 holds out the last tenth (of a single document, its last characters).
+    --split hash:0.1 holds out a tenth that is chosen by a hash of each text.
+
+    --chat takes chatml, nanochat, a .jinja file, a tokenizer_config.json or a directory with
+    one. The store then records which tokens to train on. --add-tokens auto adds the markers of
+    the chat template that the tokenizer does not have. Turns that the template changes are
+    not trained on (--rewritten mask), trained on without the omitted part (train), or make the
+    conversation a rejected one (refuse).
 
     penstock build corpus.txt -o stores/corpus
 
@@ -137,7 +118,7 @@ def build_command(
             parses = special_tokens == "parse"
             chat_settings |= {"date": chat_date, "rewritten": rewritten}
             chat_settings = {"chat": Chat(chat, loaded, special_in_content=parses, **chat_settings)}
-        result = measured_build(
+        stores, values = measured_build(
             inputs,
             store,
             bar=not (quiet or as_json),
@@ -159,11 +140,11 @@ def build_command(
             **chat_settings,
         )
     if as_json:
-        print_json({**result.to_json(), "engine": loaded.engine.name})
+        terminal.print_json({**values, "engine": loaded.engine.name})
     elif not quiet:
-        name = visible(loaded.name, lines=False)
-        write(f"tokenizer {name}, engine {loaded.engine.name}")
-        result.show()
+        name = terminal.visible(loaded.name, lines=False)
+        terminal.write(f"tokenizer {name}, engine {loaded.engine.name}")
+        _show(store, stores, values)
 
 
 @contextmanager
@@ -179,94 +160,9 @@ def _log_warnings(*, shown: bool) -> Iterator[None]:
         logging.disable(before)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BuildResult:
-    """The result of a build: the finished store, and what this run did."""
-
-    directory: Path
-    stores: dict[str, "TokenStore"]
-    """By side of the split; without a split, the only side is ""."""
-    seconds: float
-    text_bytes: int
-    """Text that this run read; 0 if the store was already finished."""
-    finished_before: bool
-    resumed: bool
-    """Whether parts of an earlier run were kept."""
-
-    @property
-    def store(self) -> "TokenStore":
-        """The store, or its training side."""
-        return next(iter(self.stores.values()))
-
-    def to_json(self) -> dict[str, Any]:
-        """The result as an object for `--json`."""
-        from penstock.store.explain import describe_rules
-        from penstock.store.summary import bytes_per_token
-        from penstock.tokenize.definition import padded_vocab_size
-
-        contents = self.store.manifest.contents
-        # An append adds an entry to this list, so the last entry describes this run.
-        last_build = contents["builds"][-1]
-        vocab_size = contents["tokenizer"]["vocab_size"]
-        return {
-            "stores": [
-                {**store_json(store), "side": side or None} for side, store in self.stores.items()
-            ],
-            "num_documents": sum(store.manifest.num_documents for store in self.stores.values()),
-            "num_pieces": sum(map(len, self.stores.values())),
-            "documents": describe_rules(contents["builds"]),
-            "num_tokens": sum(store.num_tokens for store in self.stores.values()),
-            "vocab_size": vocab_size,
-            "padded_vocab_size": padded_vocab_size(vocab_size),
-            "bytes_per_token": bytes_per_token(self.store),
-            "rejects": last_build["rejects"]["reasons"],
-            "num_skipped": last_build["counts"].get("skipped", 0),
-            "num_replaced": last_build["counts"].get("replaced", 0),
-            "text_bytes": self.text_bytes,
-            "seconds": round(self.seconds, 3),
-            "finished_before": self.finished_before,
-            "resumed": self.resumed,
-        }
-
-    def headline(self) -> str:
-        """One line: whether the store was built, resumed or already finished, and the time."""
-        took = duration_text(self.seconds)
-        if self.finished_before:
-            return f"{self.directory} is already finished; nothing was done ({took})"
-        verb = "resumed and finished" if self.resumed else "built"
-        # With less than a megabyte, this would be the time to start Python, not a speed.
-        speed = f", {size_text(self.text_bytes / self.seconds)}/s" if self.text_bytes > 1e6 else ""
-        return f"{self.directory} {verb} in {took}{speed}"
-
-    def show(self) -> None:
-        """Print a summary and the next command."""
-        from penstock.store.manifest import rejects_file
-
-        values = self.to_json()
-        rows: list[tuple[str, str | list[str]]] = [
-            ("documents", documents_text(values["num_documents"], values["num_pieces"])),
-            ("document is", values["documents"]),
-            ("tokens", f"{values['num_tokens']:,}"),
-        ]
-        if values["bytes_per_token"] is not None:
-            rows.append(("bytes/token", f"{values['bytes_per_token']:.2f}"))
-        for side, store in self.stores.items():
-            if side:
-                documents = number_of(store.manifest.num_documents, "document")
-                rows.append((side, f"{documents}, {number_of(store.num_tokens, 'token')}"))
-        rejected = [reasons_text(values["rejects"])]
-        if values["rejects"]:
-            # Each append has a separate log, so this is the log of the last build.
-            number = len(self.store.manifest.contents["builds"]) - 1
-            rejected.append(str(self.store.path / rejects_file(number)))
-        rows.append(("rejected", rejected))
-        print_facts(self.headline(), rows)
-        write(f"next: penstock info {shell_word(self.directory)}")
-
-
 def measured_build(
     inputs: str | Path | list[str] | list[Path], directory: Path, *, bar: bool, **settings: Any
-) -> BuildResult:
+) -> tuple[dict[str, "TokenStore"], dict[str, Any]]:
     """Build a store with the settings of `penstock.build`, and measure it.
 
     Args:
@@ -274,12 +170,19 @@ def measured_build(
         directory: The directory of the store.
         bar: Draw a progress bar if stderr is a terminal.
         settings: Other arguments of `penstock.build`.
+
+    Returns:
+        The stores by side of the split (without a split, the only side is ""), and the object that
+        `--json` prints.
     """
     from penstock.store.build import build
+    from penstock.store.manifest import read_manifest
     from penstock.store.reader import TokenStore
 
-    # A finished store keeps its digest if the build has nothing to do.
-    before = _digests(directory)
+    before: list[str] = []
+    # There is no store yet, or it is not finished. The build reports what is wrong, if anything.
+    with suppress(StoreError):
+        before = [read_manifest(path).digest for path in stores_at(directory).values()]
     # A build that was interrupted leaves a record of each part that it finished.
     resumed = any(directory.glob(".slice-*.json"))
     started = time.monotonic()
@@ -290,32 +193,78 @@ def measured_build(
     except KeyboardInterrupt as error:
         error.add_note("Finished parts are kept: the same command resumes the build.")
         raise
-    seconds = time.monotonic() - started
     stores = {side: TokenStore(path) for side, path in stores_at(directory).items()}
-    finished_before = before == [store.digest for store in stores.values()]
-    # The counts cover both sides of a split and the parts of earlier runs.
-    counts = next(iter(stores.values())).manifest.contents["builds"][-1]["counts"]
-    text_bytes = sum(counts.get(name, 0) for name in _TEXT_BYTES)
-    # The first report of a resumed build already includes the parts of the earlier run.
+    values = {
+        **_counts(stores),
+        "seconds": round(time.monotonic() - started, 3),
+        # A finished store keeps its digest if the build has nothing to do.
+        "finished_before": before == [store.digest for store in stores.values()],
+        "resumed": resumed,
+    }
+    # The counts include parts of earlier runs, and so does the first report of a resumed build.
     if resumed and meter.first:
-        text_bytes -= meter.first.text_bytes
-    return BuildResult(
-        directory=directory,
-        stores=stores,
-        seconds=seconds,
-        text_bytes=0 if finished_before else max(0, text_bytes),
-        finished_before=finished_before,
-        resumed=resumed,
-    )
+        values["text_bytes"] = max(0, values["text_bytes"] - meter.first.text_bytes)
+    if values["finished_before"]:
+        values["text_bytes"] = 0
+    return stores, values
 
 
-def _digests(directory: Path) -> list[str]:
-    """The digests of the finished stores in `directory`; none if there is no finished store."""
-    from penstock.errors import StoreError
-    from penstock.store.manifest import read_manifest
+def _counts(stores: dict[str, "TokenStore"]) -> dict[str, Any]:
+    """The numbers of a store; the counts of its last build cover both sides of a split."""
+    from penstock.store.explain import describe_rules
+    from penstock.store.summary import bytes_per_token
+    from penstock.tokenize.definition import padded_vocab_size
 
-    try:
-        return [read_manifest(path).digest for path in stores_at(directory).values()]
-    # There is no store yet, or it is not finished. The build reports what is wrong, if anything.
-    except StoreError:
-        return []
+    first = next(iter(stores.values()))
+    contents = first.manifest.contents
+    # An append adds an entry to this list, so the last entry describes this run.
+    rejects, counts = (contents["builds"][-1][name] for name in ("rejects", "counts"))
+    vocab_size = contents["tokenizer"]["vocab_size"]
+    sides = [{**terminal.store_json(each), "side": side or None} for side, each in stores.items()]
+    return {
+        "stores": sides,
+        "num_documents": sum(store.manifest.num_documents for store in stores.values()),
+        "num_pieces": sum(map(len, stores.values())),
+        "documents": describe_rules(contents["builds"]),
+        "num_tokens": sum(store.num_tokens for store in stores.values()),
+        "vocab_size": vocab_size,
+        "padded_vocab_size": padded_vocab_size(vocab_size),
+        "bytes_per_token": bytes_per_token(first),
+        "rejects": rejects["reasons"],
+        "num_skipped": counts.get("skipped", 0),
+        "num_replaced": counts.get("replaced", 0),
+        "text_bytes": sum(counts.get(name, 0) for name in _TEXT_BYTES),
+    }
+
+
+def _show(directory: Path, stores: dict[str, "TokenStore"], values: dict[str, Any]) -> None:
+    """Print a summary and the next command."""
+    from penstock.store.manifest import rejects_file
+
+    took = duration_text(values["seconds"])
+    verb = "resumed and finished" if values["resumed"] else "built"
+    title = f"{directory} {verb} in {took}"
+    if values["finished_before"]:
+        title = f"{directory} is already finished; nothing was done ({took})"
+    # With less than a megabyte, this would be the time to start Python, not a speed.
+    elif values["text_bytes"] > 1e6:
+        title += f", {size_text(values['text_bytes'] / values['seconds'])}/s"
+    rows: list[tuple[str, str | list[str]]] = [
+        ("documents", terminal.documents_text(values["num_documents"], values["num_pieces"])),
+        ("document is", values["documents"]),
+        ("tokens", f"{values['num_tokens']:,}"),
+    ]
+    if values["bytes_per_token"] is not None:
+        rows.append(("bytes/token", f"{values['bytes_per_token']:.2f}"))
+    for side, store in stores.items():
+        if side:
+            documents = number_of(store.manifest.num_documents, "document")
+            rows.append((side, f"{documents}, {number_of(store.num_tokens, 'token')}"))
+    rejected = [terminal.reasons_text(values["rejects"])]
+    if values["rejects"]:
+        # Each append has a separate log, so this is the log of the last build.
+        first = next(iter(stores.values()))
+        number = len(first.manifest.contents["builds"]) - 1
+        rejected.append(str(first.path / rejects_file(number)))
+    terminal.print_facts(title, [*rows, ("rejected", rejected)])
+    terminal.write(f"next: penstock info {terminal.shell_word(directory)}")

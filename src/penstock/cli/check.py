@@ -1,5 +1,6 @@
 """`penstock check`: inspect files before a training run."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,8 +8,7 @@ import typer
 
 from penstock.cli import options
 from penstock.cli.options import argument, option
-from penstock.cli.tables import print_facts
-from penstock.cli.terminal import print_json, visible, write
+from penstock.cli.terminal import print_facts, print_json, visible, write
 from penstock.cli.units import duration_text, number_of, size_text
 
 if TYPE_CHECKING:
@@ -23,23 +23,11 @@ _PASSED = {"Performance": "PASSED (>100K tokens/sec)"}
 
 
 def check_command(
-    files: Annotated[
-        list[str] | None,
-        argument(
-            "Training and validation files. By default training_data/owt_train.txt and "
-            "training_data/owt_valid.txt.",
-            "FILES",
-        ),
-    ] = None,
+    files: Annotated[list[str] | None, argument("The files to check.", "FILES")] = None,
     tokenizer: options.Tokenizer = "gpt2",
     format: options.Format = "auto",
     documents: Annotated[
-        str | None,
-        option(
-            "What a document is in a text file: auto, lines, paragraphs, file or sep:SEPARATOR, as "
-            "in penstock build. By default lines for two files, otherwise auto.",
-            "RULE",
-        ),
+        str | None, option("As in penstock build. By default lines for two files.", "RULE")
     ] = None,
     field: options.Field = "text",
     errors: options.Errors = "strict",
@@ -47,13 +35,7 @@ def check_command(
     batch_size: Annotated[int, option("Rows per batch of it.", "NUMBER", least=1)] = 32,
     sample: Annotated[float, option("Megabytes of text to read.", "MB", least=0.001)] = 16,
     directory: Annotated[
-        Path,
-        option(
-            "Directory where stores would be built; its free space is checked.",
-            "DIRECTORY",
-            "--output",
-            "-o",
-        ),
+        Path, option("Directory of stores; its space is checked.", "DIRECTORY", "--output", "-o")
     ] = Path(),
     as_json: options.AsJson = False,
 ) -> None:
@@ -61,6 +43,7 @@ def check_command(
 
     Reads a sample of each file, tokenizes it, and reads batches back, as a training run would.
     The report says how much of each file was read. If anything is wrong, ends with exit code 1.
+    By default training_data/owt_train.txt and training_data/owt_valid.txt are checked.
 
     penstock check train.txt val.txt
     """
@@ -114,7 +97,7 @@ def _rows(file: "FileSample") -> list[tuple[str, str]]:
         part = "all of it" if file.whole else f"a sample of {size_text(file.sample_bytes)}"
         rows.append(("read", f"{part}: {number_of(len(file.texts), 'document')}"))
         rows.append(("as", f"{file.format}, UTF-8"))
-        rows.append(("document is", rule_text(file.documents)))
+        rows.append(("document is", rule_text(file.rule)))
     for number, text in enumerate(file.shown):
         short = f"{text[:_SHOWN_CHARACTERS]}…" if len(text) > _SHOWN_CHARACTERS else text
         rows.append((f"document {number}", short))
@@ -122,27 +105,13 @@ def _rows(file: "FileSample") -> list[tuple[str, str]]:
 
 
 def _to_json(report: "CheckReport") -> dict[str, object]:
-    return {
-        "passed": report.passed,
-        "checks": [
-            {"name": each.name, "passed": each.passed, "message": each.message}
-            for each in report.findings
-        ],
-        "files": [
-            {
-                "name": file.name,
-                "bytes": file.num_bytes,
-                "format": file.format,
-                "compression": file.compression,
-                "num_documents": len(file.texts),
-                "sample_bytes": file.sample_bytes,
-                "whole": file.whole,
-                "rejects": len(file.rejects),
-                "documents": file.shown,
-                "rule": file.documents,
-                "hints": file.hints,
-            }
-            for file in report.files
-        ],
-        "seconds": round(report.seconds, 3),
-    }
+    files = []
+    for file in report.files:
+        values = asdict(file)
+        # The texts are many, so their number is printed, and the first of them.
+        values["num_documents"], values["documents"] = len(values.pop("texts")), file.shown
+        values["num_rejects"] = len(values.pop("rejects"))
+        files.append(values)
+    checks = [asdict(finding) for finding in report.findings]
+    seconds = round(report.seconds, 3)
+    return {"passed": report.passed, "checks": checks, "files": files, "seconds": seconds}

@@ -1,6 +1,7 @@
 """`penstock decode`: documents of a store as text."""
 
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +10,7 @@ from penstock.cli import options
 from penstock.cli.options import option
 from penstock.cli.terminal import console, print_json, visible, write
 from penstock.cli.units import number_of
+from penstock.errors import StoreError, TokenizerError
 
 if TYPE_CHECKING:
     from penstock.store.reader import TokenStore
@@ -18,21 +20,13 @@ if TYPE_CHECKING:
 def decode_command(
     store: options.Store,
     document: Annotated[
-        int,
-        option(
-            "Number of the document. 0 is the first, -1 the last.", "NUMBER", "--document", "-d"
-        ),
+        int, option("0 is the first document, -1 the last.", "NUMBER", "--document", "-d")
     ],
-    count: Annotated[
-        int, option("Number of documents to show.", "NUMBER", "--count", "-n", least=1)
-    ] = 1,
+    count: Annotated[int, option("How many documents.", "NUMBER", "--count", "-n", least=1)] = 1,
     tokenizer: Annotated[
-        str | None,
-        option("The tokenizer of the store, if it is not found by its recorded name.", "NAME"),
+        str | None, option("If it is not found by its recorded name.", "NAME")
     ] = None,
-    raw: Annotated[
-        bool, option("Write the exact bytes of the documents and nothing else.", None, "--raw")
-    ] = False,
+    raw: Annotated[bool, option("Write the documents' exact bytes.", None, "--raw")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     r"""Show documents as text, and the file that each came from.
@@ -40,7 +34,6 @@ def decode_command(
     Control characters and escape sequences in the text are shown as escapes such as \x1b. With
     --raw, the bytes of the documents are written unchanged, one document after the other.
     """
-    from penstock.errors import TokenizerError
     from penstock.store.reader import TokenStore
     from penstock.tokenize.tokenizer import load_tokenizer
 
@@ -66,10 +59,7 @@ def decode_command(
     except TokenizerError as error:
         # With --tokenizer, the user has already followed this advice.
         if tokenizer is None:
-            error.add_note(
-                "The store was built with this tokenizer. Set --tokenizer to its name or to the "
-                "path of its file."
-            )
+            error.add_note("It is the store's tokenizer. Set --tokenizer to its name or file.")
         raise
 
 
@@ -79,38 +69,27 @@ def _numbers(store: "TokenStore", document: int, count: int) -> range:
     Raises:
         StoreError: the store does not have all of them.
     """
-    from penstock.errors import StoreError
-
-    if not -len(store) <= document < len(store):
+    size = len(store)
+    if not -size <= document < size:
         raise StoreError(
-            f"{store.path} has no document {document:,}; its {len(store):,} documents are numbered "
-            f"from 0 to {len(store) - 1:,}."
+            f"{store.path} has no document {document:,}; its {size:,} documents are numbered from "
+            f"0 to {size - 1:,}."
         )
-    first = document % len(store)  # -1 becomes the last document
-    left = len(store) - first
-    if count > left:
+    first = document % size  # -1 becomes the last document
+    if first + count > size:
         raise StoreError(
-            f"{store.path} has {left:,} documents from document {first:,} on, but --count is "
-            f"{count:,}. Use --count {left}."
+            f"{store.path} has {size - first:,} documents from document {first:,} on, but --count "
+            f"is {count:,}. Use --count {size - first}."
         )
     return range(first, first + count)
 
 
-def _to_json(
-    store: "TokenStore", number: int, tokenizer: "Tokenizer | None"
-) -> dict[str, str | int | bool]:
-    origin = store.origin(number)
+def _to_json(store: "TokenStore", number: int, tokenizer: "Tokenizer | None") -> dict[str, object]:
+    text, num_tokens = store.text(number, tokenizer), len(store.document(number))
     # False if the document continues in the piece before or after this one.
     begins, ends = store.edges(number)
-    return {
-        "document": number,
-        "file": origin.file,
-        "offset": origin.offset,
-        "num_tokens": len(store.document(number)),
-        "text": store.text(number, tokenizer),
-        "begins": begins,
-        "ends": ends,
-    }
+    values = {"num_tokens": num_tokens, "text": text, "begins": begins, "ends": ends}
+    return {"document": number, **asdict(store.origin(number)), **values}
 
 
 def show_document(

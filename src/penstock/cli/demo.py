@@ -9,7 +9,6 @@ not ship them.
 import ast
 import importlib
 import json
-import os
 import sysconfig
 import time
 import warnings
@@ -19,7 +18,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from penstock.cli.build import BuildResult, measured_build
+from penstock.cli.bench import batches_per_second
+from penstock.cli.build import measured_build
 from penstock.cli.decode import show_document
 from penstock.cli.info import info_command
 from penstock.cli.options import option
@@ -30,13 +30,12 @@ from penstock.errors import SourceError
 
 if TYPE_CHECKING:
     from penstock.order.plan import Plan
+    from penstock.store.reader import TokenStore
     from penstock.tokenize.tokenizer import Tokenizer
     from penstock.train import RunResult
 
 # Folders inside the standard library that hold installed packages, tests or compiled files.
-_OTHER_FOLDERS = frozenset(
-    ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
-)
+_OTHER_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 _SHOWN_LINES = 12
 _SHOWN_TOKENS = 9
 _LENGTH = 64
@@ -61,22 +60,27 @@ def demo_command(
     from penstock.tokenize.tokenizer import load_tokenizer
 
     _title("1. The text: Python's standard library")
-    files, pages = _collect(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    files, prose = library_files(), directory / "prose.jsonl"
+    pages = write_prose(prose, files)
+    size = size_text(sum(file.stat().st_size for file in files))
+    write(f"code   {len(files):,} modules in {files[0].parent}, {size}")
+    write(f"prose  {len(pages):,} pages in {prose}, {size_text(prose.stat().st_size)}")
     _title("2. From raw text to finished stores: penstock build")
     tokenizer = load_tokenizer("gpt2")
-    results = _build_stores(directory, files, tokenizer)
+    stores = _build_stores(directory, files, tokenizer)
     _title("3. The contents of the stores: penstock info")
-    for name in results:
+    for name in stores:
         info_command(directory / name)
     _title("4. One document of each, and its origin: penstock decode")
-    _show_documents(results, pages)
+    _show_documents(stores, pages)
     _title("5. Every byte checked: penstock verify")
-    for name in results:
+    for name in stores:
         verify_command(directory / name)
     _title("6. The same builds again: the stores are already finished")
     _build_stores(directory, files, tokenizer)
     _title("7. A mixture: penstock.Plan")
-    plan = _mixture(results)
+    plan = _mixture(stores)
     write(str(plan))
     _title("8. The first batch: penstock.Loader")
     _show_batch(plan, tokenizer)
@@ -100,55 +104,43 @@ def _title(text: str) -> None:
     console().print(f"\n{text}", style="bold cyan")
 
 
-def _collect(directory: Path) -> tuple[list[Path], list[str]]:
-    """The source files, and the names of the pages of documentation."""
-    directory.mkdir(parents=True, exist_ok=True)
-    files, prose = library_files(), directory / "prose.jsonl"
-    pages = write_prose(prose, files)
-    size = size_text(sum(file.stat().st_size for file in files))
-    write(f"code   {len(files):,} modules in {files[0].parent}, {size}")
-    write(f"prose  {len(pages):,} pages in {prose}, {size_text(prose.stat().st_size)}")
-    return files, pages
-
-
 def _build_stores(
     directory: Path, files: list[Path], tokenizer: "Tokenizer"
-) -> dict[str, BuildResult]:
+) -> dict[str, "TokenStore"]:
     """Build both stores, or find them finished."""
-    code, prose = directory / "code", directory / "prose"
     # Each module is one document: documents="auto" would also split a file at an end token in it.
-    results = {
-        "code": measured_build(
-            files, code, bar=True, tokenizer=tokenizer, documents="file", format="text"
-        ),
-        "prose": measured_build(directory / "prose.jsonl", prose, bar=True, tokenizer=tokenizer),
-    }
-    for name, result in results.items():
-        store = result.store
-        verb = "found finished" if result.finished_before else "built"
-        size = f"{len(store):,} documents, {store.num_tokens:,} tokens"
-        write(f"{name:<6} {size}, {verb} in {duration_text(result.seconds)}")
-    return results
+    settings = {"code": {"documents": "file", "format": "text"}, "prose": {}}
+    inputs = {"code": files, "prose": [directory / "prose.jsonl"]}
+    found = {}
+    for name, paths in inputs.items():
+        stores, values = measured_build(
+            paths, directory / name, bar=True, tokenizer=tokenizer, **settings[name]
+        )
+        found[name] = stores[""]
+        verb = "found finished" if values["finished_before"] else "built"
+        size = f"{values['num_documents']:,} documents, {values['num_tokens']:,} tokens"
+        write(f"{name:<6} {size}, {verb} in {duration_text(values['seconds'])}")
+    return found
 
 
-def _show_documents(results: dict[str, BuildResult], pages: list[str]) -> None:
+def _show_documents(stores: "dict[str, TokenStore]", pages: list[str]) -> None:
     """One document of each store; short ones, if this Python has them."""
     # antigravity.py and the page about lambda are short enough for the screen.
-    code, prose = results["code"].store, results["prose"].store
+    code = stores["code"]
     names = [Path(code.origin(number).file).name for number in range(len(code))]
     short = names.index("antigravity.py") if "antigravity.py" in names else 0
-    show_document(code, short, num_lines=_SHOWN_LINES)
-    write("")
     page = pages.index("help: lambda") if "help: lambda" in pages else 0
-    show_document(prose, page, num_lines=_SHOWN_LINES)
+    for store, number in ((code, short), (stores["prose"], page)):
+        show_document(store, number, num_lines=_SHOWN_LINES)
+        write("")
 
 
-def _mixture(results: dict[str, BuildResult]) -> "Plan":
+def _mixture(stores: "dict[str, TokenStore]") -> "Plan":
     """Three rows of code for each row of prose, shuffled."""
     from penstock.order.plan import Plan
     from penstock.rows.windows import Windows
 
-    sources = {name: Windows(result.store, _LENGTH) for name, result in results.items()}
+    sources = {name: Windows(store, _LENGTH) for name, store in stores.items()}
     return Plan(sources, weights={"code": 3, "prose": 1}, seed=17)
 
 
@@ -179,10 +171,7 @@ def _show_speed(plan: "Plan") -> None:
     batches = iter(Loader(plan, global_batch_size=_BATCH))
     next(batches)
     first = time.perf_counter() - started
-    started, count = time.perf_counter(), 0
-    while time.perf_counter() - started < _SPEED_SECONDS:
-        count += sum(1 for _ in islice(batches, 100))  # the clock is read once per 100 batches
-    speed = count * _BATCH * _LENGTH / (time.perf_counter() - started)
+    speed = batches_per_second(batches, _SPEED_SECONDS) * _BATCH * _LENGTH
     write(f"first batch after {duration_text(first)}, then {speed / 1e6:,.0f} M tokens/s")
 
 
@@ -237,17 +226,15 @@ def library_files() -> list[Path]:
         SourceError: this Python was installed without them.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = []
-    for folder, folders, names in os.walk(root):
-        # os.walk uses this list afterwards, so folders that are removed here are not visited.
-        folders[:] = [name for name in folders if name not in _OTHER_FOLDERS]
-        # Debian installs some modules as links to others, and a build refuses the same file twice.
-        files = [Path(folder, name) for name in names if name.endswith(".py")]
-        found += [path for path in files if not path.is_symlink()]
+    # Debian installs some modules as links to others, and a build refuses the same file twice.
+    found = [
+        path
+        for path in root.rglob("*.py")
+        if not (path.is_symlink() or _OTHER_FOLDERS & set(path.relative_to(root).parts))
+    ]
     if not found:
         raise SourceError(
-            f"{root} has no source files of the standard library, which are the text of the demo. "
-            "Run it with a Python that has them."
+            f"{root} has no source files of the standard library. Use a Python that has them."
         )
     return sorted(found)
 
@@ -259,12 +246,12 @@ def write_prose(path: Path, files: list[Path]) -> list[str]:
     """
     from penstock.store.files import write_file
 
-    pages = list(prose_pages(files))
-    lines = [json.dumps({"name": name, "text": text}) + "\n" for name, text in pages]
+    pages = dict(prose_pages(files))
+    lines = [json.dumps({"name": name, "text": text}) + "\n" for name, text in pages.items()]
     data = "".join(lines).encode()
     if not path.exists() or path.read_bytes() != data:
         write_file(path, [data])  # complete or absent after a kill: the next build reads it
-    return [name for name, _ in pages]
+    return list(pages)
 
 
 def prose_pages(files: list[Path]) -> Iterator[tuple[str, str]]:

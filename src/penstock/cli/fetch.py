@@ -2,47 +2,36 @@
 
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli import options
+from penstock.cli import options, terminal
 from penstock.cli.options import argument, option
 from penstock.cli.progress import bar, build_bar
-from penstock.cli.tables import print_facts, store_json
-from penstock.cli.terminal import console, print_json, shell_word, visible, write
 from penstock.cli.units import duration_text, number_of, size_text
+from penstock.errors import StoreError
 
 if TYPE_CHECKING:
-    from penstock.catalog import Entry, Fetched, FetchProgress
+    from penstock.catalog import Fetched, FetchProgress
     from penstock.store.reader import TokenStore
 
 
 def fetch_command(
     name: Annotated[str | None, argument("The dataset; --list shows all names.", "NAME")] = None,
     directory: Annotated[
-        Path | None,
-        option("Target directory. By default data/NAME.", "DIRECTORY", "--output", "-o"),
+        Path | None, option("By default data/NAME.", "DIRECTORY", "--output", "-o")
     ] = None,
     source: Annotated[
-        str | None,
-        option(
-            "A directory, file or URL to take the files from: a copy or a mirror.",
-            "SOURCE",
-            "--from",
-        ),
+        str | None, option("A copy or a mirror: a directory, file or URL.", "SOURCE", "--from")
     ] = None,
     split: Annotated[
-        float | None,
-        option(
-            "Share of the text for training, if the dataset is one file. By default 0.9.", "SHARE"
-        ),
+        float | None, option("Share for training, if it is one file. By default 0.9.", "SHARE")
     ] = None,
     build: Annotated[bool, option("Also build a store for each split.", None, "--build")] = False,
-    tokenizer: Annotated[
-        str, option("Tokenizer for --build, as in penstock build.", "NAME")
-    ] = "gpt2",
+    tokenizer: options.Tokenizer = "gpt2",
     listed: Annotated[bool, option("List the datasets.", None, "--list")] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -68,7 +57,7 @@ def fetch_command(
         def report(now: "FetchProgress") -> None:
             # Without a known total, the bar is drawn as full.
             total = now.total_bytes or now.done_bytes
-            draw(now.done_bytes, total, f"{now.action} {visible(now.name, lines=False)}")
+            draw(now.done_bytes, total, f"{now.action} {terminal.visible(now.name, lines=False)}")
 
         fetched = fetch(name, directory, source=source, split=split, progress=report)
     stores: dict[str, TokenStore] = {}
@@ -76,21 +65,22 @@ def fetch_command(
         with build_bar(shown=not as_json) as (_, report_build):
             stores = build_stores(fetched, tokenizer=tokenizer, progress=report_build)
     if as_json:
-        print_json(_to_json(fetched, stores))
+        terminal.print_json(_to_json(fetched, stores))
     else:
         _show(fetched, stores)
 
 
 def _to_json(fetched: "Fetched", stores: "dict[str, TokenStore]") -> dict[str, object]:
+    sizes = {split: path.stat().st_size for split, path in fetched.files.items()}
     return {
         "name": fetched.entry.name,
         "directory": str(fetched.directory),
         "raw": str(fetched.raw) if fetched.raw else None,
         "files": {
-            split: {"path": str(path), "bytes": path.stat().st_size}
-            for split, path in fetched.files.items()
+            split: {"path": str(fetched.files[split]), "bytes": size}
+            for split, size in sizes.items()
         },
-        "stores": {split: store_json(store) for split, store in stores.items()},
+        "stores": {split: terminal.store_json(store) for split, store in stores.items()},
         "received_bytes": fetched.received_bytes,
         "seconds": round(fetched.seconds, 3),
     }
@@ -98,95 +88,77 @@ def _to_json(fetched: "Fetched", stores: "dict[str, TokenStore]") -> dict[str, o
 
 def _show(fetched: "Fetched", stores: "dict[str, TokenStore]") -> None:
     # The text before it was split is listed first, as "raw".
-    rows = []
-    for split, path in {**({"raw": fetched.raw} if fetched.raw else {}), **fetched.files}.items():
-        row = f"{path.name}, {size_text(path.stat().st_size)}"
-        if split in stores:
-            tokens = number_of(stores[split].num_tokens, "token")
-            row += f"; store {stores[split].path.name}, {tokens}"
-        rows.append((split, row))
+    files = {"raw": fetched.raw, **fetched.files} if fetched.raw else fetched.files
+    rows = {
+        split: f"{path.name}, {size_text(path.stat().st_size)}" for split, path in files.items()
+    }
+    for split, store in stores.items():
+        rows[split] += f"; store {store.path.name}, {number_of(store.num_tokens, 'token')}"
     if stores:
         from penstock.store.explain import describe_rules
 
-        contents = next(iter(stores.values())).manifest.contents
-        rows.append(("document is", describe_rules(contents["builds"])))
+        rows["document is"] = describe_rules(store.manifest.contents["builds"])
     received = f", {size_text(fetched.received_bytes)} received" if fetched.received_bytes else ""
     took = f"{duration_text(fetched.seconds)}{received}"
     title = f"{fetched.entry.name} is in {fetched.directory} ({took})"
-    print_facts(title, [*rows, ("licence", fetched.entry.licence)])
-    # Stores that this command built are current, so only older ones are checked.
-    stale = [] if stores else _stale(fetched)
-    if stale:
-        texts = " and ".join(shell_word(fetched.files[split]) for split in stale)
-        verb = "contains" if len(stale) == 1 else "contain"
-        warning = f"{_store_paths(fetched, stale)} {verb} other text than {texts} now"
-        console().print(warning, style="yellow", soft_wrap=True)
-    write(f"next: {_next(fetched, stores, stale)}")
+    terminal.print_facts(title, [*rows.items(), ("licence", fetched.entry.licence)])
+    info = f"penstock info {terminal.shell_word(fetched.directory)}"
+    terminal.write(f"next: {info if stores else _next(fetched)}")
 
 
-def _store_paths(fetched: "Fetched", splits: list[str]) -> str:
-    return " and ".join(shell_word(fetched.directory / split) for split in splits)
-
-
-def _stale(fetched: "Fetched") -> list[str]:
-    """The splits whose stores were built from text that was split at another ratio."""
-    from penstock.errors import StoreError
-    from penstock.store.manifest import builds, read_manifest
-
-    found = []
-    for split, path in fetched.files.items():
-        # No store, or a damaged one: `penstock info` and `verify` report that.
-        with suppress(StoreError):
-            manifest = read_manifest(fetched.directory / split)
-            sizes = {each["bytes"] for done in builds(manifest) for each in done["inputs"]}
-            # The size is enough: another ratio cuts the text at another byte.
-            if path.stat().st_size not in sizes:
-                found.append(split)
-    return found
-
-
-def _next(fetched: "Fetched", stores: "dict[str, TokenStore]", stale: list[str]) -> str:
+def _next(fetched: "Fetched") -> str:
     """The command to suggest next."""
-    if stores:
-        return f"penstock info {shell_word(fetched.directory)}"
-    entry, directory = fetched.entry, fetched.directory
+    from penstock.store.manifest import FILE_NAME, builds, read_manifest
+
+    entry, paths = fetched.entry, fetched.files
     # A question set has no store to build or inspect.
     if entry.reader:
         return f"in Python, from penstock.catalog import {entry.reader}"
-    split = (stale or list(fetched.files))[0]
-    if not stale and (directory / split / "penstock.json").exists():
-        return f"penstock info {shell_word(directory / split)}"
+    words = {split: terminal.shell_word(fetched.directory / split) for split in paths}
+    built = [split for split in paths if (fetched.directory / split / FILE_NAME).exists()]
+    stale: list[str] = []
+    for split in built:
+        with suppress(StoreError):  # `penstock info` and `verify` report a damaged store
+            done = builds(read_manifest(fetched.directory / split))
+            sizes = {each["bytes"] for each in chain.from_iterable(one["inputs"] for one in done)}
+            # The size is enough: another ratio cuts the text at another byte.
+            stale += [] if paths[split].stat().st_size in sizes else [split]
+    if stale:
+        stores = " and ".join(words[split] for split in stale)
+        texts = " and ".join(terminal.shell_word(paths[split]) for split in stale)
+        verb = "contains" if len(stale) == 1 else "contain"
+        warning = f"{stores} {verb} other text than {texts} now"
+        terminal.console().print(warning, style="yellow", soft_wrap=True)
+    elif built:
+        return f"penstock info {words[built[0]]}"
     # The same settings as `build_stores`, so that both ways give the same store.
-    eos = "" if entry.eos else " --no-eos"
-    before = f"delete {_store_paths(fetched, stale)}, then " if stale else ""
-    text, store = shell_word(fetched.files[split]), shell_word(directory / split)
-    is_auto = entry.documents == "auto"
-    documents = "" if is_auto else f" --documents {shell_word(entry.documents)}"
-    return f"{before}penstock build {text} -o {store} --format text{documents}{eos}"
+    split = (stale or list(paths))[0]
+    before = f"delete {stores}, then " if stale else ""
+    text = terminal.shell_word(paths[split])
+    command = f"{before}penstock build {text} -o {words[split]} --format text"
+    if entry.documents != "auto":
+        command += f" --documents {terminal.shell_word(entry.documents)}"
+    return command if entry.eos else f"{command} --no-eos"
 
 
 def _list(*, as_json: bool) -> None:
     from penstock.catalog import ENTRIES
 
     if as_json:
-        print_json({"entries": [_entry_to_json(entry) for entry in ENTRIES]})
+        # `asdict` has the fields of an entry, but not its properties.
+        more = [{"num_bytes": each.num_bytes, "splits": list(each.splits)} for each in ENTRIES]
+        listed = [{**asdict(entry), **extra} for entry, extra in zip(ENTRIES, more, strict=True)]
+        terminal.print_json({"entries": listed})
         return
     for entry in ENTRIES:
-        size = size_text(entry.num_bytes) if entry.num_bytes else _packed_size(entry)
+        # Of some archives only the size of the download is known.
+        packed = sum(remote.num_bytes or 0 for remote in entry.remotes)
+        size = f"{size_text(packed)} packed" if packed else "size not recorded"
+        if entry.num_bytes:
+            size = size_text(entry.num_bytes)
         # Sixteen digits are enough to compare by eye. Not every server publishes a digest.
         digests = [remote.sha256[:16] if remote.sha256 else "none" for remote in entry.remotes]
         rows = [("what", entry.title), ("home", entry.home), ("licence", entry.licence)]
         title = f"{entry.name}, {size}: {', '.join(entry.splits)}"
-        print_facts(title, [*rows, ("sha256", ", ".join(digests))])
-    write("next: penstock fetch NAME")
-
-
-def _packed_size(entry: "Entry") -> str:
-    # Of some archives only the size of the download is known.
-    packed = sum(remote.num_bytes or 0 for remote in entry.remotes)
-    return f"{size_text(packed)} packed" if packed else "size not recorded"
-
-
-def _entry_to_json(entry: "Entry") -> dict[str, object]:
-    # `asdict` has the fields of an entry, but not its properties.
-    return {**asdict(entry), "num_bytes": entry.num_bytes, "splits": list(entry.splits)}
+        terminal.print_facts(title, [*rows, ("sha256", ", ".join(digests))])
+    terminal.write("next: penstock fetch NAME")

@@ -1,18 +1,19 @@
 """`penstock info`: the contents of a store, in numbers."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from penstock.cli import options
+from penstock.cli import options, terminal
 from penstock.cli.options import by_side, stores_at
-from penstock.cli.tables import aligned, documents_text, histogram_lines, print_facts, reasons_text
-from penstock.cli.terminal import print_json, write
 from penstock.cli.units import number_of, size_text
 
 if TYPE_CHECKING:
-    from penstock.store.summary import Lengths, Summary
+    from penstock.store.summary import Bin, Summary
 
 _SHOWN_INPUTS = 2
+# Nine heights of one character: from empty to eight eighths.
+_BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def info_command(store: options.Store, as_json: options.AsJson = False) -> None:
@@ -27,78 +28,76 @@ def info_command(store: options.Store, as_json: options.AsJson = False) -> None:
 
     summaries = {side: summarize(TokenStore(path)) for side, path in stores_at(store).items()}
     if as_json:
-        print_json(by_side({side: asdict(summary) for side, summary in summaries.items()}))
+        terminal.print_json(by_side({side: asdict(summary) for side, summary in summaries.items()}))
         return
     for number, summary in enumerate(summaries.values()):
         if number:
-            write("")
+            terminal.write("")
         show_summary(summary)
 
 
 def show_summary(summary: "Summary") -> None:
     """Print the numbers of one store as a table."""
-    per_token = summary.bytes_per_token
-    rows: list[tuple[str, str | list[str]]] = [
-        ("documents", documents_text(summary.num_documents, summary.num_pieces)),
-        ("tokens", f"{summary.num_tokens:,}"),
-    ]
+    facts = {
+        "documents": terminal.documents_text(summary.num_documents, summary.num_pieces),
+        "tokens": f"{summary.num_tokens:,}",
+    }
     # A chat store records which tokens are trained on; their share is shown instead.
-    if summary.num_trained is None:
-        per_token_text = "not recorded" if per_token is None else f"{per_token:.2f}"
-        rows.append(("bytes/token", per_token_text))
-    else:
+    if summary.num_trained is not None:
         share = summary.num_trained / max(1, summary.num_tokens)
-        rows.append(("trained", f"{summary.num_trained:,} tokens, {share:.1%}"))
+        facts["trained"] = f"{summary.num_trained:,} tokens, {share:.1%}"
+    elif summary.bytes_per_token is not None:
+        facts["bytes/token"] = f"{summary.bytes_per_token:.2f}"
+    else:
+        facts["bytes/token"] = "not recorded"
+    rows: list[tuple[str, str | list[str]]] = [*facts.items()]
     if summary.lengths:
-        rows.append(("lengths", _lengths(summary.lengths)))
-    print_facts(summary.store, [*rows, *_origin(summary)])
+        # All fields but the histogram are quantiles.
+        quantiles = asdict(summary.lengths)
+        del quantiles["histogram"]
+        table = terminal.aligned(
+            [list(quantiles), [f"{round(value):,}" for value in quantiles.values()]]
+        )
+        rows.append(("lengths", [*table, *histogram_lines(summary.lengths.histogram)]))
+    terminal.print_facts(summary.store, [*rows, *_origin(summary)])
 
 
-def _lengths(lengths: "Lengths") -> list[str]:
-    """The quantiles under their names, then the histogram."""
-    # All fields but the histogram are quantiles.
-    quantiles = asdict(lengths)
-    del quantiles["histogram"]
-    table = aligned([list(quantiles), [f"{round(value):,}" for value in quantiles.values()]])
-    return [*table, *histogram_lines(lengths.histogram)]
-
-
-def _origin(summary: "Summary") -> list[tuple[str, str | list[str]]]:
+def _origin(summary: "Summary") -> terminal.Facts:
     """How the store was built: tokenizer, files and rejected records."""
     tokenizer = summary.tokenizer
     # A tokenizer object that cannot be serialised has no digest.
     digest = str(tokenizer["digest"] or "none")[:12]
-    parts = number_of(summary.num_parts, "part")
-    if summary.num_builds > 1:
-        parts += f", {summary.num_builds} builds"
-    rows: list[tuple[str, str | list[str]]] = [
-        ("tokenizer", f"{tokenizer['name']}, {tokenizer['vocab_size']:,} tokens, digest {digest}"),
-        ("edges", f"eos {_id_text(summary.eos_id)}, bos {_id_text(summary.bos_id)}"),
-        ("on disk", f"{size_text(summary.disk_bytes)}, {summary.dtype}, {parts}"),
-        ("inputs", _inputs(summary)),
-        ("document is", summary.documents),
-    ]
+    eos, bos = ("none" if each is None else each for each in (summary.eos_id, summary.bos_id))
+    builds = f", {summary.num_builds} builds" if summary.num_builds > 1 else ""
+    parts = f"{number_of(summary.num_parts, 'part')}{builds}"
+    size = tokenizer["vocab_size"]
+    facts: dict[str, str | list[str]] = {
+        "tokenizer": f"{tokenizer['name']}, {size:,} tokens, digest {digest}"
+    }
     if tokenizer.get("added_tokens"):
         from penstock.tokenize.definition import padded_vocab_size
 
-        size = tokenizer["vocab_size"]
         # Models are usually made with a multiple of 64 embeddings; see `penstock.train.config`.
-        rows.insert(1, ("added tokens", ", ".join(tokenizer["added_tokens"])))
-        rows.insert(
-            2, ("vocab_size", f"{size:,}; next multiple of 64: {padded_vocab_size(size):,}")
-        )
+        facts["added tokens"] = ", ".join(tokenizer["added_tokens"])
+        facts["vocab_size"] = f"{size:,}; next multiple of 64: {padded_vocab_size(size):,}"
+    facts |= {
+        "edges": f"eos {eos}, bos {bos}",
+        "on disk": f"{size_text(summary.disk_bytes)}, {summary.dtype}, {parts}",
+        "inputs": _inputs(summary),
+        "document is": summary.documents,
+    }
     if summary.side:
-        rows.append(("split", f"{summary.split}, this is {summary.side}"))
+        facts["split"] = f"{summary.split}, this is {summary.side}"
     if summary.num_skipped:
-        rows.append(("skipped", number_of(summary.num_skipped, "blank record")))
+        facts["skipped"] = number_of(summary.num_skipped, "blank record")
     if summary.num_replaced:
         repaired = number_of(summary.num_replaced, "document")
-        rows.append(("repaired", f"{repaired} with bytes that are not UTF-8"))
-    return [*rows, ("rejected", reasons_text(summary.rejects)), ("digest", summary.digest[:16])]
-
-
-def _id_text(token: int | None) -> str:
-    return "none" if token is None else f"{token}"
+        facts["repaired"] = f"{repaired} with bytes that are not UTF-8"
+    return [
+        *facts.items(),
+        ("rejected", terminal.reasons_text(summary.rejects)),
+        ("digest", summary.digest[:16]),
+    ]
 
 
 def _inputs(summary: "Summary") -> list[str]:
@@ -111,3 +110,48 @@ def _inputs(summary: "Summary") -> list[str]:
     more = len(inputs) - len(names)  # a store can have thousands of inputs
     rest = [f"and {more:,} more"] if more else []
     return [f"{len(inputs):,} files, {size}", *names, *rest]
+
+
+def histogram_lines(bins: "Sequence[Bin]", *, width: int = 60, height: int = 3) -> list[str]:
+    """A bar chart of `height` lines over an axis with token counts.
+
+    Each bin is one to three columns wide. A bin that is not empty shows at least the lowest
+    block.
+
+    >>> from penstock.store.summary import Bin
+    >>> for line in histogram_lines([Bin(1, 1, 8), Bin(2, 2, 0), Bin(3, 3, 1)], height=1):
+    ...     print(line)
+    ███   ▁▁▁
+    1  2
+    """
+    # Sixty bins of one column fit into a terminal of 80 columns, beside the names of the table.
+    columns = max(1, min(3, width // len(bins)))
+    tallest = max(each.num_documents for each in bins)
+    # Heights in eighths of a line, rounded up: -(-a // b) is the ceiling of a / b.
+    heights = [-(-each.num_documents * 8 * height // tallest) for each in bins]
+    lines = []
+    for level in reversed(range(height)):
+        filled = [min(8, max(0, each - 8 * level)) for each in heights]
+        lines.append("".join(_BLOCKS[each] * columns for each in filled).rstrip())
+    return [*lines, _axis(bins, columns)]
+
+
+def _axis(bins: "Sequence[Bin]", columns: int) -> str:
+    """The smallest length of each bin, for as many bins as there is room."""
+    line = ""
+    for number, each in enumerate(bins):
+        column = number * columns
+        # Only powers of two are labelled: 1, 2, 4, 8. The bins between them begin at 3, 6, 12.
+        is_power = each.first & (each.first - 1) == 0
+        if not line or (is_power and column >= len(line) + 2):
+            line = line.ljust(column) + _binary_text(each.first)
+    return line
+
+
+def _binary_text(number: int) -> str:
+    """A power of two with a unit, such as 512, 1k, 64k or 1M."""
+    # Units are multiples of 1,024, because the bins of the histogram begin at powers of two.
+    for power, unit in ((30, "G"), (20, "M"), (10, "k")):
+        if number >= 1 << power and number % (1 << power) == 0:
+            return f"{number >> power}{unit}"
+    return f"{number}"

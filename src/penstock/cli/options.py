@@ -27,45 +27,29 @@ def argument(help: str, metavar: str) -> object:
 
 AsJson = Annotated[bool, option("Print one JSON object and nothing else.", None, "--json")]
 Inputs = Annotated[
-    list[str],
-    argument(
-        "Files, directories, globs or URLs. Files can be compressed: .gz, .zst, .bz2 or .xz.",
-        "INPUTS",
-    ),
+    list[str], argument("Files, directories, globs or URLs; also .gz, .zst, .bz2, .xz.", "INPUTS")
 ]
 Store = Annotated[Path, argument("The directory of the store.", "STORE")]
 Tokenizer = Annotated[
-    str,
-    option(
-        "gpt2, bytes, a tokenizer.json, a directory with one, tiktoken:NAME, or hf:NAME for a "
-        "tokenizer on the Hugging Face Hub.",
-        "NAME",
-    ),
+    str, option("gpt2, bytes, tiktoken:NAME, hf:NAME (on the Hub), or a tokenizer.json.", "NAME")
 ]
 Format = Annotated[FileFormat, option("Format of the files. auto: from their suffix.")]
 Documents = Annotated[
     str,
     option(
         "What a document is in a text file: lines, paragraphs, file or sep:SEPARATOR. auto: the "
-        "text between <|endoftext|>, or between the tokenizer's end token, if the first 64 MB of "
-        "the file contain it; otherwise the whole file, with every byte.",
+        "text between end tokens, if the first 64 MB have one; otherwise the whole file.",
         "RULE",
     ),
 ]
-Field = Annotated[
-    str, option("The JSON field or table column with the text. a.b is field b inside a.", "NAME")
-]
+Field = Annotated[str, option("JSON field or column with the text; a.b is b in a.", "NAME")]
 Errors = Annotated[
     Literal["strict", "replace"],
     option("For documents that are not UTF-8. strict: reject; replace: put U+FFFD for bad bytes."),
 ]
 MaxBad = Annotated[
     float,
-    option(
-        "Stop if more records than this are rejected. Below 1: a share of all records, but at "
-        "least ten are allowed. From 1: a number of records.",
-        "NUMBER",
-    ),
+    option("Stop if more records are rejected: a share below 1, or a number of them.", "NUMBER"),
 ]
 
 

@@ -35,17 +35,15 @@ def plan_command(
         batch_size=batch_size,
         max_length=max_length,
     )
-    recipe, guesses = choose_recipe(source, changes)
-    if recipe.data.stream:  # a finished store has the same rows in the same order
-        recipe = replace(recipe, data=replace(recipe.data, stream=False, shuffle="part"))
 
     # With --json, stdout must hold one JSON object and nothing else.
     def log(event: object) -> None:
         if not as_json:
             write(str(event))
 
-    for line in guesses:
-        log(f"guessed {line}")
+    recipe = choose_recipe(source, changes, None, log)
+    if recipe.data.stream:  # a finished store has the same rows in the same order
+        recipe = replace(recipe, data=replace(recipe.data, stream=False, shuffle="part"))
     job = open_job(recipe, log)
     rows = _run_rows(job)
     if as_json:

@@ -1,4 +1,4 @@
-r"""Output of the commands: text, JSON and error messages.
+r"""Output of the commands: text, tables, JSON and error messages.
 
 Results go to stdout, progress and errors to stderr. Text from data (a document, a file name, an
 error that quotes one of them) passes through `visible` first. Otherwise an escape sequence in a
@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ from penstock.errors import PenstockError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock.store.reader import TokenStore
+
 # C0 and C1 control characters except tab and newline, delete, bidi controls, line separators,
 # byte order marks, halves of surrogate pairs (in file names that are not UTF-8), and the
 # invisible "tag" characters.
@@ -26,6 +28,9 @@ _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
     "\ud800-\udfff\ufeff\U000e0000-\U000e007f]"
 )
+
+Facts = Sequence[tuple[str, str | list[str]]]
+"""Names and their values. A list is a value of several lines."""
 
 
 def visible(text: str, *, lines: bool = True) -> str:
@@ -39,16 +44,8 @@ def visible(text: str, *, lines: bool = True) -> str:
     >>> print(visible("red: \x1b[31m, reversed: \u202e"))
     red: \x1b[31m, reversed: \u202e
     """
-    safe = _UNSAFE.sub(_escaped, text)
+    safe = _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
     return safe if lines else safe.replace("\n", r"\n").replace("\t", r"\t")
-
-
-def _escaped(found: re.Match[str]) -> str:
-    # The shortest escape that Python has for the character.
-    number = ord(found[0])
-    if number < 0x100:
-        return f"\\x{number:02x}"
-    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
 def shell_word(path: str | Path) -> str:
@@ -92,11 +89,6 @@ def message_of(error: BaseException) -> str:
     return "\n".join([message or str(error), *notes_of(error)])
 
 
-def print_exception(error: BaseException, *, as_json: bool) -> None:
-    """Print the class and the message of an exception, as `print_error` does."""
-    print_error(type(error).__name__, message_of(error), as_json=as_json)
-
-
 def print_error(name: str, message: str, *, as_json: bool) -> None:
     """Print an error to stderr, or as one JSON object to stdout."""
     if as_json:
@@ -112,3 +104,64 @@ def print_error(name: str, message: str, *, as_json: bool) -> None:
 
     text = Text.assemble((name, "bold red"), ": ", visible(message))
     console(stderr=True).print(text, soft_wrap=True)
+
+
+def print_facts(title: str, facts: Facts) -> None:
+    """Print a bold title, and names and values in two columns; all text is escaped."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")  # long paths continue on the next line, not as "…"
+    for name, value in facts:
+        # A newline inside a value is escaped; only the items of a list are separate lines.
+        lines = [value] if isinstance(value, str) else value
+        table.add_row(f"  {name}", "\n".join(visible(line, lines=False) for line in lines))
+    out = console()
+    out.print(visible(title, lines=False), style="bold", soft_wrap=True)
+    out.print(table)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines of text, with each column aligned to the right.
+
+    >>> aligned([["min", "max"], ["1", "12,345"]])
+    ['min     max', '  1  12,345']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+
+
+def store_json(store: "TokenStore") -> dict[str, object]:
+    """The path, sizes and digest of a store, as an object for `--json`."""
+    return {
+        "path": str(store.path),
+        "num_documents": store.manifest.num_documents,
+        "num_tokens": store.num_tokens,
+        "digest": store.digest,
+    }
+
+
+def documents_text(num_documents: int, num_pieces: int) -> str:
+    """The number of documents, and of pieces if some documents are stored in several.
+
+    >>> documents_text(1_200, 1_200), documents_text(1, 3)
+    ('1,200', '1, in 3 pieces')
+    """
+    pieces = f", in {num_pieces:,} pieces" if num_pieces != num_documents else ""
+    return f"{num_documents:,}{pieces}"
+
+
+def reasons_text(rejects: dict[str, int]) -> str:
+    """The number of rejected records, in total and for each reason.
+
+    >>> reasons_text({"bad_json": 1_200, "too_long": 3}), reasons_text({})
+    ('1,203: bad_json 1,200, too_long 3', 'none')
+    """
+    if not rejects:
+        return "none"
+    reasons = ", ".join(f"{reason} {number:,}" for reason, number in rejects.items())
+    return f"{sum(rejects.values()):,}: {reasons}"

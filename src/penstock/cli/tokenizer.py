@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -11,8 +12,7 @@ import typer
 from penstock.cli import options
 from penstock.cli.options import option
 from penstock.cli.progress import bar
-from penstock.cli.tables import print_facts
-from penstock.cli.terminal import print_json, shell_word, write
+from penstock.cli.terminal import print_facts, print_json, shell_word, write
 from penstock.cli.units import size_text
 
 Result = TypeVar("Result")
@@ -28,19 +28,12 @@ def tokenizer() -> None:
 def train_command(
     inputs: options.Inputs,
     path: Annotated[Path, option("The tokenizer.json to write.", "FILE", "--output", "-o")],
-    vocab_size: Annotated[
-        int,
-        option("Size of the vocabulary: 256 bytes, special tokens and learned tokens.", "NUMBER"),
-    ],
+    vocab_size: Annotated[int, option("256 bytes, special and learned tokens.", "NUMBER")],
     special_token: Annotated[
-        list[str],
-        option("A special token, which text never becomes. Can be given several times.", "TOKEN"),
+        list[str], option("A token that text never becomes. Repeatable.", "TOKEN")
     ] = ["<|endoftext|>"],  # noqa: B006  (typer copies it)
     max_bytes: Annotated[
-        int | None,
-        option(
-            "Stop reading after this many bytes of text. 100000000 are usually enough.", "BYTES"
-        ),
+        int | None, option("Read this much text. 100000000 are usually enough.", "BYTES")
     ] = None,
     format: options.Format = "auto",
     documents: options.Documents = "auto",
@@ -98,20 +91,17 @@ def _in_thread(work: Callable[[], Result]) -> Result:
     native call of up to a minute. So the call runs in a daemon thread while the main thread
     waits. After Ctrl-C, the daemon thread ends with the process.
     """
-    results: list[Result] = []
-    errors: list[BaseException] = []
+    outcome: Future[Result] = Future()
 
     def run() -> None:
         try:
-            results.append(work())
+            outcome.set_result(work())
         except BaseException as error:  # noqa: BLE001  (raised again in the calling thread)
-            errors.append(error)
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True, name="tokenizer training")
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.1)  # without a timeout, Ctrl-C would not end the wait on some systems
-    # The error is raised again in the main thread, where `app` turns it into a message.
-    if errors:
-        raise errors[0]
-    return results[0]
+    threading.Thread(target=run, daemon=True, name="tokenizer training").start()
+    while not outcome.done():
+        # Without a timeout, Ctrl-C would not end the wait on some systems.
+        wait([outcome], timeout=0.1)
+    # An error is raised again in the main thread, where `app` turns it into a message.
+    return outcome.result()

@@ -7,21 +7,13 @@ from typing import Annotated
 
 from penstock.cli import options
 from penstock.cli.options import argument, option
-from penstock.cli.terminal import print_json, shell_word, visible, write
+from penstock.cli.terminal import print_json, shell_word, write
 from penstock.cli.units import duration_text
 
 # Flags have underscores as in the scripts that this command replaces; hyphens work too.
-Source = Annotated[
-    str | None,
-    argument(
-        "A recipe (.toml), a text file or a store. Without a recipe, settings are guessed. Text "
-        "is read as in penstock build.",
-        "SOURCE",
-    ),
-]
+Source = Annotated[str | None, argument("A recipe (.toml), a text file or a store.", "SOURCE")]
 TrainFile = Annotated[
-    str | None,
-    option("A store, or text with one document per line, to train on.", "FILE", "--train_file"),
+    str | None, option("A store, or text with a document per line.", "FILE", "--train_file")
 ]
 ValFile = Annotated[str | None, option("A store or text to validate on.", "FILE", "--val_file")]
 BatchSize = Annotated[
@@ -29,8 +21,7 @@ BatchSize = Annotated[
 ]
 MaxLength = Annotated[int | None, option("Tokens per row.", "TOKENS", "--max_length", least=1)]
 Settings = Annotated[
-    list[str] | None,
-    option("Any setting of the recipe, such as training.steps=100.", "NAME=VALUE", "--set"),
+    list[str] | None, option("A setting, such as training.steps=100.", "NAME=VALUE", "--set")
 ]
 
 
@@ -41,17 +32,10 @@ def train_command(
     batch_size: BatchSize = None,
     max_length: MaxLength = None,
     num_workers: Annotated[
-        int | None,
-        option(
-            "0 prepares no batches ahead. Other numbers have no effect: one thread prepares them.",
-            "NUMBER",
-            "--num_workers",
-            least=0,
-        ),
+        int | None, option("0 prepares no batches ahead.", "NUMBER", "--num_workers", least=0)
     ] = None,
     prefetch_factor: Annotated[
-        int | None,
-        option("Blocks of batches to prepare ahead.", "NUMBER", "--prefetch_factor", least=0),
+        int | None, option("Blocks to prepare ahead.", "NUMBER", "--prefetch_factor", least=0)
     ] = None,
     steps: Annotated[int | None, option("Train for this many steps.", "NUMBER", least=1)] = None,
     max_minutes: Annotated[
@@ -70,7 +54,8 @@ def train_command(
 
     Writes checkpoints, metrics.jsonl, curve.svg and sample.txt to the output. The run can be
     killed at any time: the same command resumes exactly from the last checkpoint. Each flag
-    changes one setting of the recipe.
+    changes one setting of the recipe. Without a recipe, settings are guessed, and text is read as
+    in penstock build. One thread prepares batches, so more than one worker has no effect.
 
     penstock train input.txt
 
@@ -95,9 +80,9 @@ def train_command(
         # A recipe holds TOML values, and TOML has no paths.
         output=None if output is None else str(output),
     )
-    recipe, guesses = choose_recipe(source, changes, device)
     if as_json:
         # Progress would mix with the JSON object on stdout.
+        recipe = choose_recipe(source, changes, device, lambda _: None)
         result = run_recipe(recipe, device=device, log=lambda _: None)
         values = {**asdict(result.progress), "seconds": round(result.progress.seconds, 3)}
         values |= {"finished": result.finished, "output": str(result.output)}
@@ -106,8 +91,7 @@ def train_command(
         return
     # Closing ends the live line, also after an error, so that a message starts on a new line.
     with closing(Display()) as display:
-        for line in guesses:
-            display(f"guessed {visible(line, lines=False)}")
+        recipe = choose_recipe(source, changes, device, display)
         result = run_recipe(recipe, device=device, log=display)
     progress = result.progress
     if not result.finished:

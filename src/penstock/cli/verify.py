@@ -1,13 +1,12 @@
 """`penstock verify`: compare every byte of a store with its manifest."""
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli import options
 from penstock.cli.options import by_side, stores_at
 from penstock.cli.progress import bar
-from penstock.cli.terminal import print_json, visible, write
+from penstock.cli.terminal import print_json, store_json, visible, write
 from penstock.cli.units import duration_text, number_of
 
 if TYPE_CHECKING:
@@ -21,8 +20,15 @@ def verify_command(store: options.Store, as_json: options.AsJson = False) -> Non
     If something is wrong, names the file and ends with exit code 1. For a store that was built
     with --split, checks both sides.
     """
+    from penstock.store.verify import verify
+
     started = time.monotonic()
-    verified = {side: _verify(path, shown=not as_json) for side, path in stores_at(store).items()}
+    with bar(shown=not as_json) as draw:
+
+        def report(done: int, total: int) -> None:
+            draw(done, total, f"{done:,} of {number_of(total, 'part')}")
+
+        verified = {side: verify(path, report) for side, path in stores_at(store).items()}
     took = duration_text(time.monotonic() - started)
     if as_json:
         print_json(by_side({side: _to_json(each) for side, each in verified.items()}))
@@ -39,25 +45,9 @@ def verify_command(store: options.Store, as_json: options.AsJson = False) -> Non
         write(f"{visible(str(each.path), lines=False)} is intact: {', '.join(counts)} ({took})")
 
 
-def _verify(path: Path, *, shown: bool) -> "TokenStore":
-    from penstock.store.verify import verify
-
-    with bar(shown=shown) as draw:
-
-        def report(done: int, total: int) -> None:
-            draw(done, total, f"{done:,} of {number_of(total, 'part')}")
-
-        return verify(path, report)
-
-
 def _to_json(store: "TokenStore") -> dict[str, object]:
-    return {
-        "store": str(store.path),
-        # `verify` raises an error if a byte is wrong, so a result is always whole.
-        "whole": True,
-        "num_parts": len(store.manifest.parts),
-        "num_documents": store.manifest.num_documents,
-        "num_pieces": len(store),
-        "num_tokens": store.num_tokens,
-        "digest": store.digest,
-    }
+    # `verify` raises an error if a byte is wrong, so a result is always whole.
+    counts = {"num_parts": len(store.manifest.parts), "num_pieces": len(store)}
+    values = {"store": str(store.path), "whole": True, **counts, **store_json(store)}
+    del values["path"]
+    return values

@@ -275,10 +275,8 @@ class ObjectEngine:
             TokenizerError: the object returned the id of a special token.
         """
         strings = [text.decode() for text in texts.to_pylist()]
-        encoded = (self._encode(each, **self._options) for each in strings)
-        # The result for a text is a list, an array, a tensor or an Encoding, which has `ids`.
-        rows = [(each, read_attribute(each, "ids")) for each in encoded]
-        ids, offsets = concatenated([np.asarray(a if b is None else b).tolist() for a, b in rows])
+        rows = [ids_of(self._encode(each, **self._options)).tolist() for each in strings]
+        ids, offsets = concatenated(rows)
         found = np.flatnonzero(np.isin(ids, self._special))
         if len(found):
             text = strings[int(np.searchsorted(offsets, found[0], side="right")) - 1]
@@ -294,6 +292,12 @@ class ObjectEngine:
         # tiktoken's `decode` replaces incomplete characters; `decode_bytes` is exact.
         decoded = read_attribute(self.tokenizer, "decode_bytes", "decode")(ids.tolist())
         return decoded.encode() if isinstance(decoded, str) else bytes(decoded)
+
+
+def ids_of(encoded: Any) -> NDArray[Any]:
+    """The ids in the result of an `encode` method: a list, an array, a tensor or an Encoding."""
+    ids = read_attribute(encoded, "ids")
+    return np.asarray(encoded if ids is None else ids)
 
 
 def tiktoken_encoding(name: str) -> Any:

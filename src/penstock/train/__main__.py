@@ -33,12 +33,10 @@ def main() -> int:
     flags = vars(parser.parse_args())
     source, device, settings = flags.pop("source"), flags.pop("device"), flags.pop("set")
     try:
-        recipe, guesses = choose_recipe(source, recipe_changes(settings, **flags), device)
         with closing(Display()) as display:
             # Under torchrun only the first process prints.
             log: Log = display if not torchrun_rank() else (lambda _: None)
-            for line in guesses:
-                log(f"guessed {line}")
+            recipe = choose_recipe(source, recipe_changes(settings, **flags), device, log)
             result = run_recipe(recipe, device=device, log=log)
     except (PenstockError, OSError) as error:
         sys.stderr.write(f"{type(error).__name__}: {message_of(error)}\n")

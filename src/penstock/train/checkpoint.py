@@ -42,8 +42,6 @@ from penstock.train.config import ModelConfig
 from penstock.train.distributed import World
 from penstock.train.model import GPT
 
-__all__ = ["Checkpoints", "from_gpt2", "gpt2_config", "locked_output", "to_gpt2"]
-
 _FORMAT = 2
 _KEYS = {"format", "progress", "model_config", "data", "model", "optimizers"}
 _NAME = re.compile(r"step-(\d{8,})\.pt")
@@ -126,27 +124,22 @@ class Checkpoints:
         version = loaded.get("format") if isinstance(loaded, dict) else None
         if version is not None and version != _FORMAT:
             raise TrainError(
-                f"{path} has checkpoint format {version!r}, but this version of penstock reads "
-                f"format {_FORMAT}. Use another output."
+                f"{path} has format {version!r}, but penstock reads {_FORMAT}. Use another output."
             )
         if version is None or not loaded.keys() >= _KEYS:
             raise TrainError(f"{path} is not a checkpoint of penstock. {advice}")
-        _check_model(self.directory.parent, loaded["model_config"], asdict(model))
+        # Fields that a newer version of penstock has added are not in an old checkpoint.
+        current, saved = asdict(model), loaded["model_config"]
+        changed = [name for name, value in saved.items() if current.get(name) != value]
+        if changed:
+            listed = ", ".join(
+                f"{each} {saved[each]!r} -> {current.get(each)!r}" for each in changed
+            )
+            raise TrainError(
+                f"{self.directory.parent} contains a run of another model: {listed}. Resume with "
+                "the original model, or use another output."
+            )
         return loaded
-
-
-def _check_model(output: Path, saved: Contents, current: Contents) -> None:
-    # Fields that a newer version of penstock has added are not in an old checkpoint.
-    changed = [
-        f"{name} {value!r} -> {current.get(name)!r}"
-        for name, value in saved.items()
-        if current.get(name) != value
-    ]
-    if changed:
-        raise TrainError(
-            f"{output} contains a run of another model: {', '.join(changed)}. Resume with the "
-            "original model, or use another output."
-        )
 
 
 @contextmanager
@@ -179,16 +172,12 @@ def gpt2_config(config: ModelConfig) -> dict[str, int | float | None]:
     Raises:
         PlanError: the model has an option that GPT-2 does not have.
     """
-    options = {
-        "positions": (config.positions, "learned"),
-        "qk_norm": (config.qk_norm, False),
-        "activation": (config.activation, "gelu"),
-    }
-    changed = [f"{name}={value!r}" for name, (value, gpt2) in options.items() if value != gpt2]
+    gpt2 = {"positions": "learned", "qk_norm": False, "activation": "gelu"}
+    settings = asdict(config)
+    changed = [f"{name}={settings[name]!r}" for name in gpt2 if settings[name] != gpt2[name]]
     if changed:
         raise PlanError(
-            f"GPT-2 has no {', '.join(changed)}, so a model with this option cannot become a "
-            "GPT2LMHeadModel of transformers."
+            f"GPT-2 has no {', '.join(changed)}, so this model cannot become a GPT2LMHeadModel."
         )
     # transformers warns about special tokens outside of the vocabulary.
     end = _END_OF_TEXT if config.vocab_size > _END_OF_TEXT else None

@@ -5,6 +5,7 @@ guess is printed. Flags then change single settings of the recipe.
 """
 
 import glob
+import json
 import tomllib
 from pathlib import Path
 
@@ -14,16 +15,13 @@ from penstock.digest import derive_key
 from penstock.errors import PenstockError, RecipeError, SourceError, TrainError
 from penstock.recipe import Recipe, Tables, parse_recipe, read_recipe, set_value
 from penstock.store.files import write_file
-from penstock.store.manifest import FILE_NAME
 from penstock.store.reader import TokenStore
 from penstock.train.config import TrainingJob
-from penstock.train.data import open_data, stores_of, vocab_size_of
+from penstock.train.data import TOKEN_FILES, open_data, store_sides, stores_of, vocab_size_of
 from penstock.train.distributed import select_device
 from penstock.train.metrics import Log
 from penstock.train.model import GPT
 from penstock.train.run import RunResult, train
-
-__all__ = ["choose_recipe", "generate", "open_job", "recipe_changes", "run_recipe"]
 
 _FLAGS = {
     "train_file": "data.train",
@@ -35,32 +33,34 @@ _FLAGS = {
     "steps": "training.steps",
     "output": "output",
 }
-_DOCUMENTS = "documents: the text between <|endoftext|> where it is found, otherwise whole files"
-_TOKEN_FILES = {
-    ".npy": "data: a token file of GPT-2's tokenizer; no validation",
-    ".bin": "data: a token file of GPT-2's tokenizer, uint16 as nanoGPT writes it; no validation",
-}
 _MAX_HELD_OUT_BYTES = 10_000_000
 _TEMPERATURE = 0.8  # below 1, likely tokens become more likely
 _TOP_K = 50
 # The settings that are guessed with and without a GPU.
-_GPU_RECIPE = (
-    'model = {size = "124M"}\n'
-    "data = {length = 1024}\n"
-    "optimization = {learning_rate = 6e-4, warmup_steps = 100}\n"
-    'training = {global_batch_size = 256, precision = "bfloat16", compile = true, '
-    "max_minutes = 10, val_every = 100, val_rows = 512, save_every = 500}\n"
-)
-_CPU_RECIPE = (
-    'model = {size = "nano", positions = "rotary"}\n'
-    "data = {length = 128}\n"
-    "optimization = {learning_rate = 3e-3, warmup_steps = 50, betas = [0.9, 0.99]}\n"
-    "training = {batch_size = 4, max_minutes = 10, val_every = 100, val_rows = 128, "
-    "save_every = 100}\n"
-)
-
-Guesses = dict[str, tuple[str, ...]]
-"""Lines about guessed settings. A line is not printed if a flag sets one of its settings."""
+_GPU_GUESSES: Tables = {
+    "data.length": 1024,
+    "model.size": "124M",
+    "optimization.learning_rate": 6e-4,
+    "training.global_batch_size": 256,
+    "training.precision": "bfloat16",
+    "training.compile": True,
+    "training.max_minutes": 10,
+    "training.val_every": 100,
+    "training.val_rows": 512,
+}
+_CPU_GUESSES: Tables = {
+    "data.length": 128,
+    "model.size": "nano",
+    "model.positions": "rotary",
+    "optimization.learning_rate": 3e-3,
+    "optimization.warmup_steps": 50,
+    "optimization.betas": [0.9, 0.99],
+    "training.batch_size": 4,
+    "training.max_minutes": 10,
+    "training.val_every": 100,
+    "training.val_rows": 128,
+    "training.save_every": 100,
+}
 
 
 def recipe_changes(settings: list[str], **flags: str | float | None) -> Tables:
@@ -89,12 +89,10 @@ def recipe_changes(settings: list[str], **flags: str | float | None) -> Tables:
     return changes
 
 
-def choose_recipe(
-    source: str | None, changes: Tables, device: str | None = None
-) -> tuple[Recipe, list[str]]:
-    """The recipe of a command, and a line for each guess if the command named no recipe."""
+def choose_recipe(source: str | None, changes: Tables, device: str | None, log: Log) -> Recipe:
+    """The recipe of a command; if the command named none, a guess, and each setting is logged."""
     if source is not None and Path(source).suffix == ".toml":
-        return read_recipe(source, changes), []
+        return read_recipe(source, changes)
     source = changes.get("data.train", source)
     if not source:
         raise RecipeError("Give a recipe (.toml), a text file or a store, or --train_file.")
@@ -103,22 +101,23 @@ def choose_recipe(
             f"{source!r} cannot be the data to train on. data.train and --train_file take the path "
             "of a text or a store; a recipe is given without a flag."
         )
-    tables, guesses = _guess_recipe(source, device)
-    for name, value in changes.items():
+    guesses = _guess_recipe(source, device)
+    if changes.get("data.val") or changes.get("data.stream"):
+        guesses.pop("data.split", None)  # nothing needs to be held out, or can be
+    tables: Tables = {}
+    for name, value in {"data.train": source, **guesses, **changes}.items():
         set_value(tables, name, value)
-    data = tables["data"]
-    # Nothing is held out of a text that is streamed, or if there is other validation data.
-    no_split = isinstance(data, dict) and (data.get("val") or data.get("stream"))
-    if no_split and "data.split" not in changes:
-        data.pop("split", None)
-    # A setting that a flag has set was not guessed.
-    lines = [line for line, names in guesses.items() if not set(names) & set(changes)]
-    return parse_recipe(tables, source), lines
+    for name, value in guesses.items():
+        if name not in changes:
+            log(f"guessed {name} = {json.dumps(value)}")
+    return parse_recipe(tables, source)
 
 
 def open_job(recipe: Recipe, log: Log) -> TrainingJob:
     """The job of a recipe, with its stores opened, and built first if the data is text."""
     plan, val = open_data(recipe.data, recipe.output, log=log)
+    if val is None:
+        log("there is no validation data; set it with data.val or --val_file")
     return TrainingJob(
         plan=plan,
         val=val,
@@ -207,67 +206,30 @@ def generate(
     return [int(each) for each in written[0]]
 
 
-def _guess_recipe(source: str, device: str | None) -> tuple[Tables, Guesses]:
-    """The tables of a recipe for a store or a text, and the guesses in them."""
+def _guess_recipe(source: str, device: str | None) -> Tables:
+    """The settings of a recipe for a store or a text, by dotted names."""
     if "://" in source:
         raise SourceError(
-            f"{source} is not a local file. Build a store from it with penstock build, then train "
-            "on that store."
+            f"{source} is not a local file. Build a store from it first, with penstock build."
         )
     path = Path(source)
-    is_pattern = glob.has_magic(source) and not path.exists() and path.suffix not in _TOKEN_FILES
+    is_pattern = glob.has_magic(source) and not path.exists() and path.suffix not in TOKEN_FILES
     if not is_pattern and not path.exists():
-        raise SourceError(
-            f"{path} does not exist (working directory: {Path.cwd()}). Give a text file, a store "
-            "or a recipe (.toml)."
-        )
-    data, data_guesses = _guess_data(path)
+        raise SourceError(f"{path} does not exist (working directory: {Path.cwd()}).")
     has_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cuda")
-    tables, guesses = _guess_settings(gpu=has_gpu)
-    tables["data"] |= data
+    guesses: Tables = {}
+    if store_sides(path) is None:  # text, which is not tokenized yet
+        size = path.stat().st_size if path.is_file() else 0
+        # A tenth of the text is held out, but no more than 10 MB.
+        share = min(0.1, _MAX_HELD_OUT_BYTES / max(1, size))
+        guesses = {"data.tokenizer": "gpt2", "data.documents": "auto"}
+        guesses["data.split"] = f"tail:{share:.6f}"
     named = path
     if is_pattern:  # the run is named after the last folder without a wildcard
         named = next(each for each in path.parents if not glob.has_magic(str(each)))
     name = named.stem if named.is_file() else named.resolve().name
-    tables["output"] = f"runs/{name or 'data'}"
-    return tables, {**data_guesses, **guesses, f"output: {tables['output']}": ("output",)}
-
-
-def _guess_data(path: Path) -> tuple[Tables, Guesses]:
-    finished: str | None = _TOKEN_FILES.get(path.suffix)
-    if (path / FILE_NAME).exists():
-        finished = "data: a finished store; no validation (set --val_file)"
-    elif (path / "train" / FILE_NAME).exists():
-        finished = "data: a finished store and its validation side"
-    if finished is not None:
-        return {"train": str(path)}, {finished: ("data.val",)}
-    size = path.stat().st_size if path.is_file() else 0
-    # A tenth of the text is held out, but no more than 10 MB.
-    share = 0.1 if size <= 10 * _MAX_HELD_OUT_BYTES else _MAX_HELD_OUT_BYTES / size
-    return {"train": str(path), "split": f"tail:{share:.6f}"}, {
-        "tokenizer: gpt2": ("data.tokenizer",),
-        _DOCUMENTS: ("data.documents",),
-        f"validation: the last {share:.1%} of the text": ("data.split", "data.val", "data.stream"),
+    return {
+        **guesses,
+        **(_GPU_GUESSES if has_gpu else _CPU_GUESSES),
+        "output": f"runs/{name or 'data'}",
     }
-
-
-def _guess_settings(*, gpu: bool) -> tuple[Tables, Guesses]:
-    """The tables of a recipe for this kind of device, and the guesses in them."""
-    tables = tomllib.loads(_GPU_RECIPE if gpu else _CPU_RECIPE)
-    training = tables["training"]
-    rows = training.get("global_batch_size") or training["batch_size"]
-    model = f"model: {tables['model']['size']}" + ("" if gpu else ", since there is no GPU")
-    guesses: Guesses = {
-        model: ("model.size", "model.layers", "model.width"),
-        f"length: {tables['data']['length']:,} tokens per row": ("data.length",),
-        f"batch: {rows} rows per step": ("training.global_batch_size", "training.batch_size"),
-        f"time: at most {training['max_minutes']} minutes": ("training.max_minutes",),
-    }
-    if gpu:
-        guesses["precision: bfloat16, compiled (training.compile=false starts sooner)"] = (
-            "training.precision",
-            "training.compile",
-        )
-        # The size of a micro-batch says nothing about the rows of a step.
-        guesses[f"batch: {rows} rows per step"] = ("training.global_batch_size",)
-    return tables, guesses

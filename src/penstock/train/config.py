@@ -18,15 +18,6 @@ from penstock.errors import PlanError
 from penstock.loader.arguments import AnyPlan
 from penstock.rows.protocol import Rows
 
-__all__ = [
-    "SIZES",
-    "ModelConfig",
-    "OptimizationConfig",
-    "TrainingConfig",
-    "TrainingJob",
-    "model_config",
-]
-
 # The embedding has a multiple of 64 rows. Matrix units work on whole tiles: the logits of
 # 50,304 ids are computed 25 % faster than those of 50,257.
 _VOCAB_MULTIPLE = 64
@@ -165,7 +156,6 @@ class TrainingConfig:
     target_val_loss: float | None = None
     seed: int = 0
     """Seed of the initial weights and of dropout."""
-    tensorboard: bool = False
 
     def __post_init__(self) -> None:
         if self.steps is None and self.max_minutes is None:

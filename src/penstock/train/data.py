@@ -15,17 +15,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from penstock.digest import digest_json
 from penstock.errors import PlanError, SourceError, StoreBusyError, StoreError
 from penstock.loader.arguments import AnyPlan
 from penstock.loader.loader import Loader
 from penstock.order.plan import Plan
 from penstock.recipe import DataConfig, RowKind
 from penstock.rows.packs import Packs
-from penstock.rows.protocol import Fields, Integers, Rows, WrappedRows
+from penstock.rows.protocol import Rows
 from penstock.rows.tokens import ArrayFile
 from penstock.rows.windows import Windows
 from penstock.store.explain import describe_rules
@@ -35,23 +33,12 @@ from penstock.streaming.plan import StreamedPlan
 from penstock.train.config import TrainingConfig, TrainingJob
 from penstock.train.distributed import World
 
-__all__ = [
-    "check_vocabulary",
-    "microbatches",
-    "open_data",
-    "step_rows",
-    "stores_of",
-    "training_loader",
-    "validation_loader",
-    "vocab_size_of",
-]
-
 _POLL_SECONDS = 0.2
 _LEAST_TOKENS = 2  # of a row: an input and its target
 _GPT2_VOCAB = 50_257
 _CHECKED_IDS = 1 << 24  # of a bare token file; their minimum and maximum take 0.1 seconds
 _OTHER_TEXT = "That store belongs to this output. For other text or settings, use another one (-o)."
-_TOKEN_FILES = (".npy", ".bin")
+TOKEN_FILES = (".npy", ".bin")
 _FIELDS = ("inputs", "targets", "position_ids", "document_ids")
 
 
@@ -82,9 +69,9 @@ def open_data(
     return plan, opener.val_rows(held_out)
 
 
-def _sides(path: Path) -> tuple[Path, Path | None] | None:
+def store_sides(path: Path) -> tuple[Path, Path | None] | None:
     """The store at `path` and None, or both sides of a split store; None if there is no store."""
-    if path.suffix in _TOKEN_FILES or (path / FILE_NAME).exists():
+    if path.suffix in TOKEN_FILES or (path / FILE_NAME).exists():
         return path, None
     return (path / "train", path / "val") if (path / "train" / FILE_NAME).exists() else None
 
@@ -96,11 +83,13 @@ class _Opener:
         self._config = config
         self._stores = output / "stores"
         self._log = log
+        self._settings: dict[str, Any] = {"tokenizer": config.tokenizer, "eos": config.eos}
+        self._settings["documents"] = config.documents
 
     def sides(self, given: str, name: str) -> tuple[Path, Path | None]:
         """The training store of a path, and the validation store if it was split."""
         path, store = Path(given), self._stores / name
-        sides = _sides(path)
+        sides = store_sides(path)
         if sides is None and path.is_dir() and store.resolve().is_relative_to(path.resolve()):
             raise PlanError(
                 f"The output {store.parent.parent} is inside {given}, which is the text to read: "
@@ -112,7 +101,7 @@ class _Opener:
         """The sides of the store of a text, built now unless an earlier run has built it."""
         from penstock.store.build import build
 
-        existed = _sides(store) is not None
+        existed = store_sides(store) is not None
         if not existed:
             self._log(f"building {store} from {given}")
         # With other validation data, nothing needs to be held out of the text.
@@ -135,23 +124,18 @@ class _Opener:
                 raise
             else:
                 break
-        sides = _sides(store)
+        sides = store_sides(store)
         assert sides is not None  # `build` has returned
         if not existed:
             self._log(f"a document is {describe_rules(builds(read_manifest(sides[0])))}")
         return sides
-
-    @property
-    def _settings(self) -> dict[str, Any]:
-        config = self._config
-        return {"tokenizer": config.tokenizer, "documents": config.documents, "eos": config.eos}
 
     def streamed(self, given: str) -> Any:
         """The rows of a text that a background build tokenizes from now on."""
         from penstock.streaming.stream import stream
 
         store = self._stores / "train"
-        if _sides(Path(given)) is not None:
+        if store_sides(Path(given)) is not None:
             raise PlanError(f"{given} is already tokenized. Use stream=false.")
         if not (store / FILE_NAME).exists():
             self._log(f"building {store} from {given} while training on its finished parts")
@@ -164,7 +148,8 @@ class _Opener:
     def rows(self, store: Any, kind: RowKind, **options: Any) -> Rows:
         """The rows of a store or token file."""
         if isinstance(store, Path) and store.suffix == ".bin" and store.is_file():
-            store = ArrayFile(store, "uint16")  # nanoGPT's files have no header with the dtype
+            self._log(f"{store} is read as uint16, as nanoGPT writes it")
+            store = ArrayFile(store, "uint16")
         try:
             return (Packs if kind == "packs" else Windows)(store, self._config.length, **options)
         except PlanError as error:
@@ -174,23 +159,22 @@ class _Opener:
 
     def val_rows(self, held_out: Path | None) -> Rows | None:
         """The rows to validate on: those of `val`, or else of the held-out side."""
-        if self._config.val is not None:
-            one, other = self.sides(self._config.val, "val")
+        config = self._config
+        if config.val is not None:
+            one, other = self.sides(config.val, "val")
             held_out = other or one
-        elif held_out is not None and _num_tokens(held_out) < _LEAST_TOKENS:
-            self._log(f"no validation: {held_out} has fewer than {_LEAST_TOKENS} tokens")
-            return None
         if held_out is None:
             return None
-        kind = self._config.rows
+        if not held_out.is_dir():
+            return self.rows(held_out, config.rows)
+        num_tokens = TokenStore(held_out).num_tokens
+        if num_tokens < _LEAST_TOKENS and config.val is None:
+            self._log(f"no validation: {held_out} has fewer than {_LEAST_TOKENS} tokens")
+            return None
         # Less text than one window is still one row, padded.
-        if kind == "windows" and held_out.is_dir() and _num_tokens(held_out) <= self._config.length:
-            return self.rows(held_out, kind, tail="pad")
-        return self.rows(held_out, kind)
-
-
-def _num_tokens(path: Path) -> int:
-    return TokenStore(path).num_tokens if path.is_dir() else _LEAST_TOKENS
+        if config.rows == "windows" and num_tokens <= config.length:
+            return self.rows(held_out, config.rows, tail="pad")
+        return self.rows(held_out, config.rows)
 
 
 def step_rows(config: TrainingConfig, rows: int, world: World) -> int:
@@ -220,20 +204,22 @@ def validation_loader(job: TrainingJob, world: World, rows: int) -> Loader | Non
     """A loader of the same `val_rows` rows at every validation; None without validation data."""
     if job.val is None:
         return None
-    some = RowSubset(job.val, job.training.val_rows)
+    num_rows = min(job.training.val_rows, len(job.val))
+    # The first rows of a shuffled epoch, the same ones every time. Half a row is added, so that
+    # rounding cannot take one away.
+    epochs = (num_rows + 0.5) / len(job.val)
+    plan = Plan({"val": job.val}, weights={"val": 1}, max_epochs=epochs)
     return Loader(
-        some,
+        plan,
         # At most `rows` rows for each process, and no more than there are: 10 rows on 4
         # processes are batches of 3 each. drop_last=False pads the last batch with rows whose
         # targets are all ignored, so that every process takes the same number of steps.
-        global_batch_size=min(rows, -(-len(some) // world.size)) * world.size,
+        global_batch_size=min(rows, -(-num_rows // world.size)) * world.size,
         prefetch=min(1, job.training.prefetch),
         rank=world.rank,
         world_size=world.size,
         device=world.device,
-        epochs=1,
         drop_last=False,
-        shuffle="none",
     )
 
 
@@ -247,43 +233,6 @@ def microbatches(batch: dict[str, Tensor], rows: int) -> Iterator[list[Tensor | 
         yield [None if each is None else each[piece].contiguous() for each in fields]
 
 
-class RowSubset(WrappedRows):
-    """At most `num_rows` evenly spaced rows of a source; the batch size does not change them."""
-
-    num_tokens = part_rows = None  # those of the rows describe all rows, not the subset
-
-    def __init__(self, rows: Rows, num_rows: int) -> None:
-        super().__init__(rows)
-        self._num_rows = min(num_rows, len(rows))
-
-    def __len__(self) -> int:
-        return self._num_rows
-
-    @property
-    def digest(self) -> str:
-        """A digest of the source and of the number of rows."""
-        return digest_json(["spaced", self.rows.digest, len(self)])
-
-    def read(self, samples: Integers) -> Fields:
-        """Return the rows `samples` of the subset."""
-        return self.rows.read(self._chosen(samples))
-
-    def read_epochs(self, samples: Integers, epochs: Integers) -> Fields:
-        """Return the rows `samples` of the subset, each as it is in its epoch."""
-        return self.rows.read_epochs(self._chosen(samples), epochs)
-
-    def read_ahead(self, samples: Integers) -> None:
-        """Ask the kernel to load these rows from disk; return without waiting."""
-        self.rows.read_ahead(self._chosen(samples))
-
-    def widths(self, samples: Integers) -> Integers:
-        """Return how wide a batch must be for each of the rows `samples`."""
-        return self.rows.widths(self._chosen(samples))
-
-    def _chosen(self, samples: Integers) -> Integers:
-        return np.asarray(samples, np.int64) * len(self.rows) // len(self)  # 3 of 10: 0, 3, 6
-
-
 def stores_of(rows: Rows) -> tuple[TokenStore | ArrayFile, ...]:
     """The stores and token files that rows are read from; none for rows of another kind."""
     return () if rows.stream is None else rows.stream.members
@@ -291,16 +240,22 @@ def stores_of(rows: Rows) -> tuple[TokenStore | ArrayFile, ...]:
 
 def vocab_size_of(plan: AnyPlan) -> int:
     """The largest vocabulary of the plan's tokenizers; GPT-2's if only bare files are read."""
-    sizes = [size for rows in plan.sources.values() for _, size in _vocabularies(rows)]
+    members = [each for rows in plan.sources.values() for each in stores_of(rows)]
+    sizes = [_vocab_size(each) for each in members if isinstance(each, TokenStore)]
     return max(sizes, default=_GPT2_VOCAB)
 
 
-def _vocabularies(rows: Rows) -> list[tuple[Path, int]]:
-    return [
-        (each.path, int(each.manifest.contents["tokenizer"]["vocab_size"]))
-        for each in stores_of(rows)
-        if isinstance(each, TokenStore)
-    ]
+def _vocab_size(member: TokenStore | ArrayFile) -> int:
+    """The vocabulary of a store's tokenizer; of a bare file, its largest id and one more."""
+    if isinstance(member, TokenStore):
+        return int(member.manifest.contents["tokenizer"]["vocab_size"])
+    # An unsigned dtype cannot be negative, but a .npy file may be of int32 or int64.
+    ids = member.array()[:_CHECKED_IDS]
+    if ids.min(initial=0) < 0:
+        raise PlanError(
+            f"{member.path} has the negative token id {ids.min()}, which no model can embed."
+        )
+    return int(ids.max(initial=0)) + 1
 
 
 def check_vocabulary(job: TrainingJob) -> None:
@@ -315,28 +270,17 @@ def check_vocabulary(job: TrainingJob) -> None:
     vocab_size = job.model.vocab_size
     sources = job.plan.sources
     for rows in [*sources.values(), *([] if job.val is None else [job.val])]:
-        vocabularies = _vocabularies(rows)
-        for each in stores_of(rows):
-            if isinstance(each, ArrayFile):
-                # An unsigned dtype cannot be negative, but a .npy file may be of int32 or int64.
-                ids = each.array()[:_CHECKED_IDS]
-                if ids.min(initial=0) < 0:
-                    raise PlanError(
-                        f"{each.path} has the negative token id {ids.min()}, for which no model "
-                        "has an embedding. Use another file."
-                    )
-                vocabularies.append((each.path, int(ids.max(initial=0)) + 1))
-        for path, size in vocabularies:
+        for member in stores_of(rows):
+            size = _vocab_size(member)
             if size > vocab_size:
                 raise PlanError(
-                    f"{path} has token ids up to {size - 1:,}, but the vocabulary of the model has "
-                    f"{vocab_size:,}. Set model.vocab_size to {size} or more, or use other data."
+                    f"{member.path} has token ids up to {size - 1:,}, but the vocabulary of the "
+                    f"model has {vocab_size:,}. Set model.vocab_size to {size} or more."
                 )
     digests = {rows.tokenizer_digest for rows in sources.values()} - {None}
     val_digest = None if job.val is None else job.val.tokenizer_digest
     if digests and val_digest is not None and val_digest not in digests:
         raise PlanError(
             f"The validation data has another tokenizer (digest {val_digest[:8]}) than the "
-            f"training data ({', '.join(sorted(str(each)[:8] for each in digests))}), so the same "
-            "id means other text. Build both with one tokenizer."
+            "training data, so the same id means other text. Build both with one tokenizer."
         )

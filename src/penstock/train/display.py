@@ -7,17 +7,18 @@
     5 ┤    ‾‾──•────•         a dashed line at the target
       └──────────────►  step
 
-In a terminal, rich redraws the line in place. Without rich or a terminal, a line is printed every
-ten seconds. The curve is SVG text, so that no plotting library is needed.
+In a terminal, the line is redrawn in place. Otherwise a line is printed every ten seconds. The
+curve is SVG text, so that no plotting library is needed.
 """
 
 import math
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 import numpy as np
 
@@ -26,13 +27,7 @@ from penstock.loader.arguments import AnyPlan
 from penstock.rows.protocol import Rows
 from penstock.store.files import write_file
 from penstock.store.reader import TokenStore
-from penstock.train.data import stores_of
 from penstock.train.metrics import Line, RunReport
-
-if TYPE_CHECKING:
-    from rich.live import Live
-
-__all__ = ["Display", "documents_at", "draw_curve", "report_line", "write_curve"]
 
 _PRINT_SECONDS = 10.0  # between lines, without a terminal
 _DRAW_SECONDS = 0.2
@@ -48,41 +43,35 @@ class Display:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
-        self._live = _live_line(self._stream)
+        self._in_terminal = self._stream.isatty()
         self._shown = -math.inf
         self._last = ""
 
     def __call__(self, event: RunReport | str) -> None:
         """Show a line of text at once, or a report if the last one is old enough."""
         if isinstance(event, str):
-            self._write(visible(event))  # a sample of the model may contain escape sequences
+            self._write(f"{visible(event)}\n")  # a sample of the model may have escape sequences
             return
         self._last = report_line(event)
         now, step = time.monotonic(), event.progress.step
         # Without a terminal the first lines come soon, then one every ten seconds.
-        wait = _DRAW_SECONDS if self._live is not None else min(_PRINT_SECONDS, step)
+        wait = _DRAW_SECONDS if self._in_terminal else min(_PRINT_SECONDS, step)
         # The last step is always shown.
-        if now - self._shown < wait and step != event.progress.steps:
-            return
-        self._shown = now
-        if self._live is not None:
-            self._live.update(self._last, refresh=True)
-        else:
-            self._write(self._last)
+        if now - self._shown >= wait or step == event.progress.steps:
+            self._shown = now
+            # A line that wraps could not be cleared, so it is cut to the width of the terminal.
+            width = shutil.get_terminal_size().columns - 1
+            self._write(self._last[:width] if self._in_terminal else f"{self._last}\n")
 
-    def _write(self, line: str) -> None:
-        if self._live is not None:
-            self._live.console.print(line, soft_wrap=True)
-        else:
-            self._stream.write(line + "\n")
-            self._stream.flush()
+    def _write(self, text: str) -> None:
+        # The first column, then an escape sequence that clears the line: the last report.
+        self._stream.write(f"\r\x1b[K{text}" if self._in_terminal else text)
+        self._stream.flush()
 
     def close(self) -> None:
         """Draw the last report and leave it on the screen."""
-        if self._live is not None:
-            if self._last:
-                self._live.update(self._last, refresh=True)
-            self._live.stop()
+        if self._in_terminal and self._last:
+            self._write(f"{self._last}\n")
 
 
 def report_line(report: RunReport) -> str:
@@ -101,21 +90,6 @@ def report_line(report: RunReport) -> str:
         minutes, seconds = divmod(round(report.seconds_left), 60)
         parts.append(f"ETA {minutes}:{seconds:02d}")
     return "  ".join(parts)
-
-
-def _live_line(stream: TextIO) -> "Live | None":
-    """A line that rich redraws; None without rich or a terminal."""
-    if not stream.isatty():
-        return None
-    try:
-        from rich.console import Console
-        from rich.live import Live
-    except ImportError:
-        return None
-    console = Console(file=stream, highlight=False, markup=False, emoji=False)
-    live = Live(console=console, auto_refresh=False)
-    live.start()
-    return live
 
 
 def write_curve(path: Path, metrics: Iterable[Line], *, title: str, target: float | None) -> None:
@@ -256,41 +230,28 @@ def documents_at(plan: AnyPlan, start: int, stop: int) -> str:
 
 def _documents_of(rows: Rows, sample: int) -> Iterator[str]:
     """The documents in one row of windows or packs; none if the stores are bare token files."""
-    stores = stores_of(rows)
-    if not stores or not all(isinstance(each, TokenStore) for each in stores):
+    stream = rows.stream
+    if stream is None or not stream.has_documents:
         return
+    # The pieces of a stream are the parts of its stores, one after the other.
+    stores = [each for each in stream.members if isinstance(each, TokenStore)]
+    pieces = [(store, part) for store in stores for part in range(len(store.manifest.parts))]
     # The class of the rows is not tested, because rows can be wrapped, by a transform for example.
     spans = rows.spans(sample)
     if rows.stride is not None:
         spans = [(sample * rows.stride, rows.length)]
     for start, length in spans:
-        yield from _documents_between(rows.stream, start, start + length)
-
-
-def _documents_between(stream: Any, start: int, stop: int) -> Iterator[str]:
-    """The documents that tokens [start, stop) of a stream belong to."""
-    # The pieces of a stream are the parts of its stores, one after the other. A row can reach
-    # into the next piece.
-    first_piece = int(np.searchsorted(stream.ends, start, side="right"))
-    last_piece = int(np.searchsorted(stream.starts, stop, side="left"))
-    for number in range(first_piece, last_piece):
-        offset = int(stream.starts[number])
-        bounds = stream.bounds(number)
-        # Document d is at [bounds[d - 1], bounds[d]). The numbers are unsigned like the bounds;
-        # otherwise NumPy would convert all bounds to floats.
-        first = np.searchsorted(bounds, np.uint64(max(0, start - offset)), side="right")
-        last = np.searchsorted(bounds, np.uint64(stop - offset), side="left")
-        for document in range(int(first), min(int(last) + 1, len(bounds))):
-            yield _document_name(stream, number, document)
-
-
-def _document_name(stream: Any, piece: int, within: int) -> str:
-    """The name of a document, from the number of its piece and its number within that piece."""
-    for store in stream.members:
-        parts = store.manifest.parts
-        if piece < len(parts):
-            number = sum(part.num_documents for part in parts[:piece]) + within
-            origin = store.origin(number)
-            return f"document {number:,} of {store.path} ({origin.file}, offset {origin.offset:,})"
-        piece -= len(parts)
-    raise IndexError(f"piece {piece} is in no store")
+        # A row can reach into the next piece.
+        first_piece = int(np.searchsorted(stream.ends, start, side="right"))
+        last_piece = int(np.searchsorted(stream.starts, start + length, side="left"))
+        for number in range(first_piece, last_piece):
+            store, part = pieces[number]
+            bounds, offset = stream.bounds(number), int(stream.starts[number])
+            before = sum(each.num_documents for each in store.manifest.parts[:part])
+            # Document d is at [bounds[d - 1], bounds[d]). The numbers are unsigned like the bounds;
+            # otherwise NumPy would convert all bounds to floats.
+            first = np.searchsorted(bounds, np.uint64(max(0, start - offset)), side="right")
+            last = np.searchsorted(bounds, np.uint64(start + length - offset), side="left")
+            for document in range(before + int(first), before + min(int(last) + 1, len(bounds))):
+                at = store.origin(document)
+                yield f"document {document:,} of {store.path} ({at.file}, offset {at.offset:,})"

@@ -22,16 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from penstock.errors import PlanError
 
-__all__ = [
-    "HostCopy",
-    "World",
-    "join_processes",
-    "select_device",
-    "stop_signals",
-    "to_signed",
-    "torchrun_rank",
-]
-
 _SECOND_CTRL_C_SECONDS = 1.0
 
 
@@ -81,9 +71,7 @@ class World:
 
     def no_exchange(self, model: torch.nn.Module) -> AbstractContextManager[object]:
         """A context in which a backward pass adds gradients without averaging them."""
-        if isinstance(model, DistributedDataParallel):
-            return model.no_sync()
-        return nullcontext()
+        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
 class HostCopy:
@@ -106,18 +94,6 @@ class HostCopy:
         if self._copied is not None:
             self._copied.synchronize()
         return list(self._values.tolist())
-
-
-def to_signed(number: int) -> int:
-    """An unsigned 64-bit integer as the signed one with the same bits.
-
-    torch has no sums of uint64. Sums of both wrap around alike, so a fingerprint can be summed
-    as int64.
-
-    >>> to_signed(2**64 - 1), to_signed(7)
-    (-1, 7)
-    """
-    return number - 2**64 if number >= 2**63 else number
 
 
 def torchrun_rank() -> int | None:
@@ -197,10 +173,9 @@ def stop_signals() -> Iterator[threading.Event]:
         yield requested  # only the main thread may set signal handlers
         return
     # Schedulers such as Slurm send SIGTERM some seconds before they kill a job.
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, handle) for number in numbers]
+    before = {each: signal.signal(each, handle) for each in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield requested
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)

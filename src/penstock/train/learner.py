@@ -18,8 +18,6 @@ from penstock.train.distributed import World
 from penstock.train.model import GPT
 from penstock.train.optimize import Optimizers
 
-__all__ = ["Learner"]
-
 _CPU_ROWS = 8
 # The most tokens of a micro-batch. Twice as many made an H200 a seventh slower, not faster.
 _MAX_TOKENS = 65_536
@@ -144,7 +142,6 @@ def _use_fp8(model: nn.Module) -> None:
         from torchao.float8 import convert_to_float8_training
     except ImportError as error:
         raise TrainError(
-            'precision="fp8" needs torchao, which is not installed. Install it with: '
-            "pip install torchao"
+            'precision="fp8" needs torchao. Install it with: pip install torchao'
         ) from error
     convert_to_float8_training(model)

@@ -18,30 +18,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from penstock.errors import MissingExtraError
 from penstock.store.files import write_file
 from penstock.train.config import ModelConfig
 from penstock.train.distributed import World
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
-__all__ = [
-    "Line",
-    "Log",
-    "Metrics",
-    "RunProgress",
-    "RunReport",
-    "Throughput",
-    "json_values",
-    "peak_flops",
-    "peak_memory",
-    "read_metrics",
-]
 
 # For dense matrix products in bfloat16, from the makers' data sheets. The first entry that is part
 # of the device's name is used, so "H100 PCIe" must come before "H100".
@@ -172,14 +155,10 @@ class Metrics:
         path: The file. Lines that are newer than the checkpoint are removed from it.
         step: The step of the checkpoint.
         validated: The last validation that the checkpoint knows of.
-        tensorboard: Whether to write the same numbers for TensorBoard.
     """
 
-    def __init__(
-        self, path: Path, *, step: int, validated: int | None = None, tensorboard: bool = False
-    ) -> None:
+    def __init__(self, path: Path, *, step: int, validated: int | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._board = _tensorboard(path.parent, step) if tensorboard else None
         # A checkpoint can be saved before the validation of the same step.
         # Its validation then comes again, and must not be in the file twice.
         last = ("step", "val", "target") if validated == step else ("step",)
@@ -198,11 +177,6 @@ class Metrics:
         # The kernel has the line after `flush`, so it survives the end of this process.
         self._stream.write(_line({"kind": kind, "step": step, **values}).decode())
         self._stream.flush()
-        if self._board is not None:
-            for name, value in values.items():
-                # TensorBoard stores float32, which cannot hold a 64-bit fingerprint.
-                if isinstance(value, int | float) and name != "fingerprint":
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def sync(self) -> None:
         """Force all lines to disk."""
@@ -211,8 +185,6 @@ class Metrics:
     def close(self) -> None:
         """Close the file."""
         self._stream.close()
-        if self._board is not None:
-            self._board.close()
 
 
 def read_metrics(path: Path) -> Iterator[Line]:
@@ -242,18 +214,6 @@ def json_values(values: Line) -> Line:
 
 def _line(values: Line) -> bytes:
     return json.dumps(json_values(values)).encode() + b"\n"
-
-
-def _tensorboard(directory: Path, step: int) -> "SummaryWriter":
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise MissingExtraError(
-            "tensorboard=true needs tensorboard, which is not installed. Install it with: "
-            'pip install "penstock[tensorboard]"'
-        ) from error
-    # TensorBoard keeps events of steps that will be computed again, unless they are purged.
-    return SummaryWriter(directory / "tensorboard", purge_step=step + 1 if step else 0)
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Mask = Tensor | BlockMask
 
-__all__ = ["GPT"]
-
 _ROTARY_BASE = 10_000.0
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of the rotary angles, for each position and pair of channels."""

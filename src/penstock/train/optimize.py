@@ -17,8 +17,6 @@ from torch import nn
 from penstock.errors import PlanError, TrainError
 from penstock.train.config import OptimizationConfig
 
-__all__ = ["Optimizers"]
-
 
 class Optimizers:
     """One or two torch optimizers that are stepped, saved and loaded together."""
@@ -84,8 +82,8 @@ class Optimizers:
         except ValueError as error:
             raise TrainError(
                 "The checkpoint was saved with another optimizer than "
-                f"optimizer={self.config.optimizer!r}, so its state cannot be loaded. Resume with "
-                "the original optimizer, or use another output."
+                f"optimizer={self.config.optimizer!r}. Resume with the original one, or use "
+                "another output."
             ) from error
 
 
@@ -94,7 +92,6 @@ def _muon(matrices: list[nn.Parameter], config: OptimizationConfig) -> torch.opt
         from torch.optim import Muon
     except ImportError as error:
         raise PlanError(
-            f'optimizer="muon" needs torch 2.9 or newer; this is torch {torch.__version__}. '
-            'Use optimizer="adamw".'
+            f'optimizer="muon" needs torch 2.9; this is {torch.__version__}. Use "adamw".'
         ) from error
     return Muon(matrices, lr=config.muon_rate, weight_decay=config.weight_decay)

@@ -22,6 +22,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,12 +32,10 @@ from penstock.train import data
 from penstock.train.checkpoint import Checkpoints, locked_output
 from penstock.train.config import TrainingJob
 from penstock.train.display import documents_at, write_curve
-from penstock.train.distributed import HostCopy, World, join_processes, stop_signals, to_signed
+from penstock.train.distributed import HostCopy, World, join_processes, stop_signals
 from penstock.train.learner import Learner
 from penstock.train.metrics import Log, Metrics, RunProgress, Throughput, read_metrics
 from penstock.train.model import GPT
-
-__all__ = ["RunResult", "train"]
 
 _PLANNED_SHARE = 0.97  # of max_minutes; the rest is reserve for slower steps
 # Each process adds 1 to a sum if its time is over, and this number if it was asked to stop. It is
@@ -44,7 +43,7 @@ _PLANNED_SHARE = 0.97  # of max_minutes; the rest is reserve for slower steps
 _STOP_REQUEST = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class RunResult:
     """The outcome of a run."""
 
@@ -91,10 +90,11 @@ class _Loop:
         self.log: Log = log if world.is_main else (lambda _: None)
         data.check_vocabulary(job)
         self.learner = Learner(job, world)
-        size = self.config.batch_size
-        self.rows = self.learner.fitting_rows() if size == "auto" else size
-        if size == "auto":
+        if self.config.batch_size == "auto":
+            self.rows = self.learner.fitting_rows()
             self.log(f"batch_size: {self.rows} rows of {job.model.length:,} tokens at once")
+        else:
+            self.rows = self.config.batch_size
         self.step_rows = data.step_rows(self.config, self.rows, world)
         self.loader = data.training_loader(job, world, self.step_rows)
         self.val_loader = data.validation_loader(job, world, self.rows)
@@ -138,20 +138,15 @@ class _Loop:
             write_curve(curve, read_metrics(path), title=title, target=target)
         # The caller of any process may read the files, so all wait until they are written.
         self.world.barrier()
-        return RunResult(
-            progress=self.progress,
-            finished=not self.interrupted,
-            rank=self.world.rank,
-            model=self.learner.model,
-            output=self.job.output,
-        )
+        rank, model, finished = self.world.rank, self.learner.model, not self.interrupted
+        return RunResult(self.progress, finished, rank, model, self.job.output)
 
     def _train(self, path: Path) -> None:
         """Everything from the first step to the last checkpoint."""
         self.learner.start()
         if self.world.is_main:
-            now, board = self.progress, self.config.tensorboard
-            self.metrics = Metrics(path, step=now.step, validated=now.validated, tensorboard=board)
+            now = self.progress
+            self.metrics = Metrics(path, step=now.step, validated=now.validated)
         try:
             if self.progress.step == 0:
                 with self.throughput.pause():
@@ -212,7 +207,9 @@ class _Loop:
         # All processes must stop after the same step, so requests to stop are summed with the
         # counts of the step.
         stop = self._is_late() + self.stop.is_set() * _STOP_REQUEST
-        counts = self.world.put([0, to_signed(self.loader.fingerprint or 0), stop])
+        # torch has no sums of uint64. Sums of int64 wrap around to the same bits.
+        fingerprint = int(np.uint64(self.loader.fingerprint or 0).astype(np.int64))
+        counts = self.world.put([0, fingerprint, stop])
         counts[0] = (batch["targets"] != -100).sum()
         self.world.sum(counts)
         results = self.learner.compute_gradients(data.microbatches(batch, self.rows), counts[0])
@@ -241,16 +238,14 @@ class _Loop:
         self.throughput.add_step(num_targets, queued.waited)
         if self.progress.steps is None and self.throughput.num_steps == Throughput.TIMED_STEPS:
             self._plan_steps()
-        self._record(
-            "step",
-            loss=loss,
-            norm=norm,
-            rate=queued.rate,
-            tokens_per_second=round(self.throughput.tokens_per_second, 1),
-            waited=round(queued.waited, 6),
-            # It was summed as a signed number; the remainder is the unsigned one again.
-            fingerprint=fingerprint % 2**64,
-        )
+        speed = round(self.throughput.tokens_per_second, 1)
+        # The fingerprint was summed as a signed number; the remainder is the unsigned one again.
+        values = {
+            "rate": queued.rate,
+            "tokens_per_second": speed,
+            "fingerprint": fingerprint % 2**64,
+        }
+        self._record("step", loss=loss, norm=norm, waited=round(queued.waited, 6), **values)
         if self.world.is_main:
             self.log(self.throughput.report(self.progress))
 
@@ -291,7 +286,8 @@ class _Loop:
         with_pauses = seconds + self.throughput.last_pause / self.config.val_every
         steps = self.world.from_main(self.queued + max(0, int(left / with_pauses)))
         self.progress = replace(self.progress, steps=steps, minutes=minutes)
-        self.log(f"{minutes:g} minutes are enough for {steps:,} steps of {seconds * 1e3:,.0f} ms")
+        each = f"{seconds * 1e3:,.0f} ms"
+        self.log(f"planned {steps:,} steps of {each}, to end within max_minutes={minutes:g}")
 
     def _validate(self) -> None:
         """Compute the validation loss, and see whether it reaches the target."""
@@ -332,12 +328,8 @@ class _Loop:
         self.saved = self.progress.step
         self.progress = replace(self.progress, seconds=time.perf_counter() - self.started)
         if self.world.is_main:
-            contents = {
-                "progress": asdict(self.progress),
-                "model_config": asdict(self.job.model),
-                "data": self.loader.state_dict(),
-                **self.learner.state(),
-            }
+            configs = {"progress": asdict(self.progress), "model_config": asdict(self.job.model)}
+            contents = {**configs, "data": self.loader.state_dict(), **self.learner.state()}
             # The metrics first: a power cut must not leave a checkpoint without its lines.
             if self.metrics is not None:
                 self.metrics.sync()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.transforms.transform import Chain as Chain
     from penstock.transforms.transform import Fields as Fields
     from penstock.transforms.transform import Transform as Transform
-    from penstock.transforms.transformed import Transformed as Transformed
+    from penstock.transforms.transform import Transformed as Transformed
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -30,7 +30,6 @@ else:
             "dropout": "TokenDropout",
             "fill_in_the_middle": "FillInTheMiddle",
             "mask": "MaskTokens begins_word collate_masked",
-            "transform": "Chain Fields Transform",
-            "transformed": "Transformed",
+            "transform": "Chain Fields Transform Transformed",
         },
     )

@@ -19,17 +19,6 @@ import numpy.typing as npt
 from penstock.digest import GOLDEN, Unsigned, constant, derive_key, mix64
 from penstock.errors import PlanError
 
-__all__ = [
-    "Integers",
-    "Unsigned",
-    "bernoulli",
-    "bernoulli_table",
-    "integers_below",
-    "random_bits",
-    "row_keys",
-    "subkeys",
-]
-
 Integers = npt.NDArray[np.int64]
 
 # Numbers per block: 128 KiB, and as much scratch space, so that both fit in the L2 cache.
@@ -115,8 +104,13 @@ def integers_below(keys: Unsigned, columns: npt.ArrayLike, limits: npt.ArrayLike
     return remainders
 
 
+def check_probability(name: str, value: float) -> None:
+    """Raise PlanError unless `value` is from 0 to 1."""
+    if not 0 <= value <= 1:
+        raise PlanError(f"{name} must be a probability from 0 to 1; got {value}.")
+
+
 def _threshold(rate: float) -> Unsigned:
     """Return the number that 53 random bits must be below; exact for rates of 2^-53 or more."""
-    if not 0 <= rate <= 1:
-        raise PlanError(f"A rate must be a probability from 0 to 1; got {rate}.")
+    check_probability("A rate", rate)
     return constant(round(rate * 2.0**53))

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from penstock.digest import Unsigned
 from penstock.errors import PlanError
-from penstock.transforms.draws import Unsigned, bernoulli_table
+from penstock.transforms.draws import bernoulli_table, check_probability
 from penstock.transforms.transform import (
     Fields,
     align_to_first_token,
@@ -23,8 +23,6 @@ from penstock.transforms.transform import (
     exclude_padding,
     token_spans,
 )
-
-__all__ = ["TokenDropout"]
 
 
 @final
@@ -44,8 +42,7 @@ class TokenDropout:
         self.rate = rate
         self.replace_with = replace_with
         self.special_ids = tuple(sorted(set(special_ids)))
-        if not 0 <= rate <= 1:
-            raise PlanError(f"rate must be a probability from 0 to 1; got {rate}.")
+        check_probability("rate", rate)
         if replace_with is not None and replace_with < 0:
             raise PlanError(f"replace_with must be a token id, 0 or more; got {replace_with}.")
 
@@ -77,19 +74,18 @@ class TokenDropout:
         if self.replace_with is not None:
             changed = copy_for_ids(tokens, self.replace_with)
             # Replaced padding would look like a token to a model without an attention mask.
-            dropped = exclude_padding(dropped, fields) & ~self._is_special(tokens[:, :length])
+            dropped = exclude_padding(dropped, fields) & ~np.isin(
+                tokens[:, :length], self.special_ids
+            )
             changed[:, :length][dropped] = self.replace_with
             return {**with_targets, "tokens": changed}
         predicted = with_targets["labels" if "labels" in fields else "targets"]
         # A column is dropped with its target, so it is the target that may be special.
-        kept = ~dropped | self._is_special(predicted)
+        kept = ~dropped | np.isin(predicted, self.special_ids)
         if "target_mask" in with_targets:
             kept &= with_targets["target_mask"].astype(np.bool_)
         # `targets` equal `tokens[:, 1:]` here, so the loader can derive them itself.
         return {**fields, "target_mask": kept}
-
-    def _is_special(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
-        return np.isin(ids, self.special_ids)
 
 
 def _with_targets(fields: Fields, length: int) -> Fields:

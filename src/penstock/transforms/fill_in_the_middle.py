@@ -14,16 +14,16 @@ PSM and SPM are defined by Bavarian et al. (2022). SPM is the variant that begin
 which StarCoder and Code Llama were trained with.
 """
 
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.digest import Unsigned
 from penstock.errors import PlanError
-from penstock.transforms.draws import Unsigned, bernoulli, integers_below, subkeys
-from penstock.transforms.transform import Fields, copy_for_ids, refuse_fields, token_spans
-
-__all__ = ["FillInTheMiddle"]
+from penstock.transforms.draws import bernoulli, check_probability, integers_below, subkeys
+from penstock.transforms.transform import Fields, copy_for_ids, refuse_fields, spanned, token_spans
 
 _SENTINELS = 3
 _CHANGE, _ORDER, _CUT, _OTHER_CUT = range(4)  # columns of a piece's random numbers
@@ -41,48 +41,34 @@ class _PieceColumns(NamedTuple):
 
 
 @final
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FillInTheMiddle:
     """Rearranges some documents as prefix, suffix, middle; their length stays the same."""
 
-    def __init__(
-        self,
-        *,
-        prefix_id: int,
-        middle_id: int,
-        suffix_id: int,
-        rate: float = 0.5,
-        spm_rate: float = 0.5,
-        within: Literal["documents", "row"] = "documents",
-        eos_id: int | None = None,
-    ) -> None:
-        """Create a transform with these sentinel tokens.
+    prefix_id: int
+    """The sentinel token before the prefix."""
+    middle_id: int
+    """The sentinel token before the middle."""
+    suffix_id: int
+    """The sentinel token before the suffix."""
+    rate: float = 0.5
+    """The probability that a piece is rearranged."""
+    spm_rate: float = 0.5
+    """The probability that a rearranged piece has the order SPM, not PSM."""
+    within: Literal["documents", "row"] = "documents"
+    """"documents" rearranges each document, and needs rows that know where documents begin
+    (`borders=True`); "row" rearranges whole rows."""
+    eos_id: int | None = None
+    """If a piece ends with this token, it stays at the end."""
 
-        Args:
-            prefix_id: The sentinel before the prefix.
-            middle_id: The sentinel before the middle.
-            suffix_id: The sentinel before the suffix.
-            rate: The probability that a piece is rearranged.
-            spm_rate: The probability that a rearranged piece has the order SPM, not PSM.
-            within: "documents" rearranges each document, and needs rows that know where
-                documents begin (`borders=True`); "row" rearranges whole rows.
-            eos_id: If a piece ends with this token, it stays at the end.
-        """
-        for name, share in (("rate", rate), ("spm_rate", spm_rate)):
-            if not 0 <= share <= 1:
-                raise PlanError(f"{name} must be a probability from 0 to 1; got {share}.")
-        ids = (prefix_id, middle_id, suffix_id)
+    def __post_init__(self) -> None:
+        check_probability("rate", self.rate)
+        check_probability("spm_rate", self.spm_rate)
+        ids = (self.prefix_id, self.middle_id, self.suffix_id)
         if min(ids) < 0 or len(set(ids)) < len(ids):
-            raise PlanError(
-                "prefix_id, middle_id and suffix_id must be three different ids, 0 or more; got "
-                f"{ids}."
-            )
-        if within not in ("documents", "row"):
-            raise PlanError(f'within must be "documents" or "row"; got {within!r}.')
-        self.prefix_id, self.middle_id, self.suffix_id = ids
-        self.rate = rate
-        self.spm_rate = spm_rate
-        self.within = within
-        self.eos_id = eos_id
+            raise PlanError(f"The sentinels must be three different ids, 0 or more; got {ids}.")
+        if self.within not in ("documents", "row"):
+            raise PlanError(f'within must be "documents" or "row"; got {self.within!r}.')
 
     def __repr__(self) -> str:
         what = "rows" if self.within == "row" else "documents"
@@ -90,16 +76,9 @@ class FillInTheMiddle:
 
     def describe(self) -> dict[str, Any]:
         """Return every setting that affects the result, as JSON."""
-        return {
-            "kind": "fill-in-the-middle",
-            "prefix_id": self.prefix_id,
-            "middle_id": self.middle_id,
-            "suffix_id": self.suffix_id,
-            "rate": float(self.rate),
-            "spm_rate": float(self.spm_rate),
-            "within": self.within,
-            "eos_id": self.eos_id,
-        }
+        # As floats: 1 and 1.0 are the same rate, so they must give the same digest.
+        rates = {"rate": float(self.rate), "spm_rate": float(self.spm_rate)}
+        return {"kind": "fill-in-the-middle", **asdict(self), **rates}
 
     def apply(self, fields: Fields, keys: Unsigned, length: int | None = None) -> Fields:
         """Return rearranged `tokens`; with within="documents", also a `target_mask`.
@@ -195,8 +174,7 @@ def _refuse_several_documents(fields: Fields, starts: NDArray[Any], stops: NDArr
     if "same_document" not in fields:
         return
     same = fields["same_document"].astype(np.bool_)
-    columns = np.arange(same.shape[1])
-    inside = (columns >= starts[:, np.newaxis]) & (columns < stops[:, np.newaxis] - 1)
+    inside = spanned(starts, stops - 1, same.shape[1])
     # Rows with one document each (Documents) have an attention mask. Rows without one pack
     # several documents, even if these particular rows happen to hold one.
     if "attention_mask" not in fields or (inside & ~same).any():

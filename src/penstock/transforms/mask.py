@@ -25,16 +25,10 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.digest import digest_bytes
+from penstock.digest import Unsigned, digest_bytes
 from penstock.errors import PlanError
-from penstock.transforms.draws import (
-    Integers,
-    Unsigned,
-    bernoulli_table,
-    integers_below,
-    random_bits,
-    subkeys,
-)
+from penstock.transforms import draws
+from penstock.transforms.draws import Integers, subkeys
 from penstock.transforms.transform import (
     Fields,
     align_to_first_token,
@@ -44,12 +38,11 @@ from penstock.transforms.transform import (
     token_spans,
 )
 
-__all__ = ["IGNORED", "MaskTokens", "WordMark", "begins_word", "collate_masked"]
-
 IGNORED = -100
 """The label that loss functions ignore."""
 
 WordMark = Literal["##", "Ġ", "▁"]
+Booleans = NDArray[np.bool_]
 
 _SELECT, _KIND, _RANDOM = range(3)  # numbers of the subkeys: one for each random choice
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")  # SentencePiece's token for a single byte
@@ -87,12 +80,8 @@ class MaskTokens:
                 If given, whole words are selected. Each token of a selected word is then masked,
                 replaced or kept independently.
         """
-        if not 0 <= mask_id < vocab_size:
-            raise PlanError(
-                f"mask_id must be from 0 to vocab_size - 1 = {vocab_size - 1:,}; got {mask_id:,}."
-            )
-        if not 0 <= rate <= 1:
-            raise PlanError(f"rate must be a probability from 0 to 1; got {rate}.")
+        _check_id("mask_id", mask_id, vocab_size)
+        draws.check_probability("rate", rate)
         if masked < 0 or random < 0 or masked + random > 1:
             raise PlanError(
                 "masked and random are shares of the selected tokens: each must be at least 0, and "
@@ -103,7 +92,10 @@ class MaskTokens:
         self.rate = rate
         self.masked = masked
         self.random = random
-        self._is_special = _special_table(special_ids, vocab_size)
+        self._is_special = np.zeros(vocab_size, np.bool_)
+        for each in special_ids:
+            _check_id("special_ids", each, vocab_size)
+            self._is_special[each] = True
         self._begins = None if begins_word is None else np.array(begins_word, np.bool_)
         if self._begins is not None and self._begins.shape != (vocab_size,):
             raise PlanError(
@@ -148,7 +140,7 @@ class MaskTokens:
                 f"vocab_size is {self.vocab_size:,}. Pass the vocab_size of their tokenizer."
             )
         first, _ = token_spans(fields)
-        drawn = bernoulli_table(subkeys(keys, _SELECT), length, self.rate)
+        drawn = draws.bernoulli_table(subkeys(keys, _SELECT), length, self.rate)
         selected = align_to_first_token(drawn, first)
         if self._begins is not None:
             selected = self._select_words(selected, labels, self._begins, first)
@@ -158,38 +150,26 @@ class MaskTokens:
         special = self._is_special[labels.reshape(-1)[flat]]
         selected.reshape(-1)[flat[special]] = False
         changed = copy_for_ids(tokens, self.vocab_size - 1)
-        self._replace(changed, keys, *np.divmod(flat[~special], max(1, length)), first)
+        rows, columns = np.divmod(flat[~special], max(1, length))
+        bits = draws.random_bits(subkeys(keys, _KIND)[rows], columns - first[rows])
+        # 53 bits as a fraction from 0 to 1: a double holds 53 bits exactly.
+        kinds = (bits >> np.uint64(11)) * 2.0**-53
+        hidden = kinds < self.masked
+        changed[rows[hidden], columns[hidden]] = self.mask_id
+        other = ~hidden & (kinds < self.masked + self.random)
+        rows, columns = rows[other], columns[other]
+        random_keys = subkeys(keys, _RANDOM)[rows]
+        changed[rows, columns] = draws.integers_below(
+            random_keys, columns - first[rows], self.vocab_size
+        )
         result = {**fields, "tokens": changed, "labels": labels, "target_mask": selected}
         # num_targets excludes the last token, as nothing follows it; here it predicts itself.
         result.pop("num_targets", None)
         return result
 
-    def _replace(
-        self,
-        tokens: NDArray[Any],
-        keys: Unsigned,
-        rows: NDArray[np.intp],
-        columns: NDArray[np.intp],
-        first: Integers,
-    ) -> None:
-        """Mask or replace the selected tokens in place; `first` is each row's first column."""
-        bits = random_bits(subkeys(keys, _KIND)[rows], columns - first[rows])
-        # 53 bits as a fraction from 0 to 1: a double holds 53 bits exactly.
-        kinds = (bits >> np.uint64(11)) * 2.0**-53
-        hidden = kinds < self.masked
-        tokens[rows[hidden], columns[hidden]] = self.mask_id
-        other = (kinds >= self.masked) & (kinds < self.masked + self.random)
-        rows, columns = rows[other], columns[other]
-        drawn = integers_below(subkeys(keys, _RANDOM)[rows], columns - first[rows], self.vocab_size)
-        tokens[rows, columns] = drawn
-
     def _select_words(
-        self,
-        selected: NDArray[np.bool_],
-        labels: NDArray[Any],
-        begins: NDArray[np.bool_],
-        first_token: Integers,
-    ) -> NDArray[np.bool_]:
+        self, selected: Booleans, labels: NDArray[Any], begins: Booleans, first_token: Integers
+    ) -> Booleans:
         """Return a selection in which every token shares the choice of its word's first token."""
         # A word begins at a marked token, at a special token, after one, and at each row's first
         # column and first token (they differ in rows padded on the left).
@@ -218,7 +198,7 @@ def collate_masked(fields: Fields) -> dict[str, NDArray[np.int64]]:
 
 def begins_word(
     vocabulary: Mapping[str, int], mark: WordMark, *, vocab_size: int | None = None
-) -> NDArray[np.bool_]:
+) -> Booleans:
     """Return, for each id, whether its token begins a word; True for ids not in `vocabulary`.
 
     With "Ġ" and "▁", a token that starts with something other than a letter, a digit or a part
@@ -233,11 +213,12 @@ def begins_word(
     if mark not in ("##", "Ġ", "▁"):
         raise PlanError(f'mark must be "##", "Ġ" or "▁"; got {mark!r}.')
     size = max(vocabulary.values(), default=-1) + 1
-    if vocab_size is not None and vocab_size < size:
+    vocab_size = size if vocab_size is None else vocab_size
+    if vocab_size < size:
         raise PlanError(
             f"vocab_size={vocab_size:,} is too small: the vocabulary has an id {size - 1:,}."
         )
-    found = np.ones(size if vocab_size is None else vocab_size, np.bool_)
+    found = np.ones(vocab_size, np.bool_)
     for token, number in vocabulary.items():
         found[number] = _token_begins_word(token, mark)
     return found
@@ -255,13 +236,8 @@ def _token_begins_word(token: str, mark: WordMark) -> bool:
     return token[0] in _BLANKS or (token[0].isascii() and not token[0].isalnum())
 
 
-def _special_table(ids: Iterable[int], vocab_size: int) -> NDArray[np.bool_]:
-    """Return, for each id of the vocabulary, whether it is in `ids`."""
-    table = np.zeros(vocab_size, np.bool_)
-    for each in ids:
-        if not 0 <= each < vocab_size:
-            raise PlanError(
-                f"special_ids must be from 0 to vocab_size - 1 = {vocab_size - 1:,}; got {each:,}."
-            )
-        table[each] = True
-    return table
+def _check_id(name: str, value: int, vocab_size: int) -> None:
+    if not 0 <= value < vocab_size:
+        raise PlanError(
+            f"{name} must be from 0 to vocab_size - 1 = {vocab_size - 1:,}; got {value:,}."
+        )

@@ -1,4 +1,4 @@
-"""The interface of a transform, chains of transforms, and helpers that transforms share.
+"""The interface of a transform, chains, rows with a transform, and helpers of transforms.
 
 Rows are a dictionary of arrays. `length` is the number of inputs per row.
 
@@ -16,28 +16,32 @@ Rows are a dictionary of arrays. `length` is the number of inputs per row.
     target_mask      (rows, length)      transforms  False = ignored by the loss (-100)
 
 Ids keep the dtype of the store. The loader writes -100 when it makes a batch.
+
+Rows with a transform are rows like others, for a plan or a loader:
+
+    Plan({"web": Windows(web, 1024), "code": Transformed(Windows(code, 1024), middle, seed=17)})
+
+A changed row depends only on (seed, rows, epoch, sample). A plan's position determines epoch
+and sample, so it determines the row. Each sample occurs once per epoch of its source, so no
+row is changed the same way twice. The position itself is not the key: then a row would
+change with the weights of the mixture. Here, two runs that differ only in weights read the
+same rows in a different order.
 """
 
+from functools import cached_property
+from operator import index
 from typing import Any, Protocol, final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from penstock.digest import Unsigned, digest_json
 from penstock.errors import PlanError
-from penstock.transforms.draws import Integers, Unsigned, subkeys
+from penstock.rows.protocol import RowsLike, WrappedRows
+from penstock.transforms.draws import Integers, row_keys, subkeys
 
-__all__ = [
-    "Chain",
-    "Fields",
-    "Transform",
-    "align_to_first_token",
-    "copy_for_ids",
-    "exclude_padding",
-    "gives_labels",
-    "refuse_fields",
-    "token_spans",
-]
-
+# Part of every digest. Increased when the same arguments produce different rows.
+_FORMAT = 2
 Fields = dict[str, NDArray[Any]]
 
 
@@ -95,6 +99,60 @@ class Chain:
         return {"kind": "chain", "transforms": [each.describe() for each in self.transforms]}
 
 
+@final
+class Transformed(WrappedRows):
+    """Rows changed by a transform. They work like all other rows, and have a separate digest.
+
+    Everything else (`num_tokens`, `part_rows`, `read_ahead`) is that of the rows.
+    Immutable, and safe to read from several threads if the rows are.
+
+    Args:
+        rows: The rows to change, such as `Windows`, or rows that are already transformed.
+        transform: The transform; use `Chain` for several.
+        seed: Any integer. Another seed gives other random choices.
+    """
+
+    def __init__(self, rows: RowsLike, transform: Transform, *, seed: int = 0) -> None:
+        super().__init__(rows)
+        self.transform = transform
+        self.seed = index(seed)
+        self.gives_labels = self.gives_labels or gives_labels(transform)
+
+    def __repr__(self) -> str:
+        return f"Transformed({self.rows!r}, {self.transform!r}, seed={self.seed})"
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of rows, transform and seed; the plan's digest is computed from it."""
+        return digest_json(["transformed", _FORMAT, self.rows.digest, self.seed, self._described])
+
+    def describe(self) -> dict[str, Any]:
+        """Return the description of the rows, with a short one of the transform added."""
+        described = self.rows.describe()
+        # Eight digits of the settings' digest: a state names the transform in under 100 bytes.
+        short = f"{self._described['kind']} {digest_json(self._described)[:8]}"
+        before = f"{described['transform']}, " if "transform" in described else ""
+        return {**described, "transform": f"{before}{short} seed {self.seed}"}
+
+    def read(self, samples: ArrayLike) -> Fields:
+        """Return the rows `samples` as they are in epoch 0."""
+        samples = np.asarray(samples, np.int64)
+        return self.read_epochs(samples, np.zeros(len(samples), np.int64))
+
+    def read_epochs(self, samples: ArrayLike, epochs: ArrayLike) -> Fields:
+        """Return the rows `samples`, each as it is in its epoch; the loader calls this."""
+        samples, epochs = np.asarray(samples, np.int64), np.asarray(epochs, np.int64)
+        # Inner rows that are transformed too must be read in the same epoch.
+        fields = self.rows.read_epochs(samples, epochs)
+        # The digest of the rows is part of the key, so two sources make independent choices.
+        keys = row_keys(self.seed, self.rows.digest, epochs, samples)
+        return self.transform.apply(fields, keys, self.length)
+
+    @cached_property
+    def _described(self) -> dict[str, Any]:
+        return self.transform.describe()
+
+
 def copy_for_ids(tokens: NDArray[Any], largest_id: int) -> NDArray[Any]:
     """Return a C-ordered copy of `tokens` whose dtype can hold `largest_id`.
 
@@ -136,9 +194,13 @@ def exclude_padding(mask: NDArray[np.bool_], fields: Fields) -> NDArray[np.bool_
     # No padding, the usual case: nothing to compute.
     if not starts.any() and (stops >= mask.shape[1]).all():
         return mask
-    columns = np.arange(mask.shape[1])
-    real: NDArray[np.bool_] = (columns >= starts[:, np.newaxis]) & (columns < stops[:, np.newaxis])
-    return mask & real
+    return mask & spanned(starts, stops, mask.shape[1])
+
+
+def spanned(starts: Integers, stops: Integers, width: int) -> NDArray[np.bool_]:
+    """Return (rows, width), True from column `start` of each row up to its `stop`."""
+    columns = np.arange(width)
+    return np.asarray((columns >= starts[:, np.newaxis]) & (columns < stops[:, np.newaxis]))
 
 
 def align_to_first_token(values: NDArray[Any], starts: Integers) -> NDArray[Any]:

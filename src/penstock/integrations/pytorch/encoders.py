@@ -148,7 +148,7 @@ class _Encoder:
         """The ids that the object returns: a list, an array, a tensor or an Encoding."""
         # NumPy would turn -1, 0.5 or "a" into some id without an error; so ids are checked.
         encoded = self._given.encode(text)
-        ids = np.asarray(ids_of(encoded))
+        ids = ids_of(encoded)
         if not ids.size:
             return []
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
