@@ -3,7 +3,6 @@
 import copy
 import itertools
 import weakref
-from dataclasses import replace
 from pickle import dumps, loads
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ pytest.importorskip("lightning", reason="needs penstock[lightning]")
 from penstock import Packs, Texts, TokenStore, build
 from penstock.errors import PlanError, ResumeError, SourceError
 from penstock.integrations.lightning import LLMDataModule, debug_datamodule
-from penstock.integrations.lightning.loaders import TrainerProgress, evaluation_cuts
+from penstock.integrations.lightning.loaders import evaluation_cuts
 from penstock.sources.slices import cut
 from penstock.tokenize.tokenizer import load_tokenizer
 
@@ -399,8 +398,11 @@ def test_steps_keep_their_rows_on_another_number_of_devices(module):
     other.load_state_dict(state)
     other.train_dataloader()
     assert other.progress.source.global_batch == 5
+    other = module(global_batch_size=5)
+    other.trainer = a_trainer(0)
+    other.trainer.distributed_sampler_kwargs = {"rank": 0, "num_replicas": 2}
     with pytest.raises(PlanError, match="global_batch_size=5 does not divide over 2 devices"):
-        TrainerProgress().train_on(replace(other.progress.source, world_size=2), 5)
+        other.train_dataloader()
 
 
 def _state_of(made):

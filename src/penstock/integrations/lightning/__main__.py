@@ -10,8 +10,6 @@ __all__ = ["debug_datamodule"]
 
 DataModule = LLMDataModule | LocalOpenWebTextDataModule
 
-_SHOWN_CHARACTERS = 100
-
 
 def debug_datamodule(datamodule: DataModule | None = None) -> None:
     """Print the first training batch of a data module.
@@ -31,7 +29,7 @@ def debug_datamodule(datamodule: DataModule | None = None) -> None:
     lines = [
         f"Keys available: {batch.keys()}",
         f"Input Shape: {input_ids.shape}",
-        f"\n--- Sample Text (Decoded) ---\n{decoded[:_SHOWN_CHARACTERS]}...",
+        f"\n--- Sample Text (Decoded) ---\n{decoded[:100]}...",
         f"\nLabels included? {'labels' in batch}",
         _padding(batch, datamodule),
     ]

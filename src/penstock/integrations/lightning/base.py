@@ -42,14 +42,7 @@ except ImportError:
             'Install it with: pip install "penstock[lightning]"'
         ) from None
 
-__all__ = [
-    "CommonArguments",
-    "ModuleRows",
-    "PathLike",
-    "ResumableDataModule",
-    "check_exists",
-    "check_sizes",
-]
+__all__ = ["CommonArguments", "ResumableDataModule", "check_exists", "check_sizes"]
 
 PathLike = str | os.PathLike[str]
 ModuleRows = Windows | Documents | hf_format.MaskedPacks
@@ -209,27 +202,28 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
 
     def val_dataloader(self) -> loaders.EvaluationBatches:
         """Every row once, in order."""
-        return loaders.EvaluationBatches(self.source(self.opened("val"), "none"), self.device_rows)
+        return loaders.EvaluationBatches(self.source(self.opened("val"), "none"))
 
     def test_dataloader(self) -> loaders.EvaluationBatches:
         """Every row once, in order."""
-        return loaders.EvaluationBatches(self.source(self.opened("test"), "none"), self.device_rows)
-
-    @property
-    def device_rows(self) -> int:
-        """Rows of a batch on each device: `batch_size`, or a share of `global_batch_size`."""
-        if self.batch_size is not None:
-            return self.batch_size
-        assert self._global_batch_size is not None  # one of both is given, or chosen in setup
-        return loaders.rows_per_device(self._global_batch_size, self.topology()[1])
+        return loaders.EvaluationBatches(self.source(self.opened("test"), "none"))
 
     def source(self, rows: ModuleRows, shuffle: Mode) -> BatchSource:
         """The rows of this rank in an order, and how batches of them are made."""
         rank, world_size = self.topology()
         made = self.format_of(rows)
+        given = self._global_batch_size
+        if given is not None and given % world_size:
+            raise PlanError(
+                f"global_batch_size={given:,} does not divide over {world_size:,} devices. Use a "
+                f"multiple of {world_size:,}."
+            )
+        # One of both was given, or `setup` has chosen a batch size.
+        global_batch = given if self.batch_size is None else self.batch_size * world_size
+        assert global_batch is not None
         return BatchSource(
             plan=plan_of(made.rows, self.seed, shuffle),
-            global_batch=self.device_rows * world_size,
+            global_batch=global_batch,
             rank=rank,
             world_size=world_size,
             to_batch=made.to_batch,

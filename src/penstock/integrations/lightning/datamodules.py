@@ -281,12 +281,9 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
         self.num_workers, self.prefetch_factor = num_workers, prefetch_factor
         self.buffer_size, self.chunk_size = buffer_size, chunk_size
         self.use_preprocessed = use_preprocessed
-        self.preprocessed_train = Path(
-            preprocessed_train or self.train_file.with_name("owt_train_preprocessed.npy")
-        )
-        self.preprocessed_val = Path(
-            preprocessed_val or self.val_file.with_name("owt_val_preprocessed.npy")
-        )
+        train = preprocessed_train or self.train_file.with_name("owt_train_preprocessed.npy")
+        val = preprocessed_val or self.val_file.with_name("owt_val_preprocessed.npy")
+        self.preprocessed_train, self.preprocessed_val = Path(train), Path(val)
         self.streaming = streaming and not use_preprocessed
         self._documents = documents
 

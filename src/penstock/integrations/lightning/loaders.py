@@ -22,39 +22,12 @@ from typing import Any
 from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from penstock.errors import PlanError, ResumeError
-from penstock.integrations.batches import (
-    BatchSource,
-    EqualSteps,
-    RankSpan,
-    State,
-    StepBatches,
-    unchanged,
-)
+from penstock.integrations.batches import BatchSource, EqualSteps, RankSpan, State, StepBatches
 from penstock.integrations.hf_format import Tensors
 
-__all__ = [
-    "EvaluationBatches",
-    "TrainerProgress",
-    "TrainingBatches",
-    "evaluation_cuts",
-    "rows_per_device",
-]
+__all__ = ["EvaluationBatches", "TrainerProgress", "TrainingBatches", "evaluation_cuts"]
 
 _FIELDS = ("data", "batches", "global_batch", "batch_size", "devices")
-
-
-def rows_per_device(global_batch: int, devices: int) -> int:
-    """Rows of a batch on each of some devices.
-
-    Raises:
-        PlanError: the rows do not divide over the devices.
-    """
-    if global_batch % devices:
-        raise PlanError(
-            f"global_batch_size={global_batch:,} does not divide over {devices:,} devices. Use a "
-            f"multiple of {devices:,}."
-        )
-    return global_batch // devices
 
 
 class TrainerProgress:
@@ -70,7 +43,9 @@ class TrainerProgress:
         self._batch_size = 0
         self._given: int | None = None
         self._restored: State | None = None
-        self._position = self._batches = self._yielded = 0
+        self._position = self._batches = 0
+        self.yielded = 0
+        """Batches that the loader yielded; they count only without a trainer."""
 
     @property
     def source(self) -> BatchSource:
@@ -79,10 +54,10 @@ class TrainerProgress:
         return self._source
 
     def train_on(self, source: BatchSource, global_batch: int | None = None) -> None:
-        """Train on the rows of `source`, on its ranks; the size of a step is decided here.
+        """Train on the rows of `source`; the number of rows in a step is decided here.
 
         Args:
-            source: The rows; its steps have `batch_size` rows on each rank.
+            source: The rows. Its steps have the `batch_size` of the user on each rank.
             global_batch: Rows of a step on all ranks, if the user gave them.
         """
         self._batch_size, self._given = source.global_batch // source.world_size, global_batch
@@ -96,17 +71,13 @@ class TrainerProgress:
             loader = self._source.loader()  # it only checks the state
             loader.load_state_dict(self._restored["data"])
             self._position = loader.position
-            self._batches = self._yielded = int(self._restored["batches"])
+            self._batches = self.yielded = int(self._restored["batches"])
 
     def begin(self) -> int:
         """The position of the next batch."""
         if self.trainer is not None and self.trainer.overfit_batches:
             return 0  # the same batches in every epoch
         return self._position_after(self._trained(before_hooks=False))
-
-    def count_yielded(self) -> None:
-        """Count one more batch; only used without a trainer."""
-        self._yielded += 1
 
     def state_dict(self) -> State:
         """The position as JSON: the same on every rank, no matter what was prefetched.
@@ -142,7 +113,7 @@ class TrainerProgress:
         schedule and for the length of an epoch.
         """
         if self._given is not None:
-            return rows_per_device(self._given, devices) * devices
+            return self._given
         # Only if batch_size is the same: another one asks for other steps.
         then = self._restored
         if then is not None and then["batch_size"] == self._batch_size:
@@ -158,7 +129,7 @@ class TrainerProgress:
         checkpoints are written; `completed` counts it after them.
         """
         if self.trainer is None:
-            return self._yielded
+            return self.yielded
         total = self.trainer.fit_loop.epoch_loop.batch_progress.total
         batches = total.processed if before_hooks else total.completed
         # A trainer that resumes may request data before it has restored its own counters.
@@ -204,10 +175,7 @@ class _SpanBatches(DataLoader[Tensors]):
     """A DataLoader whose dataset makes whole batches, at the positions of its sampler."""
 
     def __init__(self, source: BatchSource, sampler: _ShardedSampler) -> None:
-        batches = StepBatches(source)
-        super().__init__(
-            batches, batch_size=None, sampler=sampler, collate_fn=unchanged, **source.workers
-        )
+        super().__init__(StepBatches(source), batch_size=None, sampler=sampler, **source.workers)
 
 
 class EvaluationBatches(_SpanBatches):
@@ -217,8 +185,10 @@ class EvaluationBatches(_SpanBatches):
     mean over the dataset. If rows do not divide, some batches are smaller.
     """
 
-    def __init__(self, source: BatchSource, batch_size: int) -> None:
-        cuts = evaluation_cuts(len(source.plan), batch_size, source.rank, source.world_size)
+    def __init__(self, source: BatchSource) -> None:
+        rank, world_size = source.rank, source.world_size
+        batch_size = source.global_batch // world_size
+        cuts = evaluation_cuts(len(source.plan), batch_size, rank, world_size)
         sampler = _ShardedSampler(source, cuts.__len__)
         sampler.spans = [RankSpan(*cut, cut[1] - cut[0], cut) for cut in cuts]
         # The batches of a rank are its own: other ranks need not have the same shapes.
@@ -306,7 +276,7 @@ class TrainingBatches(_SpanBatches):
                 )
         for batch in batches:
             # Counted before the batch is yielded: the caller may never request another one.
-            self._progress.count_yielded()
+            self._progress.yielded += 1
             yield batch
 
     def _on_thread(self, source: BatchSource, steps: Iterator[EqualSteps]) -> Iterator[Tensors]:
