@@ -6,8 +6,6 @@ python -m penstock.integrations.lightning               # four rows of WikiText-
 from penstock.integrations.hf_format import Tensors
 from penstock.integrations.lightning.datamodules import LLMDataModule, LocalOpenWebTextDataModule
 
-__all__ = ["debug_datamodule"]
-
 DataModule = LLMDataModule | LocalOpenWebTextDataModule
 
 

@@ -42,8 +42,6 @@ except ImportError:
             'Install it with: pip install "penstock[lightning]"'
         ) from None
 
-__all__ = ["CommonArguments", "ResumableDataModule", "check_exists", "check_sizes"]
-
 PathLike = str | os.PathLike[str]
 ModuleRows = Windows | Documents | hf_format.MaskedPacks
 

@@ -38,8 +38,6 @@ from penstock.tokenize.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from penstock.integrations.stores import Inputs
 
-__all__ = ["LLMDataModule", "LocalOpenWebTextDataModule"]
-
 _SIDES = {"valid": "val", "validation": "val", "train": "train", "val": "val", "test": "test"}
 
 
@@ -297,9 +295,13 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Open what a stage needs; the validation file is the test file too."""
         super().setup("validate" if stage == "test" else stage)
-        # Here and not in __init__: the model and its device are known only now.
         if self.batch_size is None and self._global_batch_size is None:
-            self.batch_size = self._largest_batch()
+            self.batch_size = 32
+            # Only here, and only with a Trainer, are a model and its device known.
+            trainer = self.trainer
+            model = None if trainer is None else trainer.lightning_module
+            if model is not None and trainer.strategy.root_device.type == "cuda":
+                self.batch_size = largest_lightning_batch(model, trainer, self.max_length)
 
     def test_dataloader(self) -> EvaluationBatches:
         """The validation rows."""
@@ -337,11 +339,3 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
             # The width of ids comes from the header of the .npy file; nothing is copied.
             return self.windows(ArrayFile(self.inputs()[side]))
         return self.windows(self.store(side))
-
-    def _largest_batch(self) -> int:
-        """The largest batch that fits the GPU; 32 without one."""
-        trainer = self.trainer
-        # Only with a Trainer is there a model to try; `setup` may be called without one.
-        if trainer is None or trainer.strategy.root_device.type != "cuda":
-            return 32
-        return largest_lightning_batch(trainer.lightning_module, trainer, self.max_length)

@@ -25,8 +25,6 @@ from penstock.errors import PlanError, ResumeError
 from penstock.integrations.batches import BatchSource, EqualSteps, RankSpan, State, StepBatches
 from penstock.integrations.hf_format import Tensors
 
-__all__ = ["EvaluationBatches", "TrainerProgress", "TrainingBatches", "evaluation_cuts"]
-
 _FIELDS = ("data", "batches", "global_batch", "batch_size", "devices")
 
 

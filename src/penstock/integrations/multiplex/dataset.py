@@ -16,10 +16,8 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock.errors import PlanError, SourceError
-from penstock.integrations.multiplex.mixing import Lengths, Weights, new_mixing
+from penstock.integrations.multiplex.mixing import Json, Lengths, Weights, new_mixing
 from penstock.integrations.multiplex.run import BatchRequest, IndexMap, MultiplexRun
-
-__all__ = ["MultiplexDataset", "default_collate_fn", "get_dataset_stats", "print_dataloader_stats"]
 
 Example = dict[str, Any]
 
@@ -126,7 +124,7 @@ class MultiplexDataset(Dataset[Example]):
         names = self.run.mixing.names
         return batch | {"dataset_name": [names[s] for s in sources], "dataset_idx": sources}
 
-    def get_dataset_stats(self) -> dict[str, Any]:
+    def get_dataset_stats(self) -> Json:
         """Names, sizes and shares of the datasets, and how much of each was read on all ranks.
 
         `sampling_percentage` is the share by the current weights. `asked` is how many examples
@@ -180,8 +178,7 @@ class MultiplexDataset(Dataset[Example]):
                 f'Example {sample:,} of "{name}" is a {type(example).__name__}. Examples must be '
                 'dicts, because dataset_name is added to them. Wrap it: {"text": …}.'
             )
-        taken = [key for key in _ADDED if key in example]
-        if taken:
+        if taken := [key for key in _ADDED if key in example]:
             raise SourceError(
                 f'Example {sample:,} of "{name}" already has {taken[0]!r}, a key that the loader '
                 "adds. Rename that key in your examples."
@@ -265,7 +262,7 @@ def _stacked(values: list[Any]) -> Any:
     return values
 
 
-def get_dataset_stats(dataloader: object) -> dict[str, Any]:
+def get_dataset_stats(dataloader: object) -> Json:
     """`MultiplexDataset.get_dataset_stats` of a multiplex DataLoader or dataset.
 
     >>> get_dataset_stats(MultiplexDataset([("a", [{"n": 1}])]))["datasets"][0]

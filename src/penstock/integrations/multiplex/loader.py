@@ -26,8 +26,6 @@ from penstock.integrations.workers import WorkerOptions
 from penstock.loader.fingerprint import combine, of_samples, source_keys
 from penstock.loader.state import sealed, shortened, unsealed
 
-__all__ = ["MultiplexDataLoader", "create_multiplex_dataloader"]
-
 _VERSION = 2  # of a state
 _FIELDS = {"epoch": int, "start": int, "position": int, "changed": dict, "order": dict}
 

@@ -34,8 +34,6 @@ from penstock.order.shuffle import Domain
 from penstock.order.weighted import Mixture
 from penstock.order.weights import Weight, as_fraction, exact_weights
 
-__all__ = ["Json", "Lengths", "Mixing", "Weights", "new_mixing", "whole_number"]
-
 Json = dict[str, Any]
 Weights = Sequence[Weight] | Mapping[str, Weight]
 Lengths = Callable[[Any], int] | Mapping[str, Sequence[int]] | Sequence[Sequence[int]]

@@ -24,8 +24,6 @@ from penstock.integrations.multiplex.mixing import Json, Mixing
 from penstock.loader.state import shortened
 from penstock.order.integers import Integers
 
-__all__ = ["BatchRequest", "IndexMap", "MultiplexRun", "Span", "order_settings"]
-
 _SAMPLED = 16  # the number of examples in the digest of a dataset
 
 # Locate few positions at first, so that the first batch is ready soon.
