@@ -43,7 +43,7 @@ COMMANDS = {
     "test_multiplex.py": "tests/integrations/multiplex/test_multiplex.py",
     "multiplex_example.py": "examples/multiplex_example.py",
     "chat_sft_multiplex_example.py": "examples/chat_sft_multiplex_example.py",
-    "multiplex_dataloader.py": "src/penstock/integrations/multiplex/__main__.py",
+    "multiplex_dataloader.py": "examples/multiplex_example.py",
 }
 PARAMETERS = inspect.signature(create_multiplex_dataloader).parameters
 

@@ -3,7 +3,6 @@
 import copy
 import itertools
 import weakref
-from dataclasses import replace
 from pickle import dumps, loads
 from types import SimpleNamespace
 
@@ -15,9 +14,7 @@ pytest.importorskip("lightning", reason="needs penstock[lightning]")
 from penstock import Packs, Texts, TokenStore, build
 from penstock.errors import PlanError, ResumeError, SourceError
 from penstock.integrations.lightning import LLMDataModule, debug_datamodule
-from penstock.integrations.lightning.__main__ import main
-from penstock.integrations.lightning.base import evaluation_cuts
-from penstock.integrations.lightning.loaders import TrainerProgress
+from penstock.integrations.lightning.loaders import evaluation_cuts
 from penstock.sources.slices import cut
 from penstock.tokenize.tokenizer import load_tokenizer
 
@@ -114,6 +111,15 @@ def test_a_catalog_dataset_that_was_not_fetched_says_what_to_do(tmp_path, monkey
 
     with pytest.raises(SourceError, match="prepare_data"):
         LLMDataModule().setup("fit")
+
+
+def test_a_catalog_dataset_is_read_under_the_names_that_fetch_gives_its_files(tmp_path):
+    for name in ("owt_train.txt", "owt_valid.txt"):
+        (tmp_path / name).write_text("\n".join(ROWS) + "\n")
+    made = LLMDataModule("bytes", data="openwebtext", data_dir=tmp_path)
+    made.setup("fit")
+
+    assert len(made.train_dataset) == len(made.val_dataset) == 50
 
 
 def test_labels_are_the_ids_and_ignored_exactly_where_the_mask_is_zero(module):
@@ -311,10 +317,7 @@ def test_evaluation_deals_every_row_once_in_equally_many_steps_of_at_least_one_r
     for num_rows in range(1, 40):
         for size in (1, 2, 3, 8):
             for world in range(1, min(num_rows, 5) + 1):
-                ranks = [
-                    evaluation_cuts(num_rows, size, rank=rank, world_size=world)
-                    for rank in range(world)
-                ]
+                ranks = [evaluation_cuts(num_rows, size, rank, world) for rank in range(world)]
                 dealt = [row for cuts in ranks for cut in cuts for row in range(*cut)]
                 sizes = [stop - first for cuts in ranks for first, stop in cuts]
 
@@ -395,8 +398,11 @@ def test_steps_keep_their_rows_on_another_number_of_devices(module):
     other.load_state_dict(state)
     other.train_dataloader()
     assert other.progress.source.global_batch == 5
+    other = module(global_batch_size=5)
+    other.trainer = a_trainer(0)
+    other.trainer.distributed_sampler_kwargs = {"rank": 0, "num_replicas": 2}
     with pytest.raises(PlanError, match="global_batch_size=5 does not divide over 2 devices"):
-        TrainerProgress(4, 5).train_on(replace(other.progress.source, world_size=2))
+        other.train_dataloader()
 
 
 def _state_of(made):
@@ -455,16 +461,6 @@ def test_debug_prints_the_lines_people_know(module, capsys):
     assert lines[4].endswith("...")
     assert lines[5:7] == ["", "Labels included? True"]
     assert lines[7].startswith("Padding: ")
-
-
-def test_the_command_shows_a_batch_of_a_file(sides, capsys):
-    assert main([str(sides["train"]), "--max_length", "64"]) == 0
-    assert "--- Sample Text (Decoded) ---" in capsys.readouterr().out
-
-
-def test_the_command_tells_what_is_missing(capsys):
-    assert main(["nowhere.txt"]) == 1
-    assert "nowhere.txt" in capsys.readouterr().err
 
 
 def test_packs_and_documents_of_one_store_hold_the_same_text(module, sides):

@@ -2,18 +2,16 @@
 
 import json
 import pickle
-from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from penstock.errors import PlanError, ResumeError
+from penstock.errors import PlanError
 from penstock.integrations.multiplex import (
     MultiplexDataset,
     create_multiplex_dataloader,
     get_dataset_stats,
 )
-from penstock.loader.state import sealed
 
 SIZES = {"a": 600, "b": 250, "c": 70}
 
@@ -249,74 +247,3 @@ def test_a_dataset_is_small_when_pickled_after_many_changes():
     assert len(pickle.dumps(loader.dataset)) < alone + 200 * 200
     assert isinstance(copied, MultiplexDataset)
     assert list(copied.index_map[:50]) == list(loader.dataset.index_map[:50])
-
-
-# States of version 1.
-
-
-def version_1(state, stages):
-    fields = {name: value for name, value in state.items() if name not in ("check", "version")}
-    del fields["changed"]
-    return sealed({**fields, "stages": stages}, 1)
-
-
-def test_a_state_of_version_1_resumes_if_weights_had_not_changed():
-    loader = make()
-    batches = iter(loader)
-    next(batches)
-    state = loader.state_dict()
-    expected = rows(batches)
-    resumed = make()
-    resumed.load_state_dict(version_1(state, [[0, [5, 3, 2]]]))
-
-    assert rows(resumed) == expected
-    assert resumed.dataset.sampling_strategy == "weighted"
-
-
-def test_a_state_of_version_1_whose_weights_were_set_at_the_start_resumes():
-    loader = make()
-    loader.set_weights([1, 2, Fraction(1, 3)])
-    batches = iter(loader)
-    next(batches)
-    state = loader.state_dict()
-    expected = rows(batches)
-    resumed = make()
-    resumed.load_state_dict(version_1(state, [[0, [1, 2, "1/3"]]]))
-
-    assert rows(resumed) == expected
-
-
-def test_a_state_of_version_1_whose_weights_changed_is_refused():
-    state = version_1(make().state_dict(), [[0, [5, 3, 2]], [10, [1, 1, 1]]])
-
-    with pytest.raises(
-        ResumeError, match=r"weights of this run changed 1 times, and .* by an older"
-    ):
-        make().load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        {"counts": [1, 2]},
-        {"counts": [10, 0, "0"]},
-        {"counts": [20, -10, 0]},
-        {"counts": [9, 0, 0]},
-        {"debts": [1, 0, 0]},
-        {"weights": [1, 1]},
-        {"weights": ["1/0", 1, 1]},
-        {"position": "10"},
-    ],
-)
-def test_a_state_with_invalid_weights_is_refused(edit):
-    loader = make()
-    next(iter(loader))
-    loader.set_weights([1, 1, 1])
-    state = loader.state_dict()
-    fields = {name: value for name, value in state.items() if name not in ("check", "version")}
-    fields["changed"] = {**fields["changed"], **edit}
-
-    with pytest.raises(
-        ResumeError, match="weights in this state are not valid for these 3 datasets"
-    ):
-        make().load_state_dict(sealed(fields, 2))

@@ -10,16 +10,15 @@ from penstock.exports import lazy_exports
 
 if TYPE_CHECKING:
     from penstock.integrations.lightning.__main__ import debug_datamodule as debug_datamodule
-    from penstock.integrations.lightning.llm import LLMDataModule as LLMDataModule
-    from penstock.integrations.lightning.openwebtext import (
+    from penstock.integrations.lightning.datamodules import LLMDataModule as LLMDataModule
+    from penstock.integrations.lightning.datamodules import (
         LocalOpenWebTextDataModule as LocalOpenWebTextDataModule,
     )
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "llm": "LLMDataModule",
-            "openwebtext": "LocalOpenWebTextDataModule",
+            "datamodules": "LLMDataModule LocalOpenWebTextDataModule",
             "__main__": "debug_datamodule",
         },
     )

@@ -1,24 +1,12 @@
 """Print the first training batch of a data module.
 
 python -m penstock.integrations.lightning               # four rows of WikiText-2, decoded
-python -m penstock.integrations.lightning train.txt     # four rows of your own file
 """
 
-import argparse
-import sys
-import traceback
-from collections.abc import Sequence
-
-from penstock.errors import PenstockError
 from penstock.integrations.hf_format import Tensors
-from penstock.integrations.lightning.llm import LLMDataModule
-from penstock.integrations.lightning.openwebtext import LocalOpenWebTextDataModule
-
-__all__ = ["debug_datamodule", "main"]
+from penstock.integrations.lightning.datamodules import LLMDataModule, LocalOpenWebTextDataModule
 
 DataModule = LLMDataModule | LocalOpenWebTextDataModule
-
-_SHOWN_CHARACTERS = 100
 
 
 def debug_datamodule(datamodule: DataModule | None = None) -> None:
@@ -39,7 +27,7 @@ def debug_datamodule(datamodule: DataModule | None = None) -> None:
     lines = [
         f"Keys available: {batch.keys()}",
         f"Input Shape: {input_ids.shape}",
-        f"\n--- Sample Text (Decoded) ---\n{decoded[:_SHOWN_CHARACTERS]}...",
+        f"\n--- Sample Text (Decoded) ---\n{decoded[:100]}...",
         f"\nLabels included? {'labels' in batch}",
         _padding(batch, datamodule),
     ]
@@ -61,25 +49,5 @@ def _padding(batch: Tensors, datamodule: DataModule) -> str:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m penstock.integrations.lightning",
-        description="Show the first training batch of an LLMDataModule.",
-    )
-    parser.add_argument(
-        "train", nargs="?", help="a text file, one row a line (default: WikiText-2)"
-    )
-    parser.add_argument("--max_length", type=int, default=128)
-    options = parser.parse_args(arguments)
-    data = {"train": options.train} if options.train else "wikitext-2"
-    try:
-        debug_datamodule(LLMDataModule(batch_size=4, max_length=options.max_length, data=data))
-    except (PenstockError, OSError) as error:
-        sys.stderr.write("".join(traceback.format_exception_only(error)))
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    debug_datamodule()

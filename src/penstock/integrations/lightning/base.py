@@ -4,28 +4,32 @@ Lightning calls `prepare_data` in one process of a node, then `setup` in all pro
 for loaders. A checkpoint keeps what `state_dict` returns on rank 0.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import pairwise
-from typing import Any
+import logging
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
-from penstock.errors import MissingExtraError, PlanError
-from penstock.integrations.batches import BatchSource, RankSpan, State, StepBatches
-from penstock.integrations.hf_format import MaskedPacks, Tensors
-from penstock.integrations.lightning.loaders import (
-    ShardedSampler,
-    SpanBatches,
-    TrainerProgress,
-    TrainingBatches,
-    rows_per_device,
-)
+from penstock.errors import MissingExtraError, PlanError, SourceError
+from penstock.integrations import hf_format
+from penstock.integrations.batches import BatchSource, State
+from penstock.integrations.lightning import loaders
+from penstock.integrations.stores import StoreSettings, store_of, stream_of
 from penstock.loader.dataloader import WorkerOptions
+from penstock.loader.arguments import plan_of, topology
+from penstock.loader.packed import check_packed, prepare
 from penstock.order.shuffle import Mode
 from penstock.rows.documents import Documents
+from penstock.rows.tokens import ArrayFile, StreamLike
 from penstock.rows.windows import Windows
-from penstock.streaming.snapshots import Snapshot
+from penstock.store.reader import TokenStore
+from penstock.streaming.snapshots import Snapshot, StreamedStore
+
+if TYPE_CHECKING:
+    from penstock.integrations.stores import Inputs
 
 try:
     from lightning.pytorch import LightningDataModule
@@ -38,9 +42,11 @@ except ImportError:
             'Install it with: pip install "penstock[lightning]"'
         ) from None
 
-__all__ = ["EvaluationBatches", "ModuleRows", "ResumableDataModule", "evaluation_cuts"]
+PathLike = str | os.PathLike[str]
+ModuleRows = Windows | Documents | hf_format.MaskedPacks
 
-ModuleRows = Windows | Documents | MaskedPacks
+# A child of Lightning's logger, so that these lines are shown.
+_log = logging.getLogger("lightning.pytorch.penstock")
 
 _STAGES: dict[str | None, tuple[str, ...]] = {
     None: ("train", "val", "test"),
@@ -51,134 +57,194 @@ _STAGES: dict[str | None, tuple[str, ...]] = {
 }
 
 
-class EvaluationBatches(SpanBatches):
-    """Every row once, in order, on all ranks together, in as many steps on each rank.
+class CommonArguments(TypedDict, total=False):
+    """The arguments that all our data modules have."""
 
-    No row is repeated, and no batch is without labels. So a mean over the rows of all ranks is a
-    mean over the dataset. If rows do not divide, some batches are smaller.
-    """
+    seed: int
+    """Determines the order."""
+    global_batch_size: int | None
+    """Rows of a training step on all devices together, instead of `batch_size`, which is then the
+    batch size of validation."""
+    drop_last: bool
+    """Whether to leave out the last step of a training epoch if it is not full. Otherwise it is
+    smaller, and every row comes once an epoch."""
+    pin_memory: bool | None
+    """Whether batches are in pinned memory; if not given, when there is a GPU."""
+    cache_dir: PathLike | None
+    """Where stores are kept."""
 
-    def __init__(self, source: BatchSource, batch_size: int) -> None:
-        rank, world_size = source.rank, source.world_size
-        self.cuts = evaluation_cuts(len(source.plan), batch_size, rank=rank, world_size=world_size)
-        # The batches of a rank are its own: other ranks need not have the same shapes.
-        alone = replace(source, rank=0, world_size=1)
-        super().__init__(StepBatches(alone), ShardedSampler(rank, world_size, self.cuts.__len__))
 
-    def __iter__(self) -> Iterator[Tensors]:  # type: ignore[override]
-        return self.make(RankSpan(*cut, cut[1] - cut[0], cut) for cut in self.cuts)
+def check_sizes(**sizes: int | None) -> None:
+    """Raise if a size was given that is below 1."""
+    for name, value in sizes.items():
+        if value is not None and value < 1:
+            raise PlanError(f"{name}={value} must be at least 1.")
 
 
-def evaluation_cuts(
-    num_rows: int, batch_size: int, *, rank: int, world_size: int
-) -> list[tuple[int, int]]:
-    """The batches of one rank as ranges of rows: none empty, and as many as on every rank.
-
-    >>> [evaluation_cuts(9, 4, rank=rank, world_size=2) for rank in (0, 1)]
-    [[(0, 3), (3, 4)], [(4, 8), (8, 9)]]
-    >>> evaluation_cuts(9, 4, rank=0, world_size=1)
-    [(0, 4), (4, 8), (8, 9)]
-    """
-    if num_rows < world_size:
-        raise PlanError(
-            f"{num_rows:,} rows cannot be evaluated on {world_size:,} devices: some would have "
-            "no row, and so no loss. Use fewer devices, or more text."
-        )
-    first, stop = (num_rows * each // world_size for each in (rank, rank + 1))
-    # As many steps as the largest share needs, but at most one for each row of the smallest.
-    largest = -(-num_rows // world_size)
-    steps = min(-(-largest // batch_size), num_rows // world_size)
-    share = stop - first
-    # A step may not take rows that later steps need to have one each.
-    edges = [min(step * batch_size, share - (steps - step)) for step in range(steps)] + [share]
-    return [(first + low, first + high) for low, high in pairwise(edges)]
+def check_exists(path: Path, advice: str) -> None:
+    """Raise if there is no such file; `advice` says how to get it."""
+    if not path.is_file():
+        raise SourceError(f"{path} does not exist (working directory: {Path.cwd()}). {advice}")
 
 
 class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
-    """Loaders over rows. A subclass decides which rows, and how batches look."""
+    """Stores, rows and loaders. A subclass decides what is read, and what a row is."""
 
-    def __init__(
+    settings: StoreSettings
+    """The settings of stores."""
+
+    def __init__(  # noqa: PLR0913  (the arguments of CommonArguments, with their defaults)
         self,
-        *,
+        tokenizer: str,
         batch_size: int | None,
-        seed: int,
-        global_batch_size: int | None,
-        drop_last: bool,
-        pin_memory: bool | None,
+        max_length: int,
+        labels: hf_format.Labels,
+        *,
+        seed: int = 0,
+        global_batch_size: int | None = None,
+        drop_last: bool = False,
+        pin_memory: bool | None = None,
+        cache_dir: PathLike | None = None,
     ) -> None:
         super().__init__()
-        sizes = {"batch_size": batch_size, "global_batch_size": global_batch_size}
-        for name, rows in sizes.items():
-            if rows is not None and rows < 1:
-                raise PlanError(f"{name}={rows} must be at least 1.")
-        self.batch_size = batch_size
+        check_sizes(batch_size=batch_size, global_batch_size=global_batch_size)
+        hf_format.check_labels(labels)
+        self.batch_size, self.max_length, self.labels = batch_size, max_length, labels
         self.seed = seed
         self.streaming = False
         self.num_workers = 0
         self.prefetch_factor: int | None = None
         self.train_dataset: ModuleRows | None = None
         self.val_dataset: ModuleRows | None = None
+        self.test_dataset: ModuleRows | None = None
+        self._tokenizer_name = tokenizer
         self._global_batch_size = global_batch_size
-        self._drop_last = drop_last
-        self._pin_memory = pin_memory
-        self._progress: TrainerProgress | None = None
-        self._state: State | None = None
-
-    @property
-    def progress(self) -> TrainerProgress:
+        self._drop_last, self._pin_memory, self._cache_dir = drop_last, pin_memory, cache_dir
+        self.progress = loaders.TrainerProgress()
         """The position of the training run."""
-        if self._progress is None:
-            self._progress = TrainerProgress(self.device_rows, self._global_batch_size)
-        return self._progress
 
-    @property
-    def device_rows(self) -> int:
-        """Rows of a batch on each device: `batch_size`, or a share of `global_batch_size`."""
-        if self.batch_size is not None:
-            return self.batch_size
-        assert self._global_batch_size is not None  # one of both is given, or chosen in setup
-        return rows_per_device(self._global_batch_size, self.topology()[1])
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer, with Hugging Face's API."""
+        return hf_format.hf_tokenizer(self._tokenizer_name)
 
-    def sides(self, stage: str | None) -> tuple[str, ...]:
-        """The parts of the data that a stage needs: "train", "val", "test"."""
-        if stage not in _STAGES:  # Lightning passes an enum, whose members equal these strings
-            raise PlanError(f'stage={stage!r} is not "fit", "validate", "test" or None.')
-        return _STAGES[stage]
-
-    def source(self, rows: ModuleRows, shuffle: Mode) -> BatchSource:
-        """The rows of this rank in an order, and how batches of them are made."""
+    def inputs(self) -> "Mapping[str, Inputs]":
+        """The inputs of each side: "train", "val" and perhaps "test"."""
         raise NotImplementedError
 
-    def training(self, rows: ModuleRows) -> TrainingBatches:
-        """The training loader, at the position of the run."""
-        trainer = self.trainer
-        if trainer is not None:
-            self.progress.belong_to(trainer)
+    def rows(self, side: str) -> ModuleRows:
+        """The rows of one side."""
+        raise NotImplementedError
+
+    def store(self, side: str) -> TokenStore | StreamedStore:
+        """The store of one side, found in the cache or built; training text may be streamed."""
+        opened = stream_of if self.streams(side) else store_of
+        return opened(self.inputs()[side], self.settings)
+
+    def streams(self, side: str) -> bool:
+        """Whether the text of one side is tokenized while it is read."""
+        return self.streaming and side == "train"
+
+    def windows(self, tokens: StreamLike | ArrayFile) -> Windows:
+        """Rows of `max_length` tokens, the last one padded, in which every token is a target."""
+        rows = Windows(tokens, self.max_length, tail="pad")
+        # If the model shifts labels itself, every token is a target only if rows overlap.
+        return rows if self.labels == "shifted" else rows.overlapping()
+
+    def format_of(self, rows: ModuleRows) -> hf_format.RowFormat:
+        """How batches of `rows` are made."""
+        return hf_format.row_format(rows, None, self.labels)
+
+    def prepare_data(self) -> None:
+        """Tokenize the data, in one process of each node."""
+        for side in self.inputs():
+            # A stream is built by the processes that read it. Other ranks find finished stores.
+            if not self.streams(side):
+                self.store(side)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open what a stage needs: "fit" train and val, "validate" val, "test" test, None all."""
+        if stage not in _STAGES:  # Lightning passes an enum, whose members equal these strings
+            raise PlanError(f'stage={stage!r} is not "fit", "validate", "test" or None.')
+        known = self.inputs()
+        for side in _STAGES[stage]:
+            # Trainer.fit, validate and test each call setup; what is open stays open.
+            if side in known and vars(self)[f"{side}_dataset"] is None:
+                setattr(self, f"{side}_dataset", self.rows(side))
+                if self.topology()[0] == 0:
+                    _log.info(self.report(side))
+
+    def opened(self, side: str) -> ModuleRows:
+        """The rows of one side, if `setup` has opened them."""
+        rows: ModuleRows | None = vars(self)[f"{side}_dataset"]
+        if rows is None:
+            stage = "test" if side == "test" else "fit"
+            raise PlanError(f'The {side} data is not open yet: call setup("{stage}") first.')
+        return rows
+
+    def report(self, side: str) -> str:
+        """A line about the rows of one side."""
+        return f"{side}: {self.opened(side)!r}."
+
+    def train_dataloader(self) -> loaders.TrainingBatches:
+        """Shuffled, in a new order each epoch, from the position of the run."""
+        rows, trainer = self.opened("train"), self.trainer
+        self._follow_trainer()
         # While a store grows, only the order within its parts can be known.
-        self.progress.train_on(self.source(rows, "part" if self.streaming else "full"))
-        # Lightning restores states before it asks for loaders, so the state had to wait.
-        if self._state is not None:
-            state, self._state = self._state, None
-            self.progress.load_state_dict(state)
+        source = self.source(rows, "part" if self.streaming else "full")
+        self.progress.train_on(source, self._global_batch_size)
         sized = self.progress.source.epoch_steps is not None
         if trainer is not None:  # some ranks may know already what others do not
             sized = trainer.strategy.reduce_boolean_decision(sized, all=True)
-        return TrainingBatches(self.progress, sized=sized)
+        return loaders.TrainingBatches(self.progress, sized=sized)
 
-    def evaluation(self, rows: ModuleRows) -> EvaluationBatches:
-        """A loader of every row once, in order."""
-        return EvaluationBatches(self.source(rows, "none"), self.device_rows)
+    def val_dataloader(self) -> loaders.EvaluationBatches:
+        """Every row once, in order."""
+        return loaders.EvaluationBatches(self.source(self.opened("val"), "none"))
+
+    def test_dataloader(self) -> loaders.EvaluationBatches:
+        """Every row once, in order."""
+        return loaders.EvaluationBatches(self.source(self.opened("test"), "none"))
+
+    def source(self, rows: ModuleRows, shuffle: Mode) -> BatchSource:
+        """The rows of this rank in an order, and how batches of them are made."""
+        rank, world_size = self.topology()
+        made = self.format_of(rows)
+        given = self._global_batch_size
+        if given is not None and given % world_size:
+            raise PlanError(
+                f"global_batch_size={given:,} does not divide over {world_size:,} devices. Use a "
+                f"multiple of {world_size:,}."
+            )
+        # One of both was given, or `setup` has chosen a batch size.
+        global_batch = given if self.batch_size is None else self.batch_size * world_size
+        assert global_batch is not None
+        return BatchSource(
+            plan=plan_of(made.rows, self.seed, shuffle),
+            global_batch=global_batch,
+            rank=rank,
+            world_size=world_size,
+            to_batch=made.to_batch,
+            format=made.format,
+            flat=made.packed and self._prepare_model(),
+            workers=self._worker_options(shuffle),
+            drop_last=self._drop_last,
+        )
+
+    def _prepare_model(self) -> bool:
+        """Prepare the Trainer's model for packed rows; whether it needs batches of one row."""
+        # Without a Trainer the model is not known; `check_packed` then warns.
+        flat = prepare(None if self.trainer is None else self.trainer.lightning_module)
+        check_packed()
+        return flat
 
     def topology(self) -> tuple[int, int]:
         """The rank of this process, and the number of ranks that read separate rows."""
-        trainer = self.trainer
-        if trainer is not None:
-            # There are fewer ranks than processes if several processes share one model.
-            found = trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
-            return int(found["rank"]), int(found["num_replicas"])
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        return 0, 1
+        if self.trainer is None:
+            return topology(None, None)
+        # There are fewer ranks than processes if several processes share one model.
+        found = self.trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
+        return int(found["rank"]), int(found["num_replicas"])
 
     def teardown(self, stage: str | None = None) -> None:
         """Stop the build of a streamed store in this process."""
@@ -193,27 +259,27 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
 
     def state_dict(self) -> State:
         """The position of the training run: the same on every rank."""
-        return {} if self._progress is None else self._progress.state_dict()
+        return self.progress.state_dict()
 
     def load_state_dict(self, state_dict: State) -> None:
         """Continue from a state, also on another number of devices."""
-        if not state_dict:
-            return
-        progress = self._progress
-        # Under another trainer, the progress is still that of the old run.
-        if progress is not None and progress.trainer is self.trainer and progress.state_dict():
-            progress.load_state_dict(state_dict)
-        else:  # the training loader of this trainer is not made yet
-            self._state = state_dict
+        if state_dict:
+            # Lightning restores states before it asks for the loaders of a new trainer.
+            self._follow_trainer()
+            self.progress.load_state_dict(state_dict)
 
-    def worker_options(self, shuffle: Mode) -> dict[str, Any]:
+    def _follow_trainer(self) -> None:
+        # One data module may serve several trainers, one after the other. Each begins at 0, or
+        # from the checkpoint that it loads.
+        if self.trainer is not self.progress.trainer:
+            self.progress = loaders.TrainerProgress(self.trainer)
+
+    def _worker_options(self, shuffle: Mode) -> dict[str, Any]:
         """The DataLoader arguments about workers and pinned memory."""
         # A stream is read in the process that builds it, on a thread.
         num_workers = 0 if self.streaming and shuffle == "part" else self.num_workers
-        prefetch_factor = self.prefetch_factor if num_workers else None
-        workers = WorkerOptions(
-            num_workers, prefetch_factor, num_workers > 0, 0, None, None
-        ).checked()
+        ahead = self.prefetch_factor if num_workers else None
+        workers = WorkerOptions(num_workers, ahead, num_workers > 0, 0, None, None).checked()
         pinned = torch.cuda.is_available() if self._pin_memory is None else self._pin_memory
         # The generator seeds the workers, which draw no random numbers. Without it, PyTorch would
         # draw the seed from its global generator, and loading data would change dropout.

@@ -14,71 +14,36 @@ The position is computed when the first batch is requested, not when the iterato
 Lightning makes iterators before it has restored its own counters.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
-from itertools import chain, islice, takewhile
+from itertools import chain, islice, pairwise, takewhile
 from typing import Any
 
 from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from penstock.errors import PlanError, ResumeError
-from penstock.integrations.batches import (
-    BatchSource,
-    EqualSteps,
-    RankSpan,
-    State,
-    StepBatches,
-    unchanged,
-)
+from penstock.integrations.batches import BatchSource, EqualSteps, RankSpan, State, StepBatches
 from penstock.integrations.hf_format import Tensors
-from penstock.loader.loader import Loader
-
-__all__ = [
-    "ShardedSampler",
-    "SpanBatches",
-    "TrainerProgress",
-    "TrainingBatches",
-    "rows_per_device",
-]
 
 _FIELDS = ("data", "batches", "global_batch", "batch_size", "devices")
 
 
-def rows_per_device(global_batch: int, devices: int) -> int:
-    """Rows of a batch on each of some devices.
-
-    Raises:
-        PlanError: the rows do not divide over the devices.
-    """
-    if global_batch % devices:
-        raise PlanError(
-            f"global_batch_size={global_batch:,} does not divide over {devices:,} devices. Use a "
-            f"multiple of {devices:,}."
-        )
-    return global_batch // devices
-
-
 class TrainerProgress:
-    """The position of one training run, in rows of all ranks together."""
+    """The position of one training run, in rows of all ranks together. It begins at 0.
 
-    def __init__(self, batch_size: int, global_batch: int | None = None) -> None:
-        """Begin at position 0.
+    Args:
+        trainer: Lightning's Trainer, which counts batches; None without one.
+    """
 
-        Args:
-            batch_size: Rows of a step on one rank.
-            global_batch: Rows of a step on all ranks, if the user gave them.
-        """
-        self.trainer: Any = None
-        """Lightning's Trainer, which counts batches; None without one."""
-        self._batch_size = batch_size
-        self._given = global_batch
+    def __init__(self, trainer: Any = None) -> None:
+        self.trainer = trainer
         self._source: BatchSource | None = None
-        self._state_loader: Loader | None = None
+        self._batch_size = 0
+        self._given: int | None = None
         self._restored: State | None = None
-        self._position = 0
-        self._batches = 0
-        self._yielded = 0
+        self._position = self._batches = 0
+        self.yielded = 0
+        """Batches that the loader yielded; they count only without a trainer."""
 
     @property
     def source(self) -> BatchSource:
@@ -86,36 +51,31 @@ class TrainerProgress:
         assert self._source is not None  # set before any batch is requested
         return self._source
 
-    def train_on(self, source: BatchSource) -> None:
-        """Train on the rows of `source`, on its ranks; the size of a step is decided here."""
+    def train_on(self, source: BatchSource, global_batch: int | None = None) -> None:
+        """Train on the rows of `source`; the number of rows in a step is decided here.
+
+        Args:
+            source: The rows. Its steps have the `batch_size` of the user on each rank.
+            global_batch: Rows of a step on all ranks, if the user gave them.
+        """
+        self._batch_size, self._given = source.global_batch // source.world_size, global_batch
+        self._begin(source)
+
+    def _begin(self, source: BatchSource) -> None:
         # A resumed run may keep the steps of its checkpoint on another number of devices.
         self._source = replace(source, global_batch=self._global_batch(source.world_size))
-        self._state_loader = None
         self._source.refuse_no_step()
         if self._restored is not None:
-            loader = self._loader_of_states()
+            loader = self._source.loader()  # it only checks the state
             loader.load_state_dict(self._restored["data"])
             self._position = loader.position
-            self._batches = self._yielded = int(self._restored["batches"])
-
-    def belong_to(self, trainer: Any) -> None:
-        """Count with `trainer`; with another one than before, from the beginning."""
-        # One data module may serve several trainers, one after the other. Each begins at 0, or
-        # from the checkpoint that it loads.
-        if trainer is not self.trainer:
-            self.trainer = trainer
-            self._restored = None
-            self._position = self._batches = self._yielded = 0
+            self._batches = self.yielded = int(self._restored["batches"])
 
     def begin(self) -> int:
         """The position of the next batch."""
         if self.trainer is not None and self.trainer.overfit_batches:
             return 0  # the same batches in every epoch
         return self._position_after(self._trained(before_hooks=False))
-
-    def count_yielded(self) -> None:
-        """Count one more batch; only used without a trainer."""
-        self._yielded += 1
 
     def state_dict(self) -> State:
         """The position as JSON: the same on every rank, no matter what was prefetched.
@@ -125,7 +85,7 @@ class TrainerProgress:
         if self._source is None:
             return {}
         batches = self._trained(before_hooks=True)
-        loader = self._loader_of_states()
+        loader = self.source.loader()  # it only writes the state
         loader.seek(self._position_after(batches))
         return {
             "data": loader.state_dict(),
@@ -136,18 +96,12 @@ class TrainerProgress:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from `state`, on any number of ranks."""
+        """Continue from `state`, on any number of ranks; if no rows are known yet, later."""
         if not isinstance(state, dict) or not all(name in state for name in _FIELDS):
             raise ResumeError(f"{state!r:.80} is not the state of a data module.")
         self._restored = dict(state)
         if self._source is not None:
-            self.train_on(self._source)
-
-    def _loader_of_states(self) -> Loader:
-        """A loader that only reads and writes states."""
-        if self._state_loader is None:
-            self._state_loader = self.source.loader()
-        return self._state_loader
+            self._begin(self._source)
 
     def _global_batch(self, devices: int) -> int:
         """Rows of a step on all ranks together.
@@ -157,7 +111,7 @@ class TrainerProgress:
         schedule and for the length of an epoch.
         """
         if self._given is not None:
-            return rows_per_device(self._given, devices) * devices
+            return self._given
         # Only if batch_size is the same: another one asks for other steps.
         then = self._restored
         if then is not None and then["batch_size"] == self._batch_size:
@@ -173,7 +127,7 @@ class TrainerProgress:
         checkpoints are written; `completed` counts it after them.
         """
         if self.trainer is None:
-            return self._yielded
+            return self.yielded
         total = self.trainer.fit_loop.epoch_loop.batch_progress.total
         batches = total.processed if before_hooks else total.completed
         # A trainer that resumes may request data before it has restored its own counters.
@@ -184,7 +138,7 @@ class TrainerProgress:
         return self.source.cuts.after(self._position, batches - self._batches)
 
 
-class ShardedSampler(SequentialSampler, DistributedSampler[Any]):
+class _ShardedSampler(SequentialSampler, DistributedSampler[Any]):
     """The batches of this rank, which no trainer shards a second time.
 
     Lightning replaces the sampler of a DataLoader unless it is a `DistributedSampler`, and with
@@ -194,38 +148,77 @@ class ShardedSampler(SequentialSampler, DistributedSampler[Any]):
     collector, in which PyTorch waits five seconds for each worker to end.
     """
 
-    def __init__(self, rank: int, world_size: int, length: Callable[[], int]) -> None:
-        self.num_replicas, self.rank = world_size, rank
+    def __init__(self, source: BatchSource, length: Callable[[], int | None]) -> None:
+        self.num_replicas, self.rank = source.world_size, source.rank
         self.shuffle, self.drop_last, self.epoch, self.seed = False, False, 0, 0
         self._length = length
-        self.spans: Iterator[RankSpan] = iter(())
+        self.spans: Iterable[RankSpan] = ()
+        """The batches of the next iteration."""
 
     def __len__(self) -> int:
-        return self._length()  # a function, because the length may become known later
+        length = self._length()  # a function, because the length may become known later
+        if length is None:
+            raise TypeError("The number of rows is not known before all text was read.")
+        return length
 
     def __iter__(self) -> Iterator[RankSpan]:  # type: ignore[override]
-        return self.spans
+        return iter(self.spans)
 
     def set_epoch(self, epoch: int) -> None:
         """Called by trainers. The order depends on the position, which implies the epoch."""
         self.epoch = epoch
 
 
-class SpanBatches(DataLoader[Tensors]):
-    """A DataLoader whose dataset makes whole batches."""
+class _SpanBatches(DataLoader[Tensors]):
+    """A DataLoader whose dataset makes whole batches, at the positions of its sampler."""
 
-    def __init__(self, dataset: StepBatches, sampler: ShardedSampler) -> None:
-        self._spans = sampler
-        workers = dataset.source.workers
-        super().__init__(dataset, batch_size=None, sampler=sampler, collate_fn=unchanged, **workers)
-
-    def make(self, spans: Iterator[RankSpan]) -> Iterator[Tensors]:
-        """The batches at these positions, in this order."""
-        self._spans.spans = spans
-        return super().__iter__()
+    def __init__(self, source: BatchSource, sampler: _ShardedSampler) -> None:
+        super().__init__(StepBatches(source), batch_size=None, sampler=sampler, **source.workers)
 
 
-class TrainingBatches(SpanBatches):
+class EvaluationBatches(_SpanBatches):
+    """Every row once, in order, on all ranks together, in as many steps on each rank.
+
+    No row is repeated, and no batch is without labels. So a mean over the rows of all ranks is a
+    mean over the dataset. If rows do not divide, some batches are smaller.
+    """
+
+    def __init__(self, source: BatchSource) -> None:
+        rank, world_size = source.rank, source.world_size
+        batch_size = source.global_batch // world_size
+        cuts = evaluation_cuts(len(source.plan), batch_size, rank, world_size)
+        sampler = _ShardedSampler(source, cuts.__len__)
+        sampler.spans = [RankSpan(*cut, cut[1] - cut[0], cut) for cut in cuts]
+        # The batches of a rank are its own: other ranks need not have the same shapes.
+        super().__init__(replace(source, rank=0, world_size=1), sampler)
+
+
+def evaluation_cuts(
+    num_rows: int, batch_size: int, rank: int, world_size: int
+) -> list[tuple[int, int]]:
+    """The batches of one rank as ranges of rows: none empty, and as many as on every rank.
+
+    >>> [evaluation_cuts(9, 4, rank, world_size=2) for rank in (0, 1)]
+    [[(0, 3), (3, 4)], [(4, 8), (8, 9)]]
+    >>> evaluation_cuts(9, 4, rank=0, world_size=1)
+    [(0, 4), (4, 8), (8, 9)]
+    """
+    if num_rows < world_size:
+        raise PlanError(
+            f"{num_rows:,} rows cannot be evaluated on {world_size:,} devices: some would have "
+            "no row, and so no loss. Use fewer devices, or more text."
+        )
+    first, stop = (num_rows * each // world_size for each in (rank, rank + 1))
+    # As many steps as the largest share needs, but at most one for each row of the smallest.
+    largest = -(-num_rows // world_size)
+    steps = min(-(-largest // batch_size), num_rows // world_size)
+    share = stop - first
+    # A step may not take rows that later steps need to have one each.
+    edges = [min(step * batch_size, share - (steps - step)) for step in range(steps)] + [share]
+    return [(first + low, first + high) for low, high in pairwise(edges)]
+
+
+class TrainingBatches(_SpanBatches):
     """The training batches of an epoch, from the position of the run.
 
     Its state is the same on every rank. Without workers, batches are made on a thread of this
@@ -242,14 +235,11 @@ class TrainingBatches(SpanBatches):
         """
         self._progress = progress
         self._sized = sized
-        source = progress.source
-        # A function of the progress, not a method of this loader; see ShardedSampler.
-        length = partial(_num_steps, progress, sized=sized)
-        sampler = ShardedSampler(source.rank, source.world_size, length)
-        super().__init__(StepBatches(source), sampler)
-
-    def __len__(self) -> int:
-        return _num_steps(self._progress, sized=self._sized)
+        # The length is a function of the progress, not a method; see _ShardedSampler.
+        self._sampler = _ShardedSampler(
+            progress.source, lambda: progress.source.epoch_steps if sized else None
+        )
+        super().__init__(progress.source, self._sampler)
 
     def __iter__(self) -> Iterator[Tensors]:  # type: ignore[override]
         """Batches from the position to the end of the epoch.
@@ -267,20 +257,27 @@ class TrainingBatches(SpanBatches):
             # To the end of the epoch in which the first step is; it ends with a step.
             first = next(steps)
             steps = chain([first], takewhile(lambda each: each.epoch == first.epoch, steps))
-        make = self._by_workers if self.num_workers else self._on_thread
-        for batch in make(source, steps, most):
+        if self.num_workers:
+            spans = (
+                source.span(position + step * rows, rows)
+                for _, position, rows, number in steps
+                for step in range(number)
+            )
+            self._sampler.spans = islice(spans, most)
+            batches: Iterator[Tensors] = super().__iter__()
+        else:
+            batches = islice(self._on_thread(source, steps), most)
+            if self.pin_memory:  # a DataLoader does this itself only for batches of its workers
+                batches = (
+                    {name: values.pin_memory() for name, values in batch.items()}
+                    for batch in batches
+                )
+        for batch in batches:
             # Counted before the batch is yielded: the caller may never request another one.
-            self._progress.count_yielded()
+            self._progress.yielded += 1
             yield batch
 
-    def _on_thread(
-        self, source: BatchSource, steps: Iterator[EqualSteps], most: int | None
-    ) -> Iterator[Tensors]:
-        batches = islice(self._made(source, steps), most)
-        # A DataLoader pins batches on a thread that it has only with workers.
-        return map(_pinned, batches) if self.pin_memory else batches
-
-    def _made(self, source: BatchSource, steps: Iterator[EqualSteps]) -> Iterator[Tensors]:
+    def _on_thread(self, source: BatchSource, steps: Iterator[EqualSteps]) -> Iterator[Tensors]:
         """Full steps by a loader, which makes them ahead on a thread; other steps here."""
         # With epochs=1 a loop of the loader ends with the epoch, so it never prefetches rows that
         # the smaller steps at the end take.
@@ -300,16 +297,6 @@ class TrainingBatches(SpanBatches):
             yield source.finish(batch)
             yield from map(source.finish, islice(batches, number - 1))
 
-    def _by_workers(
-        self, source: BatchSource, steps: Iterator[EqualSteps], most: int | None
-    ) -> Iterator[Tensors]:
-        spans = (
-            source.span(position + step * rows, rows)
-            for _, position, rows, number in steps
-            for step in range(number)
-        )
-        return self.make(islice(spans, most))
-
     def state_dict(self) -> State:
         """The position of the run, the same on every rank."""
         return self._progress.state_dict()
@@ -317,14 +304,3 @@ class TrainingBatches(SpanBatches):
     def load_state_dict(self, state: State) -> None:
         """Continue from a state."""
         self._progress.load_state_dict(state)
-
-
-def _num_steps(progress: TrainerProgress, *, sized: bool) -> int:
-    steps = progress.source.epoch_steps if sized else None
-    if steps is None:
-        raise TypeError("The number of rows is not known before all text was read.")
-    return steps
-
-
-def _pinned(batch: Tensors) -> Tensors:
-    return {name: values.pin_memory() for name, values in batch.items()}

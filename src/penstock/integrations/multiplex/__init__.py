@@ -4,8 +4,7 @@
 real `torch.utils.data.DataLoader` with workers, pinned memory and all else. Shares are exact:
 within two examples at every point of a run, not only on average. The order is the same for any
 number of workers and ranks, every epoch has its own, and a state of a few hundred bytes resumes
-in the middle of one. Imports torch and NumPy only. `python -m penstock.integrations.multiplex`
-runs a demonstration.
+in the middle of one. Imports torch and NumPy only. `examples/multiplex_example.py` demonstrates it.
 """
 
 from typing import TYPE_CHECKING
@@ -13,12 +12,12 @@ from typing import TYPE_CHECKING
 from penstock.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from penstock.integrations.multiplex.__main__ import get_dataset_stats as get_dataset_stats
-    from penstock.integrations.multiplex.__main__ import (
+    from penstock.integrations.multiplex.dataset import MultiplexDataset as MultiplexDataset
+    from penstock.integrations.multiplex.dataset import default_collate_fn as default_collate_fn
+    from penstock.integrations.multiplex.dataset import get_dataset_stats as get_dataset_stats
+    from penstock.integrations.multiplex.dataset import (
         print_dataloader_stats as print_dataloader_stats,
     )
-    from penstock.integrations.multiplex.collate import default_collate_fn as default_collate_fn
-    from penstock.integrations.multiplex.dataset import MultiplexDataset as MultiplexDataset
     from penstock.integrations.multiplex.loader import MultiplexDataLoader as MultiplexDataLoader
     from penstock.integrations.multiplex.loader import (
         create_multiplex_dataloader as create_multiplex_dataloader,
@@ -27,9 +26,8 @@ else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "collate": "default_collate_fn",
-            "dataset": "MultiplexDataset",
+            "dataset": "MultiplexDataset default_collate_fn get_dataset_stats "
+            "print_dataloader_stats",
             "loader": "MultiplexDataLoader create_multiplex_dataloader",
-            "__main__": "get_dataset_stats print_dataloader_stats",
         },
     )

@@ -8,47 +8,33 @@ The datasets are not copied, and an example is read when it is requested. Every 
 is a new dict, so the examples of the user never change.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from operator import getitem, index, or_
-from typing import Any, NamedTuple, Protocol, SupportsIndex, overload, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from operator import getitem, itemgetter, or_
+from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
+import torch
 from torch.utils.data import Dataset
 
 from penstock.errors import PlanError, SourceError
-from penstock.integrations.multiplex.collate import Example, collate_same_keys, default_collate_fn
-from penstock.integrations.multiplex.mixing import Mixing, Weights, new_mixing, whole_number
-from penstock.integrations.multiplex.run import MultiplexRun
-from penstock.order.arguments import quoted
+from penstock.integrations.multiplex.mixing import Json, Lengths, Weights, new_mixing
+from penstock.integrations.multiplex.run import BatchRequest, IndexMap, MultiplexRun
 
-__all__ = ["BatchRequest", "Examples", "IndexMap", "Lengths", "MultiplexDataset"]
+Example = dict[str, Any]
 
 _ADDED = ("dataset_name", "dataset_idx")
-_CHUNK = 8_192
+_STATISTICS = ("name", "size", "sampling_percentage", "asked", "delivered")
 
 
 @runtime_checkable
 class Examples(Protocol):
-    """A dataset: a list of dicts, a Hugging Face dataset, or a similar class."""
+    """A dataset: a list of dicts, a Hugging Face dataset, or a similar class.
 
-    def __len__(self) -> int:
-        """The number of examples, which must not change."""
-        ...
+    Its length must not change.
+    """
 
-    def __getitem__(self, number: int, /) -> Any:
-        """One example: a dict."""
-        ...
+    def __len__(self) -> int: ...
 
-
-Lengths = Callable[[Any], int] | Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
-
-
-class BatchRequest(NamedTuple):
-    """The examples of one batch: the numbers of their datasets, and their numbers in these."""
-
-    sources: list[int]
-    samples: list[int]
+    def __getitem__(self, number: int, /) -> Any: ...
 
 
 class MultiplexDataset(Dataset[Example]):
@@ -84,28 +70,17 @@ class MultiplexDataset(Dataset[Example]):
         schedule: Mapping[int, Weights] | None = None,
         lengths: Lengths | None = None,
     ) -> None:
-        names, self._rows = _check_datasets(datasets)
-        sizes, seed = list(map(len, self._rows)), whole_number("shuffle_seed", shuffle_seed)
-        mixing = new_mixing(names, sizes, sampling_strategy, sampling_weights, seed)
-        if lengths is not None:
-            if not mixing.stages:
-                raise PlanError(
-                    "lengths= makes weights shares of tokens, but a proportional loader has no "
-                    "weights: it reads every example once per epoch. Pass sampling_weights, or "
-                    'sampling_strategy="uniform".'
-                )
-            mixing = replace(mixing, num_tokens=_token_counts(lengths, names, self._rows))
-        mixing = mixing.scheduled(schedule)
+        self.datasets = _checked(datasets)
+        """The pairs that were passed; the datasets are the same objects."""
+        self._rows = [rows for _, rows in self.datasets]
+        mixing = new_mixing(
+            self.datasets, sampling_strategy, sampling_weights, shuffle_seed, schedule, lengths
+        )
         mixing.order  # noqa: B018  (raises errors now, not at the first batch)
         self.run = MultiplexRun(mixing)
         """The current order and position. Only the loader of this dataset changes it."""
-        self._added = [dict(zip(_ADDED, (n, i), strict=True)) for i, n in enumerate(names)]
+        self._added = [dict(zip(_ADDED, (n, i), strict=True)) for i, n in enumerate(mixing.names)]
         self._in_memory = all(type(rows) in (list, tuple) for rows in self._rows)
-
-    @property
-    def datasets(self) -> list[tuple[str, Examples]]:
-        """The pairs that were passed; the datasets are the same objects."""
-        return list(zip(self.run.mixing.names, self._rows, strict=True))
 
     @property
     def sampling_strategy(self) -> str:
@@ -113,7 +88,7 @@ class MultiplexDataset(Dataset[Example]):
         return self.run.mixing.strategy
 
     @property
-    def index_map(self) -> "IndexMap":
+    def index_map(self) -> IndexMap:
         """`(dataset_idx, example_idx)` of every item, computed when requested."""
         return IndexMap(self.run.mixing)
 
@@ -143,35 +118,26 @@ class MultiplexDataset(Dataset[Example]):
     def read_collated(self, sources: list[int], samples: list[int]) -> Example:
         """`default_collate_fn` of these examples; where possible without a dict for each."""
         stored = self._stored(sources, samples)
-        batch = collate_same_keys(stored)
+        batch = _collate_same_keys(stored)
         if batch is None or any(key in batch for key in _ADDED):
             return default_collate_fn(self._with_names(stored, sources, samples))
         names = self.run.mixing.names
         return batch | {"dataset_name": [names[s] for s in sources], "dataset_idx": sources}
 
-    def get_dataset_stats(self) -> dict[str, Any]:
+    def get_dataset_stats(self) -> Json:
         """Names, sizes and shares of the datasets, and how much of each was read on all ranks.
 
         `sampling_percentage` is the share by the current weights. `asked` is how many examples
         of the run so far a dataset should have by the weights alone, and `delivered` is how many
         it has; docs/mixing.md says how close they are.
         """
-        mixing, position = self.run.mixing, self.run.position
-        columns = {
-            "name": mixing.names,
-            "size": mixing.sizes,
-            "sampling_percentage": [100 * share for share in mixing.shares(position)],
-            "asked": mixing.asked(position),
-            "delivered": mixing.delivered(position),
-        }
+        mixing = self.run.mixing
+        statistics = mixing.statistics(self.run.position)
         return {
             "num_datasets": len(mixing.names),
             "total_examples": mixing.total,
             "sampling_strategy": mixing.strategy,
-            "datasets": [
-                dict(zip(columns, values, strict=True))
-                for values in zip(*columns.values(), strict=True)
-            ],
+            "datasets": [dict(zip(_STATISTICS, each, strict=True)) for each in statistics],
         }
 
     def _stored(self, sources: list[int], samples: list[int]) -> list[Any]:
@@ -212,8 +178,7 @@ class MultiplexDataset(Dataset[Example]):
                 f'Example {sample:,} of "{name}" is a {type(example).__name__}. Examples must be '
                 'dicts, because dataset_name is added to them. Wrap it: {"text": …}.'
             )
-        taken = [key for key in _ADDED if key in example]
-        if taken:
+        if taken := [key for key in _ADDED if key in example]:
             raise SourceError(
                 f'Example {sample:,} of "{name}" already has {taken[0]!r}, a key that the loader '
                 "adds. Rename that key in your examples."
@@ -221,40 +186,8 @@ class MultiplexDataset(Dataset[Example]):
         return {**example, **self._added[source]}
 
 
-class IndexMap(Sequence[tuple[int, int]]):
-    """`(dataset_idx, example_idx)` of every item: a list that is computed when it is read."""
-
-    def __init__(self, mixing: Mixing) -> None:
-        self._mixing = mixing
-
-    def __len__(self) -> int:
-        return self._mixing.total
-
-    @overload
-    def __getitem__(self, number: int) -> tuple[int, int]: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> list[tuple[int, int]]: ...
-
-    def __getitem__(self, number: int | slice) -> tuple[int, int] | list[tuple[int, int]]:
-        if isinstance(number, slice):
-            return self._pairs(range(len(self))[number])  # slicing a range handles all signs
-        number = index(number)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"There is no item {number:,}; there are {len(self):,}.")
-        return self._pairs([number % len(self)])[0]
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        for start in range(0, len(self), _CHUNK):
-            yield from self[start : start + _CHUNK]
-
-    def _pairs(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
-        sources, _, samples = self._mixing.order.locate(np.array(numbers, dtype=np.int64))
-        return list(zip(sources.tolist(), samples.tolist(), strict=True))
-
-
-def _check_datasets(datasets: Iterable[tuple[str, Examples]]) -> tuple[list[str], list[Examples]]:
-    """The names and the datasets, if they can be mixed."""
+def _checked(datasets: Iterable[tuple[str, Examples]]) -> list[tuple[str, Examples]]:
+    """The pairs of names and datasets, if they can be mixed."""
     try:
         pairs = [(name, rows) for name, rows in datasets]
     except (TypeError, ValueError):
@@ -267,66 +200,111 @@ def _check_datasets(datasets: Iterable[tuple[str, Examples]]) -> tuple[list[str]
     for name, rows in pairs:
         if not isinstance(name, str) or not name:
             raise PlanError(f"The name of a dataset is {name!r}; it must be a non-empty string.")
-        _check_rows(name, rows)
-    repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if repeated:
-        raise PlanError(f"Two datasets have the name {quoted(repeated)}. Use different names.")
-    return names, [rows for _, rows in pairs]
-
-
-def _check_rows(name: str, rows: object) -> None:
-    if isinstance(rows, Mapping):
-        keys = ", ".join(str(key) for key in list(rows)[:5])
-        raise PlanError(
-            f'Dataset "{name}" is a {type(rows).__name__} with the keys {keys}, but examples are '
-            "numbered from 0. Choose one of its splits, or pass a list of its values."
-        )
-    if not isinstance(rows, Examples) or isinstance(rows, str | bytes):
-        raise PlanError(
-            f'Dataset "{name}" is a {type(rows).__name__}. It must be a list of dicts, a Hugging '
-            "Face dataset, or another object with len() and []. Make a list of it."
-        )
-    if not len(rows):
-        raise PlanError(f'Dataset "{name}" is empty. Leave it out.')
-
-
-def _token_counts(lengths: Lengths, names: list[str], rows: list[Examples]) -> tuple[int, ...]:
-    """The number of tokens of each dataset; a function is called once per example."""
-    listed: list[Any]
-    if callable(lengths):
-        listed = [[lengths(each[number]) for number in range(len(each))] for each in rows]
-    elif isinstance(lengths, Mapping):
-        missing = [name for name in names if name not in lengths]
-        if missing:
-            raise PlanError(f"lengths has no token counts for {quoted(missing)}.")
-        listed = [lengths[name] for name in names]
-    elif isinstance(lengths, Sequence):
-        listed = list(lengths)
-    else:
-        raise PlanError(
-            f"lengths={lengths!r:.80} must be a function of an example, or the token counts of "
-            "all examples by dataset."
-        )
-    if len(listed) != len(names):
-        raise PlanError(f"lengths has {len(listed):,} datasets, but there are {len(names):,}.")
-    totals = []
-    for name, examples, each in zip(names, rows, listed, strict=True):
-        counts = _integers(name, each)
-        if len(counts) != len(examples) or min(counts) < 0 or not any(counts):
+        if names.count(name) > 1:
+            raise PlanError(f'Two datasets have the name "{name}". Use different names.')
+        if isinstance(rows, Mapping):
+            keys = ", ".join(str(key) for key in list(rows)[:5])
             raise PlanError(
-                f'lengths of "{name}" has {len(counts):,} numbers for {len(examples):,} examples, '
-                f"from {min(counts, default=0):,} to {max(counts, default=0):,}. Give one token "
-                "count per example, each 0 or more and at least one above 0."
+                f'Dataset "{name}" is a {type(rows).__name__} with the keys {keys}, but examples '
+                "are numbered from 0. Choose one of its splits, or pass a list of its values."
             )
-        totals.append(sum(counts))
-    return tuple(totals)
+        if not isinstance(rows, Examples) or isinstance(rows, str | bytes):
+            raise PlanError(
+                f'Dataset "{name}" is a {type(rows).__name__}. It must be a list of dicts, a '
+                "Hugging Face dataset, or another object with len() and []. Make a list of it."
+            )
+        if not len(rows):
+            raise PlanError(f'Dataset "{name}" is empty. Leave it out.')
+    return pairs
 
 
-def _integers(name: str, listed: object) -> list[int]:
-    if not isinstance(listed, Iterable):
-        raise PlanError(f'lengths of "{name}" is {listed!r:.40}; give a number for each example.')
-    counts = list(listed)
-    for value in counts:
-        if not isinstance(value, SupportsIndex):
-            raise PlanError(f'lengths of "{name}": {value!r:.40} is not a whole number of tokens.')
-    return list(map(index, counts))
+def default_collate_fn(batch: Sequence[Mapping[str, Any]]) -> Example:
+    """A dict with the keys of all examples: stacked tensors, and lists of everything else.
+
+    Tensors of equal shape are stacked. Lists are in the order of the batch. Keys are in the order
+    in which they first appear.
+
+    >>> default_collate_fn([{"text": "a", "label": 1}, {"text": "b"}])
+    {'text': ['a', 'b'], 'label': [1, None]}
+    """
+    keys = dict.fromkeys(key for example in batch for key in example)
+    return {key: _stacked([example.get(key) for example in batch]) for key in keys}
+
+
+def _collate_same_keys(batch: Sequence[Any]) -> Example | None:
+    """`default_collate_fn` of plain dicts that have the same keys; None for other examples.
+
+    Faster, because it reads all values of an example in one call.
+    """
+    first = batch[0]
+    # Plain dicts only: reading a missing key of a defaultdict would add the key to it. With one
+    # key, `itemgetter` returns the value itself instead of a tuple.
+    if set(map(type, batch)) != {dict} or len(first) < 2:
+        return None
+    # If every example has the keys of the first (no KeyError below), and all examples together
+    # have no more keys than that, then all have the same keys.
+    if sum(map(len, batch)) != len(first) * len(batch):
+        return None
+    try:
+        values = zip(*map(itemgetter(*first), batch), strict=True)
+        return {key: _stacked(list(each)) for key, each in zip(first, values, strict=True)}
+    except KeyError:
+        return None
+
+
+def _stacked(values: list[Any]) -> Any:
+    """The values of one key: one tensor if all are tensors of the same shape."""
+    first = values[0]
+    if isinstance(first, torch.Tensor) and all(
+        isinstance(value, torch.Tensor) and value.shape == first.shape for value in values
+    ):
+        return torch.stack(values)
+    return values
+
+
+def get_dataset_stats(dataloader: object) -> Json:
+    """`MultiplexDataset.get_dataset_stats` of a multiplex DataLoader or dataset.
+
+    >>> get_dataset_stats(MultiplexDataset([("a", [{"n": 1}])]))["datasets"][0]
+    {'name': 'a', 'size': 1, 'sampling_percentage': 100.0, 'asked': 0.0, 'delivered': 0}
+
+    Raises:
+        TypeError: The argument is neither.
+    """
+    # Frameworks wrap DataLoaders in classes of their own, which keep `dataset`.
+    dataset = getattr(dataloader, "dataset", dataloader)
+    if not isinstance(dataset, MultiplexDataset):
+        raise TypeError(
+            f"A {type(dataloader).__name__} has no statistics of datasets. Pass the DataLoader "
+            "that create_multiplex_dataloader returned, or a MultiplexDataset."
+        )
+    return dataset.get_dataset_stats()
+
+
+def print_dataloader_stats(dataloader: object) -> None:
+    """Print the names, sizes and shares of the datasets as a table.
+
+    Raises:
+        TypeError: The argument is neither a multiplex DataLoader nor a MultiplexDataset.
+    """
+    stats = get_dataset_stats(dataloader)
+    double, single = "=" * 70, "-" * 70
+    lines = [
+        double,
+        "Multiplex DataLoader Statistics",
+        double,
+        f"Number of datasets: {stats['num_datasets']}",
+        f"Total examples: {stats['total_examples']:,}",
+        f"Sampling strategy: {stats['sampling_strategy']}",
+        "",
+        "Dataset Breakdown:",
+        single,
+        f"{'Dataset':<30} {'Examples':<15} {'Sampling %':<15}",
+        single,
+        *(
+            f"{each['name']:<30} {each['size']:<15,} {each['sampling_percentage']:.2f}%"
+            for each in stats["datasets"]
+        ),
+        double,
+    ]
+    print("\n".join(lines))  # noqa: T201  (the purpose of this function)

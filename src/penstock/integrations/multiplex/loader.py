@@ -19,29 +19,15 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from penstock.errors import PlanError, ResumeError
-from penstock.integrations.multiplex.collate import Example, default_collate_fn
-from penstock.integrations.multiplex.dataset import (
-    BatchRequest,
-    Examples,
-    Lengths,
-    MultiplexDataset,
-)
-from penstock.integrations.multiplex.mixing import Json, Mixing, Weights, whole_number
-from penstock.integrations.multiplex.run import (
-    MultiplexRun,
-    RankBatches,
-    Span,
-    order_settings,
-    read_state,
-    write_state,
-)
+from penstock.integrations.multiplex.dataset import Examples, MultiplexDataset, default_collate_fn
+from penstock.integrations.multiplex.mixing import Json, Lengths, Mixing, Weights, whole_number
+from penstock.integrations.multiplex.run import BatchRequest, MultiplexRun, Span, order_settings
 from penstock.loader.dataloader import WorkerOptions
 from penstock.loader.fingerprint import combine, of_samples, source_keys
-from penstock.loader.state import shortened
+from penstock.loader.state import sealed, shortened, unsealed
 
-__all__ = ["MultiplexDataLoader", "create_multiplex_dataloader"]
-
-Collate = Callable[[list[Example]], Any]
+_VERSION = 2  # of a state
+_FIELDS = {"epoch": int, "start": int, "position": int, "changed": dict, "order": dict}
 
 
 class _Sampler(DistributedSampler[Any]):
@@ -51,18 +37,16 @@ class _Sampler(DistributedSampler[Any]):
     data over ranks, see that the data is sharded already.
     """
 
-    def __init__(self, run: MultiplexRun, dataset: MultiplexDataset) -> None:
-        batches = run.batches
-        super().__init__(dataset, batches.world_size, batches.rank, run.shuffle)
-        self._run = run
-        self._length = batches.steps_per_epoch(run.mixing.total)
+    def __init__(self, dataset: MultiplexDataset) -> None:
+        self._run = run = dataset.run
+        super().__init__(dataset, run.world_size, run.rank, run.shuffle)
+        self._length = run.steps_per_epoch()
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        steps = self._run.steps()
-        return (BatchRequest(sources.tolist(), samples.tolist()) for sources, samples, _ in steps)
+        return (request for request, _ in self._run.steps())
 
     def set_epoch(self, epoch: int) -> None:
         self._run.set_epoch(epoch)
@@ -77,32 +61,16 @@ class MultiplexDataLoader(DataLoader[Any]):
 
     dataset: MultiplexDataset
 
-    def __init__(
-        self,
-        dataset: MultiplexDataset,
-        batches: RankBatches,
-        workers: WorkerOptions,
-        *,
-        shuffle: bool,
-        pin_memory: bool,
-        collate_fn: Collate,
-    ) -> None:
-        self._original = dataset.run.mixing
-        self._run = dataset.run = MultiplexRun(self._original, batches, shuffle)
-        sampler = _Sampler(self._run, dataset)
-        super().__init__(
-            dataset,
-            batch_sampler=sampler,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            # Seeds the workers. Without it, PyTorch would draw from its global generator in
-            # every epoch, so loading data would change the dropout of the model.
-            generator=torch.Generator().manual_seed(self._original.seed % 2**63),
-            **workers._asdict(),
-        )
+    def __init__(self, dataset: MultiplexDataset, run: MultiplexRun, **options: Any) -> None:
+        self._original = run.mixing
+        self._run = dataset.run = run
+        sampler = _Sampler(dataset)
+        # Seeds the workers. Without it, PyTorch would draw from its global generator in every
+        # epoch, so loading data would change the dropout of the model.
+        generator = torch.Generator().manual_seed(run.mixing.seed % 2**63)
+        super().__init__(dataset, batch_sampler=sampler, generator=generator, **options)
         # PyTorch leaves these unset if it gets a batch sampler, but users and tools read them.
-        given = {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
-        self.__dict__.update(given, sampler=sampler)
+        self.__dict__.update(batch_size=run.batch_size, drop_last=run.drop_last, sampler=sampler)
 
     def __iter__(self) -> Any:
         number = self._run.begin()
@@ -158,7 +126,16 @@ class MultiplexDataLoader(DataLoader[Any]):
         current weights, the counts and rounding errors of the datasets where these weights were
         set, and a digest of all earlier weights.
         """
-        return write_state(self._run, self._original, self._settings)
+        run = self._run
+        changed = run.mixing.stages != self._original.stages
+        state = {
+            "epoch": run.epoch,
+            "start": run.start,
+            "position": run.position,
+            "changed": run.mixing.to_resume() if changed else {},
+            "order": self._settings,
+        }
+        return sealed(state, _VERSION)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was saved, with the weights of that moment.
@@ -170,7 +147,7 @@ class MultiplexDataLoader(DataLoader[Any]):
         Raises:
             ResumeError: The state was edited, or belongs to another order.
         """
-        state = read_state(state_dict)
+        state = unsealed(state_dict, _VERSION, _FIELDS, of="a multiplex DataLoader")
         saved = state["order"]
         differences = [
             f"{name} {saved.get(name)!r:.200} -> {now!r:.200}"
@@ -185,7 +162,7 @@ class MultiplexDataLoader(DataLoader[Any]):
                 "with other weights, load the state first and then call set_weights."
             )
         left = state["start"] + self._original.total - state["position"]
-        self._run.batches.num_steps(left)  # raises if a rank would have no example
+        self._run.num_steps(left)  # raises if a rank would have no example
         changed = state["changed"]
         self._run.mixing = self._original.resumed(changed) if changed else self._original
         self._run.go_to(state["epoch"], state["start"], state["position"])
@@ -200,14 +177,10 @@ class MultiplexDataLoader(DataLoader[Any]):
         if self.num_workers or self.pin_memory:
             # The batches are first in `zip`, so that PyTorch sees the end and stops its workers.
             return zip(super().__iter__(), self._run.spans(), strict=False)
-        return self._collated()
-
-    def _collated(self) -> Iterator[tuple[Any, Span]]:
-        dataset, collate = self.dataset, self.collate_fn
-        steps = self._run.steps()
+        dataset, collate, steps = self.dataset, self.collate_fn, self._run.steps()
         if collate is default_collate_fn:
-            return ((dataset.read_collated(a.tolist(), b.tolist()), span) for a, b, span in steps)
-        return ((collate(dataset.read(a.tolist(), b.tolist())), span) for a, b, span in steps)
+            return ((dataset.read_collated(*request), span) for request, span in steps)
+        return ((collate(dataset.read(*request)), span) for request, span in steps)
 
     def _iterate(
         self, number: int, mixing: Mixing, batches: Iterator[tuple[Any, Span]]
@@ -244,7 +217,7 @@ def create_multiplex_dataloader(  # noqa: PLR0913  (the arguments of the code th
     drop_last: bool = False,
     sampling_strategy: str = "proportional",
     sampling_weights: Weights | None = None,
-    collate_fn: Collate | None = None,
+    collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
     shuffle_seed: int = 42,
     *,
     rank: int | None = None,
@@ -317,33 +290,27 @@ def create_multiplex_dataloader(  # noqa: PLR0913  (the arguments of the code th
         worker_init_fn,
         multiprocessing_context,
     ).checked()
-    dataset = MultiplexDataset(
-        datasets,
-        sampling_strategy,
-        sampling_weights,
-        shuffle_seed,
-        schedule=schedule,
-        lengths=lengths,
-    )
+    order = (sampling_strategy, sampling_weights, shuffle_seed)
+    dataset = MultiplexDataset(datasets, *order, schedule=schedule, lengths=lengths)
+    rank, world_size = _rank_and_world_size(rank=rank, world_size=world_size)
     return MultiplexDataLoader(
         dataset,
-        RankBatches(batch_size, *_rank_and_world_size(rank, world_size), drop_last),
-        workers,
-        shuffle=shuffle,
-        pin_memory=pin_memory,
+        MultiplexRun(dataset.run.mixing, batch_size, rank, world_size, drop_last, shuffle),
         collate_fn=collate_fn if collate_fn is not None else default_collate_fn,
+        pin_memory=pin_memory,
+        **workers._asdict(),
     )
 
 
-def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
+def _rank_and_world_size(**given: int | None) -> tuple[int, int]:
     """The arguments, or the values of torch.distributed if they are not given."""
     # Imported here: it imports the code that streams stores, which imports pyarrow.
     from penstock.loader.arguments import topology
 
-    for name, value in (("rank", rank), ("world_size", world_size)):
+    for name, value in given.items():
         if value is not None:
             whole_number(name, value)
-    rank, world_size = topology(rank, world_size)
+    rank, world_size = topology(**given)
     if not 0 <= rank < world_size:
         raise PlanError(f"rank={rank} must be 0 to world_size - 1; world_size is {world_size}.")
     return rank, world_size

@@ -18,15 +18,15 @@ examples that the shuffle puts first, and by two examples of rounding.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from operator import add, attrgetter, index
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from penstock.digest import digest_json
-from penstock.errors import PlanError, ResumeError
+from penstock.errors import PlanError
 from penstock.order.arguments import quoted
 from penstock.order.plan import Plan
 from penstock.order.schedule import Schedule, Stage, StartingPoint
@@ -34,12 +34,11 @@ from penstock.order.shuffle import Domain, Sources
 from penstock.order.weighted import Mixture
 from penstock.order.weights import Weight, as_fraction, exact_weights
 
-__all__ = ["Json", "Mixing", "Strategy", "WeightStage", "Weights", "new_mixing", "whole_number"]
-
 Json = dict[str, Any]
-Strategy = Literal["proportional", "uniform", "weighted"]
 Weights = Sequence[Weight] | Mapping[str, Weight]
+Lengths = Callable[[Any], int] | Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
 
+_STRATEGIES = ("proportional", "uniform", "weighted")
 _position = attrgetter("position")  # of a WeightStage
 
 
@@ -63,7 +62,7 @@ class Mixing:
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     """The number of examples of each dataset."""
-    strategy: Strategy
+    strategy: str
     seed: int
     stages: tuple[WeightStage, ...]
     """Weights in the order of their positions; empty if each example is read once per epoch."""
@@ -91,43 +90,37 @@ class Mixing:
     def order(self) -> Plan | Mixture:
         """The order: `locate(positions)` returns the dataset, epoch and example at each."""
         if not self.stages:
-            return Plan(
-                dict(zip(self.names, map(_RowCount, self.sizes), strict=True)), seed=self.seed
-            )
+            counts = map(_RowCount, self.sizes)
+            return Plan(dict(zip(self.names, counts, strict=True)), seed=self.seed)
         domains = [Domain(size) for size in self.sizes]
         return Mixture(self.schedule, Sources(self.names, domains, "full", self.seed))
 
-    def shares(self, position: int) -> list[float]:
-        """The share of each dataset at a position: by size, equal, or by the weights there."""
-        if not self.stages:
-            return [size / self.total for size in self.sizes]
-        # Integers first: a sum of floats would depend on the order of the datasets.
-        exact = exact_weights(self._stage_at(position).weights)
-        return [weight / sum(exact) for weight in exact]
+    def statistics(self, position: int) -> list[tuple[str, int, float, float, int]]:
+        """Of each dataset: name, size, share in percent, examples asked for, and delivered.
 
-    def delivered(self, position: int) -> list[int]:
-        """How many examples of each dataset are before a position."""
+        The share is by size, equal, or by the weights at `position`. The examples are those before
+        `position`; the number that the weights ask for is not a whole one.
+        """
         if isinstance(self.order, Plan):
-            return list(self.order.counts(position).values())
-        return self.schedule.counts(position)
-
-    def asked(self, position: int) -> list[float]:
-        """How many examples before a position each dataset should have by its weights alone."""
-        if not self.stages:
-            return [position * size / self.total for size in self.sizes]
-        # The schedule carries the difference of both through all changes of weights. Integrating
-        # the weights again would need all stages, which a resumed mixing does not have.
-        return list(map(add, self.delivered(position), self.schedule.owed(position)))
+            shares = [size / self.total for size in self.sizes]
+            delivered = list(self.order.counts(position).values())
+            asked = [position * share for share in shares]
+        else:
+            # Integers first: a sum of floats would depend on the order of the datasets.
+            exact = exact_weights(self._weights_at(position))
+            shares = [weight / sum(exact) for weight in exact]
+            delivered = self.schedule.counts(position)
+            # The schedule carries the difference of both through all changes of weights. Summing
+            # the weights again would need all stages, which a resumed mixing does not have.
+            asked = list(map(add, delivered, self.schedule.owed(position)))
+        percent = [100 * share for share in shares]
+        return list(zip(self.names, self.sizes, percent, asked, delivered, strict=True))
 
     def changed(self, position: int, weights: Weights, argument: str = "weights") -> "Mixing":
-        """This mixing up to `position`, and other weights from there on.
+        """This mixing up to `position`, and other weights from there on; later stages are dropped.
 
-        Takes the same time however often weights changed before.
-
-        Args:
-            position: The first position with the new weights. Later stages are dropped.
-            weights: One per dataset, as a list or by name.
-            argument: What an error message calls `weights`.
+        Takes the same time however often weights changed before. An error message calls the
+        weights `argument`.
 
         Raises:
             PlanError: The weights are invalid, or the mixing has none that could change.
@@ -147,7 +140,7 @@ class Mixing:
         if kept:
             # Each digest includes the one before, so it covers all stages at a fixed size.
             history = digest_json([kept[-1].history, kept[-1].to_json()])[:16]
-        stage = WeightStage(start, read_weights(weights, self.names, argument), history)
+        stage = WeightStage(start, _read_weights(weights, self.names, argument), history)
         changed = replace(self, strategy="weighted", stages=(*kept, stage))
         # Extend the schedule instead of computing all its stages again.
         schedule = self.schedule.changed(start, self._per_example(stage.weights))
@@ -155,11 +148,7 @@ class Mixing:
         return changed
 
     def scheduled(self, schedule: Mapping[int, Weights] | None) -> "Mixing":
-        """This mixing with other weights from each position of `schedule` on.
-
-        Raises:
-            PlanError: A position or its weights are invalid.
-        """
+        """This mixing with other weights from each position of `schedule` on."""
         if schedule is not None and not isinstance(schedule, Mapping):
             raise PlanError(
                 f"schedule={schedule!r:.80} must map numbers of examples to the weights that "
@@ -180,7 +169,7 @@ class Mixing:
         """A mixing that has the weights of `position` from position 0 on."""
         if not self.stages or (len(self.stages) == 1 and self.origin is None):
             return self
-        stage = WeightStage(0, self._stage_at(position).weights)
+        stage = WeightStage(0, self._weights_at(position))
         return replace(self, stages=(stage,), origin=None)
 
     def to_resume(self) -> Json:
@@ -197,33 +186,16 @@ class Mixing:
         """The mixing that wrote `saved` by `to_resume`.
 
         Positions before its last change of weights cannot be located any more.
-
-        Raises:
-            ResumeError: `saved` belongs to other datasets or was not written by `to_resume`.
         """
-        try:
-            origin = StartingPoint(saved["position"], saved["counts"], saved["debts"])
-            listed = [Fraction(w) if isinstance(w, str) else w for w in saved["weights"]]
-            weights = read_weights(listed, self.names, "weights")
-            stage = WeightStage(origin.position, weights, str(saved["history"]))
-            # The examples before the position add up to it, and debts add up to 0: a dataset
-            # gets early only what others get late. Other sums would silently change the order.
-            sums = sum(map(index, origin.counts)), sum(map(index, origin.debts))
-            valid = sums == (index(origin.position), 0) and min(origin.counts) >= 0
-            valid = valid and len(origin.counts) == len(origin.debts) == len(self.names)
-        except (KeyError, TypeError, ValueError, ZeroDivisionError):  # includes PlanError
-            valid = False
-        if not valid:
-            raise ResumeError(
-                f"The weights in this state are not valid for these {len(self.names):,} datasets: "
-                f"{saved!r:.80}. The state belongs to other datasets or was edited; use an "
-                "earlier checkpoint."
-            )
+        origin = StartingPoint(saved["position"], saved["counts"], saved["debts"])
+        weights = tuple(Fraction(w) if isinstance(w, str) else w for w in saved["weights"])
+        stage = WeightStage(origin.position, weights, saved["history"])
         begin = origin if origin.position else None
         return replace(self, strategy="weighted", stages=(stage,), origin=begin)
 
-    def _stage_at(self, position: int) -> WeightStage:
-        return self.stages[max(0, bisect_right(self.stages, position, key=_position) - 1)]
+    def _weights_at(self, position: int) -> tuple[Weight, ...]:
+        number = bisect_right(self.stages, position, key=_position) - 1
+        return self.stages[max(0, number)].weights
 
     def _per_example(self, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
         """Shares of examples, computed from shares of tokens where `weights` are these."""
@@ -249,16 +221,20 @@ class _RowCount:
 
 
 def new_mixing(
-    names: Sequence[str], sizes: Sequence[int], strategy: str, weights: Weights | None, seed: int
+    datasets: Sequence[tuple[str, Any]],
+    strategy: str,
+    weights: Weights | None,
+    seed: int,
+    schedule: Mapping[int, Weights] | None,
+    lengths: Lengths | None,
 ) -> Mixing:
-    """The mixing of these datasets from position 0 on.
+    """The mixing of these datasets, by the arguments of a `MultiplexDataset`.
 
     Raises:
-        PlanError: The strategy is unknown, or it and the weights contradict each other.
+        PlanError: An argument is invalid, or contradicts another one.
     """
-    known = get_args(Strategy)
-    if strategy not in known:
-        raise PlanError(f"sampling_strategy={strategy!r} must be one of {quoted(known)}.")
+    if strategy not in _STRATEGIES:
+        raise PlanError(f"sampling_strategy={strategy!r} must be one of {quoted(_STRATEGIES)}.")
     if strategy == "uniform" and weights is not None:
         raise PlanError(
             'sampling_strategy="uniform" draws all datasets equally often, which contradicts '
@@ -269,51 +245,81 @@ def new_mixing(
             'sampling_strategy="weighted" needs sampling_weights: one number per dataset, such '
             "as [0.7, 0.3], or numbers by name."
         )
+    names, sizes = tuple(name for name, _ in datasets), tuple(len(rows) for _, rows in datasets)
     # Weights without a strategy mean "weighted": a default argument looks the same as none.
-    chosen: Strategy = "weighted" if weights is not None else strategy  # type: ignore[assignment]
-    stages: tuple[WeightStage, ...] = ()
-    if chosen != "proportional":
+    if weights is not None:
+        strategy = "weighted"
+    mixing = Mixing(names, sizes, strategy, whole_number("shuffle_seed", seed), ())
+    if strategy != "proportional":
         given = [1] * len(names) if weights is None else weights
-        stages = (WeightStage(0, read_weights(given, names, "sampling_weights")),)
-    return Mixing(tuple(names), tuple(sizes), chosen, seed, stages)
-
-
-def read_weights(weights: Weights, names: Sequence[str], argument: str) -> tuple[Weight, ...]:
-    """Weights in the order of the datasets, from a list, an array, or a mapping by name.
-
-    Args:
-        weights: Only their ratio matters.
-        names: Of the datasets.
-        argument: What an error message calls the weights.
-
-    Raises:
-        PlanError: A weight is missing, unknown, negative or not finite, or all are zero.
-    """
-    if isinstance(weights, Mapping):
-        missing = [name for name in names if name not in weights]
-        unknown = [str(name) for name in weights if name not in names]
-        if missing or unknown:
-            problems = [f"no weight for {quoted(missing)}"] if missing else []
-            problems += [f"a weight for the unknown dataset {quoted(unknown)}"] if unknown else []
+        stage = WeightStage(0, _read_weights(given, names, "sampling_weights"))
+        mixing = replace(mixing, stages=(stage,))
+    if lengths is not None:
+        if not mixing.stages:
             raise PlanError(
-                f"{argument} has {' and '.join(problems)}. The datasets are {quoted(names)}."
+                "lengths= makes weights shares of tokens, but a proportional loader has no "
+                "weights: it reads every example once per epoch. Pass sampling_weights, or "
+                'sampling_strategy="uniform".'
             )
-        listed: Any = [weights[name] for name in names]
-    else:
-        # NumPy arrays, tensors and pandas Series: `tolist` gives Python's own numbers.
-        listed = weights.tolist() if hasattr(weights, "tolist") else weights
-        if isinstance(listed, str) or not isinstance(listed, Sequence):
-            raise PlanError(
-                f"{argument}={weights!r:.80} must be a list of numbers, one per dataset, such as "
-                "[0.7, 0.3], or numbers by name."
-            )
-    if len(listed) != len(names):
-        raise PlanError(
-            f"{argument} has {len(listed):,} numbers for {len(names):,} datasets "
-            f"({quoted(names)}). Give one per dataset."
-        )
+        mixing = replace(mixing, num_tokens=_token_counts(lengths, datasets))
+    return mixing.scheduled(schedule)
+
+
+def _read_weights(weights: Weights, names: Sequence[str], argument: str) -> tuple[Weight, ...]:
+    """Weights in the order of the datasets; only their ratio matters."""
+    listed = _by_dataset(weights, names, argument)
     exact_weights(listed, names)  # raises if a number cannot be a weight
     return tuple(listed)
+
+
+def _token_counts(lengths: Lengths, datasets: Sequence[tuple[str, Any]]) -> tuple[int, ...]:
+    """The number of tokens of each dataset; a function is called once per example."""
+    if callable(lengths):
+        listed = [[lengths(rows[n]) for n in range(len(rows))] for _, rows in datasets]
+    else:
+        names = [name for name, _ in datasets]
+        if isinstance(lengths, Mapping):  # lengths of other datasets do no harm
+            lengths = {name: lengths[name] for name in names if name in lengths}
+        listed = _by_dataset(lengths, names, "lengths")
+    totals = []
+    for (name, rows), given in zip(datasets, listed, strict=True):
+        if not isinstance(given, Iterable):
+            raise PlanError(f'lengths of "{name}" is {given!r:.40}; give a number per example.')
+        counts = [whole_number(f'lengths of "{name}"', value) for value in given]
+        if len(counts) != len(rows) or min(counts) < 0 or not any(counts):
+            raise PlanError(
+                f'lengths of "{name}" has {len(counts):,} numbers for {len(rows):,} examples, '
+                f"from {min(counts, default=0):,} to {max(counts, default=0):,}. Give one token "
+                "count per example, each 0 or more and at least one above 0."
+            )
+        totals.append(sum(counts))
+    return tuple(totals)
+
+
+def _by_dataset(given: Any, names: Sequence[str], argument: str) -> list[Any]:
+    """The values of an argument in the order of the datasets: a list, an array, or by name."""
+    if isinstance(given, Mapping):
+        missing = [name for name in names if name not in given]
+        unknown = [str(name) for name in given if name not in names]
+        if missing or unknown:
+            raise PlanError(
+                f"{argument} must have a value for each of the datasets {quoted(names)}. Missing: "
+                f"{quoted(missing) or 'none'}; unknown: {quoted(unknown) or 'none'}."
+            )
+        return [given[name] for name in names]
+    # NumPy arrays, tensors and pandas Series: `tolist` gives Python's own numbers.
+    listed = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(listed, str) or not isinstance(listed, Sequence):
+        raise PlanError(
+            f"{argument}={given!r:.80} must be a list of values, one per dataset, such as "
+            "[0.7, 0.3], or values by name."
+        )
+    if len(listed) != len(names):
+        raise PlanError(
+            f"{argument} has {len(listed):,} values for {len(names):,} datasets "
+            f"({quoted(names)}). Give one per dataset."
+        )
+    return list(listed)
 
 
 def whole_number(name: str, value: object) -> int:

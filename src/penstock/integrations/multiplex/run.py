@@ -1,4 +1,4 @@
-"""Where a run is, which examples its next batches hold, and its state as JSON.
+"""The state of a run: where it is, and which examples its next batches have.
 
     epoch 0                          epoch 1
     |── step 0 ──|── step 1 ──|─ 2 ─||── step 0 ──| …      positions in one endless order
@@ -10,24 +10,20 @@ process locates the examples, thousands of positions at a time, and sends them t
 each request. So workers do not compute the order and cannot use an outdated one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import count, islice
+from operator import index
+from typing import NamedTuple, overload
 
 import numpy as np
 
 from penstock.digest import canonical_json, digest_bytes
-from penstock.errors import PlanError, ResumeError
+from penstock.errors import PlanError
 from penstock.integrations.multiplex.mixing import Json, Mixing
-from penstock.loader.state import sealed, shortened, unsealed
+from penstock.loader.state import shortened
 from penstock.order.integers import Integers
-from penstock.order.schedule import StartingPoint
 
-__all__ = ["MultiplexRun", "RankBatches", "Span", "order_settings", "read_state", "write_state"]
-
-_VERSION = 2
-_FIELDS = {"epoch": int, "start": int, "position": int, "changed": dict, "order": dict}
-_FIELDS_OF_1 = {"epoch": int, "start": int, "position": int, "stages": list, "order": dict}
 _SAMPLED = 16  # the number of examples in the digest of a dataset
 
 # Locate few positions at first, so that the first batch is ready soon.
@@ -38,14 +34,38 @@ _FIRST_ROWS, _MOST_ROWS = 512, 8_192
 Span = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class RankBatches:
-    """The positions in each batch of one rank."""
+class BatchRequest(NamedTuple):
+    """The examples of one batch: the numbers of their datasets, and their numbers in these."""
 
-    batch_size: int
-    rank: int
-    world_size: int
-    drop_last: bool
+    sources: list[int]
+    samples: list[int]
+
+
+@dataclass(slots=True)
+class MultiplexRun:
+    """Everything that changes while a loader is used. Only the loader changes it.
+
+    Its dataset and its sampler read it, so they always agree with the loader.
+    """
+
+    mixing: Mixing
+    """The current order; `set_weights` and `load_state_dict` replace it."""
+    batch_size: int = 1
+    rank: int = 0
+    world_size: int = 1
+    drop_last: bool = False
+    shuffle: bool = True
+    epoch: int = 0
+    start: int = 0
+    """The position where the epoch began."""
+    position: int = 0
+    """The position of the next example; it counts the examples of all ranks and epochs."""
+    iterating: bool = False
+    """Whether an iterator of the current epoch was created."""
+    iterator: int = 0
+    """The number of the newest iterator. An iterator with another number must stop."""
+    last: tuple[Mixing, Span] | None = None
+    """The batch that was returned last, and the order that it is from."""
 
     @property
     def step_rows(self) -> int:
@@ -73,12 +93,13 @@ class RankBatches:
             )
         return steps + 1
 
-    def steps_per_epoch(self, num_rows: int) -> int:
+    def steps_per_epoch(self) -> int:
         """`num_steps` of a whole epoch.
 
         Raises:
             PlanError: There is not one step, or a rank would have no example.
         """
+        num_rows = self.mixing.total
         if num_rows < self.world_size:
             raise PlanError(
                 f"{num_rows:,} examples are fewer than the {self.world_size:,} ranks, and a rank "
@@ -100,54 +121,6 @@ class RankBatches:
         near = (self.batch_size + sign * by for by in count(1) for sign in (-1, 1))
         rests = ((size, num_rows % (size * self.world_size)) for size in near if size > 0)
         return next(size for size, rest in rests if not rest or rest >= self.world_size)
-
-    def spans(self, position: int, stop: int) -> Iterator[Span]:
-        """The batches of this rank from `position` to the end of the epoch at `stop`."""
-        size, rows = self.batch_size, self.step_rows
-        # Compare before the loop: `num_steps` raises if a rank would have no example, and the
-        # run should not train on all other steps first.
-        has_rest = self.num_steps(stop - position) > (stop - position) // rows
-        while position + rows <= stop:
-            # Rank r reads the r-th slice of the step. So all ranks together read the examples in
-            # the same order as one process with a larger batch.
-            begin = position + self.rank * size
-            position += rows
-            yield begin, begin + size, position
-        if has_rest:
-            # Split the rest as evenly as possible: the shares differ by at most one example.
-            rest = stop - position
-            begin, end = (rest * each // self.world_size for each in (self.rank, self.rank + 1))
-            yield position + begin, position + end, stop
-
-    def positions(self, spans: list[Span]) -> Integers:
-        """The positions of several successive batches."""
-        if self.world_size == 1:  # without other ranks there are no gaps between batches
-            return np.arange(spans[0][0], spans[-1][1])
-        return np.concatenate([np.arange(begin, end) for begin, end, _ in spans])
-
-
-@dataclass(slots=True)
-class MultiplexRun:
-    """Everything that changes while a loader is used. Only the loader changes it.
-
-    Its dataset and its sampler read it, so they always agree with the loader.
-    """
-
-    mixing: Mixing
-    """The current order; `set_weights` and `load_state_dict` replace it."""
-    batches: RankBatches = RankBatches(1, 0, 1, drop_last=False)
-    shuffle: bool = True
-    epoch: int = 0
-    start: int = 0
-    """The position where the epoch began."""
-    position: int = 0
-    """The position of the next example; it counts the examples of all ranks and epochs."""
-    iterating: bool = False
-    """Whether an iterator of the current epoch was created."""
-    iterator: int = 0
-    """The number of the newest iterator. An iterator with another number must stop."""
-    last: tuple[Mixing, Span] | None = None
-    """The batch that was returned last, and the order that it is from."""
 
     def begin(self) -> int:
         """Start an iterator over the rest of the epoch, or over the next; returns its number."""
@@ -178,10 +151,9 @@ class MultiplexRun:
             start = self.start  # known exactly, also if earlier epochs were left early
         elif not self.shuffle:
             start = 0  # every epoch repeats the first
-        elif self.batches.drop_last and self.mixing.stages:
+        elif self.drop_last and self.mixing.stages:
             # The next epoch begins after the last full step, see `_next_epoch`.
-            steps = self.batches.num_steps(self.mixing.total)
-            start = epoch * steps * self.batches.step_rows
+            start = epoch * self.num_steps(self.mixing.total) * self.step_rows
         else:
             # For weights this assumes that all earlier epochs were read to their end.
             start = epoch * self.mixing.total
@@ -191,24 +163,42 @@ class MultiplexRun:
         """The batches of this rank from the current position to the end of the epoch."""
         # The end is computed now, not in the generator: before the first batch is requested,
         # another epoch may have begun.
-        return self.batches.spans(self.position, self.start + self.mixing.total)
+        return self._spans(self.position, self.start + self.mixing.total)
 
-    def steps(self) -> Iterator[tuple[Integers, Integers, Span]]:
-        """`spans` with their examples: the dataset numbers, and the numbers in the dataset."""
+    def _spans(self, position: int, stop: int) -> Iterator[Span]:
+        size, rows = self.batch_size, self.step_rows
+        # Compare before the loop: `num_steps` raises if a rank would have no example, and the
+        # run should not train on all other steps first.
+        has_rest = self.num_steps(stop - position) > (stop - position) // rows
+        while position + rows <= stop:
+            # Rank r reads the r-th slice of the step. So all ranks together read the examples in
+            # the same order as one process with a larger batch.
+            begin = position + self.rank * size
+            position += rows
+            yield begin, begin + size, position
+        if has_rest:
+            # Split the rest as evenly as possible: the shares differ by at most one example.
+            rest = stop - position
+            begin, end = (rest * each // self.world_size for each in (self.rank, self.rank + 1))
+            yield position + begin, position + end, stop
+
+    def steps(self) -> Iterator[tuple[BatchRequest, Span]]:
+        """`spans`, each with its examples."""
         return self._located(self.spans(), self.mixing.order.locate)
 
     def _located(
         self, spans: Iterator[Span], locate: Callable[[Integers], tuple[Integers, ...]]
-    ) -> Iterator[tuple[Integers, Integers, Span]]:
+    ) -> Iterator[tuple[BatchRequest, Span]]:
         # A call to `locate` costs about 0.15 ms for a single position and 2.5 ms for 8,192, so
         # batches are located in groups. Larger groups would not fit in the CPU cache.
         rows = _FIRST_ROWS
-        while several := list(islice(spans, max(1, rows // self.batches.batch_size))):
-            sources, _, samples = locate(self.batches.positions(several))
+        while several := list(islice(spans, max(1, rows // self.batch_size))):
+            positions = np.concatenate([np.arange(begin, end) for begin, end, _ in several])
+            sources, _, samples = locate(positions)
             row = 0
             for span in several:
                 end = row + span[1] - span[0]
-                yield sources[row:end], samples[row:end], span
+                yield BatchRequest(sources[row:end].tolist(), samples[row:end].tolist()), span
                 row = end
             rows = min(4 * rows, _MOST_ROWS)
 
@@ -224,6 +214,38 @@ class MultiplexRun:
         self.position = self.start
 
 
+class IndexMap(Sequence[tuple[int, int]]):
+    """`(dataset_idx, example_idx)` of every item: a list that is computed when it is read."""
+
+    def __init__(self, mixing: Mixing) -> None:
+        self._mixing = mixing
+
+    def __len__(self) -> int:
+        return self._mixing.total
+
+    @overload
+    def __getitem__(self, number: int) -> tuple[int, int]: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[tuple[int, int]]: ...
+
+    def __getitem__(self, number: int | slice) -> tuple[int, int] | list[tuple[int, int]]:
+        if isinstance(number, slice):
+            return self._pairs(range(len(self))[number])  # slicing a range handles all signs
+        number = index(number)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"There is no item {number:,}; there are {len(self):,}.")
+        return self._pairs([number % len(self)])[0]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for start in range(0, len(self), _MOST_ROWS):
+            yield from self[start : start + _MOST_ROWS]
+
+    def _pairs(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
+        sources, _, samples = self._mixing.order.locate(np.array(numbers, dtype=np.int64))
+        return list(zip(sources.tolist(), samples.tolist(), strict=True))
+
+
 def order_settings(mixing: Mixing, shuffle: bool, datasets: Iterable[tuple[str, Sized]]) -> Json:
     """The settings that determine the order of a run, under the names that users know."""
     settings = {
@@ -235,49 +257,6 @@ def order_settings(mixing: Mixing, shuffle: bool, datasets: Iterable[tuple[str, 
     }
     # Long lists become a digest: the size of a state is bounded, a schedule is not.
     return {name: shortened(value) for name, value in settings.items()}
-
-
-def write_state(run: MultiplexRun, original: Mixing, settings: Json) -> Json:
-    """The state of a run that began with the mixing `original`."""
-    changed = run.mixing.stages != original.stages
-    state = {
-        "epoch": run.epoch,
-        "start": run.start,
-        "position": run.position,
-        "changed": run.mixing.to_resume() if changed else {},
-        "order": settings,
-    }
-    return sealed(state, _VERSION)
-
-
-def read_state(state: Mapping[str, object]) -> Json:
-    """The fields of a state that can be resumed; a state of version 1 is converted.
-
-    Raises:
-        ResumeError: It is not a state, was damaged or edited, or is of version 1 and its weights
-            changed.
-    """
-    of = "a multiplex DataLoader"
-    if not isinstance(state, Mapping) or state.get("version") != 1:
-        return unsealed(state, _VERSION, _FIELDS, of=of)
-    fields = unsealed(state, 1, _FIELDS_OF_1, of=of)
-    stages = fields.pop("stages")
-    changed = {}
-    if len(stages) > 1:
-        raise ResumeError(
-            f"The weights of this run changed {len(stages) - 1:,} times, and its state was written "
-            "by an older penstock, which used another order after a change of weights. Resume with "
-            "the penstock that wrote it, or start a new run with the current weights."
-        )
-    if stages and fields["order"].get("weights") != stages:  # weights were set before the start
-        position, weights = stages[0]
-        # At position 0 nothing was read and no rounding error exists.
-        zeros = [0] * len(weights)
-        changed = StartingPoint(position, zeros, zeros)._asdict() | {
-            "weights": weights,
-            "history": "",
-        }
-    return {**fields, "changed": changed}
 
 
 def _digest_examples(rows: object) -> str:
