@@ -22,8 +22,6 @@ from penstock.rows.documents import narrowed
 from penstock.rows.protocol import Array, Fields, Side
 from penstock.rows.windows import cu_seqlens
 
-__all__ = ["Made", "Maker", "host_arrays"]
-
 ToBatch = Callable[[Tensors], Batch]
 
 # The models of transformers do not take these arguments; position_ids say the same.

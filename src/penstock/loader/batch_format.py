@@ -23,8 +23,6 @@ import torch
 from penstock.errors import PlanError
 from penstock.rows.protocol import Rows
 
-__all__ = ["IGNORED", "Batch", "BatchFormat", "Format", "Shape", "Tensors"]
-
 IGNORED = -100
 """The target that losses ignore."""
 

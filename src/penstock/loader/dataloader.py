@@ -7,7 +7,7 @@ is exact: batches that workers have made ahead of time are not counted.
 
 from collections.abc import Iterator
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch.utils.data as data
 
@@ -17,28 +17,12 @@ from penstock.loader.batch_format import Batch
 if TYPE_CHECKING:
     from penstock.loader.loader import Loader
 
-__all__ = ["LoaderBatches", "StepsOfRun", "as_dataloader"]
-
-
-class _Request(NamedTuple):
-    """A step, and the position from which the loader counts its steps."""
-
-    step: int
-    counted_from: int
-
-
-class _Sent(NamedTuple):
-    """A batch that a worker sends to the main process."""
-
-    batch: Batch
-    fingerprint: int
-
 
 class StepsOfRun(data.Dataset[Batch]):
     """The steps of a run as a map-style dataset: item i is the batch of step i.
 
     The copy of a loader in a worker does not know where the loader was moved to. So each request
-    names the position from which steps are counted.
+    is a step and the position from which steps are counted.
     """
 
     def __init__(self, loader: "Loader") -> None:
@@ -50,17 +34,17 @@ class StepsOfRun(data.Dataset[Batch]):
     def __getitem__(self, step: int) -> Batch:
         return self._loader[step]
 
-    def __getitems__(self, requests: list[_Request]) -> _Sent:
-        """Return the batch of the one step that the batch sampler asks for."""
+    def __getitems__(self, requests: list[tuple[int, int]]) -> tuple[Batch, int]:
+        """Return the batch of the one step that the batch sampler asks for, and its fingerprint."""
         step, counted_from = requests[0]
         # Requests of one pass have the same origin, so this happens once per pass and worker.
-        if self._loader.counted_from != counted_from:
+        if self._loader.run.steps.start != counted_from:
             self._loader.seek(counted_from)
         made = self._loader.make(step)
-        return _Sent(made.batch, made.fingerprint)
+        return made.batch, made.fingerprint
 
 
-class _Rest(data.Sampler[list[_Request]]):
+class _Rest(data.Sampler[list[tuple[int, int]]]):
     """The steps from the loader's position to the end of its pass."""
 
     def __init__(self, loader: "Loader") -> None:
@@ -69,13 +53,14 @@ class _Rest(data.Sampler[list[_Request]]):
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __iter__(self) -> Iterator[list[_Request]]:
-        first, counted_from = self._loader.step, self._loader.counted_from
-        for step in count(first):
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        run = self._loader.run
+        counted_from = run.steps.start
+        for step in count(run.step):
             # Asked for each step, because a streamed store may not know its end yet.
-            if not self._loader.has_step(step):
+            if not run.has_step(step):
                 return
-            yield [_Request(step, counted_from)]
+            yield [(step, counted_from)]
 
 
 class LoaderBatches(data.DataLoader[Batch]):
@@ -91,7 +76,7 @@ class LoaderBatches(data.DataLoader[Batch]):
         self.loader = loader
 
     def __iter__(self) -> Any:
-        self.loader.begin_pass()  # before the sampler reads the loader's step
+        self.loader.run.begin_pass()  # before the sampler reads the loader's step
         return self.loader.follow(super().__iter__())
 
 

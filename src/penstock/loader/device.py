@@ -15,8 +15,6 @@ from penstock.loader.batch_format import Batch, Tensors
 from penstock.loader.read import IDS
 from penstock.rows.protocol import Array, Fields
 
-__all__ = ["DeviceCopy"]
-
 _NUM_SLOTS = 2
 _ALIGNMENT = 64  # bytes; `view` needs a multiple of the item size, at most 8
 

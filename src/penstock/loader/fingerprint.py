@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from penstock.loader.batch_format import Batch
     from penstock.loader.loader import Loader
 
-__all__ = ["combine", "log_fingerprints", "of_samples", "of_tokens", "read_log", "source_keys"]
-
 
 def log_fingerprints(batches: "Loader | LoaderBatches", path: str | Path) -> "Iterator[Batch]":
     """Yield the batches of a loader or its DataLoader, and append their fingerprints to a file.

@@ -24,8 +24,6 @@ from typing import Generic, TypeVar
 
 from penstock.streaming.waiting import use_for_waits
 
-__all__ = ["Ahead", "ReadAhead"]
-
 _MOST_BLOCKS = 64
 _BLOCKS_PER_WAIT = 4
 

@@ -15,21 +15,7 @@ from penstock.errors import ResumeError
 from penstock.rows.protocol import Rows
 
 if TYPE_CHECKING:  # multiplex loaders use states too, and need no stores
-    from penstock.loader.arguments import AnyPlan
-
-__all__ = [
-    "State",
-    "another_order",
-    "check_state",
-    "explained",
-    "identify",
-    "identify_order",
-    "position_in",
-    "sealed",
-    "shortened",
-    "unsealed",
-    "write_state",
-]
+    from penstock.loader.run import AnyPlan
 
 State = dict[str, Any]
 """A state, or a part of one, as JSON."""

@@ -14,7 +14,7 @@ states are the same on all machines of a run. A build checks them itself.
 
 import numpy as np
 
-from penstock.loader.arguments import AnyPlan
+from penstock.loader.run import AnyPlan
 from penstock.loader.state import (
     State,
     another_order,
@@ -29,8 +29,6 @@ from penstock.store.explain import differences
 from penstock.store.reader import TokenStore
 from penstock.store.verify import chain, describe_build
 from penstock.streaming.plan import StreamedPlan
-
-__all__ = ["identity_at", "position_of"]
 
 _CHAIN_DIGITS = 32  # of 64
 

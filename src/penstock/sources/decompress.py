@@ -15,8 +15,6 @@ import pyarrow as pa
 from penstock.errors import SourceError
 from penstock.sources.listing import InputFile, open_file
 
-__all__ = ["Expanded"]
-
 # A file may always expand to this size: 16 MiB fit into any memory.
 _FREE_BYTES = 16 << 20
 

@@ -22,23 +22,6 @@ import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
-__all__ = [
-    "ArrowArray",
-    "Batch",
-    "Edges",
-    "Reject",
-    "SeparatedTexts",
-    "Tally",
-    "binary_array",
-    "bool_array",
-    "byte_lengths",
-    "compact",
-    "gather",
-    "is_utf8",
-    "null_rows",
-    "text_offsets",
-]
-
 ArrowArray = Any
 """An array of pyarrow, which ships no types."""
 

@@ -20,8 +20,6 @@ from penstock.errors import MissingExtraError, SourceError
 from penstock.sources.settings import ReadSettings, Texts
 from penstock.sources.walk import file_mode, find_files, matching, refuse_unlisted
 
-__all__ = ["InputFile", "list_files", "open_file", "read_fully", "refuse_changed"]
-
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _FORMATS = {
     ".txt": "text",

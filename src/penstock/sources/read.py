@@ -32,8 +32,6 @@ from penstock.sources.tables import read_table, read_texts
 from penstock.sources.validate import validate
 from penstock.sources.whole import IsCutSafe, read_whole, rule_of
 
-__all__ = ["BOM", "byte_order_mark", "read_slice"]
-
 _LOOK_BYTES = 1 << 16
 BOM = b"\xef\xbb\xbf"
 _FOREIGN_BOMS = {

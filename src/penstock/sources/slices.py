@@ -27,8 +27,6 @@ from penstock.sources.splitters import Splitter, splitter_for
 from penstock.sources.tables import table_spans, text_spans
 from penstock.sources.whole import IsCutSafe, file_pieces, file_rule, rule_of, stream_pieces
 
-__all__ = ["InputSpan", "Slice", "cut"]
-
 # The assumed ratio of text to compressed bytes when small files are grouped.
 _NOMINAL_EXPANSION = 4
 _LOOK_BYTES = 1 << 16

@@ -20,8 +20,6 @@ from penstock.sources.listing import InputFile, open_file
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings, Texts
 from penstock.sources.validate import validate
 
-__all__ = ["num_rows", "read_table", "read_texts", "table_spans", "text_spans"]
-
 
 def table_spans(file: InputFile, field: str, slice_bytes: int) -> Iterator[tuple[int, int, int]]:
     """Ranges of row groups (record batches) of about `slice_bytes` each, and their sizes."""

@@ -26,8 +26,6 @@ from penstock.sources.document import (
 from penstock.sources.settings import ReadSettings
 from penstock.sources.splitters import blank
 
-__all__ = ["Reason", "validate"]
-
 Reason = tuple[str, str]
 """A fixed word to count by, and a detail for the reject log."""
 

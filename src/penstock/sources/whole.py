@@ -26,18 +26,6 @@ from penstock.sources.listing import InputFile, open_file, read_fully
 from penstock.sources.settings import BLOCK_BYTES, RULE_BYTES, ReadSettings
 from penstock.sources.validate import validate
 
-__all__ = [
-    "CONTEXT_BYTES",
-    "RANGE_BYTES",
-    "IsCutSafe",
-    "file_pieces",
-    "file_rule",
-    "find_cut",
-    "read_whole",
-    "rule_of",
-    "stream_pieces",
-]
-
 IsCutSafe = Callable[[str, str], bool]
 """Whether a text may be cut between its two arguments, the text before and after the cut."""
 

@@ -29,8 +29,8 @@ from penstock.integrations.lightning.base import EvaluationBatches, ModuleRows, 
 from penstock.integrations.lightning.loaders import TrainingBatches
 from penstock.integrations.pytorch.encoders import special_ids
 from penstock.integrations.stores import StoreSettings, store_of, stream_of
-from penstock.loader.arguments import plan_of
 from penstock.loader.packed import check_packed, prepare
+from penstock.loader.run import plan_of
 from penstock.order.shuffle import Mode
 from penstock.rows.documents import Documents, Overflow
 from penstock.rows.packs import Packs

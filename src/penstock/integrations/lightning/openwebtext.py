@@ -20,7 +20,7 @@ from penstock.integrations.hf_format import Labels, check_labels, hf_tokenizer, 
 from penstock.integrations.lightning.base import EvaluationBatches, ModuleRows, ResumableDataModule
 from penstock.integrations.lightning.loaders import TrainingBatches
 from penstock.integrations.stores import StoreSettings, store_of, stream_of
-from penstock.loader.arguments import plan_of
+from penstock.loader.run import plan_of
 from penstock.order.shuffle import Mode
 from penstock.rows.tokens import ArrayFile
 from penstock.rows.windows import Windows

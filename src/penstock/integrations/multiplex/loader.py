@@ -338,7 +338,7 @@ def create_multiplex_dataloader(  # noqa: PLR0913  (the arguments of the code th
 def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """The arguments, or the values of torch.distributed if they are not given."""
     # Imported here: it imports the code that streams stores, which imports pyarrow.
-    from penstock.loader.arguments import topology
+    from penstock.loader.run import topology
 
     for name, value in (("rank", rank), ("world_size", world_size)):
         if value is not None:
