@@ -60,16 +60,11 @@ def source_keys(names: Sequence[str]) -> NDArray[np.uint64]:
     return np.array([derive_key("fingerprint", name) for name in names], np.uint64)
 
 
-def of_samples(
-    keys: NDArray[np.uint64],
-    epochs: Integers,
-    samples: Integers,
-    positions: Integers,
-) -> NDArray[np.uint64]:
-    """Return a value for each row, from its source, epoch, sample and position."""
+def of_samples(keys: NDArray[np.uint64], *located: Integers) -> NDArray[np.uint64]:
+    """Return a value for each row, from the key of its source, its epoch, sample and position."""
     # Mixed one after the other, so that (epoch 1, sample 2) and (epoch 2, sample 1) differ.
     value = keys
-    for numbers in (epochs, samples, positions):
+    for numbers in located:
         value = _mixed(value ^ numbers.astype(np.uint64))
     return value
 
@@ -99,7 +94,8 @@ def combine(values: NDArray[np.uint64], begins: Sequence[int]) -> list[int]:
     >>> combine(np.array([2**64 - 1, 3, 7], np.uint64), [0, 2])
     [2, 7]
     """
-    return [int(each) for each in np.add.reduceat(values, begins)]
+    sums: list[int] = np.add.reduceat(values, begins).tolist()
+    return sums
 
 
 def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:

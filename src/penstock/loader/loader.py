@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import torch
 
 from penstock.errors import PlanError, ResumeError
-from penstock.loader.batch import Made, Maker
+from penstock.loader.batch import DeviceCopy, Made, Maker
 from penstock.loader.batch_format import Batch, BatchFormat, Format, Shape
-from penstock.loader.device import DeviceCopy
 from penstock.loader.packed import check_packed
 from penstock.loader.prefetch import Ahead
 from penstock.loader.read import MOST_STEPS, Assembler
@@ -112,7 +111,7 @@ class Loader:
         self.shape = Shape(chosen, self._assembler.length)
         self.shape.check_targets(self.plan.sources)
         whole = self._assembler.whole_documents
-        self._maker = Maker(self.shape, self.device, side=side, whole_documents=whole)
+        self._maker = Maker(shape=self.shape, device=self.device, side=side, whole_documents=whole)
         self.fingerprint: int | None = None
         """The fingerprint of the last batch on this rank. The sum over all ranks does not depend
         on their number."""

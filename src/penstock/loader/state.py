@@ -198,29 +198,23 @@ def _differences(old: State, new: State) -> list[str]:
         before, after = old.get(name), new.get(name)
         if before == after:
             continue
-        if name == "stages":
-            found += _stage_changes(before, after)
+        weights, others = _weights(name, before), _weights(name, after)
+        if weights and weights.keys() == others.keys():
+            found += _differences(weights, others)
         else:
             found.append(f"{name} {_as_text(before)} -> {_as_text(after)}")
     return found
 
 
-def _stage_changes(old: object, new: object) -> list[str]:
-    """Return which weights differ, if the stages are otherwise the same."""
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        found = []
-        for before, after in zip(old, new, strict=True):
-            weights = [stage.get("weights") for stage in (before, after)]
-            if before["position"] != after["position"] or None in weights:
-                break
-            found += [
-                f'weight of "{name}" {weights[0].get(name)} -> {weights[1].get(name)}'
-                for name in sorted({*weights[0], *weights[1]})
-                if weights[0].get(name) != weights[1].get(name)
-            ]
-        else:
-            return found
-    return [f"stages {_as_text(old)} -> {_as_text(new)}"]
+def _weights(name: str, stages: object) -> State:
+    """Return the weights in the stages of a plan, as messages call them; {} if there are none."""
+    if name != "stages" or not isinstance(stages, list):
+        return {}
+    return {
+        f'weight of "{source}"' + f" from position {position:,} on" * (position > 0): weight
+        for position, weights in ((each["position"], each.get("weights", {})) for each in stages)
+        for source, weight in weights.items()
+    }
 
 
 def _source_changes(name: str, old: list[Any], new: list[Any], *, explained: bool) -> list[str]:
