@@ -126,9 +126,8 @@ def _decoded(
 def _plain(texts: ArrowArray, keep: NDArray[np.bool_]) -> ArrowArray:
     """The kept texts as gigatoken requires them: unsliced, without a null bitmap."""
     # The first offset of a sliced array is not 0, also if the slice begins at row 0 of a column.
-    first = np.frombuffer(texts.buffers()[1], np.int64, count=1, offset=8 * texts.offset)[0]
     # A filter also copies the texts to the front of a new buffer.
-    if texts.offset or first or not keep.all():
+    if texts.offset or text_offsets(texts)[0] or not keep.all():
         texts = texts.filter(bool_array(keep))
     buffers = texts.buffers()
     if buffers[0] is not None:
