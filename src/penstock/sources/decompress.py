@@ -36,6 +36,7 @@ class Expanded:
         self._stream = _decompressor(self._raw, file.compression)
         self._peeked = b""
         self.position = 0
+        self._taken = 0
 
     def peek(self, num_bytes: int) -> bytes:
         """The next `num_bytes` bytes, fewer only at the end; `read` returns them again."""
@@ -80,10 +81,10 @@ class Expanded:
                 "follows the compressed data. Download or write it again."
             ) from error
 
-    @property
-    def disk_position(self) -> int:
-        """The position in the file on disk."""
-        return self._raw.tell()
+    def take_disk_bytes(self) -> int:
+        """How many bytes of the file on disk were read since the last call."""
+        before, self._taken = self._taken, self._raw.tell()
+        return self._taken - before
 
     def close(self) -> None:
         """Close the file."""

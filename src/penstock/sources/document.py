@@ -27,7 +27,7 @@ ArrowArray = Any
 """An array of pyarrow, which ships no types."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Reject:
     """A record that was rejected, with its location and the reason."""
 

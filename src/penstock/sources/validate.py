@@ -62,11 +62,9 @@ def validate(
         texts, bad = _decoded(texts, reading, tally)
         reasons |= bad
     # After the replacement of invalid bytes, because U+FFFD is longer than the byte it replaces.
-    limit = reading.max_document_bytes
     lengths = byte_lengths(texts)
-    for row in np.flatnonzero(lengths > limit):
-        detail = f"{int(lengths[row]):,} bytes are more than max_document_bytes={limit:,}"
-        reasons.setdefault(int(row), ("too_long", detail))
+    for row in np.flatnonzero(lengths > reading.max_document_bytes):
+        reasons.setdefault(int(row), too_long(int(lengths[row]), reading))
     keep = np.ones(len(texts), bool)
     keep[list(reasons)] = False
     texts = _plain(texts, keep)
@@ -89,17 +87,17 @@ def validate(
     tally.rejected_bytes = int(record_bytes[~keep].sum())
     tally.skipped_bytes = int(record_bytes[keep & ~documents].sum())
     rejects = [
-        Reject(
-            file=file,
-            offset=int(places[row]),
-            num_bytes=int(record_bytes[row]),
-            reason=reasons[row][0],
-            detail=reasons[row][1],
-        )
+        Reject(file, int(places[row]), int(record_bytes[row]), *reasons[row])
         for row in sorted(reasons)
     ]
     files = np.full(len(texts), file, np.uint64)
     return Batch(texts, files, places[documents].astype(np.uint64), tally, rejects)
+
+
+def too_long(num_bytes: int, reading: ReadSettings) -> Reason:
+    """Why a document above the limit is rejected."""
+    limit = reading.max_document_bytes
+    return "too_long", f"{num_bytes:,} bytes are more than max_document_bytes={limit:,}"
 
 
 def _decoded(

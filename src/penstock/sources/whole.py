@@ -2,7 +2,7 @@
 
     rule_of      the rule of a file, found in its first 64 MB
     find_cut     a place where a document longer than a slice may be cut
-    read_whole   the document, or one piece of it, as batches
+    …_pieces     the pieces of a document that is longer than a slice
 
 Every byte of such a file is kept, and a cut must not change a token id. So a document is cut
 only where the tokenizer gives the same ids for the text around the cut as for its two halves;
@@ -13,18 +13,13 @@ such place.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from penstock.errors import SourceError
 from penstock.sources.decompress import Expanded
-from penstock.sources.document import Batch, Edges, Tally, binary_array
 from penstock.sources.listing import InputFile, open_file, read_fully
 from penstock.sources.settings import BLOCK_BYTES, RULE_BYTES, ReadSettings
-from penstock.sources.validate import validate
 
 IsCutSafe = Callable[[str, str], bool]
 """Whether a text may be cut between its two arguments, the text before and after the cut."""
@@ -108,90 +103,7 @@ def _is_safe_at(data: bytes, place: int, is_safe: IsCutSafe) -> bool:
         return False
 
 
-def read_whole(
-    data: bytes,
-    *,
-    file: int,
-    name: str,
-    start: int,
-    edges: tuple[bool, bool],
-    reading: ReadSettings,
-    is_cut_safe: IsCutSafe | None,
-) -> Iterator[Batch]:
-    """A document, or a piece of one, in blocks of about 4 MiB.
-
-    The tokenizer is 1.4 times as fast on blocks as on one text of 64 MB. Blocks are cut where no
-    id changes; without such a place, a block is longer.
-
-    Args:
-        data: The bytes of the piece, without a byte order mark.
-        file: The number of the input file.
-        name: The name of the file, for messages.
-        start: The offset of `data` in the file.
-        edges: Whether the document begins with this piece, and whether it ends with it.
-        reading: The settings of the build.
-        is_cut_safe: Says where blocks may be cut; None gives one block.
-
-    Raises:
-        SourceError: a piece is not UTF-8. Other pieces may be stored already, so the document
-            can't be rejected as a whole, and it must not lose its middle.
-    """
-    # All blocks of a document share its origin, which is where the piece begins in the file.
-    place = np.array([start], np.uint64)
-    batch = validate(
-        binary_array([data]),
-        file=file,
-        places=place,
-        reading=reading,
-    )
-    text = _piece(batch, data, name, edges) if not all(edges) else _only_text(batch)
-    borders = [0] if text is None else list(_borders(text, is_cut_safe))
-    if all(edges) and len(borders) <= 2:
-        yield batch
-        return
-    view = memoryview(text)
-    for first, last in pairwise(borders):
-        is_last = last == len(view)
-        yield Batch(
-            binary_array([bytes(view[first:last])]),
-            np.array([file], np.uint64),
-            place,
-            batch.tally if first == 0 else Tally(),
-            edges=Edges.of(
-                begins=edges[0] and first == 0, ends=edges[1] and is_last, closes=is_last
-            ),
-        )
-
-
-def _only_text(batch: Batch) -> Any:
-    """The buffer of the only text of a batch; None if the text was skipped or rejected."""
-    return batch.texts.buffers()[2] if len(batch) else None
-
-
-def _piece(batch: Batch, data: bytes, name: str, edges: tuple[bool, bool]) -> Any:
-    """The text of a piece; its tally counts a document only where the document ends."""
-    if batch.rejects:
-        reject = batch.rejects[0]
-        raise SourceError(
-            f"{name} is one document that is stored in pieces, and the piece from byte "
-            f"{reject.offset:,} on cannot be stored: {reject.reason}, {reject.detail}. "
-            'documents="lines" rejects only the line, and errors="replace" puts U+FFFD where '
-            "bytes are not UTF-8."
-        )
-    text = _only_text(batch) if len(batch) else data  # a blank piece is part of the text
-    batch.tally = replace(
-        batch.tally,
-        documents=int(edges[1]),
-        continued=int(not edges[1]),
-        skipped=0,
-        skipped_bytes=0,
-        document_bytes=len(data),
-        text_bytes=len(text),
-    )
-    return text
-
-
-def _borders(text: Any, is_cut_safe: IsCutSafe | None) -> Iterator[int]:
+def block_borders(text: Any, is_cut_safe: IsCutSafe | None) -> Iterator[int]:
     """The offsets where blocks of a text begin and end, from 0 to its length."""
     view = memoryview(text)
     start = 0
