@@ -2,11 +2,14 @@
 
 The dataset behind it returns a finished batch from `__getitems__`. With workers, a DataLoader
 yields the same batches in the same order. The loader advances as batches are yielded, so its state
-is exact: batches that workers have made ahead of time are not counted.
+is exact: batches that workers have made ahead of time are not counted. `log_fingerprints` writes
+what a loader or its DataLoader yields to a log, to compare runs.
 """
 
+import json
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.utils.data as data
@@ -93,3 +96,33 @@ def as_dataloader(loader: "Loader", *, num_workers: int, **options: Any) -> Load
 
 def _same(sent: Batch) -> Batch:
     return sent
+
+
+def log_fingerprints(batches: "Loader | LoaderBatches", path: str | Path) -> Iterator[Batch]:
+    """Yield the batches of a loader or its DataLoader, and append their fingerprints to a file.
+
+    Each line is JSON: the step, the position after it, and the fingerprint on this rank. It is in
+    the file before the batch is yielded. Use one file per rank.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    loader = batches.loader if isinstance(batches, LoaderBatches) else batches
+    for batch in batches:
+        # The loader has advanced already, so this step is the one before its next step.
+        step, position = loader.step - 1, loader.position
+        line = {"step": step, "position": position, "fingerprint": f"{loader.fingerprint:016x}"}
+        # Opened for each line, so that a crash loses no line that was written before.
+        with path.open("a", encoding="ascii") as stream:
+            stream.write(json.dumps(line) + "\n")
+        yield batch
+
+
+def read_log(path: str | Path) -> dict[int, str]:
+    """Return the fingerprint of each step in a log, by the position after the step.
+
+    The last one counts if a step was repeated. The key is the position and not the step, because
+    steps are counted anew after a resume with another batch size.
+    """
+    lines = Path(path).read_text(encoding="ascii").splitlines()
+    entries = [json.loads(line) for line in lines]
+    return {entry["position"]: entry["fingerprint"] for entry in entries}

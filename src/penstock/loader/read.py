@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
-from penstock.loader.fingerprint import combine, of_samples, of_tokens, source_keys
 from penstock.loader.prefetch import ReadAhead
 from penstock.loader.run import AnyPlan, Run
+from penstock.loader.state import combine, of_samples, of_tokens, source_keys
 from penstock.order.integers import Indices
 from penstock.order.steps import PADDING, Shard
 from penstock.ranges import group_rows

@@ -21,7 +21,7 @@ from penstock.sources.listing import InputFile, open_file, read_fully, refuse_ch
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings
 from penstock.sources.slices import InputSpan, Slice
 from penstock.sources.splitters import Spans, Splitter, splitter_for
-from penstock.sources.tables import read_table, read_texts
+from penstock.sources.tables import read_rows
 from penstock.sources.validate import too_long, validate
 from penstock.sources.whole import IsCutSafe, block_borders, rule_of
 
@@ -62,10 +62,8 @@ def _read_spans(
 ) -> Iterator[Batch]:
     for span in piece.spans:
         file = files[span.file]
-        if file.texts is not None:
-            yield from read_texts(file.texts, span.file, span.start, span.stop, reading)
-        elif file.format in ("parquet", "arrow"):
-            yield from read_table(file, span.file, span.start, span.stop, reading)
+        if file.format in ("parquet", "arrow", "texts"):
+            yield from read_rows(file, span.file, span.start, span.stop, reading)
         else:
             # The text of a compressed file was read to cut it. It begins at `span.start`.
             origin = 0 if span.data is None else span.start

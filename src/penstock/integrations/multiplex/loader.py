@@ -36,8 +36,7 @@ from penstock.integrations.multiplex.run import (
     write_state,
 )
 from penstock.integrations.workers import WorkerOptions
-from penstock.loader.fingerprint import combine, of_samples, source_keys
-from penstock.loader.state import shortened
+from penstock.loader.state import combine, of_samples, shortened, source_keys
 
 __all__ = ["MultiplexDataLoader", "create_multiplex_dataloader"]
 
