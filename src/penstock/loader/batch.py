@@ -85,19 +85,22 @@ class Maker:
         self, block: StepBlock, copy: "DeviceCopy | None"
     ) -> Iterator[tuple[Batch, Callable[[], None] | None]]:
         """Yield any batch, with the function that finishes it."""
-        wide = () if self.shape.format == "narrow" else IDS
+        shape, format = self.shape, self.shape.format
+        wide = () if format == "narrow" else IDS
         for number, (start, _) in enumerate(block.spans):
-            length = self.shape.length_at(start)
-            arrays = _host_arrays(block, number, self.shape, length)
+            length = shape.length_at(start)
+            arrays = _host_arrays(block, number, shape, length)
             if block.widths is not None:
                 arrays = narrowed(arrays, block.widths[number], length, self.side or "right")
-            if self.shape.format == "hf":
+            if format == "hf":
                 arrays = {name: arrays[name] for name in arrays if name not in _NOT_FOR_HF}
             to_batch = partial(self._to_batch, length)
             if copy is not None:
                 yield copy.put(arrays, to_batch, wide)
                 continue
-            arrays |= {name: arrays[name].astype(np.int64) for name in wide if name in arrays}
+            for name in wide:
+                if name in arrays:
+                    arrays[name] = arrays[name].astype(np.int64)
             tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
             if self.device.type != "cpu":
                 tensors = {name: each.to(self.device) for name, each in tensors.items()}

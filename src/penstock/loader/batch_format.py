@@ -89,8 +89,11 @@ class Shape:
     def length_at(self, position: int) -> int:
         """Return the length of rows in a batch that begins at `position`."""
         # The last change at or before the position counts.
-        begun = [length for start, length in self.lengths if start <= position]
-        return begun[-1] if begun else self.length
+        found = self.length
+        for start, length in self.lengths:
+            if start <= position:
+                found = length
+        return found
 
     def row_targets(self, length: int) -> int:
         """Return the targets of a full row of windows while rows are cut to `length`.

@@ -85,16 +85,10 @@ class Loader:
         if prefetch < 0:
             raise PlanError(f"prefetch={prefetch} must be at least 0.")
         self.plan = plan_of(rows, seed, shuffle)
-        self.rank, self.world_size = topology(rank, world_size)
-        sizes = batch_sizes(self.plan, batch_size, global_batch_size, self.world_size)
+        rank, world_size = self.rank, self.world_size = topology(rank, world_size)
+        sizes = batch_sizes(self.plan, batch_size, global_batch_size, world_size)
         self.run = Run(
-            self.plan,
-            sizes,
-            self.rank,
-            self.world_size,
-            epochs=epochs,
-            num_steps=steps,
-            drop_last=drop_last,
+            self.plan, sizes, rank, world_size, epochs=epochs, num_steps=steps, drop_last=drop_last
         )
         """The position, and the steps of the pass that it belongs to."""
         self._iterator_number = 0

@@ -185,7 +185,10 @@ class Assembler:
         located = np.zeros((4, len(positions)), np.int64)
         located[3] = positions
         real = positions != PADDING
-        located[:3, real] = self.plan.locate(positions[real])
+        if real.all():  # the usual case, in which nothing has to be copied
+            located[:3] = self.plan.locate(positions)
+        else:
+            located[:3, real] = self.plan.locate(positions[real])
         return located
 
     def _source(self, number: int, samples: Integers) -> Rows:
@@ -268,10 +271,7 @@ def _readable(plan: AnyPlan) -> list[Rows]:
     if len({rows.length for _, rows in found}) > 1:
         shown = ", ".join(f'"{name}" {rows.length:,}' for name, rows in found[:5])
         raise PlanError(f"Rows of one batch must have the same length; these have: {shown}.")
-    names: dict[str, str] = {}
-    for name, rows in found:
-        if rows.tokenizer_digest:
-            names.setdefault(rows.tokenizer_digest, name)
+    names = {digest: name for name, rows in found if (digest := rows.tokenizer_digest)}
     if len(names) > 1:
         shown = ", ".join(f'"{name}" {digest[:8]}' for digest, name in list(names.items())[:5])
         raise PlanError(

@@ -214,22 +214,12 @@ class Run:
             self.has_step(self.step)
         if self.end is None or self.has_step(self.step):
             return
-        position = self._next_pass(self.end)
-        if position is not None:
-            self.position = position
+        # An epoch continues at its end, and an unshuffled run of `steps=` starts over.
+        if self._epochs is not None or self.plan.shuffle == "none":
+            self.position = self.end if self._epochs is not None else 0
             self.lay_out()
             self.refuse_no_step()
-
-    def _next_pass(self, end: int) -> int | None:
-        """Return the position at which the next pass begins; None, and warn once, if there is none.
-
-        An epoch continues at its end, and an unshuffled run of `steps=` starts over.
-        """
-        if self._epochs is not None:
-            return end
-        if self.plan.shuffle == "none":
-            return 0
-        if not self._warned:
+        elif not self._warned:
             self._warned = True
             steps = self._asked_steps
             read = f"its steps={steps:,} were" if steps is not None else "all of its rows were"
@@ -237,9 +227,8 @@ class Run:
             warnings.warn(
                 f"This run is over: {read} read, so this loop has no batches. Give {more} to train "
                 "further, or call loader.seek(0) to read the same batches again.",
-                stacklevel=4,
+                stacklevel=3,
             )
-        return None
 
     def end_pass(self) -> None:
         """Move to the end of the epochs, past rows that fill no batch; called after a loop.

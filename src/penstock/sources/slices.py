@@ -18,14 +18,16 @@ a slice carries its text. A table (Parquet, Arrow) is cut between row groups or 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import BinaryIO
 
+from penstock.sources import whole
 from penstock.sources.decompress import Expanded
 from penstock.sources.listing import InputFile, open_file, read_fully
 from penstock.sources.settings import RULE_BYTES, SLICE_BYTES, ReadSettings
 from penstock.sources.splitters import Splitter, splitter_for
 from penstock.sources.tables import table_spans, text_spans
-from penstock.sources.whole import IsCutSafe, file_pieces, file_rule, rule_of, stream_pieces
+from penstock.sources.whole import IsCutSafe
 
 # The assumed ratio of text to compressed bytes when small files are grouped.
 _NOMINAL_EXPANSION = 4
@@ -167,9 +169,9 @@ class _Cutter:
         rule, found = "lines" if file.format == "jsonl" else reading.documents, None
         if is_auto and stream is not None:
             # Peeked, because a stream cannot be read from its beginning again.
-            rule = found = rule_of([stream.peek(RULE_BYTES)], reading.separators)
+            rule = found = whole.rule_of([stream.peek(RULE_BYTES)], reading.separators)
         elif is_auto:
-            rule = found = file_rule(file, reading)
+            rule = found = whole.file_rule(file, reading)
         splitter = splitter_for(rule)
         # One document is stored in pieces if "auto" found that it is one, or if it is divided
         # anyway. With `max_document_bytes` below a slice, it is read in one piece and rejected.
@@ -183,8 +185,9 @@ class _Cutter:
             stream = Expanded(file, reading.max_expansion)
             yield from self._cut_stream(stream, number, splitter, found)
         else:
-            is_whole = (found or reading.documents) == "file"
-            for start, stop in _cut_range(file, splitter, 1 if is_whole else num_slices):
+            is_whole = num_slices == 1 or (found or reading.documents) == "file"
+            ranges = [(0, file.size)] if is_whole else _cut_range(file, splitter, num_slices)
+            for start, stop in ranges:
                 yield InputSpan(number, start, stop, stop - start, None, found)
 
     def _cut_document(
@@ -193,10 +196,10 @@ class _Cutter:
         """The pieces of a file that is one document, or two with a border between them."""
         how = self.slice_bytes, self.is_cut_safe, self.border
         if stream is None:
-            for start, stop, begins, ends in file_pieces(file, *how):
+            for start, stop, begins, ends in whole.file_pieces(file, *how):
                 yield InputSpan(number, start, stop, stop - start, None, rule, begins, ends)
             return
-        for data, start, begins, ends in stream_pieces(file, stream, *how):
+        for data, start, begins, ends in whole.stream_pieces(file, stream, *how):
             stop, on_disk = start + len(data), stream.take_disk_bytes()
             yield InputSpan(number, start, stop, on_disk, data, rule, begins, ends)
 
@@ -226,24 +229,12 @@ class _Cutter:
 
 def _cut_range(file: InputFile, splitter: Splitter, num_slices: int) -> Iterator[tuple[int, int]]:
     """Byte ranges of a plain file; each begins where a record begins."""
-    start = 0
-    if num_slices > 1:
-        with open_file(file) as stream:
-            for k in range(1, num_slices):
-                # In integers, which are exact for files of any size.
-                wanted = k * file.size // num_slices
-                if wanted <= start:
-                    continue  # a record is longer than a slice
-                border = _border_after(stream, splitter, wanted, file.size)
-                if border >= file.size:
-                    break  # the last record reaches to the end
-                if border > start:
-                    yield start, border
-                    start = border
-    yield start, file.size
+    with open_file(file) as stream:
+        border_after = partial(_border_after, stream, splitter, file.size)
+        yield from whole.equal_ranges(0, file.size, num_slices, border_after)
 
 
-def _border_after(stream: BinaryIO, splitter: Splitter, wanted: int, size: int) -> int:
+def _border_after(stream: BinaryIO, splitter: Splitter, size: int, wanted: int) -> int:
     """The first place at or past `wanted` where a record begins, or `size`."""
     # With "\n" and lead 1: if byte wanted - 1 is a line end, a record begins exactly at `wanted`.
     begin = wanted - min(splitter.lead, wanted)

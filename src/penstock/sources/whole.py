@@ -13,6 +13,7 @@ such place.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -45,23 +46,21 @@ def rule_of(blocks: Iterable[bytes], separators: Sequence[str]) -> str:
     >>> rule_of([b"one\ntwo\n"], ["<|endoftext|>"])
     'file'
     """
-    found = len(separators)
-    longest = max((len(each.encode()) for each in separators), default=1)
+    wanted = [each.encode() for each in separators]
+    found = len(wanted)
+    longest = max(map(len, wanted), default=1)
     seen, tail = 0, b""
     for block in blocks:
         # `tail` is one byte shorter than the longest separator: enough to find one that spans two
         # blocks, and too short to find one twice.
         text = tail + block[: RULE_BYTES - seen]
         # A later block may contain an earlier separator of the list, which takes precedence.
-        for number, separator in enumerate(separators[:found]):
-            if separator.encode() in text:
-                found = number
-                break
+        found = next((number for number in range(found) if wanted[number] in text), found)
         seen += len(block)
         if found == 0 or seen >= RULE_BYTES:
             break
         tail = text[-longest + 1 :] if longest > 1 else b""
-    return separators[found] if found < len(separators) else "file"
+    return separators[found] if found < len(wanted) else "file"
 
 
 def find_cut(data: bytes, wanted: int, is_safe: IsCutSafe | None, tries: int = _MOST_TRIES) -> int:
@@ -135,24 +134,37 @@ def file_pieces(
     """The pieces of a plain file: start, stop, and whether a document begins and ends there."""
     edges = (0, file.size) if border is None else (0, border, file.size)
     for first, last in pairwise(edges):
-        size = last - first
         # Pieces of equal size, and no tiny one at the end.
-        num_pieces = max(1, round(size / slice_bytes))
-        start = first
-        for k in range(1, num_pieces):
-            wanted = first + k * size // num_pieces
-            if wanted <= start:  # the last cut was found far behind its wanted place
-                continue
-            place = _cut_after(file, wanted, last, is_cut_safe)
-            if place is None:
-                break
-            yield start, place, start == first, False
-            start = place
-        yield start, last, start == first, True
+        num_pieces = max(1, round((last - first) / slice_bytes))
+        border_after = partial(_cut_after, file, last, is_cut_safe)
+        for start, stop in equal_ranges(first, last, num_pieces, border_after):
+            yield start, stop, start == first, stop == last
 
 
-def _cut_after(file: InputFile, wanted: int, last: int, is_safe: IsCutSafe | None) -> int | None:
-    """The first safe place after `wanted`; None if the document ends before one is found."""
+def equal_ranges(
+    first: int, last: int, num_ranges: int, border_after: Callable[[int], int]
+) -> Iterator[tuple[int, int]]:
+    """About `num_ranges` equal ranges from `first` to `last`, with borders where these are allowed.
+
+    `border_after(wanted)` returns the first border at or past `wanted`, or `last`.
+    """
+    start = first
+    for k in range(1, num_ranges):
+        # In integers, which are exact for files of any size.
+        wanted = first + k * (last - first) // num_ranges
+        if wanted <= start:
+            continue  # the last border was found far behind its wanted place
+        border = border_after(wanted)
+        if border >= last:
+            break  # the last record reaches to the end
+        if border > start:
+            yield start, border
+            start = border
+    yield start, last
+
+
+def _cut_after(file: InputFile, last: int, is_safe: IsCutSafe | None, wanted: int) -> int:
+    """The first safe place after `wanted`; `last` if the document ends before one is found."""
     begin = max(0, wanted - CONTEXT_BYTES)
     with open_file(file) as stream:
         stream.seek(begin)
@@ -161,7 +173,7 @@ def _cut_after(file: InputFile, wanted: int, last: int, is_safe: IsCutSafe | Non
     if found >= 0:
         return begin + found
     if wanted + RANGE_BYTES >= last:
-        return None
+        return last
     raise _no_place(file, wanted, is_safe)
 
 
