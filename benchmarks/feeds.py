@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import penstock as ps
-from penstock.loader.device import DeviceCopy
+from penstock.loader.batch import DeviceCopy
 
 __all__ = ["COPIED", "Ceiling", "Feeds"]
 

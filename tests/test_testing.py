@@ -87,8 +87,8 @@ class ShortensTheRest(Loader):
 
     def load_state_dict(self, state, **options):
         super().load_state_dict(state, **options)
-        if self._run.num_steps > self.step:
-            self._run.num_steps -= 1
+        if self.run.num_steps > self.step:
+            self.run.num_steps -= 1
 
 
 class ForgetsTheEnd(Loader):
@@ -96,7 +96,7 @@ class ForgetsTheEnd(Loader):
 
     def load_state_dict(self, state, **options):
         super().load_state_dict(state, **options)
-        self._run.end = self._run.num_steps = None
+        self.run.end = self.run.num_steps = None
 
 
 class OneOfItsOwn(Loader):
@@ -111,7 +111,7 @@ class Uneven(Loader):
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self._run.num_steps -= self.rank != 1
+        self.run.num_steps -= self.rank != 1
 
 
 class SameOnEveryRank(Loader):

@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from penstock.errors import PlanError, ResumeError
-from penstock.loader.fingerprint import log_fingerprints
+from penstock.loader.dataloader import log_fingerprints
 from penstock.loader.loader import Loader
 from penstock.rows.windows import Windows
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.loader import BatchFormat
-from penstock.loader.fingerprint import log_fingerprints, of_samples, of_tokens, read_log
+from penstock.loader.dataloader import log_fingerprints, read_log
 from penstock.loader.loader import Loader
+from penstock.loader.state import of_samples, of_tokens
 from penstock.order.plan import Plan
 from penstock.rows.windows import Windows
 

@@ -16,7 +16,7 @@ import torch
 import penstock
 from penstock.errors import PlanError
 from penstock.loader import BatchFormat
-from penstock.loader.fingerprint import log_fingerprints
+from penstock.loader.dataloader import log_fingerprints
 from penstock.loader.loader import Loader
 from penstock.order.plan import Plan
 from penstock.rows.windows import Windows

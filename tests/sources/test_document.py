@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.sources.document import binary_array, bool_array, byte_lengths, null_rows
 
 TEXTS = st.lists(st.one_of(st.none(), st.binary(max_size=9)), max_size=30)
-KINDS = [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()]
+KINDS = [pa.large_binary(), pa.large_string()]
 
 
 @given(TEXTS)

@@ -137,6 +137,13 @@ def test_remote_files_globs_and_folders_are_read(memory, read, request):
     assert read([f"{folder}/b.txt", f"{folder}/sub/c.jsonl"]).texts[-1] == b"five"
 
 
+@pytest.mark.parametrize("pattern", ["", "/*.txt", "/a.txt"])
+def test_files_of_a_folder_that_is_named_by_a_url_are_read(tmp_path, read, pattern):
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+
+    assert read(f"file://{tmp_path}{pattern}", documents="lines").texts == [b"one", b"two"]
+
+
 def test_remote_tables_are_read(memory, read, request):
     import io
 

@@ -29,10 +29,10 @@ from torch.utils.data import Dataset
 
 from penstock.errors import PlanError
 from penstock.integrations.hf_format import PaddedFormat, Tensors
-from penstock.loader.arguments import AnyPlan
 from penstock.loader.batch_format import Format
 from penstock.loader.loader import Loader
 from penstock.loader.packed import one_row
+from penstock.loader.run import AnyPlan
 from penstock.rows.documents import Documents
 from penstock.streaming.plan import StreamedPlan
 

@@ -12,8 +12,8 @@ from penstock.exports import lazy_exports
 if TYPE_CHECKING:
     from penstock.loader.batch_format import BatchFormat as BatchFormat
     from penstock.loader.dataloader import as_dataloader as as_dataloader
-    from penstock.loader.fingerprint import log_fingerprints as log_fingerprints
-    from penstock.loader.fingerprint import read_log as read_log
+    from penstock.loader.dataloader import log_fingerprints as log_fingerprints
+    from penstock.loader.dataloader import read_log as read_log
     from penstock.loader.loader import Loader as Loader
     from penstock.loader.packed import keep_documents_apart as keep_documents_apart
 else:
@@ -21,9 +21,8 @@ else:
         __name__,
         {
             "loader": "Loader",
-            "dataloader": "as_dataloader",
+            "dataloader": "as_dataloader log_fingerprints read_log",
             "batch_format": "BatchFormat",
             "packed": "keep_documents_apart",
-            "fingerprint": "log_fingerprints read_log",
         },
     )

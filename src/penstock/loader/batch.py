@@ -1,11 +1,16 @@
-"""Arrays to tensors: the batches of a block, in the user's format.
+"""Arrays to tensors: the batches of a block, in the user's format, on the user's device.
 
 tokens    t0 t1 t2 t3 t4        (rows, length + 1)
 inputs    t0 t1 t2 t3           two views of one buffer; targets are copied only
 targets      t1 t2 t3 t4        if some of them are ignored (-100)
+
+A GPU gets its batches while it computes. Ids are copied in the dtype of the store (2 or 4 bytes)
+and become int64 on the device. Each batch is one copy from pinned memory on a separate stream.
+There are two pinned slots: while the GPU reads one, the next batch is written to the other.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import count, pairwise
 from typing import NamedTuple
@@ -15,35 +20,105 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
 from penstock.loader.batch_format import IGNORED, Batch, Shape, Tensors
-from penstock.loader.device import DeviceCopy
 from penstock.loader.read import IDS, StepBlock
 from penstock.order.steps import PADDING
 from penstock.rows.documents import narrowed
 from penstock.rows.protocol import Array, Fields, Side
 from penstock.rows.windows import cu_seqlens
 
-__all__ = ["Made", "Maker", "host_arrays"]
-
 ToBatch = Callable[[Tensors], Batch]
 
 # The models of transformers do not take these arguments; position_ids say the same.
 _NOT_FOR_HF = ("document_ids", "cu_seqlens")
+_NUM_SLOTS = 2
+_ALIGNMENT = 64  # bytes; `view` needs a multiple of the item size, at most 8
 
 
-def _cut(rows: Array, length: int, overlap: bool) -> Array:
-    """Return rows of `length`, as many as fill a row; with `overlap`, each by one token.
+class Made(NamedTuple):
+    """A batch that is ready to be yielded."""
 
-    >>> _cut(np.arange(8)[None], 4, overlap=True).tolist()
-    [[0, 1, 2, 3], [3, 4, 5, 6]]
-    """
-    if overlap:
-        # Windows of `length` that begin `length - 1` apart, as views without a copy.
-        count = rows.shape[1] // length
-        rows = sliding_window_view(rows, length, axis=1)[:, :: length - 1][:, :count]
-    return rows.reshape(-1, length)
+    step: int
+    stop: int  # the position after it
+    batch: Batch
+    fingerprint: int
+    finish: Callable[[], None] | None  # to be called on the reader's thread before it is used
 
 
-def host_arrays(block: StepBlock, number: int, shape: Shape, length: int) -> Fields:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Maker:
+    """Makes batches of one shape, for one device."""
+
+    shape: Shape
+    """The fields, and the length of rows."""
+    device: torch.device
+    side: Side | None
+    """The side on which rows are padded to the widest row of a step; None if they are not."""
+    whole_documents: bool
+    """Whether some rows begin a document."""
+
+    def batches(self, block: StepBlock, copy: "DeviceCopy | None" = None) -> Iterator[Made]:
+        """Yield the batches of a block, one per step; each is made when it is asked for."""
+        made = self._plain(block) if self._is_plain(block) else self._any(block, copy)
+        fields = zip(count(block.first_step), block.spans, block.fingerprints, made, strict=False)
+        for step, (_, stop), fingerprint, (batch, finish) in fields:
+            yield Made(step, stop, batch, fingerprint, finish)
+
+    def _is_plain(self, block: StepBlock) -> bool:
+        """Return whether batches are only inputs and targets of full rows, on the CPU."""
+        special = block.targets is not None or block.extras or block.widths is not None
+        return (
+            not (special or self.shape.ids or self.shape.lengths)
+            and self.shape.format in ("dict", "tuple")
+            and self.device.type == "cpu"
+        )
+
+    def _plain(self, block: StepBlock) -> Iterator[tuple[Batch, None]]:
+        """Yield what `Shape.to_batch` would, by views of NumPy, which cost a tenth of torch's."""
+        tokens, as_tuple = block.tokens, self.shape.format == "tuple"
+        for start, stop in pairwise(block.edges):
+            # A new array for each batch: a caller may keep it, and the block can be freed.
+            wide = tokens[start:stop].astype(np.int64)
+            inputs, targets = torch.from_numpy(wide[:, :-1]), torch.from_numpy(wide[:, 1:])
+            yield (inputs, targets) if as_tuple else {"inputs": inputs, "targets": targets}, None
+
+    def _any(
+        self, block: StepBlock, copy: "DeviceCopy | None"
+    ) -> Iterator[tuple[Batch, Callable[[], None] | None]]:
+        """Yield any batch, with the function that finishes it."""
+        shape, format = self.shape, self.shape.format
+        wide = () if format == "narrow" else IDS
+        for number, (start, _) in enumerate(block.spans):
+            length = shape.length_at(start)
+            arrays = _host_arrays(block, number, shape, length)
+            if block.widths is not None:
+                arrays = narrowed(arrays, block.widths[number], length, self.side or "right")
+            if format == "hf":
+                arrays = {name: arrays[name] for name in arrays if name not in _NOT_FOR_HF}
+            to_batch = partial(self._to_batch, length)
+            if copy is not None:
+                yield copy.put(arrays, to_batch, wide)
+                continue
+            for name in wide:
+                if name in arrays:
+                    arrays[name] = arrays[name].astype(np.int64)
+            tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            if self.device.type != "cpu":
+                tensors = {name: each.to(self.device) for name, each in tensors.items()}
+            yield to_batch(tensors), None
+
+    def _to_batch(self, length: int, tensors: Tensors) -> Batch:
+        if self.shape.format == "narrow":
+            return tensors
+        unshifted = self.shape.overlaps(tensors)
+        batch = self.shape.to_batch(tensors, length)
+        if unshifted and self.whole_documents:
+            # Models ignore the first label of a row anyway, but not after the rows of a batch are
+            # concatenated.
+            batch["labels"][:, 0] = IGNORED
+        return batch
+
+
+def _host_arrays(block: StepBlock, number: int, shape: Shape, length: int) -> Fields:
     """Return the arrays of one step of a block, as they are copied to the device.
 
     Ids are in the rows of the block and in the dtype of the store; all other fields are in rows
@@ -71,114 +146,95 @@ def host_arrays(block: StepBlock, number: int, shape: Shape, length: int) -> Fie
     return arrays
 
 
-class Made(NamedTuple):
-    """A batch that is ready to be yielded."""
+def _cut(rows: Array, length: int, overlap: bool) -> Array:
+    """Return rows of `length`, as many as fill a row; with `overlap`, each by one token.
 
-    step: int
-    stop: int  # the position after it
-    batch: Batch
-    fingerprint: int
-    finish: Callable[[], None] | None  # to be called on the reader's thread before it is used
-
-
-class Maker:
-    """Makes batches of one shape, for one device.
-
-    Args:
-        shape: The fields, and the length of rows.
-        device: Where batches go.
-        side: The side on which rows are padded to the widest row of a step; None if they are not.
-        whole_documents: Whether some rows begin a document.
+    >>> _cut(np.arange(8)[None], 4, overlap=True).tolist()
+    [[0, 1, 2, 3], [3, 4, 5, 6]]
     """
-
-    def __init__(
-        self,
-        shape: Shape,
-        device: torch.device,
-        *,
-        side: Side | None,
-        whole_documents: bool,
-    ) -> None:
-        self._shape = shape
-        self._device = device
-        self._narrow = shape.format == "narrow"
-        self._side = side
-        self._whole_documents = whole_documents
-
-    def batches(self, block: StepBlock, copy: DeviceCopy | None = None) -> Iterator[Made]:
-        """Yield the batches of a block, one per step; each is made when it is asked for."""
-        made = self._plain(block) if self._is_plain(block) else self._any(block, copy)
-        fields = zip(count(block.first_step), block.spans, block.fingerprints, made, strict=False)
-        for step, (_, stop), fingerprint, (batch, finish) in fields:
-            yield Made(step, stop, batch, fingerprint, finish)
-
-    def _is_plain(self, block: StepBlock) -> bool:
-        """Return whether batches are only inputs and targets of full rows, on the CPU."""
-        return (
-            block.targets is None
-            and not block.extras
-            and block.widths is None
-            and not self._shape.ids
-            and not self._shape.lengths
-            and self._shape.format in ("dict", "tuple")
-            and self._device.type == "cpu"
-        )
-
-    def _plain(self, block: StepBlock) -> Iterator[tuple[Batch, None]]:
-        """Yield what `Shape.to_batch` would, by views of NumPy, which cost a tenth of torch's."""
-        tokens, as_tuple = block.tokens, self._shape.format == "tuple"
-        for start, stop in pairwise(block.edges):
-            # A new array for each batch: a caller may keep it, and the block can be freed.
-            wide = tokens[start:stop].astype(np.int64)
-            inputs, targets = torch.from_numpy(wide[:, :-1]), torch.from_numpy(wide[:, 1:])
-            yield (inputs, targets) if as_tuple else {"inputs": inputs, "targets": targets}, None
-
-    def _any(
-        self, block: StepBlock, copy: DeviceCopy | None
-    ) -> Iterator[tuple[Batch, Callable[[], None] | None]]:
-        """Yield any batch, with the function that finishes it."""
-        for number, (start, _) in enumerate(block.spans):
-            length = self._shape.length_at(start)
-            arrays = host_arrays(block, number, self._shape, length)
-            if block.widths is not None:
-                arrays = narrowed(arrays, block.widths[number], length, self._side or "right")
-            to_batch = self._to_batch(arrays, length)
-            if copy is not None:
-                yield copy.put(arrays, to_batch, narrow=self._narrow)
-            else:
-                yield self._on_device(arrays, to_batch), None
-
-    def _on_device(self, arrays: Fields, to_batch: ToBatch) -> Batch:
-        """Return a batch on a device that copies without a stream."""
-        if not self._narrow:
-            arrays |= {name: arrays[name].astype(np.int64) for name in IDS if name in arrays}
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        if self._device.type != "cpu":
-            tensors = {name: each.to(self._device) for name, each in tensors.items()}
-        return to_batch(tensors)
-
-    def _to_batch(self, arrays: Fields, length: int) -> ToBatch:
-        """Return the function from tensors to a batch; remove arrays that the batch lacks."""
-        if self._narrow:
-            return _unchanged
-        to_batch: ToBatch = partial(self._shape.to_batch, length=length)
-        if self._shape.format == "hf":
-            for name in _NOT_FOR_HF:
-                arrays.pop(name, None)
-            if self._whole_documents and "labels" not in arrays:
-                return partial(_without_first, to_batch)
-        return to_batch
+    if overlap:
+        # Windows of `length` that begin `length - 1` apart, as views without a copy.
+        count = rows.shape[1] // length
+        rows = sliding_window_view(rows, length, axis=1)[:, :: length - 1][:, :count]
+    return rows.reshape(-1, length)
 
 
-def _without_first(to_batch: ToBatch, tensors: Tensors) -> Batch:
-    """Return a batch in which the first label of each row is ignored.
+class _Slot:
+    """Pinned memory, and an event that is recorded after the GPU has read it."""
 
-    Models ignore it anyway, but not after the rows of a batch are concatenated.
-    """
-    batch = to_batch(tensors)
-    batch["labels"][:, 0] = IGNORED
-    return batch
+    def __init__(self) -> None:
+        self.pinned = torch.empty(0, dtype=torch.uint8)
+        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
-def _unchanged(tensors: Tensors) -> Batch:
-    return tensors
+class DeviceCopy:
+    """Copies batches to one CUDA device; used by one thread at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        # "cuda" is the current device of this thread; on another thread it would be the first one.
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self._device = torch.device("cuda", index)
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._slots = [_Slot() for _ in range(_NUM_SLOTS)]
+        self._turn = 0
+
+    def put(
+        self, arrays: Fields, to_batch: ToBatch, wide: tuple[str, ...]
+    ) -> tuple[Batch, Callable[[], None]]:
+        """Copy `arrays`, and return `to_batch` of the tensors before the copy has finished.
+
+        The second result must be called on the stream that will use the batch. The tensors are
+        new on every call, so the caller may keep them. Those named in `wide` become int64.
+        """
+        slot = self._slots[self._turn]
+        self._turn = (self._turn + 1) % _NUM_SLOTS
+        # The GPU reads pinned memory some time later. Writing to a slot whose last copy is still
+        # queued would change a batch that was yielded already, without an error.
+        slot.copied.synchronize()
+        # All arrays in one buffer: one copy of a batch costs less than one copy per field.
+        ranges: dict[str, tuple[int, int]] = {}
+        size = 0
+        for name, array in arrays.items():
+            start = -(-size // _ALIGNMENT) * _ALIGNMENT
+            size = start + array.nbytes
+            ranges[name] = start, size
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            if slot.pinned.numel() < size:
+                slot.pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            host = slot.pinned.numpy()
+            for name, (start, stop) in ranges.items():
+                array = arrays[name]
+                host[start:stop].view(array.dtype).reshape(array.shape)[...] = array
+            on_device = slot.pinned[:size].to(self._device, non_blocking=True)
+            slot.copied.record(self._stream)
+            tensors = {}
+            for name, (start, stop) in ranges.items():
+                kind = torch.from_numpy(np.zeros(0, arrays[name].dtype)).dtype
+                values = on_device[start:stop].view(kind).view(arrays[name].shape)
+                tensors[name] = _widened(values) if name in wide else values
+            # On this stream, so that it runs after the copy.
+            batch = to_batch(tensors)
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record(self._stream)
+        fields = batch.values() if isinstance(batch, dict) else batch
+        # Several tensors may be views of one buffer, and `_finish` needs only one of them.
+        distinct = {each.untyped_storage().data_ptr(): each for each in fields}
+        return batch, partial(self._finish, list(distinct.values()), ready)
+
+    def _finish(self, tensors: list[torch.Tensor], ready: torch.cuda.Event) -> None:
+        """Make the current stream wait for `tensors`, and keep their memory until it has ended."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(ready)
+        for tensor in tensors:
+            # The tensor was allocated on our stream and is used on another one. Without this, the
+            # allocator could reuse its memory while kernels still read it.
+            tensor.record_stream(current)
+
+
+def _widened(ids: torch.Tensor) -> torch.Tensor:
+    """Return ids as int64; torch has few operations on unsigned types, so signed ones are used."""
+    if ids.dtype == torch.uint16:
+        return ids.view(torch.int16).to(torch.int64).bitwise_and_(0xFFFF)
+    if ids.dtype == torch.uint32:
+        return ids.view(torch.int32).to(torch.int64).bitwise_and_(0xFFFF_FFFF)
+    return ids.to(torch.int64)

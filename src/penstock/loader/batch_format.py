@@ -23,8 +23,6 @@ import torch
 from penstock.errors import PlanError
 from penstock.rows.protocol import Rows
 
-__all__ = ["IGNORED", "Batch", "BatchFormat", "Format", "Shape", "Tensors"]
-
 IGNORED = -100
 """The target that losses ignore."""
 
@@ -93,9 +91,8 @@ class Shape:
         # The last change at or before the position counts.
         found = self.length
         for start, length in self.lengths:
-            if start > position:
-                break
-            found = length
+            if start <= position:
+                found = length
         return found
 
     def row_targets(self, length: int) -> int:

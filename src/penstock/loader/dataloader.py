@@ -2,16 +2,19 @@
 
 The dataset behind it returns a finished batch from `__getitems__`. With workers, a DataLoader
 yields the same batches in the same order. The loader advances as batches are yielded, so its state
-is exact: batches that workers have made ahead of time are not counted.
+is exact: batches that workers have made ahead of time are not counted. `log_fingerprints` writes
+what a loader or its DataLoader yields to a log, to compare runs.
 
 `WorkerOptions` are the settings of any DataLoader's worker processes.
 """
 
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import count
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.utils.data as data
@@ -22,28 +25,12 @@ from penstock.loader.batch_format import Batch
 if TYPE_CHECKING:
     from penstock.loader.loader import Loader
 
-__all__ = ["LoaderBatches", "StepsOfRun", "WorkerOptions", "as_dataloader"]
-
-
-class _Request(NamedTuple):
-    """A step, and the position from which the loader counts its steps."""
-
-    step: int
-    counted_from: int
-
-
-class _Sent(NamedTuple):
-    """A batch that a worker sends to the main process."""
-
-    batch: Batch
-    fingerprint: int
-
 
 class StepsOfRun(data.Dataset[Batch]):
     """The steps of a run as a map-style dataset: item i is the batch of step i.
 
     The copy of a loader in a worker does not know where the loader was moved to. So each request
-    names the position from which steps are counted.
+    is a step and the position from which steps are counted.
     """
 
     def __init__(self, loader: "Loader") -> None:
@@ -55,17 +42,17 @@ class StepsOfRun(data.Dataset[Batch]):
     def __getitem__(self, step: int) -> Batch:
         return self._loader[step]
 
-    def __getitems__(self, requests: list[_Request]) -> _Sent:
-        """Return the batch of the one step that the batch sampler asks for."""
+    def __getitems__(self, requests: list[tuple[int, int]]) -> tuple[Batch, int]:
+        """Return the batch of the one step that the batch sampler asks for, and its fingerprint."""
         step, counted_from = requests[0]
         # Requests of one pass have the same origin, so this happens once per pass and worker.
-        if self._loader.counted_from != counted_from:
+        if self._loader.run.steps.start != counted_from:
             self._loader.seek(counted_from)
         made = self._loader.make(step)
-        return _Sent(made.batch, made.fingerprint)
+        return made.batch, made.fingerprint
 
 
-class _Rest(data.Sampler[list[_Request]]):
+class _Rest(data.Sampler[list[tuple[int, int]]]):
     """The steps from the loader's position to the end of its pass."""
 
     def __init__(self, loader: "Loader") -> None:
@@ -74,13 +61,14 @@ class _Rest(data.Sampler[list[_Request]]):
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __iter__(self) -> Iterator[list[_Request]]:
-        first, counted_from = self._loader.step, self._loader.counted_from
-        for step in count(first):
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        run = self._loader.run
+        counted_from = run.steps.start
+        for step in count(run.step):
             # Asked for each step, because a streamed store may not know its end yet.
-            if not self._loader.has_step(step):
+            if not run.has_step(step):
                 return
-            yield [_Request(step, counted_from)]
+            yield [(step, counted_from)]
 
 
 class LoaderBatches(data.DataLoader[Batch]):
@@ -96,7 +84,7 @@ class LoaderBatches(data.DataLoader[Batch]):
         self.loader = loader
 
     def __iter__(self) -> Any:
-        self.loader.begin_pass()  # before the sampler reads the loader's step
+        self.loader.run.begin_pass()  # before the sampler reads the loader's step
         return self.loader.follow(super().__iter__())
 
 
@@ -168,3 +156,33 @@ class WorkerOptions(NamedTuple):
                     f"or more, or leave {name} out."
                 )
         return self
+
+
+def log_fingerprints(batches: "Loader | LoaderBatches", path: str | Path) -> Iterator[Batch]:
+    """Yield the batches of a loader or its DataLoader, and append their fingerprints to a file.
+
+    Each line is JSON: the step, the position after it, and the fingerprint on this rank. It is in
+    the file before the batch is yielded. Use one file per rank.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    loader = batches.loader if isinstance(batches, LoaderBatches) else batches
+    for batch in batches:
+        # The loader has advanced already, so this step is the one before its next step.
+        step, position = loader.step - 1, loader.position
+        line = {"step": step, "position": position, "fingerprint": f"{loader.fingerprint:016x}"}
+        # Opened for each line, so that a crash loses no line that was written before.
+        with path.open("a", encoding="ascii") as stream:
+            stream.write(json.dumps(line) + "\n")
+        yield batch
+
+
+def read_log(path: str | Path) -> dict[int, str]:
+    """Return the fingerprint of each step in a log, by the position after the step.
+
+    The last one counts if a step was repeated. The key is the position and not the step, because
+    steps are counted anew after a resume with another batch size.
+    """
+    lines = Path(path).read_text(encoding="ascii").splitlines()
+    entries = [json.loads(line) for line in lines]
+    return {entry["position"]: entry["fingerprint"] for entry in entries}

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import torch
 
 from penstock.errors import PlanError, ResumeError
-from penstock.loader.arguments import AnyPlan, batch_sizes, plan_of, topology
-from penstock.loader.batch import Made, Maker
+from penstock.loader.batch import DeviceCopy, Made, Maker
 from penstock.loader.batch_format import Batch, BatchFormat, Format, Shape
-from penstock.loader.device import DeviceCopy
 from penstock.loader.packed import check_packed
 from penstock.loader.prefetch import Ahead
 from penstock.loader.read import MOST_STEPS, Assembler
-from penstock.loader.run import Run
+from penstock.loader.run import AnyPlan, Run, batch_sizes, plan_of, topology
 from penstock.loader.state import State, check_state, identify, write_state
 from penstock.loader.state_prefix import identity_at, position_of
 from penstock.order.shuffle import Block as ShuffleBlock
@@ -33,8 +31,6 @@ from penstock.streaming.plan import StreamedPlan
 
 if TYPE_CHECKING:
     from penstock.loader.dataloader import LoaderBatches
-
-__all__ = ["Loader"]
 
 
 class Loader:
@@ -89,25 +85,18 @@ class Loader:
         if prefetch < 0:
             raise PlanError(f"prefetch={prefetch} must be at least 0.")
         self.plan = plan_of(rows, seed, shuffle)
-        self.rank, self.world_size = topology(rank, world_size)
-        sizes = batch_sizes(self.plan, batch_size, global_batch_size, self.world_size)
-        self._streamed = self.plan if isinstance(self.plan, StreamedPlan) else None
-        self._run = Run(
-            self.plan,
-            sizes,
-            self.rank,
-            self.world_size,
-            epochs=epochs,
-            num_steps=steps,
-            drop_last=drop_last,
+        rank, world_size = self.rank, self.world_size = topology(rank, world_size)
+        sizes = batch_sizes(self.plan, batch_size, global_batch_size, world_size)
+        self.run = Run(
+            self.plan, sizes, rank, world_size, epochs=epochs, num_steps=steps, drop_last=drop_last
         )
+        """The position, and the steps of the pass that it belongs to."""
         self._iterator_number = 0
         self._reader: Ahead[Iterable[Made]] | None = None
         self._prefetch = prefetch
         self.device = torch.device(device) if device is not None else torch.device("cpu")
         chosen = format if isinstance(format, BatchFormat) else BatchFormat(fields=format)
-        end, by_tokens = self._run.end, chosen.fingerprint == "tokens"
-        self._assembler = Assembler(self.plan, self._run.shard, end=end, by_tokens=by_tokens)
+        self._assembler = Assembler(self.run, by_tokens=chosen.fingerprint == "tokens")
         side = self._assembler.side
         if chosen.lengths and side:
             raise PlanError(
@@ -116,19 +105,15 @@ class Loader:
         self.shape = Shape(chosen, self._assembler.length)
         self.shape.check_targets(self.plan.sources)
         whole = self._assembler.whole_documents
-        self._maker = Maker(self.shape, self.device, side=side, whole_documents=whole)
+        self._maker = Maker(shape=self.shape, device=self.device, side=side, whole_documents=whole)
         self.fingerprint: int | None = None
         """The fingerprint of the last batch on this rank. The sum over all ranks does not depend
         on their number."""
 
-    def _share(self) -> None:
-        """Read the steps of the pass that the run has computed last."""
-        self._assembler = self._assembler.sharing(self._run.shard, end=self._run.end)
-
     @property
     def position(self) -> int:
         """The position of the next row, in rows of all ranks together."""
-        return self._run.position
+        return self.run.position
 
     @property
     def unread_targets(self) -> int:
@@ -136,27 +121,17 @@ class Loader:
         return self.shape.unread_targets(self.plan.sources, self.position)
 
     @property
-    def ends(self) -> bool:
-        """Whether this run has an end, and so a length."""
-        return self._run.num_steps is not None
-
-    @property
-    def counted_from(self) -> int:
-        """The position at which step 0 begins."""
-        return self._run.steps.start
-
-    @property
     def step(self) -> int:
         """The number of the next step, which is that of `loader[step]`; see `Run.lay_out`."""
-        return self._run.step
+        return self.run.step
 
     def __len__(self) -> int:
         """Return the steps of one pass, counted as `step` is; the same on every rank."""
-        return self._run.length()
+        return self.run.length()
 
     def __getitem__(self, step: int) -> Batch:
         """Return the batch of any step, without changing the position."""
-        limit = self._run.num_steps
+        limit = self.run.num_steps
         if step < 0 and limit is not None:
             step += limit
         if step < 0 or (limit is not None and step >= limit):
@@ -166,7 +141,7 @@ class Loader:
 
     def make(self, step: int) -> Made:
         """Return the batch of a step with its fingerprint and the position after it."""
-        if self._streamed is not None and not self.has_step(step):
+        if isinstance(self.plan, StreamedPlan) and not self.run.has_step(step):
             raise IndexError(f"step {step:,} is not in a run of {len(self):,} steps")
         copy = DeviceCopy(self.device) if self.device.type == "cuda" else None
         made = next(self._maker.batches(self._assembler.block(step, step + 1), copy))
@@ -203,16 +178,28 @@ class Loader:
                 "or another iter(). Use the newest iterator."
             )
 
-    def _iterate(self, iterator: int) -> Iterator[Batch]:
+    def follow(self, made: Iterable[tuple[Batch, int]]) -> Iterator[Batch]:
+        """Yield batches that were made elsewhere, with their fingerprints, from `step` on."""
+        self._check_packed()
+        steps = zip(count(self.step), made, strict=False)
+        block = (Made(step, self.run.after(step), *each, None) for step, each in steps)
+        return self._iterate(self._stop_iterator(), [block])
+
+    def _iterate(
+        self, iterator: int, blocks: Iterable[Iterable[Made]] | None = None
+    ) -> Iterator[Batch]:
+        """Yield batches and advance; they are made here if `blocks` are not given."""
         self._check_iterator(iterator)
-        self.begin_pass()
-        keep_freed_memory()
-        copy = DeviceCopy(self.device) if self.device.type == "cuda" else None
-        made = partial(self._made, self.step, copy)
-        reader = Ahead(made, self._prefetch) if self._prefetch else None
-        self._reader = reader
+        reader = None
+        if blocks is None:
+            self.run.begin_pass()
+            keep_freed_memory()
+            copy = DeviceCopy(self.device) if self.device.type == "cuda" else None
+            made = partial(self._made, self.step, copy)
+            reader = self._reader = Ahead(made, self._prefetch) if self._prefetch else None
+            blocks = reader or made()
         try:
-            for batches in reader or made():
+            for batches in blocks:
                 for number, each in enumerate(batches):
                     # Before the yield: a state that the loop saves must not repeat this batch.
                     self._advance(each)
@@ -220,49 +207,27 @@ class Loader:
                         reader.taken()
                     yield each.batch
                     self._check_iterator(iterator)
-            self._run.end_pass()
+            self.run.end_pass()
         finally:
             if reader is not None:
                 reader.close()
             if self._reader is reader:
                 self._reader = None
 
-    def begin_pass(self) -> None:
-        """Go to the next pass if no step of this one is left; called when a loop begins."""
-        before = self._run.steps, self._run.end
-        self._run.begin_pass()
-        if before != (self._run.steps, self._run.end):
-            self._share()
-
-    def follow(self, made: Iterable[tuple[Batch, int]]) -> Iterator[Batch]:
-        """Yield batches that were made elsewhere, with their fingerprints, from `step` on."""
-        self._check_packed()
-        return self._follow(self._stop_iterator(), self.step, made)
-
-    def _follow(
-        self, iterator: int, first: int, made: Iterable[tuple[Batch, int]]
-    ) -> Iterator[Batch]:
-        for step, (batch, fingerprint) in zip(count(first), made, strict=False):
-            self._check_iterator(iterator)
-            self._advance(Made(step, self._run.after(step), batch, fingerprint, None))
-            yield batch
-        self._check_iterator(iterator)
-        self._run.end_pass()
-
     def _advance(self, made: Made) -> None:
         """Move the position past a batch that is about to be yielded."""
-        if self._streamed is not None:
-            self._streamed.store.check()  # an error of the build is raised at once
+        if isinstance(self.plan, StreamedPlan):
+            self.plan.store.check()  # an error of the build is raised at once
         if made.finish is not None:
             made.finish()
-        self._run.position = made.stop
+        self.run.position = made.stop
         self.fingerprint = made.fingerprint
 
     def _made(self, first: int, copy: DeviceCopy | None) -> Iterator[Iterable[Made]]:
         """Yield finished batches, a block at a time."""
         step = first
         most = 1  # the first batch is needed at once; then blocks grow
-        while step < (last := self._steps_before(step)):
+        while step < (last := self.run.steps_before(step)):
             block = self._assembler.block(step, last, most)
             most = min(4 * most, MOST_STEPS)
             batches = self._maker.batches(block, copy)
@@ -273,28 +238,15 @@ class Loader:
                 yield batches
             step += len(block.spans)
 
-    def _steps_before(self, step: int) -> int:
-        """Return the step before which a block must end; see `Run.steps_before`."""
-        end = self._run.end
-        found = self._run.steps_before(step)
-        if end != self._run.end:  # a streamed store is finished, so the end of the pass is known
-            self._share()
-        return found
-
-    def has_step(self, step: int) -> bool:
-        """Return whether the pass has a step; wait until a streamed store has it or ends."""
-        return step < self._steps_before(step)
-
     def seek(self, position: int) -> None:
         """Go to a position of the global order; the next batch begins there."""
         position = index(position)
-        limit = self._run.limit
+        limit = self.run.limit
         if not 0 <= position <= limit:
             raise PlanError(f"Position {position:,} is not in a run of {limit:,} rows.")
         self._stop_iterator()  # before the position changes: its thread reads the same run
-        self._run.position = position
-        self._run.lay_out()
-        self._share()
+        self.run.position = position
+        self.run.lay_out()
 
     def state_dict(self) -> State:
         """Return the state of this run: small, JSON, and the same on every rank."""
@@ -323,10 +275,10 @@ class Loader:
         except ResumeError:
             if on_change == "error":
                 raise
-        if position > self._run.limit:
+        if position > self.run.limit:
             raise ResumeError(
                 f"This state is at position {position:,}, past the end of this run at "
-                f"{self._run.limit:,}. Give the loader more steps."
+                f"{self.run.limit:,}. Give the loader more steps."
             )
         self.seek(position)
 
@@ -335,8 +287,11 @@ class Loader:
 
     def copy(self) -> Self:
         """Return a loader of the same batches with a separate position."""
-        other = copy(self)  # only the run has a position; the rest can be shared
-        other._run = copy(self._run)
+        other = copy(self)
+        # Only the run has a position, and the assembler reads the run; the rest can be shared.
+        other.run = copy(self.run)
+        other._assembler = copy(self._assembler)
+        other._assembler.run = other.run
         return other
 
     def as_dataloader(self, num_workers: int = 0, **options: Any) -> "LoaderBatches":

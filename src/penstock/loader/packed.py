@@ -22,8 +22,6 @@ import torch
 
 from penstock.errors import PlanError
 
-__all__ = ["check_packed", "keep_documents_apart", "one_row", "prepare"]
-
 # 4.53.1 was the first that masks by position_ids, in Llama; 4.55 the first in GPT-2.
 _LEAST = (4, 55)
 # Attention that can be checked by a plain forward call on any device.

@@ -24,8 +24,6 @@ from typing import Generic, TypeVar
 
 from penstock.streaming.waiting import use_for_waits
 
-__all__ = ["Ahead", "ReadAhead"]
-
 _MOST_BLOCKS = 64
 _BLOCKS_PER_WAIT = 4
 
@@ -65,22 +63,11 @@ if os.name == "posix":  # Windows has no fork
     )
 
 
-class _Failed:
-    """An error on its way to the reader."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-
-class _Ended:
-    """Marks the end of the items."""
-
-
 class Ahead(Generic[Item]):
     """The items of an iterator, of which at most `depth` are made before they are needed."""
 
     def __init__(self, items: Callable[[], Iterator[Item]], depth: int) -> None:
-        self._made: queue.SimpleQueue[Item | _Failed | type[_Ended]] = queue.SimpleQueue()
+        self._made: queue.SimpleQueue[Item | BaseException] = queue.SimpleQueue()
         self._permits = threading.Semaphore(depth)
         self._stop = threading.Event()
         self._process = os.getpid()
@@ -112,16 +99,13 @@ class Ahead(Generic[Item]):
         if self._stop.is_set():
             raise StopIteration
         item = self._made.get()
-        if isinstance(item, _Failed):
+        if isinstance(item, BaseException):  # a StopIteration after the last item
             self.close()
             try:
-                raise item.error
+                raise item
             finally:
-                del item  # it refers to the error, which refers to this frame: a cycle
-        if item is _Ended:
-            self.close()
-            raise StopIteration
-        return item  # type: ignore[return-value]
+                del item  # the error refers to this frame, and the frame to it: a cycle
+        return item
 
     def taken(self) -> None:
         """Allow the thread to make the next item.
@@ -139,7 +123,7 @@ class Ahead(Generic[Item]):
 
 def _fill(
     items: Callable[[], Iterator[Item]],
-    made: "queue.SimpleQueue[Item | _Failed | type[_Ended]]",
+    made: "queue.SimpleQueue[Item | BaseException]",
     permits: threading.Semaphore,
     stop: threading.Event,
     working: "threading.RLock",
@@ -149,11 +133,11 @@ def _fill(
         iterator = items()
         while permits.acquire() and not stop.is_set():
             with working:
-                item = next(iterator, _Ended)
+                item = next(iterator)
             made.put(item)
             del item  # the reader may free it while this thread waits
     except BaseException as error:  # noqa: BLE001  (raised again by the reader)
-        made.put(_Failed(error))
+        made.put(error)
 
 
 def _end(

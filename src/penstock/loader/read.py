@@ -7,25 +7,21 @@ stay in the dtype of the store until the batch is made.
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PlanError
-from penstock.loader.arguments import AnyPlan
-from penstock.loader.fingerprint import combine, of_samples, of_tokens, source_keys
 from penstock.loader.prefetch import ReadAhead
+from penstock.loader.run import AnyPlan, Run
+from penstock.loader.state import combine, of_samples, of_tokens, source_keys
 from penstock.order.integers import Indices
 from penstock.order.steps import PADDING, Shard
 from penstock.ranges import group_rows
 from penstock.rows.protocol import Array, Fields, Integers, Rows, Settings, Side
 from penstock.rows.windows import JoinedWindows, Windows
 from penstock.streaming.plan import StreamedPlan
-
-__all__ = ["IDS", "MOST_STEPS", "Assembler", "StepBlock"]
 
 IDS = ("tokens", "labels", "targets", "attention_mask")
 """The fields that become int64 on the device: ids (see `penstock.transforms`), and a mask."""
@@ -60,6 +56,8 @@ class StepBlock:
 class _Lot:
     """The rows of some steps, located but not read yet."""
 
+    shard: Shard | None
+    end: int | None  # the end of the pass, as it was known
     first: int
     stop: int  # the step after the last
     edges: list[int]  # as in a block
@@ -69,25 +67,20 @@ class _Lot:
     """What each row adds to a fingerprint, if that does not depend on its tokens."""
 
 
-_EMPTY = _Lot(0, 0, [0], [], np.zeros((4, 0), np.int64), None)
+_EMPTY = _Lot(None, None, 0, 0, [0], [], np.zeros((4, 0), np.int64), None)
 
 
 class Assembler:
     """Reads the rows of one rank, block by block.
 
     Args:
-        plan: The order of the rows.
-        shard: The positions of this rank in each step.
-        end: The position at which the run ends, if it does.
+        run: The steps of the pass, and the positions of this rank in each.
         by_tokens: Whether fingerprints cover the tokens of rows.
     """
 
-    def __init__(
-        self, plan: AnyPlan, shard: Shard, *, end: int | None, by_tokens: bool = False
-    ) -> None:
-        self.plan = plan
-        self.shard = shard
-        self.end = end
+    def __init__(self, run: Run, *, by_tokens: bool = False) -> None:
+        self.run = run
+        self.plan = plan = run.plan
         self._by_tokens = by_tokens
         self._rows = _readable(plan)
         self._joined = _join(self._rows)
@@ -105,14 +98,6 @@ class Assembler:
 
     def __getstate__(self) -> Settings:
         return {**self.__dict__, "_lot": _EMPTY}  # 256 KB that are quickly computed again
-
-    def sharing(self, shard: Shard, *, end: int | None) -> Self:
-        """Return a copy that reads the same sources in other steps."""
-        other = copy(self)
-        other.shard = shard
-        other.end = end
-        other._lot = _EMPTY
-        return other
 
     def block(self, first_step: int, last_step: int, most: int = MOST_STEPS) -> StepBlock:
         """Return as many steps from `first_step` as make a block.
@@ -134,7 +119,7 @@ class Assembler:
         except Exception as error:
             error.add_note(
                 f"While reading a block of steps from step {first_step:,} on (position "
-                f"{spans[0][0]:,}), as rank {self.shard.rank} of {self.shard.world_size}."
+                f"{spans[0][0]:,}), as rank {self.run.rank} of {self.run.world_size}."
             )
             raise
         self._ahead.end()
@@ -159,9 +144,9 @@ class Assembler:
 
     def _widths(self, first: int, stop: int) -> list[int]:
         """Return the width of the widest row of each step on all ranks, so that shapes agree."""
-        all_ranks = Shard(self.shard.steps)
+        all_ranks = Shard(self.run.steps)
         rows = all_ranks.rows(first, stop)
-        located = self._locate(all_ranks.positions(first, stop, end=self.end))
+        located = self._locate(all_ranks.positions(first, stop, end=self.run.end))
         widths = np.zeros(located.shape[1], np.int64)
         for number in np.unique(located[0]).tolist():
             chosen = (located[0] == number) & (located[3] != PADDING)
@@ -173,34 +158,33 @@ class Assembler:
     def _steps(self, first: int, last: int, most: int) -> tuple[_Lot, int]:
         """Return a lot that holds the steps of a block from `first`, and the step after it."""
         size = max(1, _BLOCK_BYTES // (2 * (self.length + 1)))
-        lot = self._lot
-        if not lot.first <= first < lot.stop:
-            rows = max(1, int(self.shard.rows(first, first + 1)[0]))
+        lot, shard, end = self._lot, self.run.shard, self.run.end
+        is_current = lot.shard is shard and lot.end == end  # the run may be in another pass now
+        if not is_current or not lot.first <= first < lot.stop:
+            rows = max(1, int(shard.rows(first, first + 1)[0]))
             blocks = _LOT_BLOCKS if most >= MOST_STEPS else 1  # the first blocks are needed soon
             ahead = blocks * max(1, min(most, size // rows))
-            lot = self._locate_steps(first, min(last, first + ahead))
+            lot = self._locate_steps(shard, end, first, min(last, first + ahead))
             if lot.stop - first > 1:  # a single step is one that the user asked for
                 self._lot = lot
         begin = first - lot.first
         full = bisect_right(lot.edges, lot.edges[begin] + size) - 1
         return lot, min(last, lot.stop, first + most, lot.first + max(begin + 1, full))
 
-    def _locate_steps(self, first: int, stop: int) -> _Lot:
-        located = self._locate(self.shard.positions(first, stop, end=self.end))
-        values = None
-        if not self._by_tokens:
-            values = of_samples(self._keys[located[0]], located[1], located[2], located[3])
-        starts, sizes = self.shard.steps.spans(first, stop)
-        stops = starts + sizes if self.end is None else np.minimum(starts + sizes, self.end)
-        edges = np.concatenate(([0], np.cumsum(self.shard.rows(first, stop)))).tolist()
+    def _locate_steps(self, shard: Shard, end: int | None, first: int, stop: int) -> _Lot:
+        located = self._locate(shard.positions(first, stop, end=end))
+        values = None if self._by_tokens else of_samples(self._keys[located[0]], *located[1:])
+        starts, sizes = shard.steps.spans(first, stop)
+        stops = starts + sizes if end is None else np.minimum(starts + sizes, end)
+        edges = np.concatenate(([0], np.cumsum(shard.rows(first, stop)))).tolist()
         spans = list(zip(starts.tolist(), stops.tolist(), strict=True))
-        return _Lot(first, stop, edges, spans, located, values)
+        return _Lot(shard, end, first, stop, edges, spans, located, values)
 
     def _locate(self, positions: Integers) -> Integers:
         located = np.zeros((4, len(positions)), np.int64)
         located[3] = positions
         real = positions != PADDING
-        if real.all():
+        if real.all():  # the usual case, in which nothing has to be copied
             located[:3] = self.plan.locate(positions)
         else:
             located[:3, real] = self.plan.locate(positions[real])
@@ -286,10 +270,7 @@ def _readable(plan: AnyPlan) -> list[Rows]:
     if len({rows.length for _, rows in found}) > 1:
         shown = ", ".join(f'"{name}" {rows.length:,}' for name, rows in found[:5])
         raise PlanError(f"Rows of one batch must have the same length; these have: {shown}.")
-    names: dict[str, str] = {}
-    for name, rows in found:
-        if rows.tokenizer_digest:
-            names.setdefault(rows.tokenizer_digest, name)
+    names = {digest: name for name, rows in found if (digest := rows.tokenizer_digest)}
     if len(names) > 1:
         shown = ", ".join(f'"{name}" {digest[:8]}' for digest, name in list(names.items())[:5])
         raise PlanError(

@@ -11,16 +11,23 @@ for training, and it is over. The position determines the pass, so a state needs
 """
 
 import warnings
+from collections.abc import Mapping
 from operator import index
 
+import torch
+
 from penstock.errors import PlanError, UnknownLengthError
-from penstock.loader.arguments import AnyPlan
 from penstock.order.budget import Budget
 from penstock.order.integers import END
+from penstock.order.plan import Plan
+from penstock.order.shuffle import Block as ShuffleBlock
+from penstock.order.shuffle import Mode
 from penstock.order.steps import Shard, Steps
+from penstock.rows.protocol import RowsLike, as_rows
 from penstock.streaming.plan import StreamedPlan
+from penstock.streaming.snapshots import Snapshot
 
-__all__ = ["Run"]
+AnyPlan = Plan | Budget | StreamedPlan
 
 
 class Run:
@@ -111,6 +118,8 @@ class Run:
         ended = self.end is not None and position >= self.end
         aligned = ended or (position < END and steps.span(steps.at(position))[0] == position)
         self.steps: Steps = steps if aligned else Steps(self._sizes, start=position)
+        self.shard = Shard(self.steps, rank=self.rank, world_size=self.world_size)
+        """The rows of this rank in each step."""
         self._count_steps()
 
     def _count_steps(self) -> None:
@@ -127,11 +136,6 @@ class Run:
                 f"takes {self.steps.sizes[0]:,}, so there would be no step. Use a smaller batch "
                 "size, drop_last=False to pad the batch, or more epochs."
             )
-
-    @property
-    def shard(self) -> Shard:
-        """The rows of this rank in each step."""
-        return Shard(self.steps, rank=self.rank, world_size=self.world_size)
 
     @property
     def step(self) -> int:
@@ -210,22 +214,12 @@ class Run:
             self.has_step(self.step)
         if self.end is None or self.has_step(self.step):
             return
-        position = self._next_pass(self.end)
-        if position is not None:
-            self.position = position
+        # An epoch continues at its end, and an unshuffled run of `steps=` starts over.
+        if self._epochs is not None or self.plan.shuffle == "none":
+            self.position = self.end if self._epochs is not None else 0
             self.lay_out()
             self.refuse_no_step()
-
-    def _next_pass(self, end: int) -> int | None:
-        """Return the position at which the next pass begins; None, and warn once, if there is none.
-
-        An epoch continues at its end, and an unshuffled run of `steps=` starts over.
-        """
-        if self._epochs is not None:
-            return end
-        if self.plan.shuffle == "none":
-            return 0
-        if not self._warned:
+        elif not self._warned:
             self._warned = True
             steps = self._asked_steps
             read = f"its steps={steps:,} were" if steps is not None else "all of its rows were"
@@ -233,9 +227,8 @@ class Run:
             warnings.warn(
                 f"This run is over: {read} read, so this loop has no batches. Give {more} to train "
                 "further, or call loader.seek(0) to read the same batches again.",
-                stacklevel=5,
+                stacklevel=3,
             )
-        return None
 
     def end_pass(self) -> None:
         """Move to the end of the epochs, past rows that fill no batch; called after a loop.
@@ -244,3 +237,63 @@ class Run:
         """
         if self._epochs is not None and self.end is not None:
             self.position = self.end
+
+
+def plan_of(
+    rows: AnyPlan | RowsLike, seed: int | None, shuffle: Mode | ShuffleBlock | None
+) -> AnyPlan:
+    """Return the given plan, or a plan over the given rows."""
+    if isinstance(rows, Plan | Budget | StreamedPlan):
+        for name, value in (("seed", seed), ("shuffle", shuffle)):
+            if value is not None:
+                raise PlanError(
+                    f"{name}={value!r} is set on the plan; pass it to Plan(…), not to the loader."
+                )
+        return rows
+    rows = as_rows(rows)
+    if rows.stream is not None and isinstance(rows.stream.members[0], Snapshot):
+        if shuffle not in (None, "part"):
+            raise PlanError(
+                f"shuffle={shuffle!r} needs all rows, and these are of a store that is still being "
+                'written. Leave it out, or use shuffle="part"; or build the store first.'
+            )
+        # Also after the store is finished: the order must not depend on when it was.
+        return StreamedPlan(rows, seed=seed or 0)
+    return Plan(rows, seed=seed or 0, shuffle=shuffle or "full")
+
+
+def topology(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return rank and world size: as given, from torch.distributed, or those of one process."""
+    if (rank is None) != (world_size is None):
+        raise PlanError(f"rank={rank} and world_size={world_size}: give both or neither.")
+    if rank is not None and world_size is not None:
+        return index(rank), index(world_size)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def batch_sizes(
+    plan: AnyPlan,
+    batch_size: int | None,
+    global_batch_size: int | Mapping[int, int] | None,
+    world_size: int,
+) -> dict[int, int]:
+    """Return the rows of a step on all ranks, by position; nothing for a budget of tokens."""
+    given = f"batch_size={batch_size} and global_batch_size={global_batch_size}"
+    if isinstance(plan, Budget):
+        if batch_size is not None or global_batch_size is not None:
+            raise PlanError(
+                f"{given}: a budget of tokens decides how many rows a batch has. Leave both out."
+            )
+        return {}
+    if batch_size is not None and global_batch_size is None:
+        # Steps count the rows of all ranks, so that a position means the same on each.
+        return {0: index(batch_size) * world_size}
+    if global_batch_size is None or batch_size is not None:
+        raise PlanError(
+            f"{given}: give one of them, the rows of a step on this rank or on all ranks together."
+        )
+    if isinstance(global_batch_size, Mapping):
+        return {index(position): index(rows) for position, rows in global_batch_size.items()}
+    return {0: index(global_batch_size)}

@@ -4,32 +4,26 @@ A state is JSON of about a kilobyte, the same on every rank. It contains a diges
 that a damaged or edited state is refused. It describes the plan well enough for a message to say
 what differs if it belongs to another run. Digests decide whether it does; the description is for
 the message.
+
+A fingerprint is a number for the contents of a batch that does not depend on the world size. Each
+row has a 64-bit value, and the fingerprint of a batch is their sum modulo 2^64. A sum does not
+depend on the order, so the fingerprints of all ranks add up to the fingerprint of one process that
+reads the same global batch. Two runs whose fingerprints agree at a step read the same rows.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.digest import digest_json
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.digest import derive_key, digest_json, mix64
 from penstock.errors import ResumeError
-from penstock.rows.protocol import Rows
+from penstock.rows.protocol import Array, Integers, Rows
 
 if TYPE_CHECKING:  # multiplex loaders use states too, and need no stores
-    from penstock.loader.arguments import AnyPlan
-
-__all__ = [
-    "State",
-    "another_order",
-    "check_state",
-    "explained",
-    "identify",
-    "identify_order",
-    "position_in",
-    "sealed",
-    "shortened",
-    "unsealed",
-    "write_state",
-]
+    from penstock.loader.run import AnyPlan
 
 State = dict[str, Any]
 """A state, or a part of one, as JSON."""
@@ -38,6 +32,7 @@ _VERSION = 1
 _SHORT = 16
 _MOST_BYTES = 1_500  # of weights or caps; longer ones are replaced by a digest
 _LONGEST_NAME = 42  # bytes as JSON: a source then takes at most 100
+_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
 _FIELDS = {"order": dict, "plan": str, "position": int, "rows": dict, "sources": dict}
 
 
@@ -212,29 +207,23 @@ def _differences(old: State, new: State) -> list[str]:
         before, after = old.get(name), new.get(name)
         if before == after:
             continue
-        if name == "stages":
-            found += _stage_changes(before, after)
+        weights, others = _weights(name, before), _weights(name, after)
+        if weights and weights.keys() == others.keys():
+            found += _differences(weights, others)
         else:
             found.append(f"{name} {_as_text(before)} -> {_as_text(after)}")
     return found
 
 
-def _stage_changes(old: object, new: object) -> list[str]:
-    """Return which weights differ, if the stages are otherwise the same."""
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        found = []
-        for before, after in zip(old, new, strict=True):
-            weights = [stage.get("weights") for stage in (before, after)]
-            if before["position"] != after["position"] or None in weights:
-                break
-            found += [
-                f'weight of "{name}" {weights[0].get(name)} -> {weights[1].get(name)}'
-                for name in sorted({*weights[0], *weights[1]})
-                if weights[0].get(name) != weights[1].get(name)
-            ]
-        else:
-            return found
-    return [f"stages {_as_text(old)} -> {_as_text(new)}"]
+def _weights(name: str, stages: object) -> State:
+    """Return the weights in the stages of a plan, as messages call them; {} if there are none."""
+    if name != "stages" or not isinstance(stages, list):
+        return {}
+    return {
+        f'weight of "{source}"' + f" from position {position:,} on" * (position > 0): weight
+        for position, weights in ((each["position"], each.get("weights", {})) for each in stages)
+        for source, weight in weights.items()
+    }
 
 
 def _source_changes(name: str, old: list[Any], new: list[Any], *, explained: bool) -> list[str]:
@@ -250,3 +239,51 @@ def _as_text(value: object) -> str:
     if isinstance(value, dict) and list(value) == ["mode"]:
         value = value["mode"]
     return "none" if value is None else f"{value!r:.100}"
+
+
+def source_keys(names: Sequence[str]) -> NDArray[np.uint64]:
+    """Return a key for each source, which depends on its name and not on its number."""
+    return np.array([derive_key("fingerprint", name) for name in names], np.uint64)
+
+
+def of_samples(keys: NDArray[np.uint64], *located: Integers) -> NDArray[np.uint64]:
+    """Return a value for each row, from the key of its source, its epoch, sample and position."""
+    # Mixed one after the other, so that (epoch 1, sample 2) and (epoch 2, sample 1) differ.
+    value = keys
+    for numbers in located:
+        value = _mixed(value ^ numbers.astype(np.uint64))
+    return value
+
+
+def of_tokens(
+    tokens: Array, targets: NDArray[np.bool_] | None, positions: Integers
+) -> NDArray[np.uint64]:
+    """Return a value for each row, from its tokens, its ignored targets and its position.
+
+    `targets` is None if all targets count. The value of a row does not depend on other rows.
+    """
+    columns = np.arange(1, tokens.shape[1] + 1, dtype=np.uint64)
+    # Odd weights: a product with one is 0 modulo 2^64 only for 0, so no changed token is missed.
+    weights = _mixed(columns * np.uint64(_MULTIPLIERS[3])) | np.uint64(1)
+    with np.errstate(over="ignore"):
+        value = ((tokens.astype(np.uint64) + np.uint64(1)) * weights).sum(axis=1, dtype=np.uint64)
+        if targets is not None:
+            value += (~targets * weights[1:] * np.uint64(_MULTIPLIERS[1])).sum(1, dtype=np.uint64)
+    return _mixed(_mixed(value) ^ positions.astype(np.uint64))
+
+
+def combine(values: NDArray[np.uint64], begins: Sequence[int]) -> list[int]:
+    """Return the fingerprints of batches: sums of the values of their rows, modulo 2^64.
+
+    Each batch begins at one of `begins` and has at least one row.
+
+    >>> combine(np.array([2**64 - 1, 3, 7], np.uint64), [0, 2])
+    [2, 7]
+    """
+    sums: list[int] = np.add.reduceat(values, begins).tolist()
+    return sums
+
+
+def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return a bijection on 64 bits in which every bit of the result depends on every bit."""
+    return mix64(value + np.uint64(_MULTIPLIERS[0]))

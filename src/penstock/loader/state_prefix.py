@@ -14,23 +14,15 @@ states are the same on all machines of a run. A build checks them itself.
 
 import numpy as np
 
-from penstock.loader.arguments import AnyPlan
-from penstock.loader.state import (
-    State,
-    another_order,
-    explained,
-    identify,
-    identify_order,
-    position_in,
-)
+from penstock.loader import state as states
+from penstock.loader.run import AnyPlan
+from penstock.loader.state import State
 from penstock.order.budget import Budget
 from penstock.order.integers import END
 from penstock.store.explain import differences
 from penstock.store.reader import TokenStore
 from penstock.store.verify import chain, describe_build
 from penstock.streaming.plan import StreamedPlan
-
-__all__ = ["identity_at", "position_of"]
 
 _CHAIN_DIGITS = 32  # of 64
 
@@ -47,7 +39,7 @@ def identity_at(plan: AnyPlan, position: int, identity: State | None) -> State:
         # This depends on the position only, not on whether this rank has seen the end of the
         # build: states are the same on all ranks.
         first_epoch = not plan.complete or position <= plan.num_rows
-        identity = _short(plan) if first_epoch else identify(plan.whole)
+        identity = _short(plan) if first_epoch else states.identify(plan.whole)
     assert identity is not None  # only a streamed plan has none
     store = _store_of(plan)
     if store is None:
@@ -68,37 +60,39 @@ def position_of(plan: AnyPlan, identity: State | None, state: State) -> int:
         ResumeError: it belongs to another order or to other parts; the message says which.
     """
     if identity is not None and state["plan"]:
-        return position_in(identity, state)
+        return states.position_in(identity, state)
     now = _short(plan)
     # The state of a finished store describes its source, which is not known here; so that is
     # not compared.
     then = {**state, "sources": now["sources"]}
     store = _store_of(plan)
     if store is None or any(then[name] != now[name] for name in ("order", "rows")):
-        raise another_order(state, explained(then, now))
+        raise states.another_order(state, states.explained(then, now))
     needs_digest = state["plan"] and ("prefix" not in state or _is_later(state))
     if isinstance(plan, StreamedPlan) and (needs_digest or (state["plan"] and plan.complete)):
         plan.reach(END)  # only the finished store has a digest to compare
-        return position_in(identify(plan.whole), state)
-    _refuse_other_parts(plan, store, state)
+        return states.position_in(states.identify(plan.whole), state)
+    if changed := _changed_parts(plan, store, state.get("prefix")):
+        raise states.another_order(state, changed)
     return int(state["position"])
 
 
-def _refuse_other_parts(plan: AnyPlan, store: TokenStore, state: State) -> None:
-    prefix = state.get("prefix")
+def _changed_parts(plan: AnyPlan, store: TokenStore, prefix: object) -> str:
+    """Return what differs between the parts that a state has read and those of a store, if any."""
     if not isinstance(prefix, dict) or not isinstance(prefix.get("build"), dict):
-        raise another_order(state, "the plan")
+        return "the plan"
     if changed := differences(prefix["build"], describe_build(store)):
-        raise another_order(state, f"how the store is built ({changed})")
+        return f"how the store is built ({changed})"
     # The check of a state does not protect against one that was edited together with its check.
     parts = prefix.get("parts")
     if type(parts) is not int or parts < 0:
-        raise another_order(state, "the plan")
+        return "the plan"
     if isinstance(plan, StreamedPlan) and plan.store.await_parts(parts):
         store = plan.store.snapshot()
     exists = len(store.manifest.parts) >= parts
-    if not exists or chain(store, parts)[:_CHAIN_DIGITS] != prefix.get("chain"):
-        raise another_order(state, f"the contents of the first {parts:,} parts of {store.path}")
+    if exists and chain(store, parts)[:_CHAIN_DIGITS] == prefix.get("chain"):
+        return ""
+    return f"the contents of the first {parts:,} parts of {store.path}"
 
 
 def _is_later(state: State) -> bool:
@@ -111,7 +105,7 @@ def _short(plan: AnyPlan) -> State:
     """Return what `identify` returns for a plan, without its store."""
     described = plan.describe()
     del described["sources"]
-    order = identify_order(described, list(plan.sources.values()))
+    order = states.identify_order(described, list(plan.sources.values()))
     return {"plan": "", **order, "sources": {}}
 
 

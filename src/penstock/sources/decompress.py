@@ -15,8 +15,6 @@ import pyarrow as pa
 from penstock.errors import SourceError
 from penstock.sources.listing import InputFile, open_file
 
-__all__ = ["Expanded"]
-
 # A file may always expand to this size: 16 MiB fit into any memory.
 _FREE_BYTES = 16 << 20
 
@@ -38,6 +36,7 @@ class Expanded:
         self._stream = _decompressor(self._raw, file.compression)
         self._peeked = b""
         self.position = 0
+        self._taken = 0
 
     def peek(self, num_bytes: int) -> bytes:
         """The next `num_bytes` bytes, fewer only at the end; `read` returns them again."""
@@ -82,10 +81,10 @@ class Expanded:
                 "follows the compressed data. Download or write it again."
             ) from error
 
-    @property
-    def disk_position(self) -> int:
-        """The position in the file on disk."""
-        return self._raw.tell()
+    def take_disk_bytes(self) -> int:
+        """How many bytes of the file on disk were read since the last call."""
+        before, self._taken = self._taken, self._raw.tell()
+        return self._taken - before
 
     def close(self) -> None:
         """Close the file."""

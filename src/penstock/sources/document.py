@@ -14,36 +14,20 @@ thread that reads, and Ctrl-C may be lost in that time.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
-from typing import Any, Self, cast
+from dataclasses import astuple, dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
-__all__ = [
-    "ArrowArray",
-    "Batch",
-    "Edges",
-    "Reject",
-    "SeparatedTexts",
-    "Tally",
-    "binary_array",
-    "bool_array",
-    "byte_lengths",
-    "compact",
-    "gather",
-    "is_utf8",
-    "null_rows",
-    "text_offsets",
-]
-
 ArrowArray = Any
 """An array of pyarrow, which ships no types."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Reject:
     """A record that was rejected, with its location and the reason."""
 
@@ -101,8 +85,7 @@ class SeparatedTexts:
     stops: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Edges:
+class Edges(NamedTuple):
     """For each text of a batch, whether a document begins or ends there.
 
     Only batches with texts that are not whole documents have edges.
@@ -129,58 +112,45 @@ class Edges:
             batch.edges or cls.of(begins=True, ends=True, closes=True, num_texts=len(batch))
             for batch in batches
         ]
-        columns = zip(*((part.begins, part.ends, part.closes) for part in parts), strict=True)
-        return cls(*map(np.concatenate, columns))
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def where(self, keep: NDArray[np.bool_]) -> "Edges":
         """The edges of the texts selected by `keep`."""
-        return Edges(self.begins[keep], self.ends[keep], self.closes[keep])
+        return Edges(*(each[keep] for each in self))
 
 
+@dataclass(eq=False)
 class Batch:
     """Documents of one or more files, in order."""
 
-    def __init__(
-        self,
-        texts: ArrowArray | SeparatedTexts,
-        files: NDArray[np.uint64],
-        offsets: NDArray[np.uint64],
-        tally: Tally | None = None,
-        rejects: list[Reject] | None = None,
-        edges: Edges | None = None,
-    ) -> None:
-        """Documents and their origins.
-
-        Args:
-            texts: A large_binary array (valid UTF-8, no nulls, unsliced), or `SeparatedTexts`.
-            files: The number of the input file of each document.
-            offsets: The offset of each document in its file.
-            tally: Counts of everything that was read to find these documents.
-            rejects: Records that were rejected.
-            edges: Where documents begin and end; None if every text is a whole document.
-        """
-        self.separated = texts if isinstance(texts, SeparatedTexts) else None
-        self._texts = None if self.separated else texts
-        self.files = files
-        self.offsets = offsets
-        self.tally = tally or Tally()
-        self.rejects = rejects or []
-        self.edges = edges
-        self.rules: list[tuple[int, str]] = []
-        """The number and the rule of each file that begins in this batch and is read by "auto"."""
+    stored: ArrowArray | SeparatedTexts
+    """A large_binary array (valid UTF-8, no nulls, unsliced), or documents inside a block."""
+    files: NDArray[np.uint64]
+    """The number of the input file of each document."""
+    offsets: NDArray[np.uint64]
+    """The offset of each document in its file."""
+    tally: Tally = field(default_factory=Tally)
+    """Counts of everything that was read to find these documents."""
+    rejects: list[Reject] = field(default_factory=list)
+    edges: Edges | None = None
+    """Where documents begin and end; None if every text is a whole document."""
+    rules: list[tuple[int, str]] = field(default_factory=list)
+    """The number and the rule of each file that begins in this batch and is read by "auto"."""
 
     def __len__(self) -> int:
         return len(self.files)
 
     @property
+    def separated(self) -> SeparatedTexts | None:
+        """The block that holds the documents; None if they are in an array."""
+        return self.stored if isinstance(self.stored, SeparatedTexts) else None
+
+    @cached_property
     def texts(self) -> ArrowArray:
         """The documents as a large_binary array without gaps."""
         # Made on first use: gigatoken reads the block in place and needs no such copy.
-        if self._texts is None:
-            assert self.separated is not None  # a batch without an array has a block
-            block = self.separated
-            self._texts = compact(block.data, block.starts, block.stops)
-        return self._texts
+        block = self.separated
+        return compact(block.data, block.starts, block.stops) if block else self.stored
 
     @property
     def num_bytes(self) -> int:
@@ -223,20 +193,14 @@ def bool_array(flags: NDArray[np.bool_]) -> ArrowArray:
 
 
 def byte_lengths(texts: ArrowArray) -> NDArray[np.int64]:
-    """The length of each text in bytes; 0 for nulls.
+    """The length of each text of a large Arrow array, in bytes; 0 for nulls.
 
     >>> byte_lengths(binary_array([b"ab", None, b"c"])).tolist()
     [2, 0, 1]
     """
-    # Arrow gives int32 for binary and int64 for large_binary arrays, and the length of a null is
-    # whatever its slot holds.
-    lengths = pa.compute.binary_length(texts)
-    dtype = np.dtype(f"i{lengths.type.byte_width}")
-    values = np.frombuffer(
-        lengths.buffers()[1], dtype, count=len(lengths), offset=lengths.offset * dtype.itemsize
-    ).astype(np.int64)
-    values[null_rows(texts)] = 0
-    return values
+    lengths = np.diff(text_offsets(texts))
+    lengths[null_rows(texts)] = 0  # the length of a null is whatever its slot holds
+    return lengths
 
 
 def null_rows(array: ArrowArray) -> NDArray[np.intp]:
@@ -247,10 +211,8 @@ def null_rows(array: ArrowArray) -> NDArray[np.intp]:
     """
     if not array.null_count:
         return np.zeros(0, np.intp)
-    # A sliced array shares its buffers, so its first bit may be inside a byte.
-    missing = array.is_null()
-    bits = np.unpackbits(np.frombuffer(missing.buffers()[1], np.uint8), bitorder="little")
-    return np.flatnonzero(bits[missing.offset :][: len(missing)])
+    rows = pa.compute.indices_nonzero(array.is_null())
+    return np.frombuffer(rows.buffers()[1], np.uint64, count=len(rows)).astype(np.intp)
 
 
 def _bits(flags: NDArray[np.bool_]) -> ArrowArray:
@@ -259,11 +221,11 @@ def _bits(flags: NDArray[np.bool_]) -> ArrowArray:
 
 
 def text_offsets(texts: ArrowArray) -> NDArray[np.int64]:
-    """The `len + 1` offsets of an unsliced large Arrow array, as a view."""
+    """The `len + 1` offsets of a large Arrow array, as a view."""
     if not len(texts):
         return np.zeros(1, np.int64)
-    # Buffers of a large array: null bitmap, offsets, data. The offsets may be longer than needed.
-    return np.frombuffer(texts.buffers()[1], np.int64, count=len(texts) + 1)
+    # Buffers of a large array: null bitmap, offsets, data. A slice shares them with the whole.
+    return np.frombuffer(texts.buffers()[1], np.int64, len(texts) + 1, 8 * texts.offset)
 
 
 def compact(
@@ -325,13 +287,12 @@ def gather(batches: Iterator[Batch], target_bytes: int) -> Iterator[Batch]:
 def _joined(batches: list[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
-    joined = Batch(
-        texts=pa.concat_arrays([batch.texts for batch in batches]),
+    return Batch(
+        pa.concat_arrays([batch.texts for batch in batches]),
         files=np.concatenate([batch.files for batch in batches]),
         offsets=np.concatenate([batch.offsets for batch in batches]),
         tally=Tally.total(batch.tally for batch in batches),
         rejects=[reject for batch in batches for reject in batch.rejects],
         edges=Edges.joined(batches),
+        rules=[rule for batch in batches for rule in batch.rules],
     )
-    joined.rules = [rule for batch in batches for rule in batch.rules]
-    return joined

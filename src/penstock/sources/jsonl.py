@@ -25,8 +25,6 @@ from penstock.sources.settings import ReadSettings
 from penstock.sources.splitters import Spans, find_all
 from penstock.sources.validate import Reason, validate
 
-__all__ = ["read_lines"]
-
 # Arrow counts the bytes of a block in 32 bits.
 _MAX_BLOCK = (1 << 31) - 1024
 

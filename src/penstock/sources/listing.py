@@ -20,19 +20,12 @@ from penstock.errors import MissingExtraError, SourceError
 from penstock.sources.settings import ReadSettings, Texts
 from penstock.sources.walk import file_mode, find_files, matching, refuse_unlisted
 
-__all__ = ["InputFile", "list_files", "open_file", "read_fully", "refuse_changed"]
-
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
-_FORMATS = {
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-}
+_FORMATS = (
+    dict.fromkeys((".txt", ".text", ".md"), "text")
+    | dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl")
+    | {".parquet": "parquet", ".arrow": "arrow"}
+)
 # No chained protocols, and none that interpret the file they open (reference://, jinja): what
 # they read, or run, would not be the file that the user named.
 _PROTOCOLS = (
@@ -129,11 +122,7 @@ def refuse_changed(file: InputFile) -> None:
     if file.texts is not None:
         return
     try:
-        if file.remote:
-            size, stamp = _remote_state(_filesystem(file.path).info(file.path))
-        else:
-            state = Path(file.path).stat()
-            size, stamp = state.st_size, str(state.st_mtime_ns)
+        size, stamp = _state(file.path)
     except FileNotFoundError:
         raise _gone(file) from None
     if (size, stamp) != (file.size, file.stamp):
@@ -153,10 +142,10 @@ def _expand(pattern: str, reading: ReadSettings) -> list[InputFile]:
     if stat.S_ISDIR(kind):
         return _expand_directory(path, reading)
     if kind:
-        return [_local(str(path), reading)]
+        return [_input_file(str(path), reading)]
     found = matching(pattern) if glob.has_magic(pattern) else []
     if found:
-        return [_local(name, reading) for name in found]
+        return [_input_file(name, reading) for name in found]
     nearby: list[str] = []
     with suppress(OSError):  # the folder may be missing too
         nearby = sorted(entry.name for entry in path.parent.iterdir())
@@ -175,7 +164,7 @@ def _expand_directory(path: Path, reading: ReadSettings) -> list[InputFile]:
         )
     if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
         names = _dataset_files(path / "state.json")
-        return [_local(str(path / name), reading) for name in names]
+        return [_input_file(str(path / name), reading) for name in names]
     found = [Path(name) for name in find_files(str(path))]
     if not found:
         raise SourceError(f"{path} is a directory without files.")
@@ -187,7 +176,7 @@ def _expand_directory(path: Path, reading: ReadSettings) -> list[InputFile]:
             f"({shown}). Name what to read with a glob such as '{path}/**/*.txt', or give "
             f'format="text" to read all of them as text.'
         )
-    return [_local(str(file), reading) for file in found]
+    return [_input_file(str(file), reading) for file in found]
 
 
 def _dataset_files(state: Path) -> list[str]:
@@ -199,18 +188,36 @@ def _dataset_files(state: Path) -> list[str]:
         raise SourceError(f"{state} does not list the files of a dataset: {error!r}.") from None
 
 
-def _local(path: str, reading: ReadSettings) -> InputFile:
+def _state(path: str) -> tuple[int, str]:
+    """The size of a file, and its modification time or ETag."""
+    if "://" in path:
+        return _remote_state(_filesystem(path).info(path))
+    state = Path(path).stat()
+    return state.st_size, str(state.st_mtime_ns)
+
+
+def _input_file(path: str, reading: ReadSettings) -> InputFile:
+    is_remote = "://" in path
+    name = _redacted(path) if is_remote else path
     try:
-        state = Path(path).stat()
+        size, stamp = _state(path)
     except FileNotFoundError:
-        raise SourceError(f"{path} does not exist, or is a link to nothing.") from None
+        raise SourceError(f"{name} does not exist, or is a link to nothing.") from None
     except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror or error}.") from error
-    if not stat.S_ISREG(state.st_mode):
+        raise SourceError(f"{name} cannot be read: {error.strerror or error}.") from error
+    if not is_remote and not stat.S_ISREG(file_mode(path)):
         raise SourceError(
             f"{path} is not a regular file, and a build may read it twice. Copy it to a file."
         )
-    return _described(path, path, state.st_size, str(state.st_mtime_ns), reading)
+    # By the name without the query: a signed address may end with anything.
+    guessed, compression = _suffixes(name)
+    kind = reading.format if reading.format != "auto" else guessed or "text"
+    # These formats compress their columns themselves.
+    if kind in ("parquet", "arrow"):
+        compression = None
+    return InputFile(
+        name=name, path=path, size=size, stamp=stamp, format=kind, compression=compression
+    )
 
 
 def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
@@ -241,21 +248,11 @@ def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
         paths = [pattern]
     if not paths:
         raise SourceError(f"{_redacted(pattern)} matches no file.")
-    files = []
-    for path in paths:
-        url = path
-        if "://" not in path:  # fsspec returns most paths without their protocol
-            # Names in memory:// begin with a slash; elsewhere it is not part of the address.
-            url = f"{protocol}://{path if protocol == 'memory' else path.lstrip('/')}"
-        try:
-            info = filesystem.info(path)
-        except FileNotFoundError:
-            raise SourceError(f"{_redacted(url)} does not exist.") from None
-        except OSError as error:
-            raise SourceError(f"{_redacted(url)} cannot be read: {error}.") from error
-        size, stamp = _remote_state(info)
-        files.append(_described(_redacted(url), url, size, stamp, reading))
-    return files
+    # fsspec returns most paths without their protocol. Names in file:// and memory:// begin with a
+    # slash; elsewhere it is not part of the address.
+    prefix, slashes = f"{protocol}://", "" if protocol in ("file", "memory") else "/"
+    urls = [path if "://" in path else prefix + path.lstrip(slashes) for path in paths]
+    return [_input_file(url, reading) for url in urls]
 
 
 def _refuse_unlisted_glob(filesystem: Any, pattern: str) -> None:
@@ -290,18 +287,6 @@ def _filesystem(path: str) -> Any:
         raise MissingExtraError(
             f"Reading {_redacted(path)} needs a package that is not installed: {error}.{advice}"
         ) from error
-
-
-def _described(name: str, path: str, size: int, stamp: str, reading: ReadSettings) -> InputFile:
-    # By the name without the query: a signed address may end with anything.
-    guessed, compression = _suffixes(name)
-    kind = reading.format if reading.format != "auto" else guessed or "text"
-    # These formats compress their columns themselves.
-    if kind in ("parquet", "arrow"):
-        compression = None
-    return InputFile(
-        name=name, path=path, size=size, stamp=stamp, format=kind, compression=compression
-    )
 
 
 def _suffixes(name: str) -> tuple[str | None, str | None]:

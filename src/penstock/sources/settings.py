@@ -7,16 +7,6 @@ from typing import Any, Literal, get_args
 
 from penstock.errors import SourceError
 
-__all__ = [
-    "BLOCK_BYTES",
-    "RULE_BYTES",
-    "SLICE_BYTES",
-    "Format",
-    "ReadSettings",
-    "Texts",
-    "separator_in",
-]
-
 Format = Literal["auto", "text", "jsonl", "parquet", "arrow"]
 _NAMED = ("auto", "lines", "paragraphs", "file")
 

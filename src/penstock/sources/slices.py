@@ -18,16 +18,16 @@ a slice carries its text. A table (Parquet, Arrow) is cut between row groups or 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import BinaryIO
 
+from penstock.sources import whole
 from penstock.sources.decompress import Expanded
 from penstock.sources.listing import InputFile, open_file, read_fully
 from penstock.sources.settings import RULE_BYTES, SLICE_BYTES, ReadSettings
 from penstock.sources.splitters import Splitter, splitter_for
 from penstock.sources.tables import table_spans, text_spans
-from penstock.sources.whole import IsCutSafe, file_pieces, file_rule, rule_of, stream_pieces
-
-__all__ = ["InputSpan", "Slice", "cut"]
+from penstock.sources.whole import IsCutSafe
 
 # The assumed ratio of text to compressed bytes when small files are grouped.
 _NOMINAL_EXPANSION = 4
@@ -86,158 +86,155 @@ def cut(
             such a document is an error.
         border: The byte that divides an input of one document into two documents.
     """
-    cutter = _Cutter(reading, slice_bytes, is_cut_safe, border)
-    index = 0
-    for group in _groups(files, slice_bytes):
-        for spans in _cut_group(files, group, cutter):
-            yield Slice(index, tuple(spans))
-            index += 1
+    cutter = _Cutter(files, reading, slice_bytes, is_cut_safe, border)
+    spans = (each for group in cutter.groups() for each in cutter.cut_group(group))
+    return (Slice(index, tuple(each)) for index, each in enumerate(spans))
 
 
 @dataclass(frozen=True, slots=True)
 class _Cutter:
-    """The arguments of `cut`."""
+    """Cuts files into spans; its fields are the arguments of `cut`."""
 
+    files: Sequence[InputFile]
     reading: ReadSettings
     slice_bytes: int
     is_cut_safe: IsCutSafe | None
     border: int | None
 
-    def cuts(self, rule: str, found: str | None) -> bool:
-        """Whether a file is one document that is stored in pieces if it is long.
-
-        That is so if "auto" `found` this rule, or if the file is divided anyway. If
-        `max_document_bytes` is below a slice, the document is read in one piece and rejected.
-        """
-        is_limited = self.reading.max_document_bytes < self.slice_bytes
-        return rule == "file" and not is_limited and (found == rule or self.border is not None)
-
-
-def _groups(files: Sequence[InputFile], slice_bytes: int) -> Iterator[list[int]]:
-    """The numbers of files that are cut together: one large file, or several small ones."""
-    group: list[int] = []
-    held = 0
-    for number, file in enumerate(files):
-        # By sizes on disk, which are known without reading: groups must not depend on contents.
-        size = file.size * (_NOMINAL_EXPANSION if file.compression else 1)
-        if size > slice_bytes and group:
+    def groups(self) -> Iterator[list[int]]:
+        """The numbers of files that are cut together: one large file, or several small ones."""
+        group: list[int] = []
+        held = 0
+        for number, file in enumerate(self.files):
+            # By sizes on disk, which are known without reading: groups must not depend on contents.
+            size = file.size * (_NOMINAL_EXPANSION if file.compression else 1)
+            if size > self.slice_bytes and group:
+                yield group
+                group, held = [], 0
+            group.append(number)
+            held += size
+            if held >= self.slice_bytes:
+                yield group
+                group, held = [], 0
+        if group:
             yield group
-            group, held = [], 0
-        group.append(number)
-        held += size
-        if held >= slice_bytes:
-            yield group
-            group, held = [], 0
-    if group:
-        yield group
 
+    def cut_group(self, group: list[int]) -> Iterator[list[InputSpan]]:
+        """The spans of each slice of a group."""
+        held: list[InputSpan] = []
+        size = 0
+        for number in group:
+            file = self.files[number]
+            # Plain files were grouped by their size. The size of others is known only when they
+            # are read, so a group of them may give several slices.
+            ranged = file.compression is None and file.format in ("text", "jsonl")
+            for span, num_bytes in self._cut_file(file, number):
+                held.append(span)
+                size += num_bytes
+                # Three quarters, because a span of a compressed file ends at the last border
+                # before the slice is full.
+                is_full = size * 4 >= self.slice_bytes * 3 and (len(group) == 1 or not ranged)
+                # A piece that its next span continues must be the last one of its part: the next
+                # part begins with the rest of the document.
+                if is_full or not span.ends:
+                    yield held
+                    held, size = [], 0
+        if held:
+            yield held
 
-def _cut_group(
-    files: Sequence[InputFile], group: list[int], cutter: _Cutter
-) -> Iterator[list[InputSpan]]:
-    held: list[InputSpan] = []
-    size = 0
-    for number in group:
-        # Plain files were grouped by their size. The size of others is known only when they are
-        # read, so a group of them may give several slices.
-        ranged = files[number].compression is None and files[number].format in ("text", "jsonl")
-        for span, num_bytes in _cut_file(files[number], number, cutter):
-            held.append(span)
-            size += num_bytes
-            # Three quarters, because a span of a compressed file ends at the last border before
-            # the slice is full.
-            is_full = size * 4 >= cutter.slice_bytes * 3 and (len(group) == 1 or not ranged)
-            # A piece that its next span continues must be the last one of its part: the next part
-            # begins with the rest of the document.
-            if is_full or not span.ends:
-                yield held
-                held, size = [], 0
-    if held:
-        yield held
+    def _cut_file(self, file: InputFile, number: int) -> Iterator[tuple[InputSpan, int]]:
+        """The spans of one file, and how many bytes of text each holds."""
+        if file.format in ("parquet", "arrow"):
+            spans = list(table_spans(file, self.reading.field, self.slice_bytes))
+            for start, stop, num_bytes in spans:
+                # An equal share of the file for each: progress is shown by bytes on disk.
+                yield InputSpan(number, start, stop, file.size // len(spans)), num_bytes
+        elif file.texts is not None:
+            for start, stop, num_bytes in text_spans(file.texts, self.slice_bytes):
+                yield InputSpan(number, start, stop, num_bytes), num_bytes
+        else:
+            for span in self._cut_text(file, number):
+                yield span, span.stop - span.start
 
+    def _cut_text(self, file: InputFile, number: int) -> Iterator[InputSpan]:
+        """The spans of a file of text; those of a file that is read in order carry their text."""
+        reading = self.reading
+        # Rounded, so that a file a little above one slice is not cut into a full and a tiny one.
+        num_slices = max(1, round(file.size / self.slice_bytes))
+        is_auto = reading.documents == "auto" and file.format == "text"
+        if is_auto and num_slices == 1 and self.border is None and not file.compression:
+            yield InputSpan(number, 0, file.size, file.size)  # the reader finds the rule
+            return
+        stream = Expanded(file, reading.max_expansion) if file.compression else None
+        rule, found = "lines" if file.format == "jsonl" else reading.documents, None
+        if is_auto and stream is not None:
+            # Peeked, because a stream cannot be read from its beginning again.
+            rule = found = whole.rule_of([stream.peek(RULE_BYTES)], reading.separators)
+        elif is_auto:
+            rule = found = whole.file_rule(file, reading)
+        splitter = splitter_for(rule)
+        # One document is stored in pieces if "auto" found that it is one, or if it is divided
+        # anyway. With `max_document_bytes` below a slice, it is read in one piece and rejected.
+        is_limited = reading.max_document_bytes < self.slice_bytes
+        if rule == "file" and not is_limited and (found or self.border is not None):
+            yield from self._cut_document(file, number, stream, rule)
+        elif stream is not None:
+            yield from self._cut_stream(stream, number, splitter, found)
+        # A separator that may overlap itself is found only from the beginning of the file on.
+        elif num_slices > 1 and not splitter.cuts_anywhere and splitter.separator:
+            stream = Expanded(file, reading.max_expansion)
+            yield from self._cut_stream(stream, number, splitter, found)
+        else:
+            is_whole = num_slices == 1 or (found or reading.documents) == "file"
+            ranges = [(0, file.size)] if is_whole else _cut_range(file, splitter, num_slices)
+            for start, stop in ranges:
+                yield InputSpan(number, start, stop, stop - start, None, found)
 
-def _cut_file(file: InputFile, number: int, cutter: _Cutter) -> Iterator[tuple[InputSpan, int]]:
-    """The spans of one file, and how many bytes of text each holds."""
-    if file.format in ("parquet", "arrow"):
-        spans = list(table_spans(file, cutter.reading.field, cutter.slice_bytes))
-        for start, stop, num_bytes in spans:
-            # An equal share of the file for each: progress is shown by bytes on disk.
-            yield InputSpan(number, start, stop, file.size // len(spans)), num_bytes
-    elif file.texts is not None:
-        for start, stop, num_bytes in text_spans(file.texts, cutter.slice_bytes):
-            yield InputSpan(number, start, stop, num_bytes), num_bytes
-    else:
-        cut_text = _cut_compressed if file.compression else _cut_plain
-        for span in cut_text(file, number, cutter):
-            yield span, span.stop - span.start
+    def _cut_document(
+        self, file: InputFile, number: int, stream: Expanded | None, rule: str
+    ) -> Iterator[InputSpan]:
+        """The pieces of a file that is one document, or two with a border between them."""
+        how = self.slice_bytes, self.is_cut_safe, self.border
+        if stream is None:
+            for start, stop, begins, ends in whole.file_pieces(file, *how):
+                yield InputSpan(number, start, stop, stop - start, None, rule, begins, ends)
+            return
+        for data, start, begins, ends in whole.stream_pieces(file, stream, *how):
+            stop, on_disk = start + len(data), stream.take_disk_bytes()
+            yield InputSpan(number, start, stop, on_disk, data, rule, begins, ends)
 
-
-def _cut_plain(file: InputFile, number: int, cutter: _Cutter) -> Iterator[InputSpan]:
-    """Spans of a file that can be read at any place."""
-    reading = cutter.reading
-    # Rounded, so that a file a little above one slice is not cut into a full and a tiny one.
-    num_slices = max(1, round(file.size / cutter.slice_bytes))
-    is_auto = reading.documents == "auto" and file.format == "text"
-    if is_auto and num_slices == 1 and cutter.border is None:
-        yield InputSpan(number, 0, file.size, file.size)  # the reader finds the rule
-        return
-    rule = file_rule(file, reading) if is_auto else reading.documents
-    splitter = splitter_for("lines" if file.format == "jsonl" else rule)
-    found = rule if is_auto else None
-    if file.format == "text" and cutter.cuts(rule, found):
-        pieces = file_pieces(file, cutter.slice_bytes, cutter.is_cut_safe, cutter.border)
-        for start, stop, begins, ends in pieces:
-            size = stop - start
-            yield InputSpan(number, start, stop, size, None, rule, begins, ends)
-    # A separator that may overlap itself is found only from the beginning of the file on.
-    elif num_slices > 1 and not splitter.cuts_anywhere and splitter.separator:
-        stream = Expanded(file, reading.max_expansion)
-        yield from _cut_stream(stream, number, splitter, cutter, found)
-    else:
-        ranges = _cut_range(file, splitter, 1 if rule == "file" else num_slices)
-        for start, stop in ranges:
-            yield InputSpan(number, start, stop, stop - start, None, found)
-
-
-def _cut_compressed(file: InputFile, number: int, cutter: _Cutter) -> Iterator[InputSpan]:
-    """Spans of a file that must be read in order; they carry their text."""
-    reading = cutter.reading
-    stream = Expanded(file, reading.max_expansion)
-    rule = "lines" if file.format == "jsonl" else reading.documents
-    found = None
-    if rule == "auto":
-        # Peeked, because a stream cannot be read from its beginning again.
-        rule = found = rule_of([stream.peek(RULE_BYTES)], reading.separators)
-    if not cutter.cuts(rule, found):
-        yield from _cut_stream(stream, number, splitter_for(rule), cutter, found)
-        return
-    on_disk = 0
-    pieces = stream_pieces(file, stream, cutter.slice_bytes, cutter.is_cut_safe, cutter.border)
-    for data, start, begins, ends in pieces:
-        seen, on_disk = stream.disk_position - on_disk, stream.disk_position
-        yield InputSpan(number, start, start + len(data), seen, data, rule, begins, ends)
+    def _cut_stream(
+        self, stream: Expanded, number: int, splitter: Splitter, rule: str | None
+    ) -> Iterator[InputSpan]:
+        """Spans with their text, from a file that can only be read in order."""
+        limit = self.reading.max_document_bytes + self.slice_bytes
+        held, start = b"", 0
+        try:
+            while True:
+                # As much again as is held, so that a long record is searched log(n) times. Above
+                # the limit the record will be rejected, and memory must not grow further.
+                more = stream.read(max(self.slice_bytes, min(len(held), limit)))
+                held += more
+                # Whole records only; what follows the last border begins the next span.
+                border = splitter.last_border(held) if more else len(held)
+                if border:
+                    stop, on_disk = start + border, stream.take_disk_bytes()
+                    yield InputSpan(number, start, stop, on_disk, held[:border], rule)
+                    start, held = stop, held[border:]
+                if not more:
+                    return
+        finally:
+            stream.close()
 
 
 def _cut_range(file: InputFile, splitter: Splitter, num_slices: int) -> Iterator[tuple[int, int]]:
     """Byte ranges of a plain file; each begins where a record begins."""
-    start = 0
-    if num_slices > 1:
-        with open_file(file) as stream:
-            for k in range(1, num_slices):
-                # In integers, which are exact for files of any size.
-                wanted = k * file.size // num_slices
-                if wanted <= start:
-                    continue  # a record is longer than a slice
-                border = _border_after(stream, splitter, wanted, file.size)
-                if border >= file.size:
-                    break  # the last record reaches to the end
-                if border > start:
-                    yield start, border
-                    start = border
-    yield start, file.size
+    with open_file(file) as stream:
+        border_after = partial(_border_after, stream, splitter, file.size)
+        yield from whole.equal_ranges(0, file.size, num_slices, border_after)
 
 
-def _border_after(stream: BinaryIO, splitter: Splitter, wanted: int, size: int) -> int:
+def _border_after(stream: BinaryIO, splitter: Splitter, size: int, wanted: int) -> int:
     """The first place at or past `wanted` where a record begins, or `size`."""
     # With "\n" and lead 1: if byte wanted - 1 is a line end, a record begins exactly at `wanted`.
     begin = wanted - min(splitter.lead, wanted)
@@ -257,31 +254,3 @@ def _border_after(stream: BinaryIO, splitter: Splitter, wanted: int, size: int) 
         seen = seen[-_LOOK_BYTES:]
         # Doubling keeps the number of searches small when a record has hundreds of megabytes.
         look = min(2 * look, 64 * _LOOK_BYTES)
-
-
-def _cut_stream(
-    stream: Expanded, number: int, splitter: Splitter, cutter: _Cutter, rule: str | None
-) -> Iterator[InputSpan]:
-    """Spans with their text, from a file that can only be read in order."""
-    slice_bytes = cutter.slice_bytes
-    limit = cutter.reading.max_document_bytes + slice_bytes
-    try:
-        held = b""
-        start = 0
-        on_disk = 0
-        while True:
-            # As much again as is held, so that a long record is searched log(n) times. Above the
-            # limit the record will be rejected, and memory must not grow further.
-            more = stream.read(max(slice_bytes, min(len(held), limit)))
-            held += more
-            # Whole records only; what follows the last border begins the next span.
-            border = splitter.last_border(held) if more else len(held)
-            if border:
-                seen, on_disk = stream.disk_position - on_disk, stream.disk_position
-                yield InputSpan(number, start, start + border, seen, held[:border], rule)
-                start += border
-                held = held[border:]
-            if not more:
-                return
-    finally:
-        stream.close()

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from penstock.sources.settings import separator_in
 
-__all__ = ["Spans", "Splitter", "blank", "find_all", "splitter_for"]
-
 _BLANK = np.zeros(256, bool)
 _BLANK[list(b" \t\r\n")] = True
 # From rare to common in text and code; a byte that is not listed is rarer still (find: -1).

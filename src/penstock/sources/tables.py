@@ -20,8 +20,6 @@ from penstock.sources.listing import InputFile, open_file
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings, Texts
 from penstock.sources.validate import validate
 
-__all__ = ["num_rows", "read_table", "read_texts", "table_spans", "text_spans"]
-
 
 def table_spans(file: InputFile, field: str, slice_bytes: int) -> Iterator[tuple[int, int, int]]:
     """Ranges of row groups (record batches) of about `slice_bytes` each, and their sizes."""
@@ -36,18 +34,19 @@ def table_spans(file: InputFile, field: str, slice_bytes: int) -> Iterator[tuple
     yield start, len(sizes), held
 
 
-def read_table(
+def read_rows(
     file: InputFile, number: int, start: int, stop: int, reading: ReadSettings
 ) -> Iterator[Batch]:
-    """The documents of the row groups (record batches) `[start, stop)` of `file`."""
-    rows = _parquet_rows if file.format == "parquet" else _arrow_rows
-    for first_row, column in rows(file, start, stop, reading.field):
-        yield validate(
-            column,
-            file=number,
-            places=np.arange(first_row, first_row + len(column), dtype=np.uint64),
-            reading=reading,
-        )
+    """The documents of the row groups, record batches or texts `[start, stop)` of `file`."""
+    if file.texts is not None:
+        rows = _text_rows(file.texts, start, stop)
+    else:
+        read = _parquet_rows if file.format == "parquet" else _arrow_rows
+        rows = read(file, start, stop, reading.field)
+    keep_blank = file.texts is not None and file.texts.keep_blank
+    for first, column in rows:
+        places = np.arange(first, first + len(column), dtype=np.uint64)
+        yield validate(column, file=number, places=places, reading=reading, keep_blank=keep_blank)
 
 
 @contextmanager
@@ -150,11 +149,7 @@ def _refuse_no_text(schema: Any, file: InputFile, field: str) -> None:
     """Raise if there is no such column, or if it does not hold text."""
     kind: Any = pa.struct(list(schema))
     for name in _path(schema, field):
-        known = (
-            [kind.field(i).name for i in range(kind.num_fields)]
-            if isinstance(kind, pa.StructType)
-            else []
-        )
+        known = [each.name for each in kind] if isinstance(kind, pa.StructType) else []
         if name not in known:
             shown = ", ".join(f'"{each}"' for each in known[:5]) or "no such level"
             raise SourceError(
@@ -215,15 +210,6 @@ def text_spans(
     yield start, stop, held
 
 
-def read_texts(
-    texts: Texts, number: int, start: int, stop: int, reading: ReadSettings
-) -> Iterator[Batch]:
-    """The documents `[start, stop)` of `texts`."""
+def _text_rows(texts: Texts, start: int, stop: int) -> Iterator[tuple[int, ArrowArray]]:
     for first, last, _ in text_spans(texts, BLOCK_BYTES, start, stop):
-        yield validate(
-            binary_array(texts.encoded(first, last)),
-            file=number,
-            places=np.arange(first, last, dtype=np.uint64),
-            reading=reading,
-            keep_blank=texts.keep_blank,
-        )
+        yield first, binary_array(texts.encoded(first, last))

@@ -11,22 +11,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.sources.document import (
-    ArrowArray,
-    Batch,
-    Reject,
-    Tally,
-    binary_array,
-    bool_array,
-    byte_lengths,
-    is_utf8,
-    null_rows,
-    text_offsets,
-)
+from penstock.sources import document
+from penstock.sources.document import ArrowArray, Batch, Reject, Tally
 from penstock.sources.settings import ReadSettings
 from penstock.sources.splitters import blank
-
-__all__ = ["Reason", "validate"]
 
 Reason = tuple[str, str]
 """A fixed word to count by, and a detail for the reject log."""
@@ -56,24 +44,22 @@ def validate(
     """
     tally = Tally()
     if record_bytes is None:  # before invalid bytes are replaced, which changes the lengths
-        record_bytes = byte_lengths(texts)
+        record_bytes = document.byte_lengths(texts)
     reasons: dict[int, Reason] = {}
     if texts.null_count:
-        reasons = {int(row): why_null(int(row)) for row in null_rows(texts)}
-    if not is_utf8(texts):
+        reasons = {int(row): why_null(int(row)) for row in document.null_rows(texts)}
+    if not document.is_utf8(texts):
         texts, bad = _decoded(texts, reading, tally)
         reasons |= bad
     # After the replacement of invalid bytes, because U+FFFD is longer than the byte it replaces.
-    limit = reading.max_document_bytes
-    lengths = byte_lengths(texts)
-    for row in np.flatnonzero(lengths > limit):
-        detail = f"{int(lengths[row]):,} bytes are more than max_document_bytes={limit:,}"
-        reasons.setdefault(int(row), ("too_long", detail))
+    lengths = document.byte_lengths(texts)
+    for row in np.flatnonzero(lengths > reading.max_document_bytes):
+        reasons.setdefault(int(row), too_long(int(lengths[row]), reading))
     keep = np.ones(len(texts), bool)
     keep[list(reasons)] = False
     texts = _plain(texts, keep)
     # Only kept texts can be blank: a rejected record has its own reason.
-    edges = text_offsets(texts)
+    edges = document.text_offsets(texts)
     is_blank = blank(texts.buffers()[2] or b"", edges[:-1], edges[1:])
     if keep_blank:
         is_blank[:] = False
@@ -84,24 +70,24 @@ def validate(
         texts = _plain(texts, ~is_blank)
     # Each record is counted in exactly one of three groups, by number and by bytes.
     tally.documents = len(texts)
-    tally.text_bytes = int(text_offsets(texts)[-1])
+    tally.text_bytes = int(document.text_offsets(texts)[-1])
     tally.skipped = int(is_blank.sum())
     tally.rejected = len(reasons)
     tally.document_bytes = int(record_bytes[documents].sum())
     tally.rejected_bytes = int(record_bytes[~keep].sum())
     tally.skipped_bytes = int(record_bytes[keep & ~documents].sum())
     rejects = [
-        Reject(
-            file=file,
-            offset=int(places[row]),
-            num_bytes=int(record_bytes[row]),
-            reason=reasons[row][0],
-            detail=reasons[row][1],
-        )
+        Reject(file, int(places[row]), int(record_bytes[row]), *reasons[row])
         for row in sorted(reasons)
     ]
     files = np.full(len(texts), file, np.uint64)
     return Batch(texts, files, places[documents].astype(np.uint64), tally, rejects)
+
+
+def too_long(num_bytes: int, reading: ReadSettings) -> Reason:
+    """Why a document above the limit is rejected."""
+    limit = reading.max_document_bytes
+    return "too_long", f"{num_bytes:,} bytes are more than max_document_bytes={limit:,}"
 
 
 def _decoded(
@@ -121,17 +107,16 @@ def _decoded(
                 values[row] = value.decode(errors="replace").encode()
                 tally.replaced += 1
     if reading.errors == "replace":
-        texts = binary_array(values)
+        texts = document.binary_array(values)
     return texts, bad
 
 
 def _plain(texts: ArrowArray, keep: NDArray[np.bool_]) -> ArrowArray:
     """The kept texts as gigatoken requires them: unsliced, without a null bitmap."""
     # The first offset of a sliced array is not 0, also if the slice begins at row 0 of a column.
-    first = np.frombuffer(texts.buffers()[1], np.int64, count=1, offset=8 * texts.offset)[0]
     # A filter also copies the texts to the front of a new buffer.
-    if texts.offset or first or not keep.all():
-        texts = texts.filter(bool_array(keep))
+    if texts.offset or document.text_offsets(texts)[0] or not keep.all():
+        texts = texts.filter(document.bool_array(keep))
     buffers = texts.buffers()
     if buffers[0] is not None:
         texts = pa.Array.from_buffers(pa.large_binary(), len(texts), [None, *buffers[1:]])

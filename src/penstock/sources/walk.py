@@ -18,8 +18,6 @@ from typing import Any
 
 from penstock.errors import SourceError
 
-__all__ = ["file_mode", "find_files", "matching", "refuse_unlisted"]
-
 
 def find_files(folder: str) -> list[str]:
     """All files below `folder`, except names that begin with a dot.

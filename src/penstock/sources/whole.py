@@ -2,7 +2,7 @@
 
     rule_of      the rule of a file, found in its first 64 MB
     find_cut     a place where a document longer than a slice may be cut
-    read_whole   the document, or one piece of it, as batches
+    …_pieces     the pieces of a document that is longer than a slice
 
 Every byte of such a file is kept, and a cut must not change a token id. So a document is cut
 only where the tokenizer gives the same ids for the text around the cut as for its two halves;
@@ -13,30 +13,14 @@ such place.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from penstock.errors import SourceError
 from penstock.sources.decompress import Expanded
-from penstock.sources.document import Batch, Edges, Tally, binary_array
 from penstock.sources.listing import InputFile, open_file, read_fully
 from penstock.sources.settings import BLOCK_BYTES, RULE_BYTES, ReadSettings
-from penstock.sources.validate import validate
-
-__all__ = [
-    "CONTEXT_BYTES",
-    "RANGE_BYTES",
-    "IsCutSafe",
-    "file_pieces",
-    "file_rule",
-    "find_cut",
-    "read_whole",
-    "rule_of",
-    "stream_pieces",
-]
 
 IsCutSafe = Callable[[str, str], bool]
 """Whether a text may be cut between its two arguments, the text before and after the cut."""
@@ -62,23 +46,21 @@ def rule_of(blocks: Iterable[bytes], separators: Sequence[str]) -> str:
     >>> rule_of([b"one\ntwo\n"], ["<|endoftext|>"])
     'file'
     """
-    found = len(separators)
-    longest = max((len(each.encode()) for each in separators), default=1)
+    wanted = [each.encode() for each in separators]
+    found = len(wanted)
+    longest = max(map(len, wanted), default=1)
     seen, tail = 0, b""
     for block in blocks:
         # `tail` is one byte shorter than the longest separator: enough to find one that spans two
         # blocks, and too short to find one twice.
         text = tail + block[: RULE_BYTES - seen]
         # A later block may contain an earlier separator of the list, which takes precedence.
-        for number, separator in enumerate(separators[:found]):
-            if separator.encode() in text:
-                found = number
-                break
+        found = next((number for number in range(found) if wanted[number] in text), found)
         seen += len(block)
         if found == 0 or seen >= RULE_BYTES:
             break
         tail = text[-longest + 1 :] if longest > 1 else b""
-    return separators[found] if found < len(separators) else "file"
+    return separators[found] if found < len(wanted) else "file"
 
 
 def find_cut(data: bytes, wanted: int, is_safe: IsCutSafe | None, tries: int = _MOST_TRIES) -> int:
@@ -120,90 +102,7 @@ def _is_safe_at(data: bytes, place: int, is_safe: IsCutSafe) -> bool:
         return False
 
 
-def read_whole(
-    data: bytes,
-    *,
-    file: int,
-    name: str,
-    start: int,
-    edges: tuple[bool, bool],
-    reading: ReadSettings,
-    is_cut_safe: IsCutSafe | None,
-) -> Iterator[Batch]:
-    """A document, or a piece of one, in blocks of about 4 MiB.
-
-    The tokenizer is 1.4 times as fast on blocks as on one text of 64 MB. Blocks are cut where no
-    id changes; without such a place, a block is longer.
-
-    Args:
-        data: The bytes of the piece, without a byte order mark.
-        file: The number of the input file.
-        name: The name of the file, for messages.
-        start: The offset of `data` in the file.
-        edges: Whether the document begins with this piece, and whether it ends with it.
-        reading: The settings of the build.
-        is_cut_safe: Says where blocks may be cut; None gives one block.
-
-    Raises:
-        SourceError: a piece is not UTF-8. Other pieces may be stored already, so the document
-            can't be rejected as a whole, and it must not lose its middle.
-    """
-    # All blocks of a document share its origin, which is where the piece begins in the file.
-    place = np.array([start], np.uint64)
-    batch = validate(
-        binary_array([data]),
-        file=file,
-        places=place,
-        reading=reading,
-    )
-    text = _piece(batch, data, name, edges) if not all(edges) else _only_text(batch)
-    borders = [0] if text is None else list(_borders(text, is_cut_safe))
-    if all(edges) and len(borders) <= 2:
-        yield batch
-        return
-    view = memoryview(text)
-    for first, last in pairwise(borders):
-        is_last = last == len(view)
-        yield Batch(
-            binary_array([bytes(view[first:last])]),
-            np.array([file], np.uint64),
-            place,
-            batch.tally if first == 0 else Tally(),
-            edges=Edges.of(
-                begins=edges[0] and first == 0, ends=edges[1] and is_last, closes=is_last
-            ),
-        )
-
-
-def _only_text(batch: Batch) -> Any:
-    """The buffer of the only text of a batch; None if the text was skipped or rejected."""
-    return batch.texts.buffers()[2] if len(batch) else None
-
-
-def _piece(batch: Batch, data: bytes, name: str, edges: tuple[bool, bool]) -> Any:
-    """The text of a piece; its tally counts a document only where the document ends."""
-    if batch.rejects:
-        reject = batch.rejects[0]
-        raise SourceError(
-            f"{name} is one document that is stored in pieces, and the piece from byte "
-            f"{reject.offset:,} on cannot be stored: {reject.reason}, {reject.detail}. "
-            'documents="lines" rejects only the line, and errors="replace" puts U+FFFD where '
-            "bytes are not UTF-8."
-        )
-    text = _only_text(batch) if len(batch) else data  # a blank piece is part of the text
-    batch.tally = replace(
-        batch.tally,
-        documents=int(edges[1]),
-        continued=int(not edges[1]),
-        skipped=0,
-        skipped_bytes=0,
-        document_bytes=len(data),
-        text_bytes=len(text),
-    )
-    return text
-
-
-def _borders(text: Any, is_cut_safe: IsCutSafe | None) -> Iterator[int]:
+def block_borders(text: Any, is_cut_safe: IsCutSafe | None) -> Iterator[int]:
     """The offsets where blocks of a text begin and end, from 0 to its length."""
     view = memoryview(text)
     start = 0
@@ -235,24 +134,37 @@ def file_pieces(
     """The pieces of a plain file: start, stop, and whether a document begins and ends there."""
     edges = (0, file.size) if border is None else (0, border, file.size)
     for first, last in pairwise(edges):
-        size = last - first
         # Pieces of equal size, and no tiny one at the end.
-        num_pieces = max(1, round(size / slice_bytes))
-        start = first
-        for k in range(1, num_pieces):
-            wanted = first + k * size // num_pieces
-            if wanted <= start:  # the last cut was found far behind its wanted place
-                continue
-            place = _cut_after(file, wanted, last, is_cut_safe)
-            if place is None:
-                break
-            yield start, place, start == first, False
-            start = place
-        yield start, last, start == first, True
+        num_pieces = max(1, round((last - first) / slice_bytes))
+        border_after = partial(_cut_after, file, last, is_cut_safe)
+        for start, stop in equal_ranges(first, last, num_pieces, border_after):
+            yield start, stop, start == first, stop == last
 
 
-def _cut_after(file: InputFile, wanted: int, last: int, is_safe: IsCutSafe | None) -> int | None:
-    """The first safe place after `wanted`; None if the document ends before one is found."""
+def equal_ranges(
+    first: int, last: int, num_ranges: int, border_after: Callable[[int], int]
+) -> Iterator[tuple[int, int]]:
+    """About `num_ranges` equal ranges from `first` to `last`, with borders where these are allowed.
+
+    `border_after(wanted)` returns the first border at or past `wanted`, or `last`.
+    """
+    start = first
+    for k in range(1, num_ranges):
+        # In integers, which are exact for files of any size.
+        wanted = first + k * (last - first) // num_ranges
+        if wanted <= start:
+            continue  # the last border was found far behind its wanted place
+        border = border_after(wanted)
+        if border >= last:
+            break  # the last record reaches to the end
+        if border > start:
+            yield start, border
+            start = border
+    yield start, last
+
+
+def _cut_after(file: InputFile, last: int, is_safe: IsCutSafe | None, wanted: int) -> int:
+    """The first safe place after `wanted`; `last` if the document ends before one is found."""
     begin = max(0, wanted - CONTEXT_BYTES)
     with open_file(file) as stream:
         stream.seek(begin)
@@ -261,7 +173,7 @@ def _cut_after(file: InputFile, wanted: int, last: int, is_safe: IsCutSafe | Non
     if found >= 0:
         return begin + found
     if wanted + RANGE_BYTES >= last:
-        return None
+        return last
     raise _no_place(file, wanted, is_safe)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.errors import PlanError
-from penstock.loader.arguments import AnyPlan
+from penstock.loader.run import AnyPlan
 from penstock.rows.protocol import Rows
 
 # The embedding has a multiple of 64 rows. Matrix units work on whole tiles: the logits of

@@ -18,8 +18,8 @@ from typing import Any
 from torch import Tensor
 
 from penstock.errors import PlanError, SourceError, StoreBusyError, StoreError
-from penstock.loader.arguments import AnyPlan
 from penstock.loader.loader import Loader
+from penstock.loader.run import AnyPlan
 from penstock.order.plan import Plan
 from penstock.recipe import DataConfig, RowKind
 from penstock.rows.packs import Packs

@@ -23,7 +23,7 @@ from typing import NamedTuple, TextIO
 import numpy as np
 
 from penstock.cli.terminal import visible
-from penstock.loader.arguments import AnyPlan
+from penstock.loader.run import AnyPlan
 from penstock.rows.protocol import Rows
 from penstock.store.files import write_file
 from penstock.store.reader import TokenStore

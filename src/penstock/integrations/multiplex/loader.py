@@ -23,8 +23,7 @@ from penstock.integrations.multiplex.dataset import Examples, MultiplexDataset, 
 from penstock.integrations.multiplex.mixing import Json, Lengths, Mixing, Weights, whole_number
 from penstock.integrations.multiplex.run import BatchRequest, MultiplexRun, Span, order_settings
 from penstock.loader.dataloader import WorkerOptions
-from penstock.loader.fingerprint import combine, of_samples, source_keys
-from penstock.loader.state import sealed, shortened, unsealed
+from penstock.loader.state import combine, of_samples, sealed, shortened, source_keys, unsealed
 
 _VERSION = 2  # of a state
 _FIELDS = {"epoch": int, "start": int, "position": int, "changed": dict, "order": dict}
@@ -305,7 +304,7 @@ def create_multiplex_dataloader(  # noqa: PLR0913  (the arguments of the code th
 def _rank_and_world_size(**given: int | None) -> tuple[int, int]:
     """The arguments, or the values of torch.distributed if they are not given."""
     # Imported here: it imports the code that streams stores, which imports pyarrow.
-    from penstock.loader.arguments import topology
+    from penstock.loader.run import topology
 
     for name, value in given.items():
         if value is not None:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from penstock.digest import digest_json
 from penstock.errors import TokenizerError
 from penstock.tokenize.definition import Definition, find_definition, from_object
