@@ -200,8 +200,7 @@ class BuildResult:
 
     def to_json(self) -> dict[str, Any]:
         """The result as an object for `--json`."""
-        from penstock.store.explain import describe_rules
-        from penstock.store.summary import bytes_per_token
+        from penstock.store.summary import bytes_per_token, describe_rules
         from penstock.tokenize.definition import padded_vocab_size
 
         contents = self.store.manifest.contents

@@ -106,7 +106,7 @@ def _show(fetched: "Fetched", stores: "dict[str, TokenStore]") -> None:
             row += f"; store {stores[split].path.name}, {tokens}"
         rows.append((split, row))
     if stores:
-        from penstock.store.explain import describe_rules
+        from penstock.store.summary import describe_rules
 
         contents = next(iter(stores.values())).manifest.contents
         rows.append(("document is", describe_rules(contents["builds"])))
@@ -131,14 +131,14 @@ def _store_paths(fetched: "Fetched", splits: list[str]) -> str:
 def _stale(fetched: "Fetched") -> list[str]:
     """The splits whose stores were built from text that was split at another ratio."""
     from penstock.errors import StoreError
-    from penstock.store.manifest import builds, read_manifest
+    from penstock.store.manifest import read_manifest
 
     found = []
     for split, path in fetched.files.items():
         # No store, or a damaged one: `penstock info` and `verify` report that.
         with suppress(StoreError):
             manifest = read_manifest(fetched.directory / split)
-            sizes = {each["bytes"] for done in builds(manifest) for each in done["inputs"]}
+            sizes = {each["bytes"] for each in manifest.inputs}
             # The size is enough: another ratio cuts the text at another byte.
             if path.stat().st_size not in sizes:
                 found.append(split)

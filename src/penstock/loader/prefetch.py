@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from penstock.streaming.waiting import use_for_waits
+from penstock.streaming.snapshots import use_for_waits
 
 __all__ = ["Ahead", "ReadAhead"]
 

@@ -25,9 +25,8 @@ from penstock.loader.state import (
 )
 from penstock.order.budget import Budget
 from penstock.order.integers import END
-from penstock.store.explain import differences
 from penstock.store.reader import TokenStore
-from penstock.store.verify import chain, describe_build
+from penstock.store.verify import chain, describe_build, differences
 from penstock.streaming.plan import StreamedPlan
 
 __all__ = ["identity_at", "position_of"]

@@ -17,21 +17,12 @@ from pathlib import Path
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.sources.listing import InputFile
-from penstock.store.explain import differences
 from penstock.store.files import write_file
-from penstock.store.holdout import SIDES
 from penstock.store.job import Job
 from penstock.store.journal import Journal
-from penstock.store.manifest import (
-    FILE_NAME,
-    JsonObject,
-    Manifest,
-    builds,
-    read_manifest,
-    shared_settings,
-)
-
-__all__ = ["committed", "earlier_build", "killed_at_the_end", "remember_stamps"]
+from penstock.store.manifest import FILE_NAME, JsonObject, Manifest, read_manifest, shared_settings
+from penstock.store.part import SIDES
+from penstock.store.verify import differences
 
 _STAMPS = ".stamps.json"
 _SHOWN = 5
@@ -61,15 +52,14 @@ def earlier_build(job: Job) -> Manifest | None:
     Raises:
         StoreError: the directory holds something that this build cannot continue.
     """
-    settings = job.recorded
-    first_side = job.side_directory(SIDES[0] if settings["split"] else "")
+    first_side = job.side_directory(job.sides[0])
     unfinished = Journal(job.directory).begun() is not None
     has_manifest = (first_side / FILE_NAME).exists()
     if not (has_manifest or unfinished):
-        _refuse_other_split(job.directory, settings["split"])
+        _refuse_other_split(job.directory, job.settings.split)
     if job.settings.append:
         manifest = read_manifest(first_side)
-        _refuse_append(job.directory, manifest, settings)
+        _refuse_append(job.directory, manifest, job.recorded)
         return manifest
     if not has_manifest:
         if not unfinished:
@@ -81,7 +71,7 @@ def earlier_build(job: Job) -> Manifest | None:
             "append=True, to finish it."
         )
     manifest = read_manifest(first_side)
-    _refuse_other(job.directory, manifest, settings)
+    _refuse_other(job.directory, manifest, job.recorded)
     _refuse_changed(job.directory, job.files)
     # From now on, a changed input is detected again.
     if not _stamps(job.directory):
@@ -93,7 +83,7 @@ def committed(directory: Path, settings: JsonObject) -> bool:
     """Whether the last build in the manifest of `directory` is the one with these settings."""
     if not (directory / FILE_NAME).exists():
         return False
-    last = builds(read_manifest(directory))[-1]
+    last = read_manifest(directory).builds[-1]
     return all(last[key] == settings[key] for key in ("inputs", "reading"))
 
 
@@ -102,27 +92,24 @@ def _refuse_foreign(directory: Path) -> None:
     found = sorted(entry.name for entry in directory.iterdir() if not _OURS.fullmatch(entry.name))
     if found:
         raise StoreError(
-            f"{directory} is not empty and not a store; it holds {', '.join(found[:_SHOWN])}. "
+            f"{directory} is not empty and not a store; it holds {_listed(found)}. "
             "Choose another directory, or empty this one."
         )
 
 
 def _refuse_other_split(directory: Path, split: str | None) -> None:
     """Raise if a finished store has two sides and should have one, or the other way round."""
-    if split and (directory / FILE_NAME).exists():
-        raise StoreError(
-            f"{directory} is a finished store that was built without a split, and split={split!r} "
-            "makes two stores. Choose another directory, delete this one to build it again, or "
-            "leave split out."
-        )
-    if split or not (directory / SIDES[0] / FILE_NAME).exists():
+    other = directory if split else directory / SIDES[0]
+    if not (other / FILE_NAME).exists():
         return
-    # Only the manifest of the side says whether a split made it.
-    then = read_manifest(directory / SIDES[0]).contents["split"]
-    if then:  # otherwise these are two stores that were built separately in one directory
+    # Only the manifest of a side says whether a split made it.
+    then = read_manifest(other).contents["split"]
+    if then or split:  # otherwise these are two stores that were built separately in one directory
+        built = f"with split={then!r}" if then else "without a split, and a split makes two stores"
+        again = f"give split={then!r} again" if then else "leave split out"
         raise StoreError(
-            f"{directory} is a finished store that was built with split={then!r}. Choose another "
-            f"directory, delete this one to build it again, or give split={then!r} again."
+            f"{directory} is a finished store that was built {built}. Choose another directory, "
+            f"delete this one to build it again, or {again}."
         )
 
 
@@ -139,55 +126,48 @@ def _refuse_append(directory: Path, manifest: Manifest, settings: JsonObject) ->
             f"{directory} was built with other settings, and ids of two kinds cannot share a "
             f"store: {differences(old, new)}."
         )
-    present = _names(manifest)
-    twice = [each["name"] for each in settings["inputs"] if each["name"] in present]
-    if twice:
+    names = [each["name"] for each in settings["inputs"]]
+    if twice := [name for name in names if name not in _new_names(manifest, settings)]:
         raise StoreError(
-            f"{', '.join(twice[:_SHOWN])} {'is' if len(twice) == 1 else 'are'} in {directory} "
-            "already. If they were appended again, their documents would be trained on twice as "
-            "often."
+            f"{_listed(twice)} {'is' if len(twice) == 1 else 'are'} in {directory} already. If "
+            "they were appended again, their documents would be trained on twice as often."
         )
 
 
 def _refuse_other(directory: Path, manifest: Manifest, settings: JsonObject) -> None:
     """Raise if a finished store is not what this build would give."""
-    shared = shared_settings(manifest.contents)
     # Any single build of the store counts as the same: its call returns at once, also after
     # others were appended.
-    for done in builds(manifest):
-        old = {**shared, "reading": done["reading"], "inputs": done["inputs"], "append": False}
-        if canonical_json(old) == canonical_json(settings):
+    whole = {**manifest.settings, "append": False}
+    for done in manifest.builds:
+        one = {**whole, "reading": done["reading"], "inputs": done["inputs"]}
+        if canonical_json(one) == canonical_json(settings):
             return
-    first, *later = builds(manifest)
-    inputs = [each for done in (first, *later) for each in done["inputs"]]
-    old = {**shared, "reading": first["reading"], "inputs": inputs, "append": False}
-    changed = differences(old, settings) or f"in {1 + len(later)} builds, by appending"
-    added = _appendable(manifest, settings)
-    also = f" You can also add {added} alone, by a build with append=True." if added else ""
+    changed = differences({**whole, "inputs": manifest.inputs}, settings)
+    changed = changed or f"in {len(manifest.builds)} builds, by appending"
+    also, new = "", _new_names(manifest, settings)
+    is_same_kind = shared_settings(manifest.contents) == shared_settings(settings)
+    if new and is_same_kind and not _is_tail(settings["split"]):
+        also = f" You can also add {_listed(new)} alone, by a build with append=True."
     raise StoreError(
         f"{directory} is a finished store that was built differently: {changed}. Delete it to "
         f"build it again, or choose another directory.{also}"
     )
 
 
-def _appendable(manifest: Manifest, settings: JsonObject) -> str:
-    """The names of the inputs that an append would accept; "" if it would accept none."""
-    if shared_settings(manifest.contents) != shared_settings(settings):
-        return ""
-    if _is_tail(settings["split"]):
-        return ""
-    present = _names(manifest)
-    new = [each["name"] for each in settings["inputs"] if each["name"] not in present]
-    rest = f" and {len(new) - _SHOWN:,} more" if len(new) > _SHOWN else ""
-    return ", ".join(new[:_SHOWN]) + rest
+def _new_names(manifest: Manifest, settings: JsonObject) -> list[str]:
+    """The names of the inputs that the store does not have yet."""
+    present = {each["name"] for each in manifest.inputs}
+    return [each["name"] for each in settings["inputs"] if each["name"] not in present]
+
+
+def _listed(names: list[str]) -> str:
+    rest = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + rest
 
 
 def _is_tail(split: str | None) -> bool:
     return split is not None and split.startswith("tail")
-
-
-def _names(manifest: Manifest) -> set[str]:
-    return {each["name"] for done in builds(manifest) for each in done["inputs"]}
 
 
 def remember_stamps(directory: Path, files: Sequence[InputFile]) -> None:
@@ -212,7 +192,7 @@ def _refuse_changed(directory: Path, files: Sequence[InputFile]) -> None:
     changed = [file.name for file in files if kept.get(file.name, file.stamp) != file.stamp]
     if changed:
         raise StoreError(
-            f"{directory} is finished, but {', '.join(changed[:_SHOWN])} "
+            f"{directory} is finished, but {_listed(changed)} "
             f"{'was' if len(changed) == 1 else 'were'} changed or replaced after it was built. "
             f"Delete the directory to build it again. If the contents are still the same, delete "
             f"{directory / _STAMPS}."

@@ -24,7 +24,6 @@ import mmap
 import os
 import shutil
 import sys
-import threading
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -33,18 +32,6 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import DiskFullError
-
-__all__ = [
-    "HEADER_BYTES",
-    "array_layout",
-    "digest_file",
-    "header",
-    "keep_freed_memory",
-    "remove_temporary",
-    "sync_directory",
-    "sync_file",
-    "write_file",
-]
 
 HEADER_BYTES = 128
 # The magic string of NumPy, and version 1.0 of the format.
@@ -67,7 +54,6 @@ def keep_freed_memory() -> None:
 _CACHED_BYTES = 4 << 20
 _BLOCK_BYTES = 1 << 20
 
-_own = threading.local()
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -85,7 +71,9 @@ def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tupl
     Raises:
         DiskFullError: the disk is full; nothing is left behind.
     """
-    temporary = _temporary(path)
+    # A name that no other writer has, also not a process with the same id on another machine.
+    drawn = int.from_bytes(os.urandom(6), "little")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{drawn}.tmp")
     digest = hashlib.sha256()
     size = 0
     direct = False
@@ -121,9 +109,8 @@ def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
     All blocks use one buffer, which is aligned as O_DIRECT requires. A block is still in the
     processor's cache when it is hashed and written.
     """
-    # Taken from the thread and put back at the end. A second write that begins in between, in the
-    # same thread, gets a new buffer and cannot overwrite this one.
-    buffer: memoryview = _own.__dict__.pop("buffer", None) or _new_buffer()
+    # A map of whole pages, made for this file: two writes at a time do not share it.
+    buffer = memoryview(mmap.mmap(-1, _BLOCK_BYTES))
     room = np.frombuffer(buffer, np.uint8)
     filled = 0
     for piece in pieces:
@@ -139,22 +126,6 @@ def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
                 filled = 0
     if filled:
         yield buffer[:filled]
-    _own.buffer = buffer
-
-
-def _new_buffer() -> memoryview:
-    """A block of whole pages that a forked child does not share."""
-    if sys.platform == "win32":  # no fork there, and no flags
-        buffer = mmap.mmap(-1, _BLOCK_BYTES)
-    else:
-        buffer = mmap.mmap(-1, _BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return memoryview(buffer)
-
-
-def _temporary(path: Path) -> Path:
-    """A name that no other writer has, also not a process with the same id elsewhere."""
-    drawn = int.from_bytes(os.urandom(6), "little")
-    return path.with_name(f".{path.name}.{os.getpid()}.{drawn}.tmp")
 
 
 def _write(file: int, view: memoryview, direct: bool) -> bool:

@@ -18,30 +18,19 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from penstock.errors import StoreError, TokenizerError
-from penstock.sources.document import Batch, binary_array
+from penstock.sources.document import Batch, Reject, binary_array
 from penstock.sources.listing import InputFile, list_files
 from penstock.sources.read import read_slice
 from penstock.sources.settings import Format, ReadSettings, Texts
 from penstock.sources.slices import Slice, cut
 from penstock.sources.whole import IsCutSafe
-from penstock.store.holdout import Split, parse_split
 from penstock.store.manifest import JsonObject
+from penstock.store.part import SIDES, Split, parse_split
 from penstock.tokenize.engines import Engine, TokenizersEngine
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from penstock.store.chats import ChatStage
-
-__all__ = [
-    "BuildProgress",
-    "BuildSettings",
-    "EngineName",
-    "Inputs",
-    "Job",
-    "cut_safety",
-    "prepare",
-    "separators_of",
-]
 
 Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Texts
 EngineName = Literal["auto", "gigatoken", "tokenizers"]
@@ -176,9 +165,19 @@ class Job:
             batch.files += self.first_file
             yield batch
 
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The sides of the split; without a split, the one side ""."""
+        return SIDES if self.settings.split else ("",)
+
     def side_directory(self, side: str) -> Path:
         """The directory that holds the parts of one side of the split."""
-        return self.directory / side if side else self.directory
+        return self.directory / side
+
+    def located(self, reject: Reject) -> str:
+        """A rejected record with its file and offset, for messages."""
+        name = self.files[reject.file].name
+        return f"{name}, offset {reject.offset:,}: {reject.reason}, {reject.detail}"
 
 
 def prepare(settings: BuildSettings) -> Job:

@@ -21,8 +21,6 @@ from filelock import FileLock, Timeout
 
 from penstock.errors import StoreBusyError, StoreError
 
-__all__ = ["lock_holder", "lock_path", "locked"]
-
 # Not 0: a lock that its holder removes at this very moment looks held for one attempt.
 _WAIT_SECONDS = 0.04
 _POLL_SECONDS = 0.01

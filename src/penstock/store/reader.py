@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,6 @@ from penstock.store.manifest import Manifest, PartRecord, part_file, read_manife
 
 if TYPE_CHECKING:
     from penstock.tokenize.tokenizer import Tokenizer
-
-__all__ = ["Origin", "TokenStore", "tokenizer_of"]
 
 
 def tokenizer_of(manifest: Manifest, tokenizer: object = None) -> "Tokenizer":
@@ -126,12 +125,15 @@ class TokenStore:
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
         """The tokens of each document, in order."""
-        for number in range(len(self.manifest.parts)):
-            tokens = self.part_array(number, "tokens")
-            start = 0
-            for stop in self.part_array(number, "bounds").tolist():
-                yield tokens[start:stop]
-                start = stop
+        for part in range(len(self.manifest.parts)):
+            yield from self.part_documents(part)
+
+    def part_documents(self, part: int) -> Iterator[NDArray[Any]]:
+        """The tokens of each document of one part, in order."""
+        tokens = self.part_array(part, "tokens")
+        bounds = self.part_array(part, "bounds").tolist()
+        for start, stop in pairwise([0, *bounds]):
+            yield tokens[start:stop]
 
     @property
     def digest(self) -> str:
@@ -142,11 +144,6 @@ class TokenStore:
     def num_tokens(self) -> int:
         """Tokens of all documents, including begin and end tokens."""
         return int(self._token_ends[-1]) if len(self._token_ends) else 0
-
-    @property
-    def part_tokens(self) -> NDArray[np.int64]:
-        """The number of tokens of each part."""
-        return np.diff(self._token_ends, prepend=0)
 
     def document(self, index: int) -> NDArray[Any]:
         """The tokens of one document, including its end token.

@@ -19,8 +19,6 @@ from penstock.rows.protocol import Rows, Settings
 from penstock.rows.tokens import Stream
 from penstock.streaming.snapshots import Snapshot
 
-__all__ = ["StreamedPlan"]
-
 
 class _KnownRows(Rows):
     """The number of rows of each part that is known, for a plan."""
@@ -46,6 +44,7 @@ class _Known(NamedTuple):
     """One snapshot as a plan sees it; exchanged as a whole, so that threads see no mixture."""
 
     rows: Rows
+    snapshot: Snapshot
     ends: Integers
     """The number of rows up to the end of each part."""
     plan: Plan | None
@@ -72,13 +71,10 @@ class StreamedPlan:
     end = END
 
     def __init__(self, rows: Rows, *, seed: int = 0) -> None:
-        store = rows.stream.members[0] if rows.stream is not None else None
-        if not isinstance(store, Snapshot):
-            raise PlanError(f"{rows.type_name} is not over a store of ps.stream. Use Plan.")
-        self.store = store.source
         self.seed = index(seed)
         self._lock = Lock()
         self._known = self._plan_of(rows)
+        self.store = self._known.snapshot.source
 
     def tree(self, num_rows: int | None = None) -> str:
         """Return a picture of the plan over the finished store; see `Plan.tree`."""
@@ -91,16 +87,17 @@ class StreamedPlan:
         self.__init__(state["rows"], seed=state["seed"])
 
     def _plan_of(self, rows: Rows) -> _Known:
+        snapshot = rows.stream.members[0] if rows.stream is not None else None
+        if not isinstance(snapshot, Snapshot):
+            raise PlanError(f"{rows.type_name} is not over a store of ps.stream. Use Plan.")
         # Of a snapshot, only parts whose number of rows is final: see `Windows.part_rows`.
         part_rows = np.asarray(rows.part_rows, np.int64)
-        ends = np.cumsum(part_rows)
-        sealed = rows.stream is not None and rows.stream.sealed
         # `len(rows)` is not known before the store is finished, so an unfinished plan is made of
         # the parts whose rows are final.
-        ordered = rows if sealed else _KnownRows(part_rows)
-        has_rows = sealed or int(part_rows.sum()) > 0
+        ordered = rows if snapshot.sealed else _KnownRows(part_rows)
+        has_rows = snapshot.sealed or part_rows.any()
         plan = Plan(ordered, seed=self.seed, shuffle="part") if has_rows else None
-        return _Known(rows, ends, plan)
+        return _Known(rows, snapshot, np.cumsum(part_rows), plan)
 
     @property
     def rows(self) -> Rows:
@@ -115,8 +112,7 @@ class StreamedPlan:
     @property
     def complete(self) -> bool:
         """Whether the current snapshot is the finished store."""
-        stream = self.rows.stream
-        return stream is not None and stream.sealed
+        return self._known.snapshot.sealed
 
     @property
     def num_rows(self) -> int:
@@ -143,19 +139,16 @@ class StreamedPlan:
     def _exchange(self) -> bool:
         """Exchange the snapshot for the latest one; return whether that is the finished store."""
         with self._lock:  # of two threads, neither may put back an earlier snapshot
-            stream = self.rows.stream
             latest = self.store.snapshot()
-            if stream is not None and latest is not stream.members[0]:
+            if latest is not self._known.snapshot:
                 self._known = self._plan_of(self.rows.over(Stream([latest])))
         return self.complete
 
     def _exchange_later(self) -> None:
         """Wait for a later snapshot than the current one, and exchange them."""
-        stream = self.rows.stream
-        if not self._exchange() and stream is self.rows.stream and stream is not None:
-            member = stream.members[0]
-            assert isinstance(member, Snapshot)  # as `__init__` has checked
-            self.store.await_later(member)
+        current = self._known.snapshot
+        if not self._exchange() and current is self._known.snapshot:
+            self.store.await_later(current)
             self._exchange()
 
     def reach(self, position: int) -> None:
