@@ -126,8 +126,8 @@ def _refuse_append(directory: Path, manifest: Manifest, settings: JsonObject) ->
             f"{directory} was built with other settings, and ids of two kinds cannot share a "
             f"store: {differences(old, new)}."
         )
-    names = [each["name"] for each in settings["inputs"]]
-    if twice := [name for name in names if name not in _new_names(manifest, settings)]:
+    present = {each["name"] for each in manifest.inputs}
+    if twice := [each["name"] for each in settings["inputs"] if each["name"] in present]:
         raise StoreError(
             f"{_listed(twice)} {'is' if len(twice) == 1 else 'are'} in {directory} already. If "
             "they were appended again, their documents would be trained on twice as often."
@@ -145,20 +145,15 @@ def _refuse_other(directory: Path, manifest: Manifest, settings: JsonObject) -> 
             return
     changed = differences({**whole, "inputs": manifest.inputs}, settings)
     changed = changed or f"in {len(manifest.builds)} builds, by appending"
-    also, new = "", _new_names(manifest, settings)
+    present = {each["name"] for each in manifest.inputs}
+    new = [each["name"] for each in settings["inputs"] if each["name"] not in present]
     is_same_kind = shared_settings(manifest.contents) == shared_settings(settings)
-    if new and is_same_kind and not _is_tail(settings["split"]):
-        also = f" You can also add {_listed(new)} alone, by a build with append=True."
+    can_append = new and is_same_kind and not _is_tail(settings["split"])
+    also = f" You can also add {_listed(new)} alone, by a build with append=True."
     raise StoreError(
         f"{directory} is a finished store that was built differently: {changed}. Delete it to "
-        f"build it again, or choose another directory.{also}"
+        f"build it again, or choose another directory.{also if can_append else ''}"
     )
-
-
-def _new_names(manifest: Manifest, settings: JsonObject) -> list[str]:
-    """The names of the inputs that the store does not have yet."""
-    present = {each["name"] for each in manifest.inputs}
-    return [each["name"] for each in settings["inputs"] if each["name"] not in present]
 
 
 def _listed(names: list[str]) -> str:

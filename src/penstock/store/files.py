@@ -25,6 +25,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -78,29 +79,42 @@ def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tupl
     size = 0
     direct = False
     stream = temporary.open("xb", buffering=0)  # "x": an existing file is not ours to remove
-    try:
-        with stream:
-            file = stream.fileno()
-            for block in _blocks(pieces):
-                digest.update(block)
-                # O_DIRECT requires aligned offsets. This one is a multiple of the block size.
-                if size == _CACHED_BYTES and not live:
-                    direct = _set_direct(file, True)
-                # O_DIRECT writes whole disk blocks only, and the last block may be shorter.
-                if direct and len(block) < _BLOCK_BYTES:
-                    direct = _set_direct(file, False)
-                size += len(block)
-                direct = _write(file, block, direct)
-            if not live:
-                os.fsync(file)
+    with _removed_on_failure(temporary, path), stream:
+        file = stream.fileno()
+        for block in _blocks(pieces):
+            digest.update(block)
+            # O_DIRECT requires aligned offsets. This one is a multiple of the block size.
+            if size == _CACHED_BYTES and not live:
+                direct = _set_direct(file, True)
+            # O_DIRECT writes whole disk blocks only, and the last block may be shorter.
+            if direct and len(block) < _BLOCK_BYTES:
+                direct = _set_direct(file, False)
+            size += len(block)
+            direct = _write(file, block, direct)
+        if not live:
+            os.fsync(file)
+        stream.close()  # Windows does not rename open files
         # Atomic: other processes see the old contents or all of the new ones.
         temporary.rename(path)
-    except BaseException as error:  # also Ctrl-C
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            raise _no_room(path, size, error) from error
-        raise
     return size, digest.hexdigest()
+
+
+@contextmanager
+def _removed_on_failure(file: Path, path: Path) -> Iterator[None]:
+    """Remove `file` if the block fails; if the disk is full, say so with the name `path`."""
+    try:
+        yield
+    except BaseException as error:  # also Ctrl-C
+        size = file.stat().st_size if file.exists() else 0
+        file.unlink(missing_ok=True)
+        if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
+            raise
+        raise DiskFullError(
+            error.errno,
+            f"No room to write {path}: it needs more than {size:,} bytes, and "
+            f"{shutil.disk_usage(path.parent).free:,} are free ({error.strerror}). Finished parts "
+            "are kept; make room and run the same command again to resume",
+        ) from error
 
 
 def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
@@ -155,32 +169,11 @@ def _set_direct(file: int, wanted: bool) -> bool:
     return wanted
 
 
-def _no_room(path: Path, size: int, error: OSError) -> DiskFullError:
-    try:
-        free = f"{shutil.disk_usage(path.parent).free:,} bytes are free"
-    except OSError:
-        free = "the free space is unknown"
-    return DiskFullError(
-        error.errno,
-        f"No room to write {path}: it needs more than {size:,} bytes, and {free} "
-        f"({error.strerror}). Finished parts are kept; make room and run the same command again "
-        "to resume",
-    )
-
-
 def sync_file(path: Path) -> None:
     """Sync a file to disk that was written with `live`; if that fails, the file is removed."""
     # For writing too: Windows does not sync a file that is open for reading only.
-    handle = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        if error.errno in _NO_ROOM:
-            raise _no_room(path, os.fstat(handle).st_size, error) from error
-        raise
-    finally:
-        os.close(handle)
+    with _removed_on_failure(path, path), path.open("r+b", buffering=0) as stream:
+        os.fsync(stream.fileno())
 
 
 def sync_directory(path: Path) -> None:

@@ -9,7 +9,6 @@ with more. Training from a store needs NumPy only: the tokenizer is loaded to de
 import mmap
 import os
 import sys
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -98,7 +97,7 @@ class TokenStore:
         # Part p holds the tokens [ends[p - 1], ends[p]) of the store, and documents likewise.
         self._token_ends = np.cumsum([part.num_tokens for part in parts], dtype=np.int64)
         self._document_ends = np.cumsum([part.num_documents for part in parts], dtype=np.int64)
-        self._mapped: OrderedDict[tuple[int, str], NDArray[Any]] = OrderedDict()
+        self._mapped: dict[tuple[int, str], NDArray[Any]] = {}
         self._lock = Lock()
         _open_stores.add(self)
 
@@ -192,8 +191,7 @@ class TokenStore:
 
     @cached_property
     def _input_names(self) -> list[str]:
-        builds = self.manifest.contents["builds"]
-        return [each["name"] for done in builds for each in done["inputs"]]
+        return [each["name"] for each in self.manifest.inputs]
 
     def edges(self, index: int) -> tuple[bool, bool]:
         """Whether a document begins at `index`, and whether it ends there.
@@ -216,13 +214,12 @@ class TokenStore:
             index: The number of the document.
             tokenizer: The tokenizer of the store, if its recorded name does not find it.
         """
-        tokens = self.document(index)
-        edges = self.manifest.contents
+        tokens, contents = self.document(index), self.manifest.contents
         begins, ends = self.edges(index)
         # A token is removed only where the build may have added it, not inside a document.
-        if ends and edges["eos_id"] is not None and len(tokens) and tokens[-1] == edges["eos_id"]:
+        if ends and tokens[-1:].tolist() == [contents["eos_id"]]:
             tokens = tokens[:-1]
-        if begins and edges["bos_id"] is not None and len(tokens) and tokens[0] == edges["bos_id"]:
+        if begins and tokens[:1].tolist() == [contents["bos_id"]]:
             tokens = tokens[1:]
         return tokenizer_of(self.manifest, tokenizer).decode(tokens)
 
@@ -234,16 +231,15 @@ class TokenStore:
         """One array of one part; it is checked and mapped into memory on first use."""
         key = (part, kind)
         with self._lock:
-            # Under the lock, or two threads would map the same file twice.
-            array = self._mapped.get(key)
-            if array is not None:
-                self._mapped.move_to_end(key)
-                return array
-            array = self._map(self.manifest.parts[part], kind)
+            # Under the lock, or two threads would map the same file twice. A map that is used
+            # moves to the end of the dict, so the first one is the least recently used.
+            array = self._mapped.pop(key, None)
+            if array is None:
+                array = self._map(self.manifest.parts[part], kind)
+                # Arrays that somebody holds stay valid.
+                while len(self._mapped) >= _most_mapped():
+                    del self._mapped[next(iter(self._mapped))]
             self._mapped[key] = array
-            # The least recently used map goes; arrays that somebody holds stay valid.
-            while len(self._mapped) > _most_mapped():
-                self._mapped.popitem(last=False)
             return array
 
     def _map(self, part: PartRecord, kind: str) -> NDArray[Any]:

@@ -21,6 +21,7 @@ from penstock.store.reader import TokenStore
 _AT_ONCE = 1 << 20
 # Shorter lengths are counted in an array, which is 20 times as fast as sorting them.
 _SHORT = 1 << 16
+_COPIED = ("tokenizer", "eos_id", "bos_id", "dtype", "split", "side")
 _RULES = {"lines": "a line", "paragraphs": "a paragraph", "file": "a whole file"}
 
 
@@ -118,10 +119,6 @@ def summarize(store: TokenStore) -> Summary:
         num_trained=_num_trained(store),
         bytes_per_token=bytes_per_token(store),
         lengths=_lengths(*count_lengths(store)) if len(store) else None,
-        tokenizer=contents["tokenizer"],
-        eos_id=contents["eos_id"],
-        bos_id=contents["bos_id"],
-        dtype=contents["dtype"],
         num_parts=len(manifest.parts),
         disk_bytes=files + logs + (store.path / FILE_NAME).stat().st_size,
         num_builds=len(builds),
@@ -129,8 +126,7 @@ def summarize(store: TokenStore) -> Summary:
         num_skipped=totals["skipped"],
         num_replaced=totals["replaced"],
         rejects=dict(sorted(rejects.items())),
-        split=contents["split"],
-        side=contents["side"],
+        **{name: contents[name] for name in _COPIED},
     )
 
 

@@ -75,8 +75,9 @@ class Workers:
         self._done_bytes = 0
         self._tally = Tally.total(record.tally for record in sealed)
         self._num_tokens = sum(p.num_tokens for each in sealed for p in each.parts.values())
-        self._is_first = True
         self._error: BaseException | None = None
+        # Taken by the worker that has the first batch, and never released.
+        self._first_batch = threading.Lock()
         # The rules that were logged. Without a lock: at worst, two workers log one rule twice.
         self._rules_seen: set[str] = set()
         self._wake = threading.Event()
@@ -281,9 +282,7 @@ class Workers:
         every slice before that slice is sealed. In a live build both wait until the part can be
         read, because loading the reference takes as long as making the first part.
         """
-        with self._lock:  # two workers may have their first batch at the same time
-            is_first = self._is_first and len(batch) > 0
-            self._is_first &= not is_first
+        is_first = len(batch) > 0 and self._first_batch.acquire(blocking=False)
         done.sample.add(batch)
         if is_first and self._job.live:
             done.first = batch

@@ -5,6 +5,7 @@ depends on the parts up to it only, because the order inside a part depends on i
 So every position that a snapshot has holds the same row in the finished store.
 """
 
+from dataclasses import dataclass
 from operator import index
 from threading import Lock
 from typing import NamedTuple, final
@@ -20,24 +21,15 @@ from penstock.rows.tokens import Stream
 from penstock.streaming.snapshots import Snapshot
 
 
-class _KnownRows(Rows):
+@dataclass(frozen=True)
+class _KnownRows:
     """The number of rows of each part that is known, for a plan."""
 
-    def __init__(self, part_rows: Integers) -> None:
-        self._part_rows = part_rows
+    part_rows: Integers
+    digest: str = ""  # that of an unfinished store is not known
 
     def __len__(self) -> int:
-        return int(self._part_rows.sum())
-
-    @property
-    def digest(self) -> str:
-        """Empty: the digest of an unfinished store is not known."""
-        return ""
-
-    @property
-    def part_rows(self) -> Integers:
-        """Rows of each part."""
-        return self._part_rows
+        return int(self.part_rows.sum())
 
 
 class _Known(NamedTuple):
