@@ -6,7 +6,7 @@ the inputs and the settings alone, not on threads, timing or interruptions.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Literal
 
@@ -17,7 +17,7 @@ from penstock.sources.settings import Format
 from penstock.store import manifest as manifests
 from penstock.store.existing import committed, earlier_build, killed_at_the_end, remember_stamps
 from penstock.store.files import remove_temporary, sync_directory, write_file
-from penstock.store.job import BuildProgress, BuildSettings, EngineName, Inputs, Job, prepare
+from penstock.store.job import BuildSettings, EngineName, Inputs, Job, Report, prepare
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
 from penstock.store.part import parse_split
@@ -47,7 +47,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     max_expansion: int = 200,
     engine: EngineName = "auto",
     threads: int | None = None,
-    progress: Callable[[BuildProgress], None] | None = None,
+    progress: Report | None = None,
 ) -> TokenStore:
     """Tokenize `inputs` into a store in the directory `store`, and open it.
 
@@ -147,7 +147,7 @@ def begin(job: Job, *, live: bool = False) -> Job | None:
     )
 
 
-def execute(job: Job, progress: Callable[[BuildProgress], None] | None = None) -> None:
+def execute(job: Job, progress: Report | None = None) -> None:
     """Run a build from the journal to the manifest; the caller holds the store's lock."""
     journal = Journal(job.directory)
     begun = journal.begin(job.stamped)

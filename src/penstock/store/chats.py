@@ -65,7 +65,7 @@ class ChatStage:
             encoded = self.chat.encode(scripts)
         tokens, ends, loss = builder.join(encoded.ids, encoded.offsets, loss=encoded.loss)
         origins = np.stack((batch.files[rows], batch.offsets[rows]), axis=1)
-        builder.append(tokens, ends, origins, loss)
+        builder.append((tokens, ends, origins, loss, 0))
         return _rejected(batch, refused, first_file)
 
     def compare(self, batch: Batch) -> None:

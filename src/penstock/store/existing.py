@@ -57,25 +57,23 @@ def earlier_build(job: Job) -> Manifest | None:
     has_manifest = (first_side / FILE_NAME).exists()
     if not (has_manifest or unfinished):
         _refuse_other_split(job.directory, job.settings.split)
-    if job.settings.append:
-        manifest = read_manifest(first_side)
-        _refuse_append(job.directory, manifest, job.recorded)
-        return manifest
-    if not has_manifest:
-        if not unfinished:
-            _refuse_foreign(job.directory)
+    if not (has_manifest or unfinished or job.settings.append):
+        _refuse_foreign(job.directory)
+    if not (has_manifest or job.settings.append):
         return None
-    if unfinished:
+    manifest = read_manifest(first_side)
+    if job.settings.append:
+        _refuse_append(job.directory, manifest, job.recorded)
+    elif unfinished:
         raise StoreError(
             f"{job.directory} holds an append that was not finished. Repeat that append, with "
             "append=True, to finish it."
         )
-    manifest = read_manifest(first_side)
-    _refuse_other(job.directory, manifest, job.recorded)
-    _refuse_changed(job.directory, job.files)
-    # From now on, a changed input is detected again.
-    if not _stamps(job.directory):
-        remember_stamps(job.directory, job.files)
+    else:
+        _refuse_other(job.directory, manifest, job.recorded)
+        _refuse_changed(job.directory, job.files)
+        if not _stamps(job.directory):  # from now on, a changed input is detected again
+            remember_stamps(job.directory, job.files)
     return manifest
 
 

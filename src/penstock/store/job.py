@@ -10,7 +10,7 @@ records give the same store, and a build that was killed is resumed only if they
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Texts
 EngineName = Literal["auto", "gigatoken", "tokenizers"]
+Report = Callable[["BuildProgress"], None]
+"""A function that is called with the progress of a build."""
 
 _log = logging.getLogger("penstock")
 

@@ -28,6 +28,15 @@ _MAX_VOCAB = 2**32
 
 def _check_contents(contents: JsonObject) -> None:
     """Raise ValueError, KeyError or TypeError if a field is missing, wrong or out of range."""
+    if contents["format"] != "penstock-store":
+        raise ValueError("it is not the manifest of a token store")
+    if contents["version"] not in _VERSIONS:
+        raise ValueError(
+            f"it is of version {contents['version']!r}; this penstock reads the versions "
+            f"{' and '.join(map(str, _VERSIONS))}. Install a newer penstock to open it"
+        )
+    if contents["dtype"] not in ("uint16", "uint32"):
+        raise ValueError(f"it names the dtype {contents['dtype']!r}, not uint16 or uint32")
     tokenizer = contents["tokenizer"]
     vocab_size = _count(tokenizer["vocab_size"], "tokenizer.vocab_size", _MAX_VOCAB)
     if contents["dtype"] == "uint16" and vocab_size > 65_536:
@@ -231,11 +240,8 @@ def read_manifest(directory: Path) -> Manifest:
     claimed = data[: len(_ZEROS) + 64].decode(errors="replace")
     found = re.match(r'\{\s*"digest": "([0-9a-f]{64})"', claimed)
     if not found:
-        raise StoreError(
-            f"{path} does not begin with a digest, so it is damaged or not a manifest."
-        )
-    blank = data.replace(found[1].encode(), _ZEROS.encode(), 1)
-    actual = digest_bytes(blank)
+        raise StoreError(f"{path} does not begin with a digest: it is damaged or not a manifest.")
+    actual = digest_bytes(data.replace(found[1].encode(), _ZEROS.encode(), 1))
     if actual != found[1]:
         raise StoreError(
             f"{path} was changed after it was written: its digest is {actual[:8]}, and it says "
@@ -263,36 +269,25 @@ def _checked(data: bytes, path: Path) -> Manifest:
     """The manifest in `data`, after all its values were checked."""
     try:
         contents = json.loads(data)
-        if contents["format"] != "penstock-store":
-            raise StoreError(f"{path} is not the manifest of a token store.")
-        if contents["version"] not in _VERSIONS:
-            raise StoreError(
-                f"{path} is of version {contents['version']!r}; this penstock reads the versions "
-                f"{' and '.join(map(str, _VERSIONS))}. Install a newer penstock to open it."
-            )
-        if contents["dtype"] not in ("uint16", "uint32"):
-            raise StoreError(f"{path} names the dtype {contents['dtype']!r}, not uint16 or uint32.")
         _check_contents(contents)
         entries = contents.pop("parts")
         for entry in entries:
             _check_part(entry, contents["dtype"])
-        parts = tuple(map(PartRecord.of, entries))
-        manifest = Manifest(contents["digest"], contents, parts)
-        counted = contents["counts"]
-        for name, total in counts(parts).items():
-            if counted[name] != total:
-                raise StoreError(
-                    f"{path}: its parts hold {total:,} {name}, but it counts {counted[name]:,}."
+        manifest = Manifest(contents["digest"], contents, tuple(map(PartRecord.of, entries)))
+        for name, total in counts(manifest.parts).items():
+            if contents["counts"][name] != total:
+                raise ValueError(
+                    f"its parts hold {total:,} {name}, not {contents['counts'][name]:,}"
                 )
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        if isinstance(error, StoreError):
-            raise
+        numbers = [part.number for part in manifest.parts]
+        # Gaps are allowed, where a slice had no documents. But the order of the parts is the order
+        # of the data, so numbers must ascend.
+        if numbers != sorted(set(numbers)):
+            raise ValueError("it lists parts twice or out of order")
+    except ValueError as error:
+        raise StoreError(f"{path} cannot be used: {error}.") from error
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(f"{path} has a missing or wrong field: {error!r}.") from error
-    numbers = [part.number for part in parts]
-    # Gaps are allowed, where a slice had no documents. But the order of the parts is the order of
-    # the data, so numbers must ascend.
-    if numbers != sorted(set(numbers)):
-        raise StoreError(f"{path} lists parts twice or out of order.")
     return manifest
 
 

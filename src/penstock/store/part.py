@@ -18,9 +18,8 @@ validation:
 """
 
 import hashlib
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
@@ -44,8 +43,13 @@ from penstock.tokenize.tokenizer import Tokenizer
 
 TokenArray = NDArray[Any]
 """Token ids, as uint16 or uint32."""
-Encoded = tuple[TokenArray, NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint8] | None, int]
-"""The arguments of `PartBuilder.append`."""
+Offsets = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Mask = NDArray[np.uint8] | None
+"""Whether each token is trained on; None if all are."""
+Encoded = tuple[TokenArray, Offsets, NDArray[np.uint64], Mask, int]
+"""Tokenized documents: all ids, the end of each document or piece, the file and offset of each,
+whether each token is trained on, and how many pieces the next part continues."""
 
 
 @dataclass(slots=True)
@@ -62,15 +66,13 @@ class PartBuilder:
     num_continued: int = 0
     """How many of these are continued in the next part."""
     _bound: int = 0
-    _tokens: list[TokenArray] = field(default_factory=list)
-    _bounds: list[NDArray[Any]] = field(default_factory=list)
-    _origins: list[NDArray[Any]] = field(default_factory=list)
-    _losses: list[NDArray[Any]] = field(default_factory=list)
+    _pieces: dict[str, list[NDArray[Any]]] = field(default_factory=dict)
+    """The arrays of each kind, one for each batch."""
 
     def encode(self, batch: Batch) -> Encoded:
-        """The arguments of `append` for a batch; several threads may encode at a time.
+        """The documents of a batch for `append`, without those that have no token.
 
-        Documents without a token are left out.
+        Several threads may encode at a time.
         """
         ids, offsets = self.tokenizer.encode_batch(batch)
         origins, edges = np.stack((batch.files, batch.offsets), axis=1), batch.edges
@@ -90,13 +92,8 @@ class PartBuilder:
         return tokens, ends[edges.closes], origins[edges.closes], None, continued
 
     def join(
-        self,
-        ids: TokenArray,
-        offsets: NDArray[np.int64],
-        *,
-        edges: Edges | None = None,
-        loss: NDArray[np.uint8] | None = None,
-    ) -> tuple[TokenArray, NDArray[np.int64], NDArray[np.uint8] | None]:
+        self, ids: TokenArray, offsets: Offsets, *, edges: Edges | None = None, loss: Mask = None
+    ) -> tuple[TokenArray, Offsets, Mask]:
         """The documents concatenated with begin and end tokens, the end of each, and the loss mask.
 
         A token that is there already is not added a second time. Texts that begin or end inside
@@ -118,23 +115,9 @@ class PartBuilder:
         tokens = np.insert(tokens, places, np.repeat((self.eos_id or 0, self.bos_id or 0), counts))
         return tokens, np.cumsum(stops - starts + first + last), loss
 
-    def append(
-        self,
-        tokens: TokenArray,
-        ends: NDArray[np.int64],
-        origins: NDArray[np.uint64],
-        loss: NDArray[np.uint8] | None = None,
-        num_continued: int = 0,
-    ) -> None:
-        """Append tokenized documents.
-
-        Args:
-            tokens: The ids of all documents, concatenated.
-            ends: The end of each document or piece in `tokens`.
-            origins: The file and offset of each.
-            loss: Whether each token is trained on; given for all documents of a part or for none.
-            num_continued: How many pieces the next part continues.
-        """
+    def append(self, documents: Encoded) -> None:
+        """Append tokenized documents; all documents of a part have a loss mask, or none has."""
+        tokens, ends, origins, loss, num_continued = documents
         # `ends` count from the beginning of this batch, bounds from the beginning of the part.
         bounds = ends.astype(np.uint64) + np.uint64(self.num_tokens)
         full = np.diff(bounds, prepend=np.uint64(self._bound)) > 0
@@ -142,11 +125,10 @@ class PartBuilder:
             bounds, origins = bounds[full], origins[full]
             num_continued = num_continued if full[-1] else 0
         # Kept in pieces and not joined: a joined copy would need the memory of the part again.
-        self._tokens.append(tokens)
-        self._bounds.append(bounds)
-        self._origins.append(origins)
-        if loss is not None:
-            self._losses.append(loss)
+        arrays = {"tokens": tokens, "bounds": bounds, "origin": origins, "loss": loss}
+        for kind, array in arrays.items():
+            if array is not None:
+                self._pieces.setdefault(kind, []).append(array)
         self.num_tokens += len(tokens)
         self.num_documents += len(bounds)
         self.num_continued += num_continued
@@ -160,12 +142,9 @@ class PartBuilder:
         """
         if not self.num_documents:
             return PartRecord(number, 0, 0, {})
-        arrays = {"tokens": self._tokens, "bounds": self._bounds, "origin": self._origins}
-        if self._losses:
-            arrays["loss"] = self._losses
         counts = {"num_documents": self.num_documents, "num_tokens": self.num_tokens}
         files = {}
-        for kind, pieces in arrays.items():
+        for kind, pieces in self._pieces.items():
             layout = array_layout(kind, self.tokenizer.dtype, **counts)
             path = directory / part_file(number, kind)
             files[kind] = write_file(path, [header(*layout), *pieces], live=live)
@@ -177,23 +156,13 @@ def encode_ahead(
 ) -> Iterator[tuple[Batch, Encoded]]:
     """Each batch and its tokens, in order; several threads encode the batches that follow."""
     with ThreadPoolExecutor(num_threads, thread_name_prefix="build-help") as helpers:
-        pending: deque[tuple[Batch, Future[Encoded]]] = deque()
-        for batch in batches:
-            pending.append((batch, helpers.submit(builder.encode, batch)))
-            # Two batches per thread keep all of them busy; more would only take memory.
-            if len(pending) > 2 * num_threads:
-                done, encoded = pending.popleft()
-                yield done, encoded.result()
-        for done, encoded in pending:
-            yield done, encoded.result()
+        # They encode while the other batches are read. A slice is about 16 batches.
+        pending = [(batch, helpers.submit(builder.encode, batch)) for batch in batches]
+        for batch, encoded in pending:
+            yield batch, encoded.result()
 
 
-def _absent(
-    token: int | None,
-    ids: TokenArray,
-    places: NDArray[np.int64],
-    wanted: NDArray[np.bool_] | None,
-) -> NDArray[np.bool_]:
+def _absent(token: int | None, ids: TokenArray, places: Offsets, wanted: Flags | None) -> Flags:
     """Which texts need `token`, because it is wanted and not at its place already."""
     if token is None:
         return np.zeros(len(places), bool)
@@ -325,7 +294,7 @@ def _blocks(file: InputFile, reading: ReadSettings) -> Iterator[tuple[int, bytes
             yield stream.position - len(block), block
 
 
-def _character_starts(data: bytes) -> NDArray[np.int64]:
+def _character_starts(data: bytes) -> Offsets:
     """The offsets where characters begin: all bytes except those of the form 10xxxxxx."""
     return np.flatnonzero((np.frombuffer(data, np.uint8) & 0xC0) != 0x80)
 

@@ -246,11 +246,9 @@ class TokenStore:
         path = self.path / part_file(part.number, kind)
         counts = {"num_documents": part.num_documents, "num_tokens": part.num_tokens}
         dtype, shape = array_layout(kind, self.dtype, **counts)
-        try:
-            stream = path.open("rb", buffering=0)
-        except FileNotFoundError:
-            raise StoreError(f"{path} is missing. Copy or build the store again.") from None
-        with stream:
+        if not path.exists():
+            raise StoreError(f"{path} is missing. Copy or build the store again.")
+        with path.open("rb", buffering=0) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size != part.files[kind][0]:
                 raise StoreError(

@@ -22,6 +22,7 @@ _AT_ONCE = 1 << 20
 # Shorter lengths are counted in an array, which is 20 times as fast as sorting them.
 _SHORT = 1 << 16
 _COPIED = ("tokenizer", "eos_id", "bos_id", "dtype", "split", "side")
+_QUANTILES = {"p1": 1, "p10": 10, "median": 50, "p90": 90, "p99": 99}
 _RULES = {"lines": "a line", "paragraphs": "a paragraph", "file": "a whole file"}
 
 
@@ -192,15 +193,11 @@ def _lengths(values: NDArray[np.uint64], counts: NDArray[np.int64]) -> Lengths:
 
     return Lengths(
         min=int(values[0]),
-        p1=quantile(1),
-        p10=quantile(10),
-        median=quantile(50),
         # float64 is exact up to 2^53, which is 9,000 times 10^12 tokens.
         mean=float(values.astype(np.float64) @ counts) / num_documents,
-        p90=quantile(90),
-        p99=quantile(99),
         max=int(values[-1]),
         histogram=_histogram(values, counts),
+        **{name: quantile(percent) for name, percent in _QUANTILES.items()},
     )
 
 

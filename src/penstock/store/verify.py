@@ -67,11 +67,9 @@ def verify(
 
 
 def _check_file(path: Path, size: int, digest: str) -> None:
-    try:
-        found = path.stat().st_size
-    except FileNotFoundError:
-        raise StoreError(f"{path} is missing.") from None
-    if found != size:
+    if not path.exists():
+        raise StoreError(f"{path} is missing.")
+    if (found := path.stat().st_size) != size:
         raise StoreError(f"{path} has {found:,} bytes, and the manifest says {size:,}.")
     # After the size, which is known at once and says more about what happened.
     actual = digest_file(path)

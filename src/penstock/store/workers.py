@@ -16,14 +16,14 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.errors import SourceError, TokenMismatchError
 from penstock.sources.document import Batch, Reject, Tally
 from penstock.sources.slices import Slice
 from penstock.store.files import keep_freed_memory, sync_directory, sync_file
-from penstock.store.job import BuildProgress, Job
+from penstock.store.job import BuildProgress, Job, Report
 from penstock.store.journal import MANY_TOKENS, Journal, SealedSlice, WaitingReaders, lower_priority
 from penstock.store.manifest import part_file
 from penstock.store.part import Encoded, PartBuilder, encode_ahead
@@ -90,7 +90,7 @@ class Workers:
         self._ended = False  # whether a worker found nothing left to do, or failed
         self._readable: float | None = None  # when the first live part was announced
 
-    def run(self, progress: Callable[[BuildProgress], None] | None) -> list[SealedSlice]:
+    def run(self, progress: Report | None) -> list[SealedSlice]:
         """Process all slices that are not sealed yet; returns the records of all, in order.
 
         An error in one worker stops the others at their next block, and sealed slices stay. An
@@ -133,9 +133,7 @@ class Workers:
             progress(self._progress())
         return [self._sealed[number] for number in sorted(self._sealed)]
 
-    def _watch(
-        self, workers: list[threading.Thread], progress: Callable[[BuildProgress], None] | None
-    ) -> None:
+    def _watch(self, workers: list[threading.Thread], progress: Report | None) -> None:
         """Report progress and look for waiting readers, until all workers have ended."""
         readers = WaitingReaders(self._journal)
         while any(worker.is_alive() for worker in workers):
@@ -245,7 +243,7 @@ class Workers:
             num_tokens = done.num_tokens
             self._pick(batch, done)
             if encoded is not None:
-                builders[""].append(*encoded)
+                builders[""].append(encoded)
             else:
                 self._fill(batch, done)
             if job.live and num_tokens <= MANY_TOKENS < done.num_tokens:
@@ -299,7 +297,7 @@ class Workers:
         job = self._job
         for side, share in job.split.sides(batch) if job.split else [("", batch)]:
             if job.chat is None:
-                done.builders[side].append(*done.builders[side].encode(share))
+                done.builders[side].append(done.builders[side].encode(share))
             else:
                 done.record.rejects += job.chat.fill(done.builders[side], share, job.first_file)
 

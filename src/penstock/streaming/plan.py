@@ -51,7 +51,8 @@ class _Known(NamedTuple):
 class StreamedPlan:
     """The plan of a run over a store that is being written, with `shuffle="part"`.
 
-    It has the methods of `Plan`. Methods that need a row of a later snapshot wait for it.
+    It has the methods of `Plan` that a loader uses; `whole` has all of them, once the store is
+    finished. Methods that need a row of a later snapshot wait for it.
 
     Args:
         rows: Rows over a stream; the source is called "data".
@@ -177,12 +178,6 @@ class StreamedPlan:
         """Return what the positions from `start` to before `stop` hold."""
         self.reach(stop)
         return [] if self._known.plan is None else self._known.plan.samples(start, stop)
-
-    def positions_of(
-        self, source: str, sample: int, epoch: int | None = None, before: int | None = None
-    ) -> Integers:
-        """Return the positions that hold a sample, as `Plan.positions_of`, once all are known."""
-        return self.whole.positions_of(source, sample, epoch, before)
 
     def parts_before(self, position: int) -> int:
         """Return how many parts hold the first tokens of the rows before a position."""
