@@ -119,7 +119,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         begun = begin(job)
         if begun is not None:
             execute(begun, progress)
-    return TokenStore(job.side_directory(job.sides[0]))
+    return TokenStore(job.directory / job.sides[0])
 
 
 def begin(job: Job, *, live: bool = False) -> Job | None:
@@ -151,7 +151,7 @@ def execute(job: Job, progress: Report | None = None) -> None:
     """Run a build from the journal to the manifest; the caller holds the store's lock."""
     journal = Journal(job.directory)
     begun = journal.begin(job.stamped)
-    for each in {job.directory, *map(job.side_directory, job.sides)}:
+    for each in {job.directory, *(job.directory / side for side in job.sides)}:
         # Temporary files belong to writers that were killed: the caller holds the lock.
         each.mkdir(exist_ok=True)
         remove_temporary(each)
@@ -177,12 +177,12 @@ def execute(job: Job, progress: Report | None = None) -> None:
 
 def _intact(job: Job, record: SealedSlice) -> bool:
     """Whether all files of a sealed slice exist and have the recorded size."""
-    for side, part in record.parts.items():
-        for kind, (size, _) in part.files.items():
-            path = job.side_directory(side) / manifests.part_file(part.number, kind)
-            if not path.exists() or path.stat().st_size != size:
-                return False
-    return True
+    sizes = {
+        job.directory / side / manifests.part_file(part.number, kind): size
+        for side, part in record.parts.items()
+        for kind, (size, _) in part.files.items()
+    }
+    return all(path.exists() and path.stat().st_size == size for path, size in sizes.items())
 
 
 def _refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
@@ -215,7 +215,7 @@ def _refuse_only_bad(job: Job, done: list[SealedSlice]) -> None:
 def _refuse_empty_side(job: Job, done: list[SealedSlice]) -> None:
     """Raise if the split leaves one side without documents."""
     for side in job.sides if job.split else ():
-        directory = job.side_directory(side)
+        directory = job.directory / side
         num_documents = sum(record.parts[side].num_documents for record in done)
         if not num_documents and not (directory / manifests.FILE_NAME).exists():
             others = sum(part.num_documents for record in done for part in record.parts.values())
@@ -229,7 +229,7 @@ def _refuse_empty_side(job: Job, done: list[SealedSlice]) -> None:
 
 def _commit(job: Job, side: str, done: list[SealedSlice]) -> None:
     """Write the reject log and then the manifest of one side."""
-    settings, directory = job.recorded, job.side_directory(side)
+    settings, directory = job.recorded, job.directory / side
     builds, parts = [], []
     if settings["append"]:
         if committed(directory, settings):
@@ -246,7 +246,7 @@ def _commit(job: Job, side: str, done: list[SealedSlice]) -> None:
         canonical_json({**asdict(reject), "file": job.files[reject.file].name}) + b"\n"
         for reject in rejects
     ]
-    reasons = Counter(each.reason for each in rejects)
+    reasons = dict(sorted(Counter(each.reason for each in rejects).items()))
     # How many files follow each rule that "auto" found; none with any other setting.
     rules = sum((Counter(record.rules) for record in done), Counter())
     size, digest = write_file(directory / manifests.rejects_file(len(builds)), log)
@@ -263,11 +263,7 @@ def _commit(job: Job, side: str, done: list[SealedSlice]) -> None:
             {
                 "slices": len(done),
                 "counts": tally | ({"pieces": tally["documents"] + continued} if continued else {}),
-                "rejects": {
-                    "bytes": size,
-                    "sha256": digest,
-                    "reasons": dict(sorted(reasons.items())),
-                },
+                "rejects": {"bytes": size, "sha256": digest, "reasons": reasons},
                 "reading": settings["reading"],
                 **({"documents": dict(sorted(rules.items()))} if rules else {}),
                 "inputs": settings["inputs"],

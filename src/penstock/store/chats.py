@@ -203,16 +203,11 @@ def _rejected(batch: Batch, refused: dict[int, ChatError], first_file: int) -> l
     """The refused records; the tally of the batch counts them as rejects from now on."""
     sizes = np.diff(text_offsets(batch.texts))
     rejects = []
-    for row in sorted(refused):
-        size = int(sizes[row])
+    for row, error in sorted(refused.items()):
+        size, reason, detail = int(sizes[row]), error.reason, str(error)
+        file, offset = int(batch.files[row]) - first_file, int(batch.offsets[row])
         rejects.append(
-            Reject(
-                file=int(batch.files[row]) - first_file,
-                offset=int(batch.offsets[row]),
-                num_bytes=size,
-                reason=refused[row].reason,
-                detail=str(refused[row]),
-            )
+            Reject(file=file, offset=offset, num_bytes=size, reason=reason, detail=detail)
         )
         # The reader counted the record as a document. It must count once, or bytes seem lost.
         batch.tally.documents -= 1

@@ -38,7 +38,7 @@ def killed_at_the_end(job: Job) -> bool:
     if begun is None:
         return False
     sides = SIDES if begun["split"] else ("",)
-    if not all(committed(job.side_directory(side), begun) for side in sides):
+    if not all(committed(job.directory / side, begun) for side in sides):
         return False
     # All manifests are written, so the journal says nothing more. If it is of another build, that
     # one is complete too, and this build is compared with it like with any finished store.
@@ -52,7 +52,7 @@ def earlier_build(job: Job) -> Manifest | None:
     Raises:
         StoreError: the directory holds something that this build cannot continue.
     """
-    first_side = job.side_directory(job.sides[0])
+    first_side = job.directory / job.sides[0]
     unfinished = Journal(job.directory).begun() is not None
     has_manifest = (first_side / FILE_NAME).exists()
     if not (has_manifest or unfinished):

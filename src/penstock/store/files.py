@@ -112,8 +112,8 @@ def _removed_on_failure(file: Path, path: Path) -> Iterator[None]:
         raise DiskFullError(
             error.errno,
             f"No room to write {path}: it needs more than {size:,} bytes, and "
-            f"{shutil.disk_usage(path.parent).free:,} are free ({error.strerror}). Finished parts "
-            "are kept; make room and run the same command again to resume",
+            f"{shutil.disk_usage(path.parent).free:,} bytes are free ({error.strerror}). Finished "
+            "parts are kept; make room and run the same command again to resume",
         ) from error
 
 
@@ -201,7 +201,7 @@ def digest_file(path: Path) -> str:
 
 
 def array_layout(
-    kind: str, dtype: "np.dtype[Any]", *, num_documents: int, num_tokens: int
+    kind: str, dtype: "np.dtype[Any]", num_documents: int, num_tokens: int
 ) -> tuple["np.dtype[Any]", tuple[int, ...]]:
     """The type and shape of one array of a part; `dtype` is that of the tokens."""
     return {

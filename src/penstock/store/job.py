@@ -110,7 +110,7 @@ class BuildSettings:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Job:
     """A build whose inputs are listed and whose tokenizer is loaded."""
 
@@ -149,13 +149,10 @@ class Job:
 
     def slices(self) -> Iterator[Slice]:
         """The inputs, cut into slices; each becomes one part."""
-        return cut(
-            self.files,
-            self.reading,
-            # By the reference, so that slices are the same whichever engine tokenizes.
-            is_cut_safe=cut_safety(self.tokenizer.reference or self.tokenizer.engine),
-            border=self.split.cut_at if self.split else None,
-        )
+        # By the reference, so that slices are the same whichever engine tokenizes.
+        is_cut_safe = cut_safety(self.tokenizer.reference or self.tokenizer.engine)
+        border = self.split.cut_at if self.split else None
+        return cut(self.files, self.reading, is_cut_safe=is_cut_safe, border=border)
 
     def batches(self, piece: Slice) -> Iterator[Batch]:
         """The documents of a slice, with the file numbers of the store."""
@@ -169,12 +166,8 @@ class Job:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """The sides of the split; without a split, the one side ""."""
+        """The sides of the split, which are folders of `directory`; "" without a split."""
         return SIDES if self.settings.split else ("",)
-
-    def side_directory(self, side: str) -> Path:
-        """The directory that holds the parts of one side of the split."""
-        return self.directory / side
 
     def located(self, reject: Reject) -> str:
         """A rejected record with its file and offset, for messages."""
@@ -211,15 +204,8 @@ def prepare(settings: BuildSettings) -> Job:
         "append": settings.append,
         **({} if stage is None else {"chat": stage.chat.describe()}),
     }
-    return Job(
-        settings=settings,
-        directory=_made_directory(Path(settings.store)),
-        files=files,
-        reading=reading,
-        tokenizer=loaded,
-        recorded=recorded,
-        chat=stage,
-    )
+    directory = _made_directory(Path(settings.store))
+    return Job(settings, directory, files, reading, loaded, recorded, stage)
 
 
 def _made_directory(directory: Path) -> Path:
@@ -245,19 +231,14 @@ def separators_of(tokenizer: Tokenizer) -> tuple[str, ...]:
 def _log_omitted_start(tokenizer: Tokenizer, bos: bool | str, stage: "ChatStage | None") -> None:
     """Warn if the tokenizer itself would begin each text with a token that the store lacks."""
     definition = tokenizer.definition
-    if definition is None or definition.begins_with is None or bos is not False:
-        return
-    token = definition.begins_with
-    if stage is not None and stage.chat.begins_with(token):
+    token = definition.begins_with if definition else None
+    is_in_chat = stage is not None and token is not None and stage.chat.begins_with(token)
+    if definition is None or token is None or bos is not False or is_in_chat:
         return
     known = tokenizer.bos_id is not None and definition.token_id(token) == tokenizer.bos_id
     how = "bos=True (--bos)" if known else f'bos="{token}" (--bos-token "{token}")'
-    _log.warning(
-        "%s begins each text with %s when it is called by itself. This build does not; %s does.",
-        tokenizer.name,
-        token,
-        how,
-    )
+    does = f"begins each text with {token} when it is called by itself"
+    _log.warning("%s %s. This build does not; %s does.", tokenizer.name, does, how)
 
 
 def _edge_id(tokenizer: Tokenizer, wanted: bool | str, which: Literal["eos", "bos"]) -> int | None:

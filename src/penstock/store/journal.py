@@ -146,9 +146,9 @@ class Journal:
         with suppress(OSError):
             self._path("many", number).touch()
 
-    def has_many(self, number: int) -> bool:
-        """Whether `announce_many` was called for a slice."""
-        return self._path("many", number).exists()
+    def num_coming(self, number: int) -> int:
+        """How many tokens a slice in progress is known to have."""
+        return MANY_TOKENS if self._path("many", number).exists() else 0
 
     def await_readers(self) -> None:
         """Create the file that waiting readers touch."""

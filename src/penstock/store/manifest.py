@@ -231,10 +231,9 @@ def read_manifest(directory: Path) -> Manifest:
         StoreError: there is none, it is damaged, or its kind or version is not supported.
     """
     path = directory / FILE_NAME
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise StoreError(_absent(directory)) from None
+    if not path.exists():
+        raise StoreError(_absent(directory))
+    data = path.read_bytes()
     # By a pattern and not by a JSON parser: nothing is parsed before the digest is right.
     # Beside the digest itself, 64 bytes are room for the brace, the key and white space.
     claimed = data[: len(_ZEROS) + 64].decode(errors="replace")

@@ -142,13 +142,13 @@ class PartBuilder:
         """
         if not self.num_documents:
             return PartRecord(number, 0, 0, {})
-        counts = {"num_documents": self.num_documents, "num_tokens": self.num_tokens}
         files = {}
         for kind, pieces in self._pieces.items():
-            layout = array_layout(kind, self.tokenizer.dtype, **counts)
+            dtype = self.tokenizer.dtype
+            layout = array_layout(kind, dtype, self.num_documents, self.num_tokens)
             path = directory / part_file(number, kind)
             files[kind] = write_file(path, [header(*layout), *pieces], live=live)
-        return PartRecord(number, **counts, files=files, num_continued=self.num_continued)
+        return PartRecord(number, self.num_documents, self.num_tokens, files, self.num_continued)
 
 
 def encode_ahead(

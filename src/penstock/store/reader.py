@@ -244,8 +244,7 @@ class TokenStore:
 
     def _map(self, part: PartRecord, kind: str) -> NDArray[Any]:
         path = self.path / part_file(part.number, kind)
-        counts = {"num_documents": part.num_documents, "num_tokens": part.num_tokens}
-        dtype, shape = array_layout(kind, self.dtype, **counts)
+        dtype, shape = array_layout(kind, self.dtype, part.num_documents, part.num_tokens)
         if not path.exists():
             raise StoreError(f"{path} is missing. Copy or build the store again.")
         with path.open("rb", buffering=0) as stream:
@@ -266,13 +265,19 @@ class TokenStore:
             # Viewed as a plain array: to slice NumPy's memmap class takes ten times as long.
             mapped = np.memmap(stream, dtype, "r", HEADER_BYTES, shape)
             if kind == "tokens" and self._exceeds_memory:
-                _advise_random(mapped)
+                # By default the kernel reads about 100 KB around every page. Of a store that does
+                # not fit into memory, these are discarded before they are used: 32 rows took
+                # 54 ms with them and 3 ms without.
+                mapped._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
             return mapped.view(np.ndarray)
 
     @cached_property
     def _exceeds_memory(self) -> bool:
-        """Whether the tokens are too many to stay in the page cache."""
-        return self.num_tokens * int(self.dtype.itemsize) > _memory_bytes() // 2
+        """Whether the tokens are too many to stay in the page cache; False on Windows."""
+        if sys.platform == "win32":  # no madvise there
+            return False
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return self.num_tokens * int(self.dtype.itemsize) > memory // 2
 
     def _find_document(self, index: int) -> tuple[int, int]:
         if not -len(self) <= index < len(self):
@@ -295,20 +300,3 @@ def _most_mapped() -> int:
     if descriptors < 0:  # unlimited
         descriptors = _MOST_MAPPED
     return max(1, min(descriptors // 2, _MOST_MAPPED) // max(1, len(_open_stores)))
-
-
-def _memory_bytes() -> int:
-    if sys.platform == "win32":
-        return sys.maxsize
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _advise_random(mapped: "np.memmap[Any, Any]") -> None:
-    """Tell the kernel not to read ahead in this map.
-
-    By default it reads about 100 KB around every page. That fills the cache with a store that
-    fits into memory. Of a larger store it is discarded before it is used: 32 rows took 54 ms with
-    it and 3 ms without.
-    """
-    if sys.platform != "win32":
-        mapped._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]

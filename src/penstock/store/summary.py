@@ -107,6 +107,8 @@ def summarize(store: TokenStore) -> Summary:
     manifest, contents = store.manifest, store.manifest.contents
     builds = manifest.builds
     files = sum(size for part in manifest.parts for size, _ in part.files.values())
+    masks = (store.part_array(part, "loss") for part in range(len(manifest.parts)))
+    is_chat = "chat" in contents
     logs = sum(done["rejects"]["bytes"] for done in builds)
     rejects = sum((Counter(done["rejects"]["reasons"]) for done in builds), Counter())
     totals: Counter[str] = sum((Counter(done["counts"]) for done in builds), Counter())
@@ -117,7 +119,7 @@ def summarize(store: TokenStore) -> Summary:
         num_pieces=len(store),
         documents=describe_rules(builds),
         num_tokens=store.num_tokens,
-        num_trained=_num_trained(store),
+        num_trained=sum(map(np.count_nonzero, masks)) if is_chat else None,
         bytes_per_token=bytes_per_token(store),
         lengths=_lengths(*count_lengths(store)) if len(store) else None,
         num_parts=len(manifest.parts),
@@ -151,13 +153,6 @@ def bytes_per_token(store: TokenStore) -> float | None:
     num_bytes = sum(done["counts"].get("text_bytes", 0) for done in manifest.builds)
     is_known = num_tokens and num_bytes and "chat" not in manifest.contents  # chats add tokens
     return num_bytes / num_tokens if is_known else None
-
-
-def _num_trained(store: TokenStore) -> int | None:
-    if "chat" not in store.manifest.contents:
-        return None
-    parts = range(len(store.manifest.parts))
-    return sum(int(store.part_array(part, "loss").sum(dtype=np.int64)) for part in parts)
 
 
 def count_lengths(store: TokenStore) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:

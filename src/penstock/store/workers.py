@@ -310,7 +310,7 @@ class Workers:
         job, record = self._job, done.record
         number = job.first_part + record.number
         for side, builder in done.builders.items():
-            record.parts[side] = builder.seal(job.side_directory(side), number, live=job.live)
+            record.parts[side] = builder.seal(job.directory / side, number, live=job.live)
         done.builders.clear()  # frees half a slice of memory before the slow fsyncs
         if job.live:
             # Before the fsyncs, so that no reader waits for the disk.
@@ -318,11 +318,11 @@ class Workers:
             self._readable = self._readable or time.monotonic()
             for side, part in record.parts.items():
                 for kind in part.files:
-                    sync_file(job.side_directory(side) / part_file(part.number, kind))
+                    sync_file(job.directory / side / part_file(part.number, kind))
         # The names of the parts before the record: a record that survives a power cut must not
         # name files that did not.
         for side in record.parts:
-            sync_directory(job.side_directory(side))
+            sync_directory(job.directory / side)
         self._journal.seal(record)
         with self._lock:
             self._sealed[record.number] = record

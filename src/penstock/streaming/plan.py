@@ -42,10 +42,6 @@ class _Known(NamedTuple):
     plan: Plan | None
     """None while there is no row."""
 
-    @property
-    def num_rows(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
-
 
 @final
 class StreamedPlan:
@@ -110,7 +106,8 @@ class StreamedPlan:
     @property
     def num_rows(self) -> int:
         """The rows that are known; those of an epoch if the store is finished."""
-        return self._known.num_rows
+        ends = self._known.ends
+        return int(ends[-1]) if len(ends) else 0
 
     @property
     def epoch_rows(self) -> int | None:

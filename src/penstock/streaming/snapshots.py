@@ -159,9 +159,9 @@ class StreamedStore:
         self._stamped, self._dtype, self._timeout = stamped, dtype, timeout
         self._builder = builder
         # Imported here, because it imports Arrow; `stream` has done so already.
-        from penstock.store.journal import MANY_TOKENS, Journal
+        from penstock.store.journal import Journal
 
-        self._journal, self._many_tokens = Journal(path), MANY_TOKENS
+        self._journal = Journal(path)
         # These change under the lock only, and a manifest is replaced as a whole. So `_manifest`
         # may be read without the lock: a reader sees the old one or the new one.
         self._is_ours = False  # whether the journal was found to be of this build
@@ -270,7 +270,7 @@ class StreamedStore:
             self._refuse_other(manifest)
             self._manifest, self._sealed, self._num_coming = manifest, True, 0
             return
-        self._num_coming = self._many_tokens if self._journal.has_many(self._num_slices) else 0
+        self._num_coming = self._journal.num_coming(self._num_slices)
         if parts:
             known = self._manifest
             self._manifest = Manifest("", known.contents, (*known.parts, *parts))
