@@ -206,9 +206,8 @@ def _rejected(batch: Batch, refused: dict[int, ChatError], first_file: int) -> l
     for row, error in sorted(refused.items()):
         size, reason, detail = int(sizes[row]), error.reason, str(error)
         file, offset = int(batch.files[row]) - first_file, int(batch.offsets[row])
-        rejects.append(
-            Reject(file=file, offset=offset, num_bytes=size, reason=reason, detail=detail)
-        )
+        reject = Reject(file=file, offset=offset, num_bytes=size, reason=reason, detail=detail)
+        rejects.append(reject)
         # The reader counted the record as a document. It must count once, or bytes seem lost.
         batch.tally.documents -= 1
         batch.tally.rejected += 1

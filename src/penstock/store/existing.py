@@ -26,9 +26,9 @@ from penstock.store.verify import differences
 
 _STAMPS = ".stamps.json"
 _SHOWN = 5
-# Files that a build leaves before its journal is written. Versions up to 0.1 kept a lock in the
-# store itself.
-_OURS = re.compile(r"\.lock|\.readers|\.\.building\.json\.\d+\.\d+\.tmp")
+# Files that a build leaves before its journal is written. The lock is inside the store if the
+# directory around it is not writable.
+_OURS = re.compile(r"\.lock|\.\.building\.json\.\d+\.\d+\.tmp")
 
 
 def killed_at_the_end(job: Job) -> bool:
@@ -113,7 +113,7 @@ def _refuse_other_split(directory: Path, split: str | None) -> None:
 
 def _refuse_append(directory: Path, manifest: Manifest, settings: JsonObject) -> None:
     """Raise if the inputs cannot be appended to the store."""
-    if _is_tail(settings["split"]):
+    if (settings["split"] or "").startswith("tail"):
         raise StoreError(
             'A store with split="tail" cannot grow: its validation side is the end of the data. '
             'Build with split="hash", which holds out the same documents when data is added.'
@@ -146,7 +146,7 @@ def _refuse_other(directory: Path, manifest: Manifest, settings: JsonObject) -> 
     present = {each["name"] for each in manifest.inputs}
     new = [each["name"] for each in settings["inputs"] if each["name"] not in present]
     is_same_kind = shared_settings(manifest.contents) == shared_settings(settings)
-    can_append = new and is_same_kind and not _is_tail(settings["split"])
+    can_append = new and is_same_kind and not (settings["split"] or "").startswith("tail")
     also = f" You can also add {_listed(new)} alone, by a build with append=True."
     raise StoreError(
         f"{directory} is a finished store that was built differently: {changed}. Delete it to "
@@ -157,10 +157,6 @@ def _refuse_other(directory: Path, manifest: Manifest, settings: JsonObject) -> 
 def _listed(names: list[str]) -> str:
     rest = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + rest
-
-
-def _is_tail(split: str | None) -> bool:
-    return split is not None and split.startswith("tail")
 
 
 def remember_stamps(directory: Path, files: Sequence[InputFile]) -> None:

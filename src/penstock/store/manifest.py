@@ -274,10 +274,8 @@ def _checked(data: bytes, path: Path) -> Manifest:
             _check_part(entry, contents["dtype"])
         manifest = Manifest(contents["digest"], contents, tuple(map(PartRecord.of, entries)))
         for name, total in counts(manifest.parts).items():
-            if contents["counts"][name] != total:
-                raise ValueError(
-                    f"its parts hold {total:,} {name}, not {contents['counts'][name]:,}"
-                )
+            if (counted := contents["counts"][name]) != total:
+                raise ValueError(f"its parts hold {total:,} {name}, and it counts {counted:,}")
         numbers = [part.number for part in manifest.parts]
         # Gaps are allowed, where a slice had no documents. But the order of the parts is the order
         # of the data, so numbers must ascend.

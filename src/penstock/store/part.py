@@ -155,11 +155,15 @@ def encode_ahead(
     builder: PartBuilder, batches: Iterator[Batch], num_threads: int
 ) -> Iterator[tuple[Batch, Encoded]]:
     """Each batch and its tokens, in order; several threads encode the batches that follow."""
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="build-help") as helpers:
+    helpers = ThreadPoolExecutor(num_threads, thread_name_prefix="build-help")
+    try:
         # They encode while the other batches are read. A slice is about 16 batches.
         pending = [(batch, helpers.submit(builder.encode, batch)) for batch in batches]
         for batch, encoded in pending:
             yield batch, encoded.result()
+    finally:
+        # A build that stops does not wait for batches that no thread has begun.
+        helpers.shutdown(cancel_futures=True)
 
 
 def _absent(token: int | None, ids: TokenArray, places: Offsets, wanted: Flags | None) -> Flags:

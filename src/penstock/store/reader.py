@@ -161,7 +161,7 @@ class TokenStore:
         """
         if not 0 <= start <= stop <= self.num_tokens:
             raise IndexError(
-                f"tokens [{start:,}, {stop:,}) are not in a store of {self.num_tokens:,} tokens"
+                f"tokens [{start:,}, {stop:,}) are not in a store of {self.num_tokens:,}"
             )
         # "right": a token at the end of a part is the first one of the next part.
         part = int(np.searchsorted(self._token_ends, start, side="right"))

@@ -61,11 +61,7 @@ def use_for_waits(stop: threading.Event, working: "threading.RLock") -> None:
 
 
 def pause(seconds: float) -> None:
-    """Sleep for some seconds.
-
-    Raises:
-        WaitCancelled: the reader of this thread has stopped.
-    """
+    """Sleep for some seconds; raise WaitCancelled if the reader of this thread has stopped."""
     stop, working = _own.stop, _own.working
     if stop is None or working is None:
         time.sleep(seconds)
@@ -103,13 +99,9 @@ class StallTimer:
 
 @final
 class Snapshot(TokenStore):
-    """A store over the parts that were sealed when it was made.
+    """A store over the parts of the stream `source` that were sealed when it was made.
 
-    Args:
-        source: The stream it belongs to.
-        manifest: The parts; the real manifest once the store is finished.
-        num_coming: Tokens that the next part is known to have.
-        sealed: Whether the store is finished, so that there is no later snapshot.
+    If `sealed`, the store is finished, and `manifest` is the real one.
     """
 
     def __init__(
