@@ -89,7 +89,7 @@ def _show(report: "CheckReport") -> None:
 
 
 def _rows(file: "FileSample") -> list[tuple[str, str]]:
-    from penstock.store.explain import rule_text
+    from penstock.store.summary import rule_text
 
     compression = f", {file.compression}" if file.compression else ""
     rows = [("size", f"{size_text(file.num_bytes)}{compression}")]

@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -95,7 +94,7 @@ def _show(fetched: "Fetched", stores: "dict[str, TokenStore]") -> None:
     for split, store in stores.items():
         rows[split] += f"; store {store.path.name}, {number_of(store.num_tokens, 'token')}"
     if stores:
-        from penstock.store.explain import describe_rules
+        from penstock.store.summary import describe_rules
 
         rows["document is"] = describe_rules(store.manifest.contents["builds"])
     received = f", {size_text(fetched.received_bytes)} received" if fetched.received_bytes else ""
@@ -108,7 +107,7 @@ def _show(fetched: "Fetched", stores: "dict[str, TokenStore]") -> None:
 
 def _next(fetched: "Fetched") -> str:
     """The command to suggest next."""
-    from penstock.store.manifest import FILE_NAME, builds, read_manifest
+    from penstock.store.manifest import FILE_NAME, read_manifest
 
     entry, paths = fetched.entry, fetched.files
     # A question set has no store to build or inspect.
@@ -119,8 +118,8 @@ def _next(fetched: "Fetched") -> str:
     stale: list[str] = []
     for split in built:
         with suppress(StoreError):  # `penstock info` and `verify` report a damaged store
-            done = builds(read_manifest(fetched.directory / split))
-            sizes = {each["bytes"] for each in chain.from_iterable(one["inputs"] for one in done)}
+            inputs = read_manifest(fetched.directory / split).inputs
+            sizes = {each["bytes"] for each in inputs}
             # The size is enough: another ratio cuts the text at another byte.
             stale += [] if paths[split].stat().st_size in sizes else [split]
     if stale:

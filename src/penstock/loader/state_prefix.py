@@ -19,9 +19,8 @@ from penstock.loader.run import AnyPlan
 from penstock.loader.state import State
 from penstock.order.budget import Budget
 from penstock.order.integers import END
-from penstock.store.explain import differences
 from penstock.store.reader import TokenStore
-from penstock.store.verify import chain, describe_build
+from penstock.store.verify import chain, describe_build, differences
 from penstock.streaming.plan import StreamedPlan
 
 _CHAIN_DIGITS = 32  # of 64

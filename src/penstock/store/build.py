@@ -6,37 +6,24 @@ the inputs and the settings alone, not on threads, timing or interruptions.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Literal
 
 from penstock.digest import canonical_json
-from penstock.errors import StoreError
+from penstock.errors import SourceError, StoreError
 from penstock.sources.document import Tally
 from penstock.sources.settings import Format
+from penstock.store import manifest as manifests
 from penstock.store.existing import committed, earlier_build, killed_at_the_end, remember_stamps
-from penstock.store.explain import refuse_only_bad
 from penstock.store.files import remove_temporary, sync_directory, write_file
-from penstock.store.holdout import SIDES, parse_split
-from penstock.store.job import BuildProgress, BuildSettings, EngineName, Inputs, Job, prepare
+from penstock.store.job import BuildSettings, EngineName, Inputs, Job, Report, prepare
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
-from penstock.store.manifest import (
-    FILE_NAME,
-    builds,
-    counts,
-    manifest_bytes,
-    part_file,
-    read_manifest,
-    rejects_file,
-    shared_settings,
-)
+from penstock.store.part import parse_split
 from penstock.store.reader import TokenStore
 from penstock.store.workers import Workers
 from penstock.tokenize.tokenizer import SpecialTokens
-
-__all__ = ["begin", "build", "execute"]
 
 
 def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read best)
@@ -60,7 +47,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     max_expansion: int = 200,
     engine: EngineName = "auto",
     threads: int | None = None,
-    progress: Callable[[BuildProgress], None] | None = None,
+    progress: Report | None = None,
 ) -> TokenStore:
     """Tokenize `inputs` into a store in the directory `store`, and open it.
 
@@ -123,35 +110,16 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     ...     print(len(store), store.num_tokens, store.text(1))
     2 10 or not to be.
     """
-    job = prepare(
-        BuildSettings(
-            inputs=inputs,
-            store=store,
-            tokenizer=tokenizer,
-            format=format,
-            documents=documents,
-            field=field,
-            errors=errors,
-            eos=eos,
-            bos=bos,
-            special_tokens=special_tokens,
-            add_tokens=add_tokens,
-            chat=chat,
-            split=split,
-            append=append,
-            max_bad=max_bad,
-            max_document_bytes=max_document_bytes,
-            max_expansion=max_expansion,
-            engine=engine,
-            threads=threads,
-        )
-    )
+    # `BuildSettings` has a field of the same name for each argument except `progress`.
+    arguments = dict(locals())
+    progress = arguments.pop("progress")
+    job = prepare(BuildSettings(**arguments))
     # Until here nothing was written but the directory, so a wrong argument leaves nothing behind.
     with locked(job.directory):
         begun = begin(job)
         if begun is not None:
             execute(begun, progress)
-    return TokenStore(job.directory / "train" if split else job.directory)
+    return TokenStore(job.directory / job.sides[0])
 
 
 def begin(job: Job, *, live: bool = False) -> Job | None:
@@ -172,19 +140,18 @@ def begin(job: Job, *, live: bool = False) -> Job | None:
     return replace(
         job,
         # Numbers continue where the earlier builds ended: origins and parts that exist stay valid.
-        first_file=sum(len(done["inputs"]) for done in builds(earlier)),
-        first_part=sum(done["slices"] for done in builds(earlier)),
+        first_file=len(earlier.inputs) if earlier else 0,
+        first_part=sum(done["slices"] for done in earlier.builds) if earlier else 0,
         split=parse_split(job.settings.split, job.files, job.reading),
         live=live,
     )
 
 
-def execute(job: Job, progress: Callable[[BuildProgress], None] | None = None) -> None:
+def execute(job: Job, progress: Report | None = None) -> None:
     """Run a build from the journal to the manifest; the caller holds the store's lock."""
-    sides = SIDES if job.split else ("",)
     journal = Journal(job.directory)
     begun = journal.begin(job.stamped)
-    for each in {job.directory, *map(job.side_directory, sides)}:
+    for each in {job.directory, *(job.directory / side for side in job.sides)}:
         # Temporary files belong to writers that were killed: the caller holds the lock.
         each.mkdir(exist_ok=True)
         remove_temporary(each)
@@ -193,7 +160,7 @@ def execute(job: Job, progress: Callable[[BuildProgress], None] | None = None) -
     sealed = [record for record in begun if _intact(job, record)]
     done = Workers(job, sealed).run(progress)
     _refuse_lost_bytes(job, done)
-    refuse_only_bad(job, done)
+    _refuse_only_bad(job, done)
     _refuse_empty_side(job, done)
     if job.chat is not None:
         job.chat.report.log()
@@ -202,20 +169,20 @@ def execute(job: Job, progress: Callable[[BuildProgress], None] | None = None) -
     remember_stamps(job.directory, job.files)
     # The training side is committed last: `earlier_build` takes its manifest as the sign that
     # both sides are there.
-    for side in reversed(sides):
-        _commit(job, side, done, job.side_directory(side))
+    for side in reversed(job.sides):
+        _commit(job, side, done)
     # A kill before this line leaves a journal that `killed_at_the_end` recognises.
     journal.end()
 
 
 def _intact(job: Job, record: SealedSlice) -> bool:
     """Whether all files of a sealed slice exist and have the recorded size."""
-    for side, part in record.parts.items():
-        for kind, (size, _) in part.files.items():
-            path = job.side_directory(side) / part_file(part.number, kind)
-            if not path.exists() or path.stat().st_size != size:
-                return False
-    return True
+    sizes = {
+        job.directory / side / manifests.part_file(part.number, kind): size
+        for side, part in record.parts.items()
+        for kind, (size, _) in part.files.items()
+    }
+    return all(path.exists() and path.stat().st_size == size for path, size in sizes.items())
 
 
 def _refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
@@ -233,12 +200,24 @@ def _refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
         )
 
 
+def _refuse_only_bad(job: Job, done: list[SealedSlice]) -> None:
+    """Raise if records were rejected and no document is left, as in one file that is not UTF-8."""
+    rejects = [reject for record in done for reject in record.rejects]
+    if rejects and not any(record.tally.documents for record in done):
+        raise SourceError(
+            f"No document is left to store: all {len(rejects):,} records were rejected. The first: "
+            f"{job.located(rejects[0])}. Repair the input, or change how it is read: "
+            'errors="replace" puts U+FFFD where bytes are not UTF-8, and documents="lines" rejects '
+            "single lines."
+        )
+
+
 def _refuse_empty_side(job: Job, done: list[SealedSlice]) -> None:
     """Raise if the split leaves one side without documents."""
-    for side in SIDES if job.split else ():
-        directory = job.side_directory(side)
+    for side in job.sides if job.split else ():
+        directory = job.directory / side
         num_documents = sum(record.parts[side].num_documents for record in done)
-        if not num_documents and not (directory / FILE_NAME).exists():
+        if not num_documents and not (directory / manifests.FILE_NAME).exists():
             others = sum(part.num_documents for record in done for part in record.parts.values())
             raise StoreError(
                 f"The split leaves {directory} empty: the inputs have {others:,} documents, and "
@@ -248,33 +227,42 @@ def _refuse_empty_side(job: Job, done: list[SealedSlice]) -> None:
             )
 
 
-def _commit(job: Job, side: str, done: list[SealedSlice], directory: Path) -> None:
-    """Write the reject log and then the manifest of one side into its directory."""
-    settings = job.recorded
-    if settings["append"] and committed(directory, settings):
-        return  # by a build that was killed before it committed the other side
-    earlier = read_manifest(directory) if settings["append"] else None
-    parts = list(earlier.parts) if earlier else []
+def _commit(job: Job, side: str, done: list[SealedSlice]) -> None:
+    """Write the reject log and then the manifest of one side."""
+    settings, directory = job.recorded, job.directory / side
+    builds, parts = [], []
+    if settings["append"]:
+        if committed(directory, settings):
+            return  # by a build that was killed before it committed the other side
+        earlier = manifests.read_manifest(directory)
+        builds, parts = earlier.builds, list(earlier.parts)
     # A slice has no part here if its documents are all on the other side, or were rejected.
     parts += [record.parts[side] for record in done if record.parts[side].num_documents]
-    counted = counts(parts)
-    log, reasons = _reject_log(job, done)
+    counted = manifests.counts(parts)
+    tally = asdict(Tally.total(record.tally for record in done))
+    continued = tally.pop("continued")
+    rejects = [reject for record in done for reject in record.rejects]
+    log = [
+        canonical_json({**asdict(reject), "file": job.files[reject.file].name}) + b"\n"
+        for reject in rejects
+    ]
+    reasons = dict(sorted(Counter(each.reason for each in rejects).items()))
     # How many files follow each rule that "auto" found; none with any other setting.
     rules = sum((Counter(record.rules) for record in done), Counter())
-    size, digest = write_file(directory / rejects_file(len(builds(earlier))), [log])
+    size, digest = write_file(directory / manifests.rejects_file(len(builds)), log)
     contents = {
         "format": "penstock-store",
         # Stores without pieces can be read by older versions of penstock.
         "version": 2 if "pieces" in counted else 1,
         "dtype": job.tokenizer.dtype.name,
-        **shared_settings(settings),
+        **manifests.shared_settings(settings),
         "side": side or None,
         "counts": counted,
         "builds": [
-            *builds(earlier),
+            *builds,
             {
                 "slices": len(done),
-                "counts": _tally(done),
+                "counts": tally | ({"pieces": tally["documents"] + continued} if continued else {}),
                 "rejects": {"bytes": size, "sha256": digest, "reasons": reasons},
                 "reading": settings["reading"],
                 **({"documents": dict(sorted(rules.items()))} if rules else {}),
@@ -285,22 +273,5 @@ def _commit(job: Job, side: str, done: list[SealedSlice], directory: Path) -> No
     # The manifest is the commit point. Everything that it names must be on disk before it, and
     # its own name must be on disk before the journal is removed.
     sync_directory(directory)
-    write_file(directory / FILE_NAME, [manifest_bytes(contents, parts)])
+    write_file(directory / manifests.FILE_NAME, [manifests.manifest_bytes(contents, parts)])
     sync_directory(directory)
-
-
-def _tally(done: list[SealedSlice]) -> dict[str, int]:
-    """The counts of all slices; `pieces` only if there are more of them than documents."""
-    tally = asdict(Tally.total(record.tally for record in done))
-    continued = tally.pop("continued")
-    return tally | ({"pieces": tally["documents"] + continued} if continued else {})
-
-
-def _reject_log(job: Job, done: list[SealedSlice]) -> tuple[bytes, dict[str, int]]:
-    """All rejected records in order, one line each, and the number of each reason."""
-    rejects = [reject for record in done for reject in record.rejects]
-    lines = [
-        canonical_json({**asdict(reject), "file": job.files[reject.file].name}) + b"\n"
-        for reject in rejects
-    ]
-    return b"".join(lines), dict(sorted(Counter(each.reason for each in rejects).items()))

@@ -14,11 +14,9 @@ from io import BufferedReader, RawIOBase
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.chat.chat import Chat, TurnReport
-from penstock.chat.encode import EncodedChats
-from penstock.chat.messages import ChatText, Conversation, to_conversation
+from penstock.chat.messages import ChatText, to_conversation
 from penstock.errors import ChatError, SourceError, StoreError
 from penstock.sources.document import Batch, Reject, text_offsets
 from penstock.sources.listing import InputFile, open_file
@@ -28,8 +26,6 @@ from penstock.tokenize.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from penstock.store.job import BuildSettings
-
-__all__ = ["ChatStage", "chat_file", "chat_stage"]
 
 # JSON arrays and tables are read whole, so their size is limited. Lines are read one by one.
 _MAX_WHOLE = 1 << 30
@@ -63,13 +59,13 @@ class ChatStage:
         # A script may have trained characters and no trained token, if a token covers more than
         # them. Such records are refused, and the others are encoded again.
         if not trained.all():
-            refused |= {rows[place]: _nothing(None) for place in np.flatnonzero(trained == 0)}
+            refused |= {rows[place]: _untrained() for place in np.flatnonzero(trained == 0)}
             kept = np.flatnonzero(trained)
             rows, scripts = [rows[place] for place in kept], [scripts[place] for place in kept]
             encoded = self.chat.encode(scripts)
-        tokens, ends, loss = _with_edges(encoded, builder.eos_id, builder.bos_id)
+        tokens, ends, loss = builder.join(encoded.ids, encoded.offsets, loss=encoded.loss)
         origins = np.stack((batch.files[rows], batch.offsets[rows]), axis=1)
-        builder.append(tokens.astype(builder.tokenizer.dtype), ends, origins, loss)
+        builder.append((tokens, ends, origins, loss, 0))
         return _rejected(batch, refused, first_file)
 
     def compare(self, batch: Batch) -> None:
@@ -86,8 +82,12 @@ class ChatStage:
                 script = self.chat.render_text(conversation)
             except ChatError as error:
                 yield None, error
-            else:
-                yield script, None if script.trained else _nothing(conversation, script)
+                continue
+            messages, rewritten = conversation.messages, len(script.rewritten)
+            said = sum(message["role"] == "assistant" for message in messages)
+            left = f", {rewritten} rewritten by the template" if rewritten else ""
+            detail = f": {len(messages)} messages, {said} of the assistant{left}"
+            yield script, None if script.trained else _untrained(detail)
 
 
 def chat_stage(settings: "BuildSettings") -> ChatStage:
@@ -113,19 +113,15 @@ def chat_file(file: InputFile) -> InputFile:
     """
     if file.texts is not None:
         return file
-    if file.format in ("parquet", "arrow"):
-        return _as_texts(file, _table_rows(file))
-    if file.compression is None and not _is_lines(file):
-        return _as_texts(file, _array_items(file))
-    return replace(file, format="text")
-
-
-def _as_texts(file: InputFile, records: Iterator[Any]) -> InputFile:
+    is_table = file.format in ("parquet", "arrow")
+    if not is_table and (file.compression is not None or _is_lines(file)):
+        return replace(file, format="text")
     if file.size > _MAX_WHOLE:
         raise SourceError(
             f"{file.name} has {file.size:,} bytes, and an array or a table of conversations "
             "is read whole. Convert it to JSON Lines, one conversation per line."
         )
+    records = _table_rows(file) if is_table else _array_items(file)
     # `default`: a table may hold dates and other values that JSON does not have.
     texts = Texts([json.dumps(record, ensure_ascii=False, default=str) for record in records])
     return replace(file, format="texts", texts=texts)
@@ -147,20 +143,19 @@ def _is_lines(file: InputFile) -> bool:
     return more
 
 
-def _array_items(file: InputFile) -> Iterator[Any]:
+def _array_items(file: InputFile) -> list[Any]:
     with open_file(file) as stream:
         data = stream.read()
     try:
-        items = json.loads(data)
+        items: list[Any] = json.loads(data)
     except ValueError as error:
         raise SourceError(
             f"{file.name} begins like a JSON array and is not one: {error}. Give an array of "
             "conversations, or JSON Lines with one conversation per line."
         ) from None
     is_message = [isinstance(each, dict) and ("role" in each or "from" in each) for each in items]
-    if items and all(is_message):  # one conversation
-        items = [items]
-    yield from items
+    # An array of messages is one conversation.
+    return [items] if items and all(is_message) else items
 
 
 def _table_rows(file: InputFile) -> Iterator[Any]:
@@ -189,12 +184,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ChatError("bad_json", f"{name} is not JSON")
 
 
-def _nothing(conversation: Conversation | None, script: ChatText | None = None) -> ChatError:
-    detail = ""
-    if conversation is not None and script is not None:
-        said = sum(message["role"] == "assistant" for message in conversation.messages)
-        left = f", {len(script.rewritten)} rewritten by the template" if script.rewritten else ""
-        detail = f": {len(conversation.messages)} messages, {said} of the assistant{left}"
+def _untrained(detail: str = "") -> ChatError:
     return ChatError("nothing_to_train", f"No token is trained on{detail}.")
 
 
@@ -209,42 +199,15 @@ def _closed(script: ChatText) -> ChatText:
     return replace(script, trained=[*script.trained[:-1], (start, len(script.text))])
 
 
-def _with_edges(
-    encoded: EncodedChats, eos_id: int | None, bos_id: int | None
-) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.uint8]]:
-    """The conversations with begin and end tokens, if these are wanted and not there already.
-
-    An end token is trained on if it follows a trained token.
-    """
-    ids, loss, offsets = encoded.ids, encoded.loss, encoded.offsets
-    for token, is_end in ((eos_id, True), (bos_id, False)):
-        if token is None or not len(encoded):
-            continue
-        borders = offsets[1:] if is_end else offsets[:-1]
-        wanted = ids[borders - is_end] != token  # the last token of each, or the first
-        places = borders[wanted]
-        ids = np.insert(ids, places, token)
-        loss = np.insert(loss, places, loss[places - 1] if is_end else 0)
-        # Each inserted token moves the following documents by one.
-        offsets = offsets + np.concatenate(([0], np.cumsum(wanted)))
-    return ids, offsets[1:], loss
-
-
 def _rejected(batch: Batch, refused: dict[int, ChatError], first_file: int) -> list[Reject]:
     """The refused records; the tally of the batch counts them as rejects from now on."""
     sizes = np.diff(text_offsets(batch.texts))
     rejects = []
-    for row in sorted(refused):
-        size = int(sizes[row])
-        rejects.append(
-            Reject(
-                file=int(batch.files[row]) - first_file,
-                offset=int(batch.offsets[row]),
-                num_bytes=size,
-                reason=refused[row].reason,
-                detail=str(refused[row]),
-            )
-        )
+    for row, error in sorted(refused.items()):
+        size, reason, detail = int(sizes[row]), error.reason, str(error)
+        file, offset = int(batch.files[row]) - first_file, int(batch.offsets[row])
+        reject = Reject(file=file, offset=offset, num_bytes=size, reason=reason, detail=detail)
+        rejects.append(reject)
         # The reader counted the record as a document. It must count once, or bytes seem lost.
         batch.tally.documents -= 1
         batch.tally.rejected += 1

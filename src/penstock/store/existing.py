@@ -17,27 +17,18 @@ from pathlib import Path
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.sources.listing import InputFile
-from penstock.store.explain import differences
 from penstock.store.files import write_file
-from penstock.store.holdout import SIDES
 from penstock.store.job import Job
 from penstock.store.journal import Journal
-from penstock.store.manifest import (
-    FILE_NAME,
-    JsonObject,
-    Manifest,
-    builds,
-    read_manifest,
-    shared_settings,
-)
-
-__all__ = ["committed", "earlier_build", "killed_at_the_end", "remember_stamps"]
+from penstock.store.manifest import FILE_NAME, JsonObject, Manifest, read_manifest, shared_settings
+from penstock.store.part import SIDES
+from penstock.store.verify import differences
 
 _STAMPS = ".stamps.json"
 _SHOWN = 5
-# Files that a build leaves before its journal is written. Versions up to 0.1 kept a lock in the
-# store itself.
-_OURS = re.compile(r"\.lock|\.readers|\.\.building\.json\.\d+\.\d+\.tmp")
+# Files that a build leaves before its journal is written. The lock is inside the store if the
+# directory around it is not writable.
+_OURS = re.compile(r"\.lock|\.\.building\.json\.\d+\.\d+\.tmp")
 
 
 def killed_at_the_end(job: Job) -> bool:
@@ -47,7 +38,7 @@ def killed_at_the_end(job: Job) -> bool:
     if begun is None:
         return False
     sides = SIDES if begun["split"] else ("",)
-    if not all(committed(job.side_directory(side), begun) for side in sides):
+    if not all(committed(job.directory / side, begun) for side in sides):
         return False
     # All manifests are written, so the journal says nothing more. If it is of another build, that
     # one is complete too, and this build is compared with it like with any finished store.
@@ -61,31 +52,28 @@ def earlier_build(job: Job) -> Manifest | None:
     Raises:
         StoreError: the directory holds something that this build cannot continue.
     """
-    settings = job.recorded
-    first_side = job.side_directory(SIDES[0] if settings["split"] else "")
+    first_side = job.directory / job.sides[0]
     unfinished = Journal(job.directory).begun() is not None
     has_manifest = (first_side / FILE_NAME).exists()
     if not (has_manifest or unfinished):
-        _refuse_other_split(job.directory, settings["split"])
-    if job.settings.append:
-        manifest = read_manifest(first_side)
-        _refuse_append(job.directory, manifest, settings)
-        return manifest
-    if not has_manifest:
-        if not unfinished:
-            _refuse_foreign(job.directory)
+        _refuse_other_split(job.directory, job.settings.split)
+    if not (has_manifest or unfinished or job.settings.append):
+        _refuse_foreign(job.directory)
+    if not (has_manifest or job.settings.append):
         return None
-    if unfinished:
+    manifest = read_manifest(first_side)
+    if job.settings.append:
+        _refuse_append(job.directory, manifest, job.recorded)
+    elif unfinished:
         raise StoreError(
             f"{job.directory} holds an append that was not finished. Repeat that append, with "
             "append=True, to finish it."
         )
-    manifest = read_manifest(first_side)
-    _refuse_other(job.directory, manifest, settings)
-    _refuse_changed(job.directory, job.files)
-    # From now on, a changed input is detected again.
-    if not _stamps(job.directory):
-        remember_stamps(job.directory, job.files)
+    else:
+        _refuse_other(job.directory, manifest, job.recorded)
+        _refuse_changed(job.directory, job.files)
+        if not _stamps(job.directory):  # from now on, a changed input is detected again
+            remember_stamps(job.directory, job.files)
     return manifest
 
 
@@ -93,7 +81,7 @@ def committed(directory: Path, settings: JsonObject) -> bool:
     """Whether the last build in the manifest of `directory` is the one with these settings."""
     if not (directory / FILE_NAME).exists():
         return False
-    last = builds(read_manifest(directory))[-1]
+    last = read_manifest(directory).builds[-1]
     return all(last[key] == settings[key] for key in ("inputs", "reading"))
 
 
@@ -102,33 +90,30 @@ def _refuse_foreign(directory: Path) -> None:
     found = sorted(entry.name for entry in directory.iterdir() if not _OURS.fullmatch(entry.name))
     if found:
         raise StoreError(
-            f"{directory} is not empty and not a store; it holds {', '.join(found[:_SHOWN])}. "
+            f"{directory} is not empty and not a store; it holds {_listed(found)}. "
             "Choose another directory, or empty this one."
         )
 
 
 def _refuse_other_split(directory: Path, split: str | None) -> None:
     """Raise if a finished store has two sides and should have one, or the other way round."""
-    if split and (directory / FILE_NAME).exists():
-        raise StoreError(
-            f"{directory} is a finished store that was built without a split, and split={split!r} "
-            "makes two stores. Choose another directory, delete this one to build it again, or "
-            "leave split out."
-        )
-    if split or not (directory / SIDES[0] / FILE_NAME).exists():
+    other = directory if split else directory / SIDES[0]
+    if not (other / FILE_NAME).exists():
         return
-    # Only the manifest of the side says whether a split made it.
-    then = read_manifest(directory / SIDES[0]).contents["split"]
-    if then:  # otherwise these are two stores that were built separately in one directory
+    # Only the manifest of a side says whether a split made it.
+    then = read_manifest(other).contents["split"]
+    if then or split:  # otherwise these are two stores that were built separately in one directory
+        built = f"with split={then!r}" if then else "without a split, and a split makes two stores"
+        again = f"give split={then!r} again" if then else "leave split out"
         raise StoreError(
-            f"{directory} is a finished store that was built with split={then!r}. Choose another "
-            f"directory, delete this one to build it again, or give split={then!r} again."
+            f"{directory} is a finished store that was built {built}. Choose another directory, "
+            f"delete this one to build it again, or {again}."
         )
 
 
 def _refuse_append(directory: Path, manifest: Manifest, settings: JsonObject) -> None:
     """Raise if the inputs cannot be appended to the store."""
-    if _is_tail(settings["split"]):
+    if (settings["split"] or "").startswith("tail"):
         raise StoreError(
             'A store with split="tail" cannot grow: its validation side is the end of the data. '
             'Build with split="hash", which holds out the same documents when data is added.'
@@ -139,55 +124,39 @@ def _refuse_append(directory: Path, manifest: Manifest, settings: JsonObject) ->
             f"{directory} was built with other settings, and ids of two kinds cannot share a "
             f"store: {differences(old, new)}."
         )
-    present = _names(manifest)
-    twice = [each["name"] for each in settings["inputs"] if each["name"] in present]
-    if twice:
+    present = {each["name"] for each in manifest.inputs}
+    if twice := [each["name"] for each in settings["inputs"] if each["name"] in present]:
         raise StoreError(
-            f"{', '.join(twice[:_SHOWN])} {'is' if len(twice) == 1 else 'are'} in {directory} "
-            "already. If they were appended again, their documents would be trained on twice as "
-            "often."
+            f"{_listed(twice)} {'is' if len(twice) == 1 else 'are'} in {directory} already. If "
+            "they were appended again, their documents would be trained on twice as often."
         )
 
 
 def _refuse_other(directory: Path, manifest: Manifest, settings: JsonObject) -> None:
     """Raise if a finished store is not what this build would give."""
-    shared = shared_settings(manifest.contents)
     # Any single build of the store counts as the same: its call returns at once, also after
     # others were appended.
-    for done in builds(manifest):
-        old = {**shared, "reading": done["reading"], "inputs": done["inputs"], "append": False}
-        if canonical_json(old) == canonical_json(settings):
+    whole = {**manifest.settings, "append": False}
+    for done in manifest.builds:
+        one = {**whole, "reading": done["reading"], "inputs": done["inputs"]}
+        if canonical_json(one) == canonical_json(settings):
             return
-    first, *later = builds(manifest)
-    inputs = [each for done in (first, *later) for each in done["inputs"]]
-    old = {**shared, "reading": first["reading"], "inputs": inputs, "append": False}
-    changed = differences(old, settings) or f"in {1 + len(later)} builds, by appending"
-    added = _appendable(manifest, settings)
-    also = f" You can also add {added} alone, by a build with append=True." if added else ""
+    changed = differences({**whole, "inputs": manifest.inputs}, settings)
+    changed = changed or f"in {len(manifest.builds)} builds, by appending"
+    present = {each["name"] for each in manifest.inputs}
+    new = [each["name"] for each in settings["inputs"] if each["name"] not in present]
+    is_same_kind = shared_settings(manifest.contents) == shared_settings(settings)
+    can_append = new and is_same_kind and not (settings["split"] or "").startswith("tail")
+    also = f" You can also add {_listed(new)} alone, by a build with append=True."
     raise StoreError(
         f"{directory} is a finished store that was built differently: {changed}. Delete it to "
-        f"build it again, or choose another directory.{also}"
+        f"build it again, or choose another directory.{also if can_append else ''}"
     )
 
 
-def _appendable(manifest: Manifest, settings: JsonObject) -> str:
-    """The names of the inputs that an append would accept; "" if it would accept none."""
-    if shared_settings(manifest.contents) != shared_settings(settings):
-        return ""
-    if _is_tail(settings["split"]):
-        return ""
-    present = _names(manifest)
-    new = [each["name"] for each in settings["inputs"] if each["name"] not in present]
-    rest = f" and {len(new) - _SHOWN:,} more" if len(new) > _SHOWN else ""
-    return ", ".join(new[:_SHOWN]) + rest
-
-
-def _is_tail(split: str | None) -> bool:
-    return split is not None and split.startswith("tail")
-
-
-def _names(manifest: Manifest) -> set[str]:
-    return {each["name"] for done in builds(manifest) for each in done["inputs"]}
+def _listed(names: list[str]) -> str:
+    rest = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + rest
 
 
 def remember_stamps(directory: Path, files: Sequence[InputFile]) -> None:
@@ -212,7 +181,7 @@ def _refuse_changed(directory: Path, files: Sequence[InputFile]) -> None:
     changed = [file.name for file in files if kept.get(file.name, file.stamp) != file.stamp]
     if changed:
         raise StoreError(
-            f"{directory} is finished, but {', '.join(changed[:_SHOWN])} "
+            f"{directory} is finished, but {_listed(changed)} "
             f"{'was' if len(changed) == 1 else 'were'} changed or replaced after it was built. "
             f"Delete the directory to build it again. If the contents are still the same, delete "
             f"{directory / _STAMPS}."

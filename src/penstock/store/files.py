@@ -24,8 +24,8 @@ import mmap
 import os
 import shutil
 import sys
-import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,19 +33,6 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import DiskFullError
-
-__all__ = [
-    "HEADER_BYTES",
-    "array_layout",
-    "cache_directory",
-    "digest_file",
-    "header",
-    "keep_freed_memory",
-    "remove_temporary",
-    "sync_directory",
-    "sync_file",
-    "write_file",
-]
 
 HEADER_BYTES = 128
 # The magic string of NumPy, and version 1.0 of the format.
@@ -68,7 +55,6 @@ def keep_freed_memory() -> None:
 _CACHED_BYTES = 4 << 20
 _BLOCK_BYTES = 1 << 20
 
-_own = threading.local()
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -86,34 +72,49 @@ def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tupl
     Raises:
         DiskFullError: the disk is full; nothing is left behind.
     """
-    temporary = _temporary(path)
+    # A name that no other writer has, also not a process with the same id on another machine.
+    drawn = int.from_bytes(os.urandom(6), "little")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{drawn}.tmp")
     digest = hashlib.sha256()
     size = 0
     direct = False
     stream = temporary.open("xb", buffering=0)  # "x": an existing file is not ours to remove
-    try:
-        with stream:
-            file = stream.fileno()
-            for block in _blocks(pieces):
-                digest.update(block)
-                # O_DIRECT requires aligned offsets. This one is a multiple of the block size.
-                if size == _CACHED_BYTES and not live:
-                    direct = _set_direct(file, True)
-                # O_DIRECT writes whole disk blocks only, and the last block may be shorter.
-                if direct and len(block) < _BLOCK_BYTES:
-                    direct = _set_direct(file, False)
-                size += len(block)
-                direct = _write(file, block, direct)
-            if not live:
-                os.fsync(file)
+    with _removed_on_failure(temporary, path), stream:
+        file = stream.fileno()
+        for block in _blocks(pieces):
+            digest.update(block)
+            # O_DIRECT requires aligned offsets. This one is a multiple of the block size.
+            if size == _CACHED_BYTES and not live:
+                direct = _set_direct(file, True)
+            # O_DIRECT writes whole disk blocks only, and the last block may be shorter.
+            if direct and len(block) < _BLOCK_BYTES:
+                direct = _set_direct(file, False)
+            size += len(block)
+            direct = _write(file, block, direct)
+        if not live:
+            os.fsync(file)
+        stream.close()  # Windows does not rename open files
         # Atomic: other processes see the old contents or all of the new ones.
         temporary.rename(path)
-    except BaseException as error:  # also Ctrl-C
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            raise _no_room(path, size, error) from error
-        raise
     return size, digest.hexdigest()
+
+
+@contextmanager
+def _removed_on_failure(file: Path, path: Path) -> Iterator[None]:
+    """Remove `file` if the block fails; if the disk is full, say so with the name `path`."""
+    try:
+        yield
+    except BaseException as error:  # also Ctrl-C
+        size = file.stat().st_size if file.exists() else 0
+        file.unlink(missing_ok=True)
+        if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
+            raise
+        raise DiskFullError(
+            error.errno,
+            f"No room to write {path}: it needs more than {size:,} bytes, and "
+            f"{shutil.disk_usage(path.parent).free:,} bytes are free ({error.strerror}). Finished "
+            "parts are kept; make room and run the same command again to resume",
+        ) from error
 
 
 def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
@@ -122,9 +123,8 @@ def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
     All blocks use one buffer, which is aligned as O_DIRECT requires. A block is still in the
     processor's cache when it is hashed and written.
     """
-    # Taken from the thread and put back at the end. A second write that begins in between, in the
-    # same thread, gets a new buffer and cannot overwrite this one.
-    buffer: memoryview = _own.__dict__.pop("buffer", None) or _new_buffer()
+    # A map of whole pages, made for this file: two writes at a time do not share it.
+    buffer = memoryview(mmap.mmap(-1, _BLOCK_BYTES))
     room = np.frombuffer(buffer, np.uint8)
     filled = 0
     for piece in pieces:
@@ -140,22 +140,6 @@ def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
                 filled = 0
     if filled:
         yield buffer[:filled]
-    _own.buffer = buffer
-
-
-def _new_buffer() -> memoryview:
-    """A block of whole pages that a forked child does not share."""
-    if sys.platform == "win32":  # no fork there, and no flags
-        buffer = mmap.mmap(-1, _BLOCK_BYTES)
-    else:
-        buffer = mmap.mmap(-1, _BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return memoryview(buffer)
-
-
-def _temporary(path: Path) -> Path:
-    """A name that no other writer has, also not a process with the same id elsewhere."""
-    drawn = int.from_bytes(os.urandom(6), "little")
-    return path.with_name(f".{path.name}.{os.getpid()}.{drawn}.tmp")
 
 
 def _write(file: int, view: memoryview, direct: bool) -> bool:
@@ -185,32 +169,11 @@ def _set_direct(file: int, wanted: bool) -> bool:
     return wanted
 
 
-def _no_room(path: Path, size: int, error: OSError) -> DiskFullError:
-    try:
-        free = f"{shutil.disk_usage(path.parent).free:,} bytes are free"
-    except OSError:
-        free = "the free space is unknown"
-    return DiskFullError(
-        error.errno,
-        f"No room to write {path}: it needs more than {size:,} bytes, and {free} "
-        f"({error.strerror}). Finished parts are kept; make room and run the same command again "
-        "to resume",
-    )
-
-
 def sync_file(path: Path) -> None:
     """Sync a file to disk that was written with `live`; if that fails, the file is removed."""
     # For writing too: Windows does not sync a file that is open for reading only.
-    handle = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        if error.errno in _NO_ROOM:
-            raise _no_room(path, os.fstat(handle).st_size, error) from error
-        raise
-    finally:
-        os.close(handle)
+    with _removed_on_failure(path, path), path.open("r+b", buffering=0) as stream:
+        os.fsync(stream.fileno())
 
 
 def sync_directory(path: Path) -> None:
@@ -250,7 +213,7 @@ def digest_file(path: Path) -> str:
 
 
 def array_layout(
-    kind: str, dtype: "np.dtype[Any]", *, num_documents: int, num_tokens: int
+    kind: str, dtype: "np.dtype[Any]", num_documents: int, num_tokens: int
 ) -> tuple["np.dtype[Any]", tuple[int, ...]]:
     """The type and shape of one array of a part; `dtype` is that of the tokens."""
     return {

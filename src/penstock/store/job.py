@@ -10,7 +10,7 @@ records give the same store, and a build that was killed is resumed only if they
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,33 +18,24 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from penstock.errors import StoreError, TokenizerError
-from penstock.sources.document import Batch, binary_array
+from penstock.sources.document import Batch, Reject, binary_array
 from penstock.sources.listing import InputFile, list_files
 from penstock.sources.read import read_slice
 from penstock.sources.settings import Format, ReadSettings, Texts
 from penstock.sources.slices import Slice, cut
 from penstock.sources.whole import IsCutSafe
-from penstock.store.holdout import Split, parse_split
 from penstock.store.manifest import JsonObject
+from penstock.store.part import SIDES, Split, parse_split
 from penstock.tokenize.engines import Engine, TokenizersEngine
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from penstock.store.chats import ChatStage
 
-__all__ = [
-    "BuildProgress",
-    "BuildSettings",
-    "EngineName",
-    "Inputs",
-    "Job",
-    "cut_safety",
-    "prepare",
-    "separators_of",
-]
-
 Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Texts
 EngineName = Literal["auto", "gigatoken", "tokenizers"]
+Report = Callable[["BuildProgress"], None]
+"""A function that is called with the progress of a build."""
 
 _log = logging.getLogger("penstock")
 
@@ -119,7 +110,7 @@ class BuildSettings:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Job:
     """A build whose inputs are listed and whose tokenizer is loaded."""
 
@@ -158,13 +149,10 @@ class Job:
 
     def slices(self) -> Iterator[Slice]:
         """The inputs, cut into slices; each becomes one part."""
-        return cut(
-            self.files,
-            self.reading,
-            # By the reference, so that slices are the same whichever engine tokenizes.
-            is_cut_safe=cut_safety(self.tokenizer.reference or self.tokenizer.engine),
-            border=self.split.cut_at if self.split else None,
-        )
+        # By the reference, so that slices are the same whichever engine tokenizes.
+        is_cut_safe = cut_safety(self.tokenizer.reference or self.tokenizer.engine)
+        border = self.split.cut_at if self.split else None
+        return cut(self.files, self.reading, is_cut_safe=is_cut_safe, border=border)
 
     def batches(self, piece: Slice) -> Iterator[Batch]:
         """The documents of a slice, with the file numbers of the store."""
@@ -176,9 +164,15 @@ class Job:
             batch.files += self.first_file
             yield batch
 
-    def side_directory(self, side: str) -> Path:
-        """The directory that holds the parts of one side of the split."""
-        return self.directory / side if side else self.directory
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The sides of the split, which are folders of `directory`; "" without a split."""
+        return SIDES if self.settings.split else ("",)
+
+    def located(self, reject: Reject) -> str:
+        """A rejected record with its file and offset, for messages."""
+        name = self.files[reject.file].name
+        return f"{name}, offset {reject.offset:,}: {reject.reason}, {reject.detail}"
 
 
 def prepare(settings: BuildSettings) -> Job:
@@ -210,15 +204,8 @@ def prepare(settings: BuildSettings) -> Job:
         "append": settings.append,
         **({} if stage is None else {"chat": stage.chat.describe()}),
     }
-    return Job(
-        settings=settings,
-        directory=_made_directory(Path(settings.store)),
-        files=files,
-        reading=reading,
-        tokenizer=loaded,
-        recorded=recorded,
-        chat=stage,
-    )
+    directory = _made_directory(Path(settings.store))
+    return Job(settings, directory, files, reading, loaded, recorded, stage)
 
 
 def _made_directory(directory: Path) -> Path:
@@ -244,19 +231,14 @@ def separators_of(tokenizer: Tokenizer) -> tuple[str, ...]:
 def _log_omitted_start(tokenizer: Tokenizer, bos: bool | str, stage: "ChatStage | None") -> None:
     """Warn if the tokenizer itself would begin each text with a token that the store lacks."""
     definition = tokenizer.definition
-    if definition is None or definition.begins_with is None or bos is not False:
-        return
-    token = definition.begins_with
-    if stage is not None and stage.chat.begins_with(token):
+    token = definition.begins_with if definition else None
+    is_in_chat = stage is not None and token is not None and stage.chat.begins_with(token)
+    if definition is None or token is None or bos is not False or is_in_chat:
         return
     known = tokenizer.bos_id is not None and definition.token_id(token) == tokenizer.bos_id
     how = "bos=True (--bos)" if known else f'bos="{token}" (--bos-token "{token}")'
-    _log.warning(
-        "%s begins each text with %s when it is called by itself. This build does not; %s does.",
-        tokenizer.name,
-        token,
-        how,
-    )
+    does = f"begins each text with {token} when it is called by itself"
+    _log.warning("%s %s. This build does not; %s does.", tokenizer.name, does, how)
 
 
 def _edge_id(tokenizer: Tokenizer, wanted: bool | str, which: Literal["eos", "bos"]) -> int | None:

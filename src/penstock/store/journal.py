@@ -28,11 +28,9 @@ from pathlib import Path
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.sources.document import Reject, Tally
-from penstock.store.explain import differences
 from penstock.store.files import sync_directory, write_file
 from penstock.store.manifest import JsonObject, PartRecord
-
-__all__ = ["MANY_TOKENS", "Journal", "SealedSlice", "WaitingReaders", "lower_priority"]
+from penstock.store.verify import differences
 
 MANY_TOKENS = 65_536
 """More tokens than a usual row has."""
@@ -47,8 +45,8 @@ class SealedSlice:
     """The record of one slice whose parts are on disk."""
 
     number: int
-    tally: Tally
-    parts: dict[str, PartRecord]
+    tally: Tally = field(default_factory=Tally)
+    parts: dict[str, PartRecord] = field(default_factory=dict)
     """By side of the split; a store without a split has the one side ""."""
     rejects: list[Reject] = field(default_factory=list)
     rules: dict[str, int] = field(default_factory=dict)
@@ -56,27 +54,16 @@ class SealedSlice:
 
     def to_json(self) -> bytes:
         """The record as JSON."""
-        return canonical_json(
-            {
-                "number": self.number,
-                "tally": asdict(self.tally),
-                "parts": {side: part.to_json() for side, part in self.parts.items()},
-                "rejects": [asdict(reject) for reject in self.rejects],
-                "rules": self.rules,
-            }
-        )
+        parts = {side: part.to_json() for side, part in self.parts.items()}
+        return canonical_json(asdict(self) | {"parts": parts})
 
     @classmethod
     def parse(cls, data: bytes) -> "SealedSlice":
         """The record that `to_json` wrote."""
         record = json.loads(data)
-        return cls(
-            record["number"],
-            Tally(**record["tally"]),
-            {side: PartRecord.of(part) for side, part in record["parts"].items()},
-            [Reject(**reject) for reject in record["rejects"]],
-            record.get("rules", {}),
-        )
+        parts = {side: PartRecord.of(part) for side, part in record["parts"].items()}
+        rejects = [Reject(**reject) for reject in record["rejects"]]
+        return cls(record["number"], Tally(**record["tally"]), parts, rejects, record["rules"])
 
 
 class Journal:
@@ -87,12 +74,23 @@ class Journal:
         self._settings = directory / ".building.json"
         self._awaited = directory / ".awaited"
 
-    def begun(self) -> JsonObject | None:
-        """The settings of the build that was begun and not finished, or None."""
+    def begun(self, expected: JsonObject | None = None) -> JsonObject | None:
+        """The settings of the build that was begun and not finished, or None.
+
+        Raises:
+            StoreError: these settings are not the `expected` ones.
+        """
         try:
             settings: JsonObject = json.loads(self._settings.read_bytes())
         except FileNotFoundError:
             return None
+        # As JSON, because tuples, for example, are read back as lists.
+        if expected and canonical_json(settings) != canonical_json(expected):
+            raise StoreError(
+                f"{self._directory} holds an unfinished build with other settings: "
+                f"{differences(settings, expected)}. Repeat it with the old settings to finish "
+                "it, or delete the directory to start again."
+            )
         return settings
 
     def begin(self, settings: JsonObject) -> list[SealedSlice]:
@@ -101,20 +99,11 @@ class Journal:
         Raises:
             StoreError: the directory holds an unfinished build with other settings.
         """
-        kept = self.begun()
-        if kept is None:
+        if self.begun(settings) is None:
             self.forget()  # records without settings: a build was killed while it removed them
             # On disk before any part is written: parts without settings belong to no build.
             write_file(self._settings, [canonical_json(settings)])
             sync_directory(self._directory)
-            return []
-        # As JSON, because tuples, for example, are read back as lists.
-        if kept != json.loads(canonical_json(settings)):
-            raise StoreError(
-                f"{self._directory} holds an unfinished build with other settings: "
-                f"{differences(kept, settings)}. Repeat it with the old settings to finish it, or "
-                "delete the directory to start again."
-            )
         paths = sorted(self._directory.glob(".slice-*.json"))
         return [SealedSlice.parse(path.read_bytes()) for path in paths]
 
@@ -157,9 +146,9 @@ class Journal:
         with suppress(OSError):
             self._path("many", number).touch()
 
-    def has_many(self, number: int) -> bool:
-        """Whether `announce_many` was called for a slice."""
-        return self._path("many", number).exists()
+    def num_coming(self, number: int) -> int:
+        """How many tokens a slice in progress is known to have."""
+        return MANY_TOKENS if self._path("many", number).exists() else 0
 
     def await_readers(self) -> None:
         """Create the file that waiting readers touch."""

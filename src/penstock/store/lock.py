@@ -21,8 +21,6 @@ from filelock import FileLock, Timeout
 
 from penstock.errors import StoreBusyError, StoreError
 
-__all__ = ["lock_holder", "lock_path", "locked"]
-
 # Not 0: a lock that its holder removes at this very moment looks held for one attempt.
 _WAIT_SECONDS = 0.04
 _POLL_SECONDS = 0.01
@@ -76,7 +74,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _acquired(path: Path, directory: Path) -> FileLock:
-    """The lock at `path`, held by this process."""
+    """The lock at `path`, held by this process, whose id is written into it for messages."""
     while True:
         if path.is_symlink():  # filelock refuses it too, with an error that does not say why
             raise StoreError(
@@ -104,7 +102,11 @@ def _acquired(path: Path, directory: Path) -> FileLock:
             ) from None
         if _is_named(descriptors[0], path):
             with suppress(OSError):  # if the disk is full, the first real write reports that
-                _write_holder(descriptors[0])
+                found = os.fstat(descriptors[0])
+                # Not into a file with several names: one of them may be a file of the user.
+                if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+                    os.ftruncate(descriptors[0], 0)
+                    os.write(descriptors[0], f"{os.getpid()}\n".encode())
             return lock
         lock.release()  # the last holder removed this file after we opened it
 
@@ -117,14 +119,3 @@ def _is_named(descriptor: int, path: Path) -> bool:
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     return False
-
-
-def _write_holder(descriptor: int) -> None:
-    """Write this process's id into the lock, for messages.
-
-    Not into a file with several names: one of them may be a file of the user.
-    """
-    found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())

@@ -17,24 +17,10 @@ from penstock.digest import digest_bytes
 from penstock.errors import StoreError
 from penstock.store.files import HEADER_BYTES
 
-__all__ = [
-    "FILE_NAME",
-    "KINDS",
-    "JsonObject",
-    "Manifest",
-    "PartRecord",
-    "builds",
-    "counts",
-    "manifest_bytes",
-    "part_file",
-    "read_manifest",
-    "rejects_file",
-    "shared_settings",
-]
-
 JsonObject = dict[str, Any]
 """A JSON object; its values are checked where they are read from a file."""
 
+_ANY = re.compile(r".*", re.DOTALL)
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MAX_COUNT = 2**62  # sums of counts still fit into int64
 _MAX_VOCAB = 2**32
@@ -42,45 +28,44 @@ _MAX_VOCAB = 2**32
 
 def _check_contents(contents: JsonObject) -> None:
     """Raise ValueError, KeyError or TypeError if a field is missing, wrong or out of range."""
-    vocab_size = _check_tokenizer(contents["tokenizer"])
+    if contents["format"] != "penstock-store":
+        raise ValueError("it is not the manifest of a token store")
+    if contents["version"] not in _VERSIONS:
+        raise ValueError(
+            f"it is of version {contents['version']!r}; this penstock reads the versions "
+            f"{' and '.join(map(str, _VERSIONS))}. Install a newer penstock to open it"
+        )
+    if contents["dtype"] not in ("uint16", "uint32"):
+        raise ValueError(f"it names the dtype {contents['dtype']!r}, not uint16 or uint32")
+    tokenizer = contents["tokenizer"]
+    vocab_size = _count(tokenizer["vocab_size"], "tokenizer.vocab_size", _MAX_VOCAB)
     if contents["dtype"] == "uint16" and vocab_size > 65_536:
         raise ValueError(f"a vocabulary of {vocab_size:,} does not fit uint16")
-    for name in ("eos_id", "bos_id"):
-        if contents[name] is not None:
-            _count(contents[name], name, vocab_size)
-    if contents["split"] is not None:
-        _string(contents["split"], "split")
+    _string(tokenizer["name"], "tokenizer.name")
+    _string(tokenizer["canary"], "tokenizer.canary")
+    _string(tokenizer["digest"], "tokenizer.digest", optional=True)
+    _string(contents["split"], "split", optional=True)
+    ids = {name: contents[name] for name in ("eos_id", "bos_id") if contents[name] is not None}
+    for name, number in (ids | tokenizer.get("added_tokens", {})).items():
+        _count(number, f"{name:.40}", vocab_size)
     if "chat" in contents:
         _string(contents["chat"]["template"], "chat.template")
-        _digest(contents["chat"]["digest"], "chat.digest")
+        _string(contents["chat"]["digest"], "chat.digest", _HEX)
     if not contents["builds"]:
         raise ValueError("no build is listed")
     for number, done in enumerate(contents["builds"]):
         _check_build(done, f"builds[{number}]")
-    for name in ("documents", "tokens", *({"pieces"} & set(contents["counts"]))):
-        _count(contents["counts"][name], f"counts.{name}")
-
-
-def _check_tokenizer(tokenizer: JsonObject) -> int:
-    """Check the description of the tokenizer; returns the size of its vocabulary."""
-    _string(tokenizer["name"], "tokenizer.name")
-    _string(tokenizer["canary"], "tokenizer.canary")
-    vocab_size = _count(tokenizer["vocab_size"], "tokenizer.vocab_size", _MAX_VOCAB)
-    if tokenizer["digest"] is not None:
-        _string(tokenizer["digest"], "tokenizer.digest")
-    for token, number in tokenizer.get("added_tokens", {}).items():
-        _count(number, f"tokenizer.added_tokens[{token!r:.40}]", vocab_size - 1)
-    return vocab_size
+    for name, value in contents["counts"].items():
+        _count(value, f"counts.{name}")
 
 
 def _check_build(done: JsonObject, path: str) -> None:
-    _count(done["slices"], f"{path}.slices")
-    _count(done["rejects"]["bytes"], f"{path}.rejects.bytes")
-    _digest(done["rejects"]["sha256"], f"{path}.rejects.sha256")
-    reasons, rules = done["rejects"]["reasons"], done.get("documents", {})
-    for name, group in (("counts", done["counts"]), ("reasons", reasons), ("documents", rules)):
-        for key, value in group.items():
-            _count(value, f"{path}.{name}.{key}")
+    rejects = done["rejects"]
+    _string(rejects["sha256"], f"{path}.rejects.sha256", _HEX)
+    single = {"slices": done["slices"], "rejects.bytes": rejects["bytes"]}
+    for group in (single, done["counts"], rejects["reasons"], done.get("documents", {})):
+        for name, value in group.items():
+            _count(value, f"{path}: {name}")
     if not isinstance(done["reading"], dict):
         raise ValueError(f"{path}.reading is {done['reading']!r:.60}")
     for each in done["inputs"]:
@@ -120,14 +105,12 @@ def _count(value: object, name: str, limit: int = _MAX_COUNT) -> int:
     return value
 
 
-def _string(value: object, name: str) -> None:
-    if not isinstance(value, str):
-        raise ValueError(f"{name} is {value!r:.60}")
-
-
-def _digest(value: object, name: str) -> None:
-    if not isinstance(value, str) or not _HEX.fullmatch(value):
-        raise ValueError(f"{name} is not a digest: {value!r:.80}")
+def _string(
+    value: object, name: str, pattern: re.Pattern[str] = _ANY, *, optional: bool = False
+) -> None:
+    is_valid = isinstance(value, str) and pattern.fullmatch(value)
+    if not is_valid and not (optional and value is None):
+        raise ValueError(f"{name} is {value!r:.80}")
 
 
 FILE_NAME = "penstock.json"
@@ -178,6 +161,23 @@ class Manifest:
     contents: JsonObject
     """The file as JSON, without the parts."""
     parts: tuple[PartRecord, ...]
+
+    @property
+    def builds(self) -> list[JsonObject]:
+        """The first build of the store and all appends."""
+        builds: list[JsonObject] = self.contents["builds"]
+        return builds
+
+    @property
+    def inputs(self) -> list[JsonObject]:
+        """The inputs of all builds; the origin of a document is an index into this list."""
+        return [each for done in self.builds for each in done["inputs"]]
+
+    @property
+    def settings(self) -> JsonObject:
+        """Everything that the bytes of the first build depend on."""
+        first = {key: self.builds[0][key] for key in ("reading", "inputs")}
+        return {**shared_settings(self.contents), **first}
 
     @property
     def num_pieces(self) -> int:
@@ -231,20 +231,16 @@ def read_manifest(directory: Path) -> Manifest:
         StoreError: there is none, it is damaged, or its kind or version is not supported.
     """
     path = directory / FILE_NAME
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise StoreError(_absent(directory)) from None
+    if not path.exists():
+        raise StoreError(_absent(directory))
+    data = path.read_bytes()
     # By a pattern and not by a JSON parser: nothing is parsed before the digest is right.
     # Beside the digest itself, 64 bytes are room for the brace, the key and white space.
     claimed = data[: len(_ZEROS) + 64].decode(errors="replace")
     found = re.match(r'\{\s*"digest": "([0-9a-f]{64})"', claimed)
     if not found:
-        raise StoreError(
-            f"{path} does not begin with a digest, so it is damaged or not a manifest."
-        )
-    blank = data.replace(found[1].encode(), _ZEROS.encode(), 1)
-    actual = digest_bytes(blank)
+        raise StoreError(f"{path} does not begin with a digest: it is damaged or not a manifest.")
+    actual = digest_bytes(data.replace(found[1].encode(), _ZEROS.encode(), 1))
     if actual != found[1]:
         raise StoreError(
             f"{path} was changed after it was written: its digest is {actual[:8]}, and it says "
@@ -272,36 +268,23 @@ def _checked(data: bytes, path: Path) -> Manifest:
     """The manifest in `data`, after all its values were checked."""
     try:
         contents = json.loads(data)
-        if contents["format"] != "penstock-store":
-            raise StoreError(f"{path} is not the manifest of a token store.")
-        if contents["version"] not in _VERSIONS:
-            raise StoreError(
-                f"{path} is of version {contents['version']!r}; this penstock reads the versions "
-                f"{' and '.join(map(str, _VERSIONS))}. Install a newer penstock to open it."
-            )
-        if contents["dtype"] not in ("uint16", "uint32"):
-            raise StoreError(f"{path} names the dtype {contents['dtype']!r}, not uint16 or uint32.")
         _check_contents(contents)
         entries = contents.pop("parts")
         for entry in entries:
             _check_part(entry, contents["dtype"])
-        parts = tuple(map(PartRecord.of, entries))
-        manifest = Manifest(contents["digest"], contents, parts)
-        counted = contents["counts"]
-        for name, total in counts(parts).items():
-            if counted[name] != total:
-                raise StoreError(
-                    f"{path}: its parts hold {total:,} {name}, but it counts {counted[name]:,}."
-                )
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        if isinstance(error, StoreError):
-            raise
+        manifest = Manifest(contents["digest"], contents, tuple(map(PartRecord.of, entries)))
+        for name, total in counts(manifest.parts).items():
+            if (counted := contents["counts"][name]) != total:
+                raise ValueError(f"its parts hold {total:,} {name}, and it counts {counted:,}")
+        numbers = [part.number for part in manifest.parts]
+        # Gaps are allowed, where a slice had no documents. But the order of the parts is the order
+        # of the data, so numbers must ascend.
+        if numbers != sorted(set(numbers)):
+            raise ValueError("it lists parts twice or out of order")
+    except ValueError as error:
+        raise StoreError(f"{path} cannot be used: {error}.") from error
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(f"{path} has a missing or wrong field: {error!r}.") from error
-    numbers = [part.number for part in parts]
-    # Gaps are allowed, where a slice had no documents. But the order of the parts is the order of
-    # the data, so numbers must ascend.
-    if numbers != sorted(set(numbers)):
-        raise StoreError(f"{path} lists parts twice or out of order.")
     return manifest
 
 
@@ -311,11 +294,6 @@ def counts(parts: Sequence[PartRecord]) -> dict[str, int]:
     total = {"documents": manifest.num_documents, "tokens": manifest.num_tokens}
     has_pieces = manifest.num_pieces != manifest.num_documents
     return total | ({"pieces": manifest.num_pieces} if has_pieces else {})
-
-
-def builds(manifest: Manifest | None) -> list[JsonObject]:
-    """The builds of a store: the first one and all appends; [] without a manifest."""
-    return manifest.contents["builds"] if manifest else []
 
 
 def shared_settings(settings: JsonObject) -> JsonObject:

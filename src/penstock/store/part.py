@@ -1,4 +1,4 @@
-"""One part of a store, made from one slice of the input.
+"""One part of a store, made from one slice of the input, and the documents that belong to it.
 
     tokens   the quick fox <eos> jumps <eos> …      uint16 or uint32, documents concatenated
     bounds                    4             6       the end of each document
@@ -7,29 +7,49 @@
 
 A part is assembled in memory (64 MB of text become about 30 MB of tokens), because the header of
 an array file contains its length.
+
+With a split, a slice becomes two parts, one of them with the documents that are held out for
+validation:
+
+    tail:0.1   The documents that begin in the last tenth of the input. If the input is one document
+               in one text file, it is divided into two documents after 90 % of its characters.
+    hash:0.1   About a tenth of the documents, chosen by a digest of their text. The choice stays
+               the same when data is added, and equal documents are on the same side.
 """
 
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import hashlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import StoreError
+from penstock.sources.decompress import Expanded
 from penstock.sources.document import Batch, Edges
+from penstock.sources.listing import InputFile
+from penstock.sources.read import BOM
+from penstock.sources.settings import BLOCK_BYTES, ReadSettings
+from penstock.sources.tables import num_rows
+from penstock.sources.whole import file_rule
 from penstock.store.files import array_layout, header, write_file
 from penstock.store.manifest import PartRecord, part_file
 from penstock.tokenize.tokenizer import Tokenizer
 
-__all__ = ["Encoded", "PartBuilder", "encode_ahead", "join_documents"]
-
 TokenArray = NDArray[Any]
 """Token ids, as uint16 or uint32."""
-Encoded = tuple[TokenArray, NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint8] | None, int]
-"""The arguments of `PartBuilder.append`."""
+Offsets = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Mask = NDArray[np.uint8] | None
+"""Whether each token is trained on; None if all are."""
+Encoded = tuple[TokenArray, Offsets, NDArray[np.uint64], Mask, int]
+"""Tokenized documents: all ids, the end of each document or piece, the file and offset of each,
+whether each token is trained on, and how many pieces the next part continues."""
 
 
 @dataclass(slots=True)
@@ -46,17 +66,14 @@ class PartBuilder:
     num_continued: int = 0
     """How many of these are continued in the next part."""
     _bound: int = 0
-    _tokens: list[TokenArray] = field(default_factory=list)
-    _bounds: list[NDArray[Any]] = field(default_factory=list)
-    _origins: list[NDArray[Any]] = field(default_factory=list)
-    _losses: list[NDArray[Any]] = field(default_factory=list)
-
-    def add(self, batch: Batch) -> None:
-        """Tokenize a batch and append it; documents without a token are skipped."""
-        self.append(*self.encode(batch))
+    _pieces: dict[str, list[NDArray[Any]]] = field(default_factory=dict)
+    """The arrays of each kind, one for each batch."""
 
     def encode(self, batch: Batch) -> Encoded:
-        """The arguments of `append` for a batch; several threads may encode at a time."""
+        """The documents of a batch for `append`, without those that have no token.
+
+        Several threads may encode at a time.
+        """
         ids, offsets = self.tokenizer.encode_batch(batch)
         origins, edges = np.stack((batch.files, batch.offsets), axis=1), batch.edges
         # A tokenizer may drop a whole text, by normalising its characters away. The reader has
@@ -67,32 +84,40 @@ class PartBuilder:
             batch.tally.skipped += int((~full).sum())
             origins = origins[full]
             offsets = np.concatenate((offsets[:1], offsets[1:][full]))
-        tokens, ends = join_documents(
-            ids, offsets, self.tokenizer.dtype, eos_id=self.eos_id, bos_id=self.bos_id, edges=edges
-        )
+        tokens, ends, _ = self.join(ids, offsets, edges=edges)
         if edges is None:
             return tokens, ends, origins, None, 0
         # Texts that are not all whole documents: only one that closes a piece has a bound.
         continued = int((edges.closes & ~edges.ends).sum())
         return tokens, ends[edges.closes], origins[edges.closes], None, continued
 
-    def append(
-        self,
-        tokens: TokenArray,
-        ends: NDArray[np.int64],
-        origins: NDArray[np.uint64],
-        loss: NDArray[np.uint8] | None = None,
-        num_continued: int = 0,
-    ) -> None:
-        """Append tokenized documents.
+    def join(
+        self, ids: TokenArray, offsets: Offsets, *, edges: Edges | None = None, loss: Mask = None
+    ) -> tuple[TokenArray, Offsets, Mask]:
+        """The documents concatenated with begin and end tokens, the end of each, and the loss mask.
 
-        Args:
-            tokens: The ids of all documents, concatenated.
-            ends: The end of each document or piece in `tokens`.
-            origins: The file and offset of each.
-            loss: Whether each token is trained on; given for all documents of a part or for none.
-            num_continued: How many pieces the next part continues.
+        A token that is there already is not added a second time. Texts that begin or end inside
+        a document, according to `edges`, get no token there. An end token is trained on if it
+        follows a trained token.
         """
+        starts, stops = offsets[:-1], offsets[1:]
+        first = _absent(self.bos_id, ids, starts, None if edges is None else edges.begins)
+        last = _absent(self.eos_id, ids, stops - 1, None if edges is None else edges.ends)
+        # Example: ids 5 6 | 7 with eos 9 get 9 before the places 2 and 3, and the ends 3 and 5.
+        # End tokens are listed first, so they precede a begin token at the same place.
+        places = np.concatenate((stops[last], starts[first])) - offsets[0]
+        counts = (int(last.sum()), int(first.sum()))
+        if loss is not None:
+            added = np.concatenate((loss[stops[last] - 1], np.zeros(counts[1], np.uint8)))
+            loss = np.insert(loss, places, added)
+        # NumPy releases the GIL for both passes. The first one also narrows the ids.
+        tokens = ids[offsets[0] : offsets[-1]].astype(self.tokenizer.dtype)
+        tokens = np.insert(tokens, places, np.repeat((self.eos_id or 0, self.bos_id or 0), counts))
+        return tokens, np.cumsum(stops - starts + first + last), loss
+
+    def append(self, documents: Encoded) -> None:
+        """Append tokenized documents; all documents of a part have a loss mask, or none has."""
+        tokens, ends, origins, loss, num_continued = documents
         # `ends` count from the beginning of this batch, bounds from the beginning of the part.
         bounds = ends.astype(np.uint64) + np.uint64(self.num_tokens)
         full = np.diff(bounds, prepend=np.uint64(self._bound)) > 0
@@ -100,11 +125,10 @@ class PartBuilder:
             bounds, origins = bounds[full], origins[full]
             num_continued = num_continued if full[-1] else 0
         # Kept in pieces and not joined: a joined copy would need the memory of the part again.
-        self._tokens.append(tokens)
-        self._bounds.append(bounds)
-        self._origins.append(origins)
-        if loss is not None:
-            self._losses.append(loss)
+        arrays = {"tokens": tokens, "bounds": bounds, "origin": origins, "loss": loss}
+        for kind, array in arrays.items():
+            if array is not None:
+                self._pieces.setdefault(kind, []).append(array)
         self.num_tokens += len(tokens)
         self.num_documents += len(bounds)
         self.num_continued += num_continued
@@ -118,84 +142,173 @@ class PartBuilder:
         """
         if not self.num_documents:
             return PartRecord(number, 0, 0, {})
-        arrays = {"tokens": self._tokens, "bounds": self._bounds, "origin": self._origins}
-        if self._losses:
-            arrays["loss"] = self._losses
-        counts = {"num_documents": self.num_documents, "num_tokens": self.num_tokens}
         files = {}
-        for kind, pieces in arrays.items():
-            layout = array_layout(kind, self.tokenizer.dtype, **counts)
+        for kind, pieces in self._pieces.items():
+            dtype = self.tokenizer.dtype
+            layout = array_layout(kind, dtype, self.num_documents, self.num_tokens)
             path = directory / part_file(number, kind)
             files[kind] = write_file(path, [header(*layout), *pieces], live=live)
-        return PartRecord(number, **counts, files=files, num_continued=self.num_continued)
+        return PartRecord(number, self.num_documents, self.num_tokens, files, self.num_continued)
 
 
 def encode_ahead(
     builder: PartBuilder, batches: Iterator[Batch], num_threads: int
 ) -> Iterator[tuple[Batch, Encoded]]:
     """Each batch and its tokens, in order; several threads encode the batches that follow."""
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="build-help") as helpers:
-        pending: deque[tuple[Batch, Future[Encoded]]] = deque()
-        for batch in batches:
-            pending.append((batch, helpers.submit(builder.encode, batch)))
-            # Two batches per thread keep all of them busy; more would only take memory.
-            if len(pending) > 2 * num_threads:
-                done, encoded = pending.popleft()
-                yield done, encoded.result()
-        for done, encoded in pending:
-            yield done, encoded.result()
+    helpers = ThreadPoolExecutor(num_threads, thread_name_prefix="build-help")
+    try:
+        # They encode while the other batches are read. A slice is about 16 batches.
+        pending = [(batch, helpers.submit(builder.encode, batch)) for batch in batches]
+        for batch, encoded in pending:
+            yield batch, encoded.result()
+    finally:
+        # A build that stops does not wait for batches that no thread has begun.
+        helpers.shutdown(cancel_futures=True)
 
 
-def join_documents(
-    ids: NDArray[np.uint32],
-    offsets: NDArray[np.int64],
-    dtype: "np.dtype[Any]",
-    *,
-    eos_id: int | None = None,
-    bos_id: int | None = None,
-    edges: Edges | None = None,
-) -> tuple[TokenArray, NDArray[np.int64]]:
-    """The documents concatenated, with their first and last tokens, and the end of each.
-
-    A token that is there already is not added a second time. Ids must fit into `dtype`. Texts
-    that begin or end inside a document, according to `edges`, get no token there.
-
-    >>> join_documents(np.array([5, 6, 7]), np.array([0, 2, 3]), np.dtype("<u2"), eos_id=9)
-    (array([5, 6, 9, 7, 9], dtype=uint16), array([3, 5]))
-    """
-    if (eos_id is None and bos_id is None) or len(offsets) == 1:
-        return ids[offsets[0] : offsets[-1]].astype(dtype), offsets[1:] - offsets[0]
-    first = _absent(bos_id, ids, offsets[:-1], None if edges is None else edges.begins)
-    last = _absent(eos_id, ids, offsets[1:] - 1, None if edges is None else edges.ends)
-    # Example: ids 5 6 | 7 with eos 9 get the lengths 3 2, the ends 3 5, and 9 at places 2 and 4.
-    lengths = np.diff(offsets) + first + last
-    ends = np.cumsum(lengths)
-    tokens = np.empty(ends[-1], dtype)
-    is_own = np.ones(len(tokens), bool)
-    for token, places in ((bos_id, (ends - lengths)[first]), (eos_id, ends[last] - 1)):
-        if token is not None:
-            tokens[places] = token
-            is_own[places] = False
-    # One pass that also narrows the ids; NumPy releases the GIL for it.
-    tokens[is_own] = ids[offsets[0] : offsets[-1]]
-    return tokens, ends
-
-
-def _absent(
-    token: int | None,
-    ids: NDArray[np.uint32],
-    places: NDArray[np.int64],
-    wanted: NDArray[np.bool_] | None,
-) -> NDArray[np.bool_]:
+def _absent(token: int | None, ids: TokenArray, places: Offsets, wanted: Flags | None) -> Flags:
     """Which texts need `token`, because it is wanted and not at its place already."""
     if token is None:
         return np.zeros(len(places), bool)
-    if wanted is None:
-        return np.asarray(ids[places] != token)
-    absent = wanted.copy()
     # Only a piece may be an empty text. Then its place holds a token of its neighbour, or is
     # outside the array.
-    for text in np.flatnonzero(wanted):
-        place = int(places[text])
-        absent[text] = not 0 <= place < len(ids) or ids[place] != token
-    return absent
+    inside = (places >= 0) & (places < len(ids))
+    absent = ~inside
+    absent[inside] = ids[places[inside]] != token
+    return absent if wanted is None else absent & wanted
+
+
+SIDES = ("train", "val")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A rule that decides for each document whether it is held out."""
+
+    kind: str
+    share: float
+    border: tuple[int, int] = (0, 0)
+    """For "tail": documents from this file number and offset on are held out."""
+    cut_at: int | None = None
+    """The byte where an input of one document is divided, or None."""
+
+    def sides(self, batch: Batch) -> list[tuple[str, Batch]]:
+        """The documents of `batch` for each side."""
+        if self.kind == "tail":
+            file, offset = np.array(self.border, np.uint64)
+            later = (batch.files > file) | ((batch.files == file) & (batch.offsets >= offset))
+            held_out = np.asarray(later, bool)
+        elif batch.edges is not None:
+            raise StoreError(
+                'split="hash" needs whole documents, and one of them is so long that it is stored '
+                'in pieces. Use split="tail", or say what separates documents: '
+                'documents="lines", "paragraphs" or "sep:SEPARATOR".'
+            )
+        else:
+            # The digest is uniform in [0, 2^64), so this share of the documents is below the limit.
+            limit = int(self.share * 2**64)
+            held_out = np.array([_hash(text.as_py()) < limit for text in batch.texts], bool)
+        return [("train", batch.where(~held_out)), ("val", batch.where(held_out))]
+
+
+def parse_split(
+    text: str | None, files: Sequence[InputFile], reading: ReadSettings
+) -> Split | None:
+    """The rule that `text` ("tail:0.1" or "hash:0.1") means for these inputs."""
+    if text is None:
+        return None
+    kind, _, number = text.partition(":")
+    try:
+        share = Decimal(number)
+    except InvalidOperation:
+        share = Decimal(-1)
+    if kind not in ("tail", "hash") or not 0 < share < 1:
+        raise StoreError(
+            f'split={text!r} is not understood. Write "tail:0.1" to hold out the last tenth, or '
+            '"hash:0.1" to hold out a tenth of the documents by a digest of their text.'
+        )
+    if kind == "hash":
+        return Split(kind, float(share))
+    if len(files) == 1 and _is_one_document(files[0], reading):
+        border = _character_border(files[0], reading, share)
+        return Split(kind, float(share), (0, border), border)
+    return Split(kind, float(share), _tail(files, reading, float(share)))
+
+
+def _hash(text: bytes) -> int:
+    # Not `hash`, which differs between processes.
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def _tail(files: Sequence[InputFile], reading: ReadSettings, share: float) -> tuple[int, int]:
+    """The file and offset where the last `share` begins, by bytes of text or rows of tables."""
+    kinds = {file.format in ("parquet", "arrow", "texts") for file in files}
+    if len(kinds) > 1:
+        raise StoreError(
+            'split="tail" measures text in bytes and tables in rows, and the inputs have both. '
+            'Build them separately, or use split="hash".'
+        )
+    # The border is counted from the front, so that rounding is the same on every machine.
+    lengths = [_length(file, reading) for file in files]
+    border = sum(lengths) - round(sum(lengths) * share)
+    for number, length in enumerate(lengths):
+        if border < length:
+            # A file that is one document begins before the border, so all its pieces are kept.
+            began = border > 0 and _is_one_document(files[number], reading)
+            return (number + 1, 0) if began else (number, border)
+        border -= length
+    return len(files), 0
+
+
+def _is_one_document(file: InputFile, reading: ReadSettings) -> bool:
+    if file.format != "text":
+        return False
+    rule = file_rule(file, reading) if reading.documents == "auto" else reading.documents
+    return rule == "file"
+
+
+def _character_border(file: InputFile, reading: ReadSettings, share: Decimal) -> int:
+    """The byte where the last `share` of the characters of a file begins.
+
+    The same place as `text[int(len(text) * (1 - share)):]`. `share` is a Decimal, because
+    1 - 0.1 as a float is not exactly 0.9. The file is read twice: to count its characters, and to
+    find the one at the border.
+    """
+    # In UTF-8 every character has one byte that is not a continuation byte, so no text is decoded.
+    num_characters, mark = 0, 0
+    for start, block in _blocks(file, reading):
+        mark = int(block.startswith(BOM)) if start == 0 else mark
+        num_characters += len(_character_starts(block))
+    # A byte order mark is one character, and not part of the text.
+    wanted = int((num_characters - mark) * (1 - share)) + mark
+    size = 0
+    for start, block in _blocks(file, reading):
+        begins = _character_starts(block)
+        if wanted < len(begins):
+            return start + int(begins[wanted])
+        wanted -= len(begins)
+        size = start + len(block)
+    return size
+
+
+def _blocks(file: InputFile, reading: ReadSettings) -> Iterator[tuple[int, bytes]]:
+    """The text of a file in blocks, each with its offset."""
+    with closing(Expanded(file, reading.max_expansion)) as stream:
+        while block := stream.read(BLOCK_BYTES):
+            yield stream.position - len(block), block
+
+
+def _character_starts(data: bytes) -> Offsets:
+    """The offsets where characters begin: all bytes except those of the form 10xxxxxx."""
+    return np.flatnonzero((np.frombuffer(data, np.uint8) & 0xC0) != 0x80)
+
+
+def _length(file: InputFile, reading: ReadSettings) -> int:
+    """The number of bytes of text, or of rows; a compressed file is read for it."""
+    if file.texts is not None:
+        return len(file.texts)
+    if file.format in ("parquet", "arrow"):
+        return num_rows(file)
+    if file.compression is None:
+        return file.size
+    return sum(len(block) for _, block in _blocks(file, reading))

@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StoreError
-from penstock.store.explain import describe_rules
+from penstock.sources.settings import separator_in
 from penstock.store.manifest import FILE_NAME, JsonObject, read_manifest
 from penstock.store.reader import TokenStore
-
-__all__ = ["Bin", "Lengths", "Summary", "bytes_per_token", "rejects_by_reason", "summarize"]
 
 _AT_ONCE = 1 << 20
 # Shorter lengths are counted in an array, which is 20 times as fast as sorting them.
 _SHORT = 1 << 16
-_OTHER = {"train": "val", "val": "train"}
+_COPIED = ("tokenizer", "eos_id", "bos_id", "dtype", "split", "side")
+_QUANTILES = {"p1": 1, "p10": 10, "median": 50, "p90": 90, "p99": 99}
+_RULES = {"lines": "a line", "paragraphs": "a paragraph", "file": "a whole file"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,31 +104,32 @@ def summarize(store: TokenStore) -> Summary:
     >>> summary.num_tokens, summary.lengths.median, summary.lengths.mean
     (14, 3, 3.5)
     """
-    contents = store.manifest.contents
-    builds = contents["builds"]
+    manifest, contents = store.manifest, store.manifest.contents
+    builds = manifest.builds
+    files = sum(size for part in manifest.parts for size, _ in part.files.values())
+    masks = (store.part_array(part, "loss") for part in range(len(manifest.parts)))
+    is_chat = "chat" in contents
+    logs = sum(done["rejects"]["bytes"] for done in builds)
+    rejects = sum((Counter(done["rejects"]["reasons"]) for done in builds), Counter())
+    totals: Counter[str] = sum((Counter(done["counts"]) for done in builds), Counter())
     return Summary(
         store=str(store.path),
         digest=store.digest,
-        num_documents=store.manifest.num_documents,
+        num_documents=manifest.num_documents,
         num_pieces=len(store),
         documents=describe_rules(builds),
         num_tokens=store.num_tokens,
-        num_trained=_num_trained(store),
+        num_trained=sum(map(np.count_nonzero, masks)) if is_chat else None,
         bytes_per_token=bytes_per_token(store),
         lengths=_lengths(*count_lengths(store)) if len(store) else None,
-        tokenizer=contents["tokenizer"],
-        eos_id=contents["eos_id"],
-        bos_id=contents["bos_id"],
-        dtype=contents["dtype"],
-        num_parts=len(store.manifest.parts),
-        disk_bytes=_disk_bytes(store),
+        num_parts=len(manifest.parts),
+        disk_bytes=files + logs + (store.path / FILE_NAME).stat().st_size,
         num_builds=len(builds),
-        inputs=tuple(each for done in builds for each in done["inputs"]),
-        num_skipped=_total(builds, "skipped"),
-        num_replaced=_total(builds, "replaced"),
-        rejects=rejects_by_reason(builds),
-        split=contents["split"],
-        side=contents["side"],
+        inputs=tuple(manifest.inputs),
+        num_skipped=totals["skipped"],
+        num_replaced=totals["replaced"],
+        rejects=dict(sorted(rejects.items())),
+        **{name: contents[name] for name in _COPIED},
     )
 
 
@@ -136,54 +137,35 @@ def bytes_per_token(store: TokenStore) -> float | None:
     """Bytes of text in the documents of `store`, divided by its tokens.
 
     Both sides of a split count together. None if the value is unknown: the store is empty or
-    holds chats, its other side is missing, or its manifest counts JSON lines and not the texts in
-    them.
+    holds chats, or its other side is missing.
     """
-    builds = store.manifest.contents["builds"]
-    if "chat" in store.manifest.contents:  # the template adds tokens
-        return None
-    # The manifest counts the bytes of both sides together, so the tokens of both are needed.
-    num_tokens = store.num_tokens + _other_side_tokens(store)
-    num_bytes = 0
-    for done in builds:
-        counts = done["counts"]
-        if any(each["format"] == "jsonl" for each in done["inputs"]) and "text_bytes" not in counts:
+    manifest = store.manifest
+    num_tokens = store.num_tokens
+    if side := manifest.contents["side"]:
+        # The manifest counts the bytes of both sides together, so the tokens of both are needed.
+        try:
+            other = read_manifest(store.path.parent / ("val" if side == "train" else "train"))
+        except StoreError:
             return None
-        num_bytes += counts.get("text_bytes", counts.get("document_bytes", 0))
-    return num_bytes / num_tokens if num_tokens > 0 else None
-
-
-def _num_trained(store: TokenStore) -> int | None:
-    if "chat" not in store.manifest.contents:
-        return None
-    parts = range(len(store.manifest.parts))
-    return sum(int(store.part_array(part, "loss").sum(dtype=np.int64)) for part in parts)
-
-
-def rejects_by_reason(builds: list[JsonObject]) -> dict[str, int]:
-    """The number of records that all `builds` of a manifest rejected, by reason."""
-    total = sum((Counter(done["rejects"]["reasons"]) for done in builds), Counter())
-    return dict(sorted(total.items()))
+        if other.builds != manifest.builds:  # built again, so its tokens are of other bytes
+            return None
+        num_tokens += other.num_tokens
+    num_bytes = sum(done["counts"].get("text_bytes", 0) for done in manifest.builds)
+    is_known = num_tokens and num_bytes and "chat" not in manifest.contents  # chats add tokens
+    return num_bytes / num_tokens if is_known else None
 
 
 def count_lengths(store: TokenStore) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """The different lengths of documents, ascending, and the number of documents of each."""
     short = np.zeros(_SHORT, np.int64)
-    held = [(np.zeros(0, np.uint64), np.zeros(0, np.int64))]
+    long: Counter[int] = Counter()
     for lengths in _lengths_in_order(store):
         is_short = lengths < _SHORT
         short += np.bincount(lengths[is_short].astype(np.int64), minlength=_SHORT)
-        if not is_short.all():
-            held.append(np.unique(lengths[~is_short], return_counts=True))
-        # Merged now and then, so that memory depends on the different lengths only.
-        if sum(len(values) for values, _ in held[1:]) > _AT_ONCE:
-            held = [_merged(held)]
-    there = np.flatnonzero(short)
-    long_values, long_counts = _merged(held)
-    return (
-        np.concatenate((there.astype(np.uint64), long_values)),
-        np.concatenate((short[there], long_counts)),
-    )
+        long.update(lengths[~is_short].tolist())
+    found = {int(length): int(short[length]) for length in np.flatnonzero(short)}
+    found |= sorted(long.items())
+    return np.array([*found], np.uint64), np.array([*found.values()], np.int64)
 
 
 def _lengths_in_order(store: TokenStore) -> Iterator[NDArray[np.uint64]]:
@@ -196,16 +178,6 @@ def _lengths_in_order(store: TokenStore) -> Iterator[NDArray[np.uint64]]:
             start = ends[-1]
 
 
-def _merged(
-    held: list[tuple[NDArray[np.uint64], NDArray[np.int64]]],
-) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Several lists of values and counts merged into one, with each value once."""
-    values, places = np.unique(np.concatenate([each for each, _ in held]), return_inverse=True)
-    counts = np.zeros(len(values), np.int64)
-    np.add.at(counts, places, np.concatenate([each for _, each in held]))
-    return values, counts
-
-
 def _lengths(values: NDArray[np.uint64], counts: NDArray[np.int64]) -> Lengths:
     upto = np.cumsum(counts)
     num_documents = int(upto[-1])
@@ -216,15 +188,11 @@ def _lengths(values: NDArray[np.uint64], counts: NDArray[np.int64]) -> Lengths:
 
     return Lengths(
         min=int(values[0]),
-        p1=quantile(1),
-        p10=quantile(10),
-        median=quantile(50),
         # float64 is exact up to 2^53, which is 9,000 times 10^12 tokens.
         mean=float(values.astype(np.float64) @ counts) / num_documents,
-        p90=quantile(90),
-        p99=quantile(99),
         max=int(values[-1]),
         histogram=_histogram(values, counts),
+        **{name: quantile(percent) for name, percent in _QUANTILES.items()},
     )
 
 
@@ -240,27 +208,38 @@ def _histogram(values: NDArray[np.uint64], counts: NDArray[np.int64]) -> tuple[B
     return tuple(bins[filled[0] : filled[-1] + 1])
 
 
-def _total(builds: list[JsonObject], name: str) -> int:
-    return sum(int(done["counts"].get(name, 0)) for done in builds)
+def describe_rules(builds: list[JsonObject]) -> str:
+    """What a document is in the inputs of all `builds` of a manifest.
+
+    >>> reading = {"documents": "auto"}
+    >>> text, table = {"format": "text"}, {"format": "parquet"}
+    >>> describe_rules([{"reading": reading, "inputs": [text], "documents": {"file": 1}}])
+    'a whole file'
+    >>> describe_rules([{"reading": {"documents": "lines"}, "inputs": [text, table]}])
+    'a line (1 file), a record (1 file)'
+    """
+    total: Counter[str] = Counter()
+    for done in builds:
+        texts = [each for each in done["inputs"] if each.get("format") == "text"]
+        rules = done.get("documents") or {done["reading"].get("documents", "lines"): len(texts)}
+        for rule, number in rules.items():
+            total[rule_text(rule)] += number
+        total["a record"] += len(done["inputs"]) - len(texts)
+    found = {words: number for words, number in total.items() if number}
+    if len(found) < 2:
+        return "".join(found)
+    return ", ".join(
+        f"{words} ({number:,} file{'s' * (number != 1)})" for words, number in found.items()
+    )
 
 
-def _disk_bytes(store: TokenStore) -> int:
-    manifest = store.manifest
-    parts = sum(size for part in manifest.parts for size, _ in part.files.values())
-    logs = sum(int(done["rejects"]["bytes"]) for done in manifest.contents["builds"])
-    return parts + logs + (store.path / FILE_NAME).stat().st_size
+def rule_text(rule: str | None) -> str:
+    """What a document is by one rule; None means files of records.
 
-
-def _other_side_tokens(store: TokenStore) -> float:
-    """Tokens of the other side of a split; 0 without a split, -inf if it is missing."""
-    side = store.manifest.contents["side"]
-    if side is None:
-        return 0
-    other = store.path.parent / _OTHER[side]
-    try:
-        found = read_manifest(other)
-    except StoreError:
-        return float("-inf")
-    # If the other side was built again, its tokens are of other bytes.
-    same = found.contents["builds"] == store.manifest.contents["builds"]
-    return found.num_tokens if same else float("-inf")
+    >>> rule_text("lines"), rule_text("<|endoftext|>"), rule_text(None)
+    ('a line', "the text between '<|endoftext|>'", 'a record')
+    """
+    if rule is None:
+        return "a record"
+    separator = separator_in(rule)
+    return _RULES.get(rule, rule) if separator is None else f"the text between {separator!r}"

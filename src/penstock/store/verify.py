@@ -1,4 +1,4 @@
-"""Checks of a store: `verify`, and digests of its first parts.
+"""Checks of a store: `verify`, digests of its first parts, and differences between builds.
 
 `verify` compares every byte of a store with its manifest.
 
@@ -11,6 +11,16 @@ saved while the store grew contains a digest of what existed then, the settings 
 the parts up to the state's position:
 
     chain(0) = digest(build settings)       chain(n) = digest(chain(n - 1), record of part n - 1)
+
+`differences` names what differs between the settings of two builds, at most five things, so that
+the message about a directory of a thousand files stays readable:
+
+    eos_id: 256 -> None                       a field
+    reading.documents: 'lines' -> 'file'      a field of a field
+    inputs: a.txt: 12 bytes -> 17             an input that both have
+    inputs: b.txt is left out                 an input that only the old build has
+    inputs: c.txt is new                      an input that only the new build has
+    stamps: d.txt was changed or replaced     an input of the same length
 """
 
 import os
@@ -23,18 +33,10 @@ import numpy as np
 from penstock.digest import digest_json
 from penstock.errors import StoreError
 from penstock.store.files import digest_file
-from penstock.store.manifest import (
-    JsonObject,
-    PartRecord,
-    builds,
-    part_file,
-    rejects_file,
-    shared_settings,
-)
+from penstock.store.manifest import JsonObject, PartRecord, part_file, rejects_file
 from penstock.store.reader import TokenStore
 
-__all__ = ["chain", "describe_build", "verify"]
-
+_SHOWN = 5
 # A loader saves its state often, and computes only the links of parts that are new to it.
 _chains: "WeakKeyDictionary[TokenStore, list[str]]" = WeakKeyDictionary()
 
@@ -52,7 +54,7 @@ def verify(
         StoreError: something is wrong; the message names the file and the problem.
     """
     store = TokenStore(path)
-    for number, done in enumerate(store.manifest.contents["builds"]):
+    for number, done in enumerate(store.manifest.builds):
         log = Path(path) / rejects_file(number)
         _check_file(log, done["rejects"]["bytes"], done["rejects"]["sha256"])
     for number, part in enumerate(store.manifest.parts):
@@ -65,11 +67,9 @@ def verify(
 
 
 def _check_file(path: Path, size: int, digest: str) -> None:
-    try:
-        found = path.stat().st_size
-    except FileNotFoundError:
-        raise StoreError(f"{path} is missing.") from None
-    if found != size:
+    if not path.exists():
+        raise StoreError(f"{path} is missing.")
+    if (found := path.stat().st_size) != size:
         raise StoreError(f"{path} has {found:,} bytes, and the manifest says {size:,}.")
     # After the size, which is known at once and says more about what happened.
     actual = digest_file(path)
@@ -82,36 +82,30 @@ def _check_file(path: Path, size: int, digest: str) -> None:
 
 def _check_meaning(store: TokenStore, number: int, part: PartRecord) -> None:
     """Check that the arrays fit together, which no digest can show."""
-    place = f"{store.path}, part {part.number}"
-    bounds = store.part_array(number, "bounds")
-    tokens = store.part_array(number, "tokens")
+    arrays = {kind: store.part_array(number, kind) for kind in part.files}
     # Strictly ascending: a document without tokens would make `document()` return nothing.
-    edges = np.concatenate((np.zeros(1, np.uint64), bounds))
-    if int(edges[-1]) != part.num_tokens or (edges[1:] <= edges[:-1]).any():
-        raise StoreError(
-            f"{place}: its documents do not end in order at token {part.num_tokens:,}."
-        )
-    # Such an id would be an index error in the embedding, far from its cause.
+    edges = np.concatenate((np.zeros(1, np.uint64), arrays["bounds"]))
+    largest_id = int(arrays["tokens"].max(initial=0))
     vocab_size = store.manifest.contents["tokenizer"]["vocab_size"]
-    if len(tokens) and int(tokens.max()) >= vocab_size:
-        raise StoreError(
-            f"{place} holds the id {tokens.max():,}; the vocabulary has {vocab_size:,}."
-        )
-    if "chat" in store.manifest.contents and "loss" not in part.files:
-        raise StoreError(f"{place} has no loss mask, and the store holds chats.")
-    if "loss" in part.files and int(store.part_array(number, "loss").max()) > 1:
-        raise StoreError(f"{place} has a loss mask with values other than 0 and 1.")
-    origins = store.part_array(number, "origin")
-    num_files = sum(len(done["inputs"]) for done in store.manifest.contents["builds"])
-    if len(origins) and int(np.max(origins[:, 0])) >= num_files:
-        raise StoreError(
-            f"{place} names input file {origins[:, 0].max()}, and there are {num_files}."
-        )
+    last_file, num_files = int(arrays["origin"][:, 0].max(initial=0)), len(store.manifest.inputs)
+    problem = None
+    if int(edges[-1]) != part.num_tokens or (edges[1:] <= edges[:-1]).any():
+        problem = f": its documents do not end in order at token {part.num_tokens:,}"
+    elif largest_id >= vocab_size:  # it would be an index error in the embedding
+        problem = f" holds the id {largest_id:,}; the vocabulary has {vocab_size:,}"
+    elif "chat" in store.manifest.contents and "loss" not in arrays:
+        problem = " has no loss mask, and the store holds chats"
+    elif "loss" in arrays and int(arrays["loss"].max()) > 1:
+        problem = " has a loss mask with values other than 0 and 1"
+    elif last_file >= num_files:
+        problem = f" names input file {last_file}, and there are {num_files}"
+    if problem:
+        raise StoreError(f"{store.path}, part {part.number}{problem}.")
 
 
 def chain(store: TokenStore, num_parts: int) -> str:
     """The digest of the settings of `store` and of its first `num_parts` parts."""
-    links = _chains.setdefault(store, [digest_json(_settings(store))])
+    links = _chains.setdefault(store, [digest_json(store.manifest.settings)])
     while len(links) <= num_parts:
         part = store.manifest.parts[len(links) - 1]
         links.append(digest_json([links[-1], part.to_json()]))
@@ -120,7 +114,7 @@ def chain(store: TokenStore, num_parts: int) -> str:
 
 def describe_build(store: TokenStore) -> JsonObject:
     """A short description of how a store was built, for a loader state."""
-    settings = _settings(store)
+    settings = store.manifest.settings
     tokenizer, inputs = settings["tokenizer"], settings["inputs"]
     size = sum(each["bytes"] for each in inputs)
     name = f"{tokenizer['name']} {(tokenizer['digest'] or tokenizer['canary'])[:8]}"
@@ -134,7 +128,45 @@ def describe_build(store: TokenStore) -> JsonObject:
     }
 
 
-def _settings(store: TokenStore) -> JsonObject:
-    contents = store.manifest.contents
-    first = builds(store.manifest)[0]
-    return {**shared_settings(contents), "reading": first["reading"], "inputs": first["inputs"]}
+def differences(old: JsonObject, new: JsonObject) -> str:
+    """The fields that differ between two records, as `name: old -> new`."""
+    return ", ".join(_fields(old, new, "")[:_SHOWN])
+
+
+def _fields(old: JsonObject, new: JsonObject, prefix: str) -> list[str]:
+    found = []
+    for key in sorted({*old, *new}):
+        before, after = old.get(key), new.get(key)
+        if before == after:
+            continue
+        if key == "stamps":
+            # Modification times are listed in the order of the inputs, so they can be compared
+            # only if the inputs are equal. If these differ, that is reported already.
+            if old["inputs"] == new["inputs"]:
+                files = zip(old["inputs"], old["stamps"], new["stamps"], strict=True)
+                changed = [file["name"] for file, then, now in files if then != now]
+                found += [f"stamps: {name} was changed or replaced" for name in changed]
+        elif isinstance(before, dict) and isinstance(after, dict):
+            found += _fields(before, after, f"{prefix}{key}.")
+        elif key == "inputs" and isinstance(before, list) and (named := _inputs(before, new[key])):
+            found += [f"inputs: {each}" for each in named]
+        else:
+            found.append(f"{prefix}{key}: {before!r:.60} -> {after!r:.60}")
+    return found
+
+
+def _inputs(before: list[JsonObject], after: list[JsonObject]) -> list[str]:
+    """The differences between two lists of inputs, by name; [] if only their order differs."""
+    # URLs are recorded without their queries, so two inputs may have one name.
+    old, new = ({each["name"]: each for each in inputs} for inputs in (before, after))
+    found = []
+    for name in sorted({*old, *new}):
+        if name not in new:
+            found.append(f"{name} is left out")
+        elif name not in old:
+            found.append(f"{name} is new")
+        elif old[name]["bytes"] != new[name]["bytes"]:
+            found.append(f"{name}: {old[name]['bytes']:,} bytes -> {new[name]['bytes']:,}")
+        else:
+            found += [f"{name}: {each}" for each in _fields(old[name], new[name], "")]
+    return found

@@ -13,25 +13,25 @@ of its speed. A single worker makes tokens far faster than a GPU uses them.
 """
 
 import itertools
+import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from penstock.errors import TokenMismatchError
+from penstock.errors import SourceError, TokenMismatchError
 from penstock.sources.document import Batch, Reject, Tally
 from penstock.sources.slices import Slice
-from penstock.store.explain import log_rules, refuse_bad
 from penstock.store.files import keep_freed_memory, sync_directory, sync_file
-from penstock.store.holdout import SIDES
-from penstock.store.job import BuildProgress, Job
+from penstock.store.job import BuildProgress, Job, Report
 from penstock.store.journal import MANY_TOKENS, Journal, SealedSlice, WaitingReaders, lower_priority
 from penstock.store.manifest import part_file
 from penstock.store.part import Encoded, PartBuilder, encode_ahead
+from penstock.store.summary import rule_text
 from penstock.tokenize.oracle import SliceSample, compare
 
-__all__ = ["Workers"]
+_SHOWN = 5
+_log = logging.getLogger("penstock")
 
 
 class _Stopped(Exception):  # noqa: N818  (not an error: another worker failed, or Ctrl-C)
@@ -44,11 +44,9 @@ class _Tokenized:
 
     builders: dict[str, PartBuilder]
     sample: SliceSample
-    tally: Tally = field(default_factory=Tally)
-    rejects: list[Reject] = field(default_factory=list)
-    rules: Counter[str] = field(default_factory=Counter)
+    record: SealedSlice
     first: Batch | None = None
-    """The first documents of the build, if this slice holds them and they were not compared."""
+    """The first documents of a live build, if this slice holds them."""
 
     @property
     def num_tokens(self) -> int:
@@ -71,15 +69,15 @@ class Workers:
         # progress be shown while a worker cuts.
         self._cutting = threading.Lock()
         self._slices = job.slices()
-        self._num_slices = 0
         # Guards everything from here to `_error`.
         self._lock = threading.Lock()
         self._sealed = {record.number: record for record in sealed}
         self._done_bytes = 0
         self._tally = Tally.total(record.tally for record in sealed)
         self._num_tokens = sum(p.num_tokens for each in sealed for p in each.parts.values())
-        self._is_first = True
         self._error: BaseException | None = None
+        # Taken by the worker that has the first batch, and never released.
+        self._first_batch = threading.Lock()
         # The rules that were logged. Without a lock: at worst, two workers log one rule twice.
         self._rules_seen: set[str] = set()
         self._wake = threading.Event()
@@ -92,14 +90,14 @@ class Workers:
         self._ended = False  # whether a worker found nothing left to do, or failed
         self._readable: float | None = None  # when the first live part was announced
 
-    def run(self, progress: Callable[[BuildProgress], None] | None) -> list[SealedSlice]:
+    def run(self, progress: Report | None) -> list[SealedSlice]:
         """Process all slices that are not sealed yet; returns the records of all, in order.
 
-        An error in one worker stops the others at their next block, and sealed slices stay. After
-        an interrupt this returns within about a second, whatever the workers are doing.
+        An error in one worker stops the others at their next block, and sealed slices stay. An
+        interrupt takes at most about a second, whatever the workers are doing.
         """
         keep_freed_memory()
-        refuse_bad(self._job, self._sealed)
+        self._refuse_bad()
         if self._job.live:
             self._journal.await_readers()
         else:
@@ -133,13 +131,9 @@ class Workers:
             # remainder, and nobody counts what follows the last text in a compressed file.
             self._done_bytes = self._total_bytes
             progress(self._progress())
-        return [
-            self._sealed[number] for number in range(self._num_slices) if number in self._sealed
-        ]
+        return [self._sealed[number] for number in sorted(self._sealed)]
 
-    def _watch(
-        self, workers: list[threading.Thread], progress: Callable[[BuildProgress], None] | None
-    ) -> None:
+    def _watch(self, workers: list[threading.Thread], progress: Report | None) -> None:
         """Report progress and look for waiting readers, until all workers have ended."""
         readers = WaitingReaders(self._journal)
         while any(worker.is_alive() for worker in workers):
@@ -166,9 +160,8 @@ class Workers:
         """Take slice after slice.
 
         In a live build, the first worker makes the first slice with helpers, before all others
-        begin: so the first part is ready as soon as all cores together can make it. The second
-        worker makes the second slice while the first one writes, because rows at the end of a
-        part reach into the next part.
+        begin, so the first part is ready as soon as possible. The second worker makes the second
+        slice while the first one writes, because rows at the end of a part reach into the next.
         """
         num_helpers = self._num_threads if worker == 0 and self._job.live else 0
         try:
@@ -203,13 +196,15 @@ class Workers:
                 return False
             tokenized = self._tokenize(piece, num_helpers)
             if not self._job.live:
-                self._compare(tokenized)
+                tokenized.sample.compare()
         self._begun.set()
-        self._seal(piece, tokenized)
+        self._seal(tokenized)
         if self._job.live:
             # Under the semaphore, because one more call at a time would load another tokenizer.
             with self._tokenizing:
-                self._compare(tokenized)
+                if tokenized.first is not None:
+                    self._compare_first(tokenized.first)
+                tokenized.sample.compare()
         return True
 
     def _next_slice(self) -> Slice | None:
@@ -218,7 +213,6 @@ class Workers:
             for piece in self._slices:
                 if self._stop.is_set():
                     raise _Stopped
-                self._num_slices = piece.index + 1
                 # Slices do not depend on who cuts them, so those that an earlier run sealed are
                 # cut again and skipped: the numbers of the others stay the same.
                 with self._lock:
@@ -232,10 +226,11 @@ class Workers:
         job = self._job
         builders = {
             side: PartBuilder(job.tokenizer, job.recorded["eos_id"], job.recorded["bos_id"])
-            for side in (SIDES if job.split else ("",))
+            for side in job.sides
         }
         sample = SliceSample(job.tokenizer, piece.index, self._names, job.first_file)
-        done = _Tokenized(builders, sample)
+        record = SealedSlice(piece.index)
+        done = _Tokenized(builders, sample, record)
         left = piece.disk_bytes
         batches: Iterator[tuple[Batch, Encoded | None]]
         if num_helpers > 1 and job.split is None and job.chat is None:
@@ -248,15 +243,16 @@ class Workers:
             num_tokens = done.num_tokens
             self._pick(batch, done)
             if encoded is not None:
-                builders[""].append(*encoded)
+                builders[""].append(encoded)
             else:
                 self._fill(batch, done)
             if job.live and num_tokens <= MANY_TOKENS < done.num_tokens:
                 self._journal.announce_many(piece.index)
-            done.tally = Tally.total((done.tally, batch.tally))
-            done.rejects += batch.rejects
-            done.rules.update(rule for _, rule in batch.rules)
-            log_rules(job, batch.rules, self._rules_seen)
+            record.tally = Tally.total((record.tally, batch.tally))
+            record.rejects += batch.rejects
+            for file, rule in batch.rules:
+                record.rules[rule] = record.rules.get(rule, 0) + 1
+                self._log_rule(job.files[file].name, rule)
             # The text of a compressed file is longer than its share of the disk.
             on_disk = min(left, batch.tally.total_bytes)
             left -= on_disk
@@ -268,6 +264,15 @@ class Workers:
             self._done_bytes += left
         return done
 
+    def _log_rule(self, name: str, rule: str) -> None:
+        """Log what a document is in a file, if no other file with that rule was logged."""
+        if rule not in self._rules_seen:
+            self._rules_seen.add(rule)
+            separators = " or ".join(map(repr, self._job.reading.separators))
+            why = f"no {separators}" if rule == "file" else repr(rule)
+            text = f"a document is {rule_text(rule)}; the first 64 MB contain {why}"
+            _log.info("%s: %s", name, text)
+
     def _pick(self, batch: Batch, done: _Tokenized) -> None:
         """Choose the documents to compare with the reference tokenizer.
 
@@ -275,24 +280,12 @@ class Workers:
         every slice before that slice is sealed. In a live build both wait until the part can be
         read, because loading the reference takes as long as making the first part.
         """
-        with self._lock:  # two workers may have their first batch at the same time
-            is_first = self._is_first and len(batch) > 0
-            self._is_first &= not is_first
+        is_first = len(batch) > 0 and self._first_batch.acquire(blocking=False)
         done.sample.add(batch)
         if is_first and self._job.live:
             done.first = batch
         elif is_first:
             self._compare_first(batch)
-
-    def _compare(self, done: _Tokenized) -> None:
-        """Compare what `_pick` chose.
-
-        Raises:
-            TokenMismatchError: an id differs.
-        """
-        if done.first is not None:
-            self._compare_first(done.first)
-        done.sample.compare()
 
     def _compare_first(self, batch: Batch) -> None:
         compare(self._job.tokenizer, batch.texts)
@@ -304,38 +297,54 @@ class Workers:
         job = self._job
         for side, share in job.split.sides(batch) if job.split else [("", batch)]:
             if job.chat is None:
-                done.builders[side].add(share)
+                done.builders[side].append(done.builders[side].encode(share))
             else:
-                done.rejects += job.chat.fill(done.builders[side], share, job.first_file)
+                done.record.rejects += job.chat.fill(done.builders[side], share, job.first_file)
 
-    def _seal(self, piece: Slice, done: _Tokenized) -> None:
+    def _seal(self, done: _Tokenized) -> None:
         """Write the parts of one slice, and then its record.
 
         The record comes last, because it promises that the parts are whole and on disk. A live
         build announces the parts in between: readers get them from the page cache.
         """
-        job = self._job
-        parts = {
-            side: builder.seal(
-                job.side_directory(side), job.first_part + piece.index, live=job.live
-            )
-            for side, builder in done.builders.items()
-        }
+        job, record = self._job, done.record
+        number = job.first_part + record.number
+        for side, builder in done.builders.items():
+            record.parts[side] = builder.seal(job.directory / side, number, live=job.live)
         done.builders.clear()  # frees half a slice of memory before the slow fsyncs
-        rules = dict(sorted(done.rules.items()))
-        record = SealedSlice(piece.index, done.tally, parts, done.rejects, rules)
         if job.live:
             # Before the fsyncs, so that no reader waits for the disk.
             self._journal.announce(record)
             self._readable = self._readable or time.monotonic()
             for side, part in record.parts.items():
                 for kind in part.files:
-                    sync_file(job.side_directory(side) / part_file(part.number, kind))
+                    sync_file(job.directory / side / part_file(part.number, kind))
         # The names of the parts before the record: a record that survives a power cut must not
         # name files that did not.
-        for side in parts:
-            sync_directory(job.side_directory(side))
+        for side in record.parts:
+            sync_directory(job.directory / side)
         self._journal.seal(record)
         with self._lock:
-            self._sealed[piece.index] = record
-            refuse_bad(job, self._sealed)
+            self._sealed[record.number] = record
+            self._refuse_bad()
+
+    def _refuse_bad(self) -> None:
+        """Raise if the leading sealed slices have more rejected records than `max_bad` allows."""
+        # Only slices before the first gap count, so that it does not matter which worker is faster.
+        max_bad = self._job.settings.max_bad
+        found: list[Reject] = []
+        records = 0
+        for number in itertools.takewhile(self._sealed.__contains__, itertools.count()):
+            tally = self._sealed[number].tally
+            found += self._sealed[number].rejects
+            records += tally.documents + tally.rejected
+            # Ten rejects are always allowed: 0.1 % of a small input would be none.
+            limit = max(10.0, max_bad * records) if max_bad < 1 else max_bad
+            if len(found) > limit:
+                shown = "\n".join(f"  {self._job.located(each)}" for each in found[:_SHOWN])
+                raise SourceError(
+                    f"{len(found):,} of {records:,} records were rejected, more than the "
+                    f"{limit:,.0f} that max_bad={max_bad:g} allows. The first:\n{shown}\n"
+                    "Repair the input, name the right field or format, or raise max_bad; the "
+                    "build then resumes where it stopped."
+                )

@@ -5,6 +5,7 @@ depends on the parts up to it only, because the order inside a part depends on i
 So every position that a snapshot has holds the same row in the finished store.
 """
 
+from dataclasses import dataclass
 from operator import index
 from threading import Lock
 from typing import NamedTuple, final
@@ -19,45 +20,35 @@ from penstock.rows.protocol import Rows, Settings
 from penstock.rows.tokens import Stream
 from penstock.streaming.snapshots import Snapshot
 
-__all__ = ["StreamedPlan"]
 
-
-class _KnownRows(Rows):
+@dataclass(frozen=True)
+class _KnownRows:
     """The number of rows of each part that is known, for a plan."""
 
     part_rows: Integers
-
-    def __init__(self, part_rows: Integers) -> None:
-        self.part_rows = part_rows
+    digest: str = ""  # that of an unfinished store is not known
 
     def __len__(self) -> int:
         return int(self.part_rows.sum())
-
-    @property
-    def digest(self) -> str:
-        """Empty: the digest of an unfinished store is not known."""
-        return ""
 
 
 class _Known(NamedTuple):
     """One snapshot as a plan sees it; exchanged as a whole, so that threads see no mixture."""
 
     rows: Rows
+    snapshot: Snapshot
     ends: Integers
     """The number of rows up to the end of each part."""
     plan: Plan | None
     """None while there is no row."""
-
-    @property
-    def num_rows(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
 
 
 @final
 class StreamedPlan:
     """The plan of a run over a store that is being written, with `shuffle="part"`.
 
-    It has the methods of `Plan`. Methods that need a row of a later snapshot wait for it.
+    It has the methods of `Plan` that a loader uses; `whole` has all of them, once the store is
+    finished. Methods that need a row of a later snapshot wait for it.
 
     Args:
         rows: Rows over a stream; the source is called "data".
@@ -69,13 +60,10 @@ class StreamedPlan:
     end = END
 
     def __init__(self, rows: Rows, *, seed: int = 0) -> None:
-        store = rows.stream.members[0] if rows.stream is not None else None
-        if not isinstance(store, Snapshot):
-            raise PlanError(f"{rows.type_name} is not over a store of ps.stream. Use Plan.")
-        self.store = store.source
         self.seed = index(seed)
         self._lock = Lock()
         self._known = self._plan_of(rows)
+        self.store = self._known.snapshot.source
 
     def tree(self, num_rows: int | None = None) -> str:
         """Return a picture of the plan over the finished store; see `Plan.tree`."""
@@ -88,16 +76,17 @@ class StreamedPlan:
         self.__init__(state["rows"], seed=state["seed"])
 
     def _plan_of(self, rows: Rows) -> _Known:
+        snapshot = rows.stream.members[0] if rows.stream is not None else None
+        if not isinstance(snapshot, Snapshot):
+            raise PlanError(f"{rows.type_name} is not over a store of ps.stream. Use Plan.")
         # Of a snapshot, only parts whose number of rows is final: see `Windows.part_rows`.
         part_rows = np.asarray(rows.part_rows, np.int64)
-        ends = np.cumsum(part_rows)
-        sealed = rows.stream is not None and rows.stream.sealed
         # `len(rows)` is not known before the store is finished, so an unfinished plan is made of
         # the parts whose rows are final.
-        ordered = rows if sealed else _KnownRows(part_rows)
-        has_rows = sealed or int(part_rows.sum()) > 0
+        ordered = rows if snapshot.sealed else _KnownRows(part_rows)
+        has_rows = snapshot.sealed or part_rows.any()
         plan = Plan(ordered, seed=self.seed, shuffle="part") if has_rows else None
-        return _Known(rows, ends, plan)
+        return _Known(rows, snapshot, np.cumsum(part_rows), plan)
 
     @property
     def rows(self) -> Rows:
@@ -112,13 +101,13 @@ class StreamedPlan:
     @property
     def complete(self) -> bool:
         """Whether the current snapshot is the finished store."""
-        stream = self.rows.stream
-        return stream is not None and stream.sealed
+        return self._known.snapshot.sealed
 
     @property
     def num_rows(self) -> int:
         """The rows that are known; those of an epoch if the store is finished."""
-        return self._known.num_rows
+        ends = self._known.ends
+        return int(ends[-1]) if len(ends) else 0
 
     @property
     def epoch_rows(self) -> int | None:
@@ -140,19 +129,16 @@ class StreamedPlan:
     def _exchange(self) -> bool:
         """Exchange the snapshot for the latest one; return whether that is the finished store."""
         with self._lock:  # of two threads, neither may put back an earlier snapshot
-            stream = self.rows.stream
             latest = self.store.snapshot()
-            if stream is not None and latest is not stream.members[0]:
+            if latest is not self._known.snapshot:
                 self._known = self._plan_of(self.rows.over(Stream([latest])))
         return self.complete
 
     def _exchange_later(self) -> None:
         """Wait for a later snapshot than the current one, and exchange them."""
-        stream = self.rows.stream
-        if not self._exchange() and stream is self.rows.stream and stream is not None:
-            member = stream.members[0]
-            assert isinstance(member, Snapshot)  # as `__init__` has checked
-            self.store.await_later(member)
+        current = self._known.snapshot
+        if not self._exchange() and current is self._known.snapshot:
+            self.store.await_later(current)
             self._exchange()
 
     def reach(self, position: int) -> None:
@@ -189,12 +175,6 @@ class StreamedPlan:
         """Return what the positions from `start` to before `stop` hold."""
         self.reach(stop)
         return [] if self._known.plan is None else self._known.plan.samples(start, stop)
-
-    def positions_of(
-        self, source: str, sample: int, epoch: int | None = None, before: int | None = None
-    ) -> Integers:
-        """Return the positions that hold a sample, as `Plan.positions_of`, once all are known."""
-        return self.whole.positions_of(source, sample, epoch, before)
 
     def parts_before(self, position: int) -> int:
         """Return how many parts hold the first tokens of the rows before a position."""

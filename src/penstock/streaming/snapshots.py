@@ -8,31 +8,32 @@ each sealed slice, and the manifest is written at the end. So any process can bu
 that starts later finds the existing parts at once. Sealed parts never change, so a snapshot is an
 ordinary store over a prefix of the parts, and rows over it are ordinary rows. Only the plan of a
 loader (`penstock.streaming.plan`) exchanges a snapshot for the next one.
+
+A thread that prefetches batches may have to wait for the next part. It sleeps for a few
+milliseconds at a time, and checks in between whether its reader has stopped. A fork waits until
+such threads are between two steps of work (see `penstock.loader.prefetch`), but not for a thread
+that sleeps here, because that thread holds no lock.
 """
 
 import os
+import threading
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Lock
-from time import monotonic
-from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self, final
+from typing import TYPE_CHECKING, Self, final
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreBusyError, StoreError, UnknownLengthError
 from penstock.rows.protocol import Array, Settings
-from penstock.store.explain import differences
 from penstock.store.manifest import FILE_NAME, Manifest, PartRecord, read_manifest, shared_settings
 from penstock.store.reader import TokenStore
-from penstock.streaming.waiting import StallTimer, pause
+from penstock.store.verify import differences
 
 if TYPE_CHECKING:
     # Only for types: these modules import Arrow, which reading a store does not need.
     from penstock.store.job import BuildProgress
-    from penstock.streaming.builder import Builder
-
-__all__ = ["Snapshot", "StreamedStore"]
+    from penstock.streaming.stream import Builder
 
 # How often a waiting reader inspects the directory, which is a few file system calls.
 _POLL_SECONDS = 0.004
@@ -40,34 +41,76 @@ _POLL_SECONDS = 0.004
 _ASK_SECONDS = 0.05
 
 
+class _Waits(threading.local):
+    """The event and the lock of the current thread; both None outside of prefetching threads."""
+
+    stop: threading.Event | None = None
+    working: "threading.RLock | None" = None
+
+
+_own = _Waits()
+
+
+class WaitCancelled(Exception):  # noqa: N818  (not an error: the reader has stopped)
+    """The reader of this thread has stopped, so the wait ended."""
+
+
+def use_for_waits(stop: threading.Event, working: "threading.RLock") -> None:
+    """Make waits of this thread end when `stop` is set, and release `working` while they sleep."""
+    _own.stop, _own.working = stop, working
+
+
+def pause(seconds: float) -> None:
+    """Sleep for some seconds; raise WaitCancelled if the reader of this thread has stopped."""
+    stop, working = _own.stop, _own.working
+    if stop is None or working is None:
+        time.sleep(seconds)
+        return
+    # Another thread may fork only while this lock is free.
+    working.release()
+    try:
+        stopped = stop.wait(seconds)
+    finally:
+        working.acquire()
+    if stopped:
+        raise WaitCancelled
+
+
+class StallTimer:
+    """Measures how long a wait has lasted without progress.
+
+    At most one second is counted between two calls: a process that was suspended did not wait.
+    """
+
+    def __init__(self) -> None:
+        self._last_call = time.monotonic()
+        self._progress = -1
+        self._waited = 0.0
+
+    def seconds(self, progress: int) -> float:
+        """Return the seconds waited since `progress` last changed."""
+        now = time.monotonic()
+        self._waited += min(now - self._last_call, 1.0)
+        self._last_call = now
+        if progress != self._progress:
+            self._progress, self._waited = progress, 0.0
+        return self._waited
+
+
 @final
 class Snapshot(TokenStore):
-    """A store over the parts that were sealed when it was made.
+    """A store over the parts of the stream `source` that were sealed when it was made.
 
-    Args:
-        source: The stream it belongs to.
-        manifest: The parts; the real manifest once the store is finished.
-        sealed: Whether the store is finished, so that there is no later snapshot.
-        num_coming: Tokens that the next part is known to have.
-        before: An earlier snapshot, whose mapped files are used again.
+    If `sealed`, the store is finished, and `manifest` is the real one.
     """
 
     def __init__(
-        self,
-        source: "StreamedStore",
-        manifest: Manifest,
-        *,
-        sealed: bool = False,
-        num_coming: int = 0,
-        before: "Snapshot | None" = None,
+        self, source: "StreamedStore", manifest: Manifest, num_coming: int = 0, *, sealed: bool
     ) -> None:
         super().__init__(source.path, manifest)
         self.source = source
         self.sealed = sealed
         self.num_coming = num_coming
-        if before is not None:
-            # A part has the same number in every snapshot. The lock guards the shared maps.
-            self._mapped, self._lock = before._mapped, before._lock
 
     def __repr__(self) -> str:
         state = "sealed" if self.sealed else "so far"
@@ -102,23 +145,15 @@ class StreamedStore:
     """
 
     def __init__(
-        self,
-        path: Path,
-        stamped: Settings,
-        dtype: str,
-        *,
-        timeout: float,
-        builder: "Builder | None",
+        self, path: Path, stamped: Settings, dtype: str, timeout: float, builder: "Builder | None"
     ) -> None:
         self.path = path
-        self._stamped = stamped
-        self._dtype = dtype
-        self._timeout = timeout
+        self._stamped, self._dtype, self._timeout = stamped, dtype, timeout
         self._builder = builder
         # Imported here, because it imports Arrow; `stream` has done so already.
-        from penstock.store.journal import MANY_TOKENS, Journal
+        from penstock.store.journal import Journal
 
-        self._journal, self._many_tokens = Journal(path), MANY_TOKENS
+        self._journal = Journal(path)
         # These change under the lock only, and a manifest is replaced as a whole. So `_manifest`
         # may be read without the lock: a reader sees the old one or the new one.
         self._is_ours = False  # whether the journal was found to be of this build
@@ -132,7 +167,7 @@ class StreamedStore:
         # Weak, because a snapshot refers to its stream: the build of a stream that nothing else
         # refers to must end at once, and not when the garbage collector finds the cycle.
         self._last: weakref.ref[Snapshot] | None = None
-        self._lock = Lock()
+        self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _close, builder)
         _open_streams.add(self)
 
@@ -149,12 +184,7 @@ class StreamedStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -162,19 +192,13 @@ class StreamedStore:
         self._finalizer()
 
     def __len__(self) -> int:
-        if not self.sealed:
-            self._refuse("the number of documents")
-        return self._manifest.num_pieces
+        return self._finished("the number of documents").num_pieces
 
     def __iter__(self) -> Iterator[Array]:
         """Yield the tokens of each document, in order; wait for those that are not ready."""
         part = 0
         while self.await_parts(part + 1):
-            store = self.snapshot()
-            tokens, start = store.part_array(part, "tokens"), 0
-            for stop in store.part_array(part, "bounds").tolist():
-                yield tokens[start:stop]
-                start = stop
+            yield from self.snapshot().part_documents(part)
             part += 1
 
     @property
@@ -187,21 +211,22 @@ class StreamedStore:
     @property
     def digest(self) -> str:
         """The digest of the finished store."""
-        if not self.sealed:
-            self._refuse("its digest")
-        return self._manifest.digest
+        return self._finished("its digest").digest
 
     @property
     def progress(self) -> "BuildProgress | None":
         """The progress of the build, if this process builds."""
         return None if self._builder is None else self._builder.progress
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise UnknownLengthError(
-            f"{self.path} is still being written: {len(self._manifest.parts):,} parts are "
-            f"sealed, and {what} is not known before the last one is. Pass Windows or Packs of it "
-            "to a Loader, which reads parts as they become ready; for anything else, use ps.build."
-        )
+    def _finished(self, what: str) -> Manifest:
+        """The manifest of the finished store; raise if `what` is asked of an unfinished one."""
+        if not self.sealed:
+            raise UnknownLengthError(
+                f"{self.path} is still being written, and {what} is not known before the end. Pass "
+                "Windows or Packs of it to a Loader, which reads parts as they become ready; for "
+                "anything else, use ps.build."
+            )
+        return self._manifest
 
     def snapshot(self) -> Snapshot:
         """Return a store over the parts that can be read now; the same object if nothing is new."""
@@ -212,13 +237,10 @@ class StreamedStore:
             is_new = before is None or before.manifest is not self._manifest
             if before is not None and not is_new and before.num_coming == self._num_coming:
                 return before
-            made = Snapshot(
-                self,
-                self._manifest,
-                sealed=self._sealed,
-                num_coming=self._num_coming,
-                before=before,
-            )
+            made = Snapshot(self, self._manifest, self._num_coming, sealed=self._sealed)
+            if before is not None:
+                # A part has the same number in every snapshot. The lock guards the shared maps.
+                made._mapped, made._lock = before._mapped, before._lock
             self._last = weakref.ref(made)
             return made
 
@@ -228,7 +250,9 @@ class StreamedStore:
             return
         parts: list[PartRecord] = []
         # Slices are read in order, without gaps: workers may seal a later one first.
-        while self._begun() and (record := self._journal.readable(self._num_slices)) is not None:
+        if not self._is_ours:  # raises if the journal belongs to another build
+            self._is_ours = self._journal.begun(self._stamped) is not None
+        while self._is_ours and (record := self._journal.readable(self._num_slices)) is not None:
             parts += [part for part in record.parts.values() if part.num_documents]
             self._num_slices += 1
         # The manifest is written before the journal is removed. So the journal is read first:
@@ -238,33 +262,15 @@ class StreamedStore:
             self._refuse_other(manifest)
             self._manifest, self._sealed, self._num_coming = manifest, True, 0
             return
-        self._num_coming = self._many_tokens if self._journal.has_many(self._num_slices) else 0
+        self._num_coming = self._journal.num_coming(self._num_slices)
         if parts:
             known = self._manifest
             self._manifest = Manifest("", known.contents, (*known.parts, *parts))
 
-    def _begun(self) -> bool:
-        """Return whether there is a journal; raise if it belongs to another build."""
-        if not self._is_ours:
-            begun = self._journal.begun()
-            if begun is None:
-                return False
-            if canonical_json(begun) != canonical_json(self._stamped):
-                raise StoreError(
-                    f"{self.path} holds an unfinished build with other settings: "
-                    f"{differences(begun, self._stamped)}. Repeat it with the old settings to "
-                    "finish it, or delete the directory to start anew."
-                )
-            self._is_ours = True
-        return True
-
     def _refuse_other(self, manifest: Manifest) -> None:
         """Raise if the manifest is of another build, or has other parts than were read."""
-        first = manifest.contents["builds"][0]
-        found = shared_settings(manifest.contents)
-        found = {**found, "reading": first["reading"], "inputs": first["inputs"]}
+        found, known = manifest.settings, self._manifest.parts
         ours = {key: self._stamped[key] for key in found if key in self._stamped}
-        known = self._manifest.parts
         if canonical_json(found) != canonical_json(ours) or manifest.parts[: len(known)] != known:
             raise StoreError(
                 f"{self.path} is a finished store that was built with other settings: "
@@ -280,9 +286,7 @@ class StreamedStore:
     def await_parts(self, number: int) -> bool:
         """Wait until `number` parts are sealed; return False if the store has fewer.
 
-        Raises:
-            StoreBusyError: nothing was sealed for `timeout` seconds.
-            BaseException: the error that ended the build.
+        Raises StoreBusyError after `timeout` seconds, or the error that ended the build.
         """
         timer = StallTimer()
         while len(self._manifest.parts) < number and not self.sealed:
@@ -300,31 +304,25 @@ class StreamedStore:
 
     def _wait(self, timer: StallTimer) -> None:
         """Wait a few milliseconds for the next part; raise if that is no use."""
-        self.check()
         builder, what = self._builder, f"part {len(self._manifest.parts)}"
+        self.check()
         if builder is not None and builder.closed:
             raise StoreError(f"{self.path}: {what} is not written, and the stream was closed.")
         waited = timer.seconds(self._num_slices)
         if waited > self._timeout:
+            from penstock.store.lock import lock_holder  # a loader needs no filelock
+
             raise StoreBusyError(
                 f"{self.path}: no slice was sealed in {waited:,.0f} s (timeout={self._timeout:g}) "
-                f"while {what} was awaited; {self._num_slices:,} slices are sealed. "
-                f"{self._describe_builder()} Check whether it is alive, or use a longer timeout."
+                f"while {what} was awaited; {self._num_slices:,} slices are sealed. The last "
+                f"process that built the store is {lock_holder(self.path) or 'not known'}. Check "
+                "whether it is alive, or use a longer timeout."
             )
-        if monotonic() > self._asked + _ASK_SECONDS:
+        if time.monotonic() > self._asked + _ASK_SECONDS:
             # A build that no reader waits for uses one core only; see `penstock.store.workers`.
-            self._asked = monotonic()
+            self._asked = time.monotonic()
             self._journal.ask()
         pause(_POLL_SECONDS)
-
-    def _describe_builder(self) -> str:
-        if self._builder is not None and self._builder.building:
-            return "This process builds the store."
-        from penstock.store.lock import lock_holder  # a loader needs no filelock
-
-        if holder := lock_holder(self.path):
-            return f"The last process that built the store is {holder}."
-        return "No process is building the store."
 
 
 _open_streams: "weakref.WeakSet[StreamedStore]" = weakref.WeakSet()
@@ -334,9 +332,9 @@ def _after_fork() -> None:
     """Make the streams of a forked child read only: the thread that builds is in the parent."""
     for store in _open_streams:
         # Another thread of the parent may have held these locks when the process was forked.
-        store._lock = Lock()
+        store._lock = threading.Lock()
         if store._last is not None and (last := store._last()) is not None:
-            last._lock = Lock()
+            last._lock = threading.Lock()
         store._builder = None
         store._finalizer.detach()
 

@@ -1,28 +1,36 @@
-"""`stream`: trains on text while it is being tokenized."""
+"""`stream`: trains on text while it is being tokenized.
+
+Every process that streams into one directory runs a thread that builds in the background. The
+first one to get the lock of the store builds. The others try to get the lock four times a second,
+so that one of them continues the build if the builder dies or closes its stream. Only the builder
+writes parts, so processes share nothing but the directory.
+
+An error ends the thread and is kept; the reader raises it at the next batch.
+"""
 
 import os
-from collections.abc import Sequence
+import threading
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Literal
 
 from penstock.errors import StoreBusyError, StoreError
-from penstock.sources.settings import Format, Texts
-from penstock.store.build import begin
-from penstock.store.job import BuildSettings, prepare
+from penstock.sources.settings import Format
+from penstock.store.build import begin, execute
+from penstock.store.job import BuildProgress, BuildSettings, EngineName, Inputs, Job, prepare
 from penstock.store.lock import locked
 from penstock.store.manifest import FILE_NAME
-from penstock.streaming.builder import Builder
 from penstock.streaming.snapshots import StreamedStore
 from penstock.tokenize.tokenizer import SpecialTokens
 
-__all__ = ["stream"]
+_RETRY_SECONDS = 0.25
+_CLOSE_SECONDS = 5.0
 
 
 def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
-    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Texts,
+    inputs: Inputs,
     store: str | os.PathLike[str],
     *,
-    tokenizer: Any = "gpt2",
+    tokenizer: object = "gpt2",
     format: Format = "auto",
     documents: str = "auto",
     field: str = "text",
@@ -33,7 +41,7 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
     max_bad: float = 0.001,
     max_document_bytes: int = 1 << 30,
     max_expansion: int = 200,
-    engine: Literal["auto", "gigatoken", "tokenizers"] = "auto",
+    engine: EngineName = "auto",
     threads: int | None = None,
     timeout: float = 600.0,
 ) -> StreamedStore:
@@ -73,41 +81,83 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
         StoreError: the directory holds something else.
 
     >>> import tempfile
+    >>> from penstock import Texts
     >>> folder = tempfile.TemporaryDirectory()
     >>> with stream(Texts(["To be,", "or not to be."]), f"{folder.name}/store") as streamed:
     ...     [tokens.tolist() for tokens in streamed]
     [[2514, 307, 11, 50256], [273, 407, 284, 307, 13, 50256]]
     >>> folder.cleanup()
     """
+    # `BuildSettings` has a field of the same name for each argument except `timeout`.
+    arguments = dict(locals())
+    timeout = arguments.pop("timeout")
     if not timeout > 0:
         raise StoreError(f"timeout={timeout} must be more than 0 seconds.")
-    job = prepare(
-        BuildSettings(
-            inputs=inputs,
-            store=store,
-            tokenizer=tokenizer,
-            format=format,
-            documents=documents,
-            field=field,
-            errors=errors,
-            eos=eos,
-            bos=bos,
-            special_tokens=special_tokens,
-            max_bad=max_bad,
-            max_document_bytes=max_document_bytes,
-            max_expansion=max_expansion,
-            engine=engine,
-            threads=threads,
-        )
-    )
+    job = prepare(BuildSettings(**arguments))
     if (job.directory / FILE_NAME).exists():
         # A finished store with other settings is refused here, and not at the first batch.
         with suppress(StoreBusyError), locked(job.directory):
             begin(job)
-    return StreamedStore(
-        job.directory,
-        job.stamped,
-        job.tokenizer.dtype.name,
-        timeout=timeout,
-        builder=Builder(job),
-    )
+    dtype = job.tokenizer.dtype.name
+    return StreamedStore(job.directory, job.stamped, dtype, timeout, Builder(job))
+
+
+class Builder:
+    """Builds a store on a thread, or waits to take over from another process."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._stop = threading.Event()
+        self._process = os.getpid()
+        self.error: BaseException | None = None
+        self.progress: BuildProgress | None = None
+        """The progress of the build, if this process builds."""
+        self._thread = threading.Thread(target=self._run, name="penstock-stream", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop building; sealed parts stay, and another process may continue."""
+        if os.getpid() != self._process:
+            return  # a fork does not copy threads
+        # The build sees this at its next progress report, several times a second. The wait has a
+        # limit, because a tokenizer may take longer than that for one document.
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=_CLOSE_SECONDS)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._stop.is_set()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set() and not self._build():
+                self._stop.wait(_RETRY_SECONDS)
+        except _Closed:
+            pass
+        except BaseException as error:  # noqa: BLE001  (raised again by the reader)
+            self.error = error
+
+    def _build(self) -> bool:
+        """Build unless another process does; return whether the store is finished."""
+        try:
+            with locked(self._job.directory):
+                # Under the lock, because the process that held it before may have sealed slices
+                # or finished the store.
+                job = begin(self._job, live=True)
+                if job is not None:
+                    execute(job, self._report)
+                return True
+        except StoreBusyError:
+            return False
+
+    def _report(self, progress: BuildProgress) -> None:
+        """Keep the progress; called by the build several times a second."""
+        self.progress = progress
+        if self._stop.is_set():
+            raise _Closed
+
+
+class _Closed(Exception):  # noqa: N818  (not an error: the stream was closed)
+    """Ends a build whose stream was closed."""

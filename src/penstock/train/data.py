@@ -26,9 +26,9 @@ from penstock.rows.packs import Packs
 from penstock.rows.protocol import Rows
 from penstock.rows.tokens import ArrayFile
 from penstock.rows.windows import Windows
-from penstock.store.explain import describe_rules
-from penstock.store.manifest import FILE_NAME, builds, read_manifest
+from penstock.store.manifest import FILE_NAME, read_manifest
 from penstock.store.reader import TokenStore
+from penstock.store.summary import describe_rules
 from penstock.streaming.plan import StreamedPlan
 from penstock.train.config import TrainingConfig, TrainingJob
 from penstock.train.distributed import World
@@ -127,7 +127,7 @@ class _Opener:
         sides = store_sides(store)
         assert sides is not None  # `build` has returned
         if not existed:
-            self._log(f"a document is {describe_rules(builds(read_manifest(sides[0])))}")
+            self._log(f"a document is {describe_rules(read_manifest(sides[0]).builds)}")
         return sides
 
     def streamed(self, given: str) -> Any:
