@@ -22,7 +22,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.terminal import print_exception
+from penstock.cli.terminal import message_of, print_error
 from penstock.errors import PenstockError, SourceError
 from penstock.store.build import build
 from penstock.store.files import header, sync_directory, write_file
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "Name another file with --train_file and --val_file, or fetch the default "
                     f"ones: penstock fetch openwebtext --output {text.parent}"
                 )
-            print_exception(error, as_json=False)
+            print_error(type(error).__name__, message_of(error), as_json=False)
             return 1
         except KeyboardInterrupt:
             sys.stderr.write("Interrupted: stopped by Ctrl-C.\n")
