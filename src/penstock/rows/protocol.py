@@ -176,6 +176,11 @@ class WrappedRows(Rows):
         """Return how many tokens are the target of no row if a row trains on `per_row` targets."""
         return self.rows.unread(per_row)
 
+    @property
+    def num_readable(self) -> int:
+        """Rows that can be read now; fewer than all only while the store is being written."""
+        return self.rows.num_readable
+
 
 def checked(samples: Integers, num_rows: int) -> Integers:
     """Return the numbers of rows as an array; raise IndexError if there are no such rows."""

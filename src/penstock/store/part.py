@@ -103,17 +103,21 @@ class PartBuilder:
         starts, stops = offsets[:-1], offsets[1:]
         first = _absent(self.bos_id, ids, starts, None if edges is None else edges.begins)
         last = _absent(self.eos_id, ids, stops - 1, None if edges is None else edges.ends)
-        # Example: ids 5 6 | 7 with eos 9 get 9 before the places 2 and 3, and the ends 3 and 5.
-        # End tokens are listed first, so they precede a begin token at the same place.
-        places = np.concatenate((stops[last], starts[first])) - offsets[0]
-        counts = (int(last.sum()), int(first.sum()))
+        # Example: ids 5 6 | 7 with eos 9 get the lengths 3 2, the ends 3 5, and 9 at 2 and 4.
+        lengths = stops - starts + first + last
+        ends = np.cumsum(lengths)
+        begin_places, end_places = (ends - lengths)[first], ends[last] - 1
+        is_own = np.ones(int(lengths.sum()), bool)
+        is_own[begin_places] = is_own[end_places] = False
+        tokens = np.empty(len(is_own), self.tokenizer.dtype)
+        # One pass that also narrows the ids; NumPy releases the GIL for it.
+        tokens[is_own] = ids[offsets[0] : offsets[-1]]
+        tokens[begin_places], tokens[end_places] = self.bos_id or 0, self.eos_id or 0
         if loss is not None:
-            added = np.concatenate((loss[stops[last] - 1], np.zeros(counts[1], np.uint8)))
-            loss = np.insert(loss, places, added)
-        # NumPy releases the GIL for both passes. The first one also narrows the ids.
-        tokens = ids[offsets[0] : offsets[-1]].astype(self.tokenizer.dtype)
-        tokens = np.insert(tokens, places, np.repeat((self.eos_id or 0, self.bos_id or 0), counts))
-        return tokens, np.cumsum(stops - starts + first + last), loss
+            own = loss
+            loss = np.zeros(len(is_own), np.uint8)
+            loss[is_own], loss[end_places] = own, own[stops[last] - 1]
+        return tokens, ends, loss
 
     def append(self, documents: Encoded) -> None:
         """Append tokenized documents; all documents of a part have a loss mask, or none has."""

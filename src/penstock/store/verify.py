@@ -142,7 +142,7 @@ def _fields(old: JsonObject, new: JsonObject, prefix: str) -> list[str]:
         if key == "stamps":
             # Modification times are listed in the order of the inputs, so they can be compared
             # only if the inputs are equal. If these differ, that is reported already.
-            if old["inputs"] == new["inputs"]:
+            if old.get("inputs") == new.get("inputs"):
                 files = zip(old["inputs"], old["stamps"], new["stamps"], strict=True)
                 changed = [file["name"] for file, then, now in files if then != now]
                 found += [f"stamps: {name} was changed or replaced" for name in changed]

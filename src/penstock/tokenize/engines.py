@@ -10,7 +10,7 @@ the names of the attributes differ between tiktoken, `transformers` and the user
 only this module knows them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -297,7 +297,8 @@ class ObjectEngine:
 def ids_of(encoded: Any) -> NDArray[Any]:
     """The ids in the result of an `encode` method: a list, an array, a tensor or an Encoding."""
     ids = read_attribute(encoded, "ids")
-    return np.asarray(encoded if ids is None else ids)
+    ids = encoded if ids is None else ids
+    return np.asarray(ids if isinstance(ids, Sized) else list(ids))
 
 
 def tiktoken_encoding(name: str) -> Any:
