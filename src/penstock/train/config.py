@@ -156,6 +156,8 @@ class TrainingConfig:
     target_val_loss: float | None = None
     seed: int = 0
     """Seed of the initial weights and of dropout."""
+    tensorboard: bool = False
+    """Whether to write the numbers of metrics.jsonl for TensorBoard too."""
 
     def __post_init__(self) -> None:
         if self.steps is None and self.max_minutes is None:

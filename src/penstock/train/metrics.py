@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from penstock.errors import MissingExtraError
 from penstock.store.files import write_file
 from penstock.train.config import ModelConfig
 from penstock.train.distributed import World
@@ -155,10 +156,14 @@ class Metrics:
         path: The file. Lines that are newer than the checkpoint are removed from it.
         step: The step of the checkpoint.
         validated: The last validation that the checkpoint knows of.
+        tensorboard: Whether to write the same numbers for TensorBoard.
     """
 
-    def __init__(self, path: Path, *, step: int, validated: int | None = None) -> None:
+    def __init__(
+        self, path: Path, *, step: int, validated: int | None = None, tensorboard: bool = False
+    ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._board = _tensorboard(path.parent, step) if tensorboard else None
         # A checkpoint can be saved before the validation of the same step.
         # Its validation then comes again, and must not be in the file twice.
         last = ("step", "val", "target") if validated == step else ("step",)
@@ -177,6 +182,11 @@ class Metrics:
         # The kernel has the line after `flush`, so it survives the end of this process.
         self._stream.write(_line({"kind": kind, "step": step, **values}).decode())
         self._stream.flush()
+        if self._board is not None:
+            for name, value in values.items():
+                # TensorBoard stores float32, which cannot hold a 64-bit fingerprint.
+                if isinstance(value, int | float) and name != "fingerprint":
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def sync(self) -> None:
         """Force all lines to disk."""
@@ -185,6 +195,8 @@ class Metrics:
     def close(self) -> None:
         """Close the file."""
         self._stream.close()
+        if self._board is not None:
+            self._board.close()
 
 
 def read_metrics(path: Path) -> Iterator[Line]:
@@ -214,6 +226,18 @@ def json_values(values: Line) -> Line:
 
 def _line(values: Line) -> bytes:
     return json.dumps(json_values(values)).encode() + b"\n"
+
+
+def _tensorboard(directory: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise MissingExtraError(
+            "tensorboard=true needs tensorboard, which is not installed. Install it with: "
+            'pip install "penstock[tensorboard]"'
+        ) from error
+    # TensorBoard keeps events of steps that will be computed again, unless they are purged.
+    return SummaryWriter(directory / "tensorboard", purge_step=step + 1 if step else 0)
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -146,7 +146,8 @@ class _Loop:
         self.learner.start()
         if self.world.is_main:
             now = self.progress
-            self.metrics = Metrics(path, step=now.step, validated=now.validated)
+            board = self.config.tensorboard
+            self.metrics = Metrics(path, step=now.step, validated=now.validated, tensorboard=board)
         try:
             if self.progress.step == 0:
                 with self.throughput.pause():
