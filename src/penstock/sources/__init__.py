@@ -1,9 +1,9 @@
-"""Sources: from raw files to documents.
+"""Reading of inputs: from raw files to batches of documents.
 
-A source is a path, a glob, a directory, a URL or a list of texts. It becomes batches of documents,
-each with the file and offset it came from. Every byte of the decompressed input is part of a
-document, a separator, a skipped blank record or a logged reject. How the input is cut into slices
-depends on the input and the tokenizer alone.
+An input is a path, a glob, a directory, a URL or a list of texts. Each document is read with the
+file and offset it came from. Every byte of the decompressed input is part of a document, a
+separator, a skipped blank record or a logged reject. How the input is cut into slices depends on
+the input and the tokenizer alone.
 """
 
 from typing import TYPE_CHECKING

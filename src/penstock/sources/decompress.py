@@ -1,8 +1,8 @@
 """Decompression of input files.
 
-Every frame or member of a file is read, not only the first. A stream that is cut off, or
-followed by other data, is an error with its position. A small file that expands without end (a
-decompression bomb) is stopped while it expands.
+Every frame or member of a file is read, not only the first. A stream that is cut off or followed
+by other data raises an error with the position. If a small file expands to a huge text (a
+decompression bomb), reading stops with an error as soon as the text is longer than a limit.
 """
 
 import bz2
@@ -29,7 +29,7 @@ class Expanded:
                 "Download or write it again."
             )
         self._file = file
-        # The larger one: a file of a few bytes may expand 1,000 times without harm.
+        # The larger limit is used: a file of a few bytes may expand 1,000 times without harm.
         self._limit = max(_FREE_BYTES, file.size * max_expansion)
         self._max_expansion = max_expansion
         self._raw = open_file(file)
@@ -45,7 +45,7 @@ class Expanded:
 
     def read(self, num_bytes: int) -> bytes:
         """The next `num_bytes` bytes, fewer only at the end."""
-        # What was peeked comes first; it was counted in `position` when it was read.
+        # Peeked bytes come first. `position` has counted them already.
         if self._peeked:
             data, self._peeked = self._peeked[:num_bytes], self._peeked[num_bytes:]
             return data if len(data) == num_bytes else data + self.read(num_bytes - len(data))
@@ -116,7 +116,7 @@ class _Streams:
         self._waiting = b""
 
     def read(self, num_bytes: int) -> bytes:
-        """At most `num_bytes` bytes, none only at the end."""
+        """At most `num_bytes` bytes; no bytes only at the end of the file."""
         while True:
             if self._decoder.eof:
                 self._waiting = self._next_stream()
@@ -135,7 +135,7 @@ class _Streams:
 
     def _next_stream(self) -> bytes:
         """The first bytes of the next stream; in .xz files, zero bytes may separate streams."""
-        # `unused_data` is what the decoder was given past the end of its stream.
+        # `unused_data` is the input after the end of the decoder's stream.
         rest = bytes(self._decoder.unused_data.lstrip(self._padding))
         while not rest:
             more = self._raw.read(1 << 16)

@@ -1,4 +1,4 @@
-"""Batches of documents between the readers and the tokenizer.
+"""Batches of documents, which the readers pass to the tokenizer.
 
 A batch holds its texts in one Arrow array and not as Python strings. The tokenizer reads the
 same buffers, so 100,000 short documents need no Python objects. Each text has the file and the
@@ -7,9 +7,9 @@ build can check the sum at the end:
 
     bytes read = documents + separators + skipped blanks + rejected records
 
-Arrow arrays are converted by way of their buffers. `pa.array`, `pa.scalar` and
-`np.asarray(arrow_array)` would do the same, but they check whether their argument is a pandas
-object. If pandas is installed, they import it for that check, which takes 0.2 s on the first
+This module converts between NumPy and Arrow arrays through their buffers. `pa.array`, `pa.scalar`
+and `np.asarray(arrow_array)` would do the same, but they check whether their argument is a pandas
+object. If pandas is installed, they import it for that check. The import takes 0.2 s on the first
 thread that reads, and Ctrl-C may be lost in that time.
 """
 
@@ -24,7 +24,7 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 ArrowArray = Any
-"""An array of pyarrow, which ships no types."""
+"""A pyarrow array; `Any`, because pyarrow has no type annotations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Reject:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of documents and bytes; see the module docstring for the sum."""
+    """Counts of documents and bytes; the module docstring says how the bytes add up."""
 
     documents: int = 0
     skipped: int = 0
@@ -73,10 +73,10 @@ class Tally:
 
 @dataclass(slots=True)
 class SeparatedTexts:
-    """Documents inside a block of text, which all have the same separator between them.
+    """A block of text with documents in it, and the same separator between all of them.
 
-    Every piece between separators is a document or empty. gigatoken reads such a block in
-    place, which saves a copy of all text.
+    Between two separators there is a document or nothing. gigatoken reads such a block in place,
+    which saves a copy of all text.
     """
 
     data: bytes
@@ -100,7 +100,7 @@ class Edges(NamedTuple):
 
     @classmethod
     def of(cls, *, begins: bool, ends: bool, closes: bool, num_texts: int = 1) -> Self:
-        """The edges of texts that are all of the same kind."""
+        """Edges with the same three values for each of `num_texts` texts."""
         return cls(*(np.full(num_texts, each) for each in (begins, ends, closes)))
 
     @classmethod
@@ -135,7 +135,8 @@ class Batch:
     edges: Edges | None = None
     """Where documents begin and end; None if every text is a whole document."""
     rules: list[tuple[int, str]] = field(default_factory=list)
-    """The number and the rule of each file that begins in this batch and is read by "auto"."""
+    """For each file that begins in this batch and is read with `documents="auto"`: the number of
+    the file and the rule that was found for it, which is a separator or "file"."""
 
     def __len__(self) -> int:
         return len(self.files)
@@ -176,7 +177,7 @@ def binary_array(texts: Sequence[bytes | None]) -> ArrowArray:
     if None in texts:
         valid = _bits(np.array([text is not None for text in texts]))
         present = [text or b"" for text in texts]
-    # Arrow stores the end of each text as the running sum of the lengths; nulls have none.
+    # Arrow stores the end of each text as the running sum of the lengths; a null has length 0.
     edges = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, present), np.int64, len(present)), out=edges[1:])
     buffers = [valid, pa.py_buffer(edges), pa.py_buffer(b"".join(present))]
@@ -199,7 +200,7 @@ def byte_lengths(texts: ArrowArray) -> NDArray[np.int64]:
     [2, 0, 1]
     """
     lengths = np.diff(text_offsets(texts))
-    lengths[null_rows(texts)] = 0  # the length of a null is whatever its slot holds
+    lengths[null_rows(texts)] = 0  # Arrow does not define the length of a null
     return lengths
 
 
@@ -224,7 +225,7 @@ def text_offsets(texts: ArrowArray) -> NDArray[np.int64]:
     """The `len + 1` offsets of a large Arrow array, as a view."""
     if not len(texts):
         return np.zeros(1, np.int64)
-    # Buffers of a large array: null bitmap, offsets, data. A slice shares them with the whole.
+    # Buffers of a large array: null bitmap, offsets, data. A slice of an array shares its buffers.
     return np.frombuffer(texts.buffers()[1], np.int64, len(texts) + 1, 8 * texts.offset)
 
 
@@ -254,7 +255,7 @@ def compact(
 
 def is_utf8(texts: ArrowArray) -> bool:
     """Whether all texts are valid UTF-8; Arrow checks 8 GB/s, Python's decoder 0.4 GB/s."""
-    # The same buffers as an array of strings, which Arrow validates without a copy.
+    # Arrow can validate the same buffers as an array of strings, without a copy.
     buffers = texts.buffers()
     if buffers[2] is None:
         return True
@@ -269,12 +270,13 @@ def is_utf8(texts: ArrowArray) -> bool:
 def gather(batches: Iterator[Batch], target_bytes: int) -> Iterator[Batch]:
     """Join small batches into ones of at least `target_bytes`, in order.
 
-    Without this, a directory of a million tiny files would call the tokenizer a million times.
+    If batches were not joined, a directory of a million tiny files would need a million calls of
+    the tokenizer.
     """
     held: list[Batch] = []
     size = 0
     for batch in batches:
-        # Counted in bytes: the work of the tokenizer depends on these and not on documents.
+        # Counted in bytes, because the tokenizer's time depends on bytes and not on documents.
         held.append(batch)
         size += batch.num_bytes
         if size >= target_bytes:

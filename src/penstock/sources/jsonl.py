@@ -6,9 +6,9 @@ every line begins with `{` and ends with `}`. Then no object can span lines: aft
 of a line, only `,`, `]` or `}` could continue it, and the next line begins with `{`. And if there
 are as many rows as lines, every line has one object.
 
-Every other block, one that is not UTF-8, and one that Arrow refuses is parsed line by line with
-Python's json, which also gives the reason for each rejected line. The documents are the same
-either way; only the speed differs.
+Every other block is parsed line by line with Python's json, and so is a block that is not UTF-8 or
+that Arrow refuses. Python's json also gives the reason for each rejected line. Both parsers give
+the same documents; only the speed differs.
 """
 
 import json
@@ -52,7 +52,7 @@ def read_lines(data: bytes, spans: Spans, *, file: int, start: int, reading: Rea
             texts = pa.compute.if_else(bool_array(bad), pa.nulls(len(bad), texts.type), texts)
 
     def why_null(row: int) -> Reason:
-        # Arrow gives null both for a missing field and for a null.
+        # Arrow gives null both for a missing field and for a null, so Python parses the line again.
         return reasons.get(row) or _python_texts([line(row)], path, reading)[1][0]
 
     batch = validate(
@@ -84,8 +84,8 @@ def _suspects(data: bytes, spans: Spans) -> list[int]:
     """Rows that may contain the number NaN or Infinity, which Arrow accepts and JSON forbids."""
     text = np.frombuffer(data, np.uint8)
     found = np.concatenate([find_all(data, word) for word in (b"NaN", b"Inf")])
-    # Inside a string the word follows a letter or a quote, mostly. A wrong suspicion costs time
-    # only, because Python parses the line again.
+    # Inside a string, the word mostly follows a letter or a quote. A line that is listed by
+    # mistake only costs time: Python parses it again.
     found = found[np.isin(text[found - 1], list(b":,[- \t\r"))]
     return sorted(set((np.searchsorted(spans.starts, found, side="right") - 1).tolist()))
 
@@ -99,7 +99,7 @@ def _arrow_texts(data: bytes, spans: Spans, path: list[str]) -> ArrowArray | Non
     try:
         table = pj.read_json(
             pa.BufferReader(data),
-            # One block for all of it: with several, Arrow would cut the data at places of its own.
+            # One block for all data: with several blocks, Arrow would decide where to cut the data.
             read_options=pj.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1024)),
             parse_options=pj.ParseOptions(
                 explicit_schema=pa.schema([(path[0], kind)]), unexpected_field_behavior="ignore"
@@ -119,7 +119,7 @@ def _arrow_texts(data: bytes, spans: Spans, path: list[str]) -> ArrowArray | Non
 def _python_texts(
     lines: Iterator[bytes] | list[bytes], path: list[str], reading: ReadSettings
 ) -> tuple[ArrowArray, dict[int, Reason], int]:
-    """The text of each line, the reasons of lines without text, and the number of repairs."""
+    """The texts, the reason for each line without text, and how many texts had bytes replaced."""
     texts: list[bytes | None] = []
     reasons: dict[int, Reason] = {}
     replaced = 0
@@ -150,7 +150,8 @@ def _text_of(line: bytes, path: list[str], replace: bool) -> tuple[bytes, bool]:
         if not isinstance(value, _Object):
             inside = ".".join(path[:depth]) or "the line"
             raise _RefusedLine("not_an_object", f"{inside} holds {_kind(value)}")
-        # Arrow takes one of two equal keys, and other parsers take the other: refused.
+        # If a key occurs twice, Arrow uses one value and other parsers use the other value. So such
+        # a line is refused.
         found = [item for key, item in value if key == name]
         if not found:
             known = ", ".join(f'"{key}"' for key, _ in value[:5]) or "no fields"
@@ -167,7 +168,7 @@ def _text_of(line: bytes, path: list[str], replace: bool) -> tuple[bytes, bool]:
             raise _RefusedLine(
                 "lone_surrogate", f"at character {error.start:,} of the text"
             ) from None
-        # By way of UTF-16, where two surrogates that belong together become one character.
+        # Converted through UTF-16, where two surrogates that belong together become one character.
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode(), True
 
 
@@ -187,7 +188,7 @@ class _Object(list[tuple[str, Any]]):
 
 
 def _parse(line: bytes, replace: bool) -> tuple[Any, bool]:
-    """The value of `line`, and whether bytes of it were replaced by U+FFFD."""
+    """The JSON value of `line`, and whether bytes of the line were replaced by U+FFFD."""
     repaired = False
     try:
         text = line.decode()
@@ -196,8 +197,8 @@ def _parse(line: bytes, replace: bool) -> tuple[Any, bool]:
             raise _RefusedLine("invalid_utf8", f"{error.reason} at byte {error.start:,}") from None
         text, repaired = line.decode(errors="replace"), True
     try:
-        # Values of numbers are not needed, so any function of the digits will do. int() refuses
-        # 5,000 digits, which are valid JSON.
+        # The values of numbers are not needed, so `len` stands in for int(): int() refuses numbers
+        # of 5,000 digits, which are valid JSON.
         value = json.loads(
             text, object_pairs_hook=_Object, parse_constant=_refuse_constant, parse_int=len
         )

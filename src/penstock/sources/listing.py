@@ -26,8 +26,8 @@ _FORMATS = (
     | dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl")
     | {".parquet": "parquet", ".arrow": "arrow"}
 )
-# No chained protocols, and none that interpret the file they open (reference://, jinja): what
-# they read, or run, would not be the file that the user named.
+# Chained protocols are left out, and so are protocols that interpret the file they open
+# (reference://, jinja): they would read or run something else than the file that the user named.
 _PROTOCOLS = (
     *("abfs", "abfss", "adl", "az", "file", "ftp", "gcs", "gs", "hdfs", "hf", "http"),
     *("https", "memory", "s3", "s3a", "sftp", "webhdfs"),
@@ -39,9 +39,9 @@ class InputFile:
     """One file to read, with its state at the time it was listed."""
 
     name: str
-    """As the user wrote it, without credentials."""
+    """The path or URL as the user wrote it, without credentials."""
     path: str
-    """What to open."""
+    """The path or URL to open."""
     size: int
     """Bytes on disk, before decompression."""
     stamp: str
@@ -72,7 +72,7 @@ def list_files(
     """The files that `inputs` names, sorted by the bytes of their names."""
     if isinstance(inputs, Texts):
         size, stamp = inputs.num_bytes, inputs.digest
-        name = f"texts-{stamp[:16]}"  # other texts get another name
+        name = f"texts-{stamp[:16]}"  # different texts have different names
         return [InputFile(name=name, path="", size=size, stamp=stamp, format="texts", texts=inputs)]
     wanted = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
     if not wanted:
@@ -80,14 +80,14 @@ def list_files(
     files: list[InputFile] = []
     for each in wanted:
         files += _expand(os.fspath(each), reading)
-    # By bytes: an order by the rules of a language would depend on the machine.
+    # Sorted by bytes, because an order by the rules of a language depends on the machine's locale.
     files.sort(key=lambda file: os.fsencode(file.name))
     _refuse_duplicates(files)
     return files
 
 
 def open_file(file: InputFile) -> BinaryIO:
-    """`file` opened for reading; a compressed file is not decompressed.
+    """Open `file` for reading; a compressed file is not decompressed.
 
     Raises:
         SourceError: the file was removed after it was listed.
@@ -101,7 +101,7 @@ def open_file(file: InputFile) -> BinaryIO:
 
 
 def read_fully(stream: BinaryIO, num_bytes: int) -> bytes:
-    """The next `num_bytes` of `stream`, fewer only at its end; one `read` may return less."""
+    """Read `num_bytes` of `stream`, fewer only at its end; one `stream.read` may return less."""
     # An unbuffered file returns what one system call gives: on Linux at most 2 GiB.
     data = stream.read(num_bytes)
     while len(data) < num_bytes and (more := stream.read(num_bytes - len(data))):
@@ -137,7 +137,7 @@ def _expand(pattern: str, reading: ReadSettings) -> list[InputFile]:
     if "://" in pattern:
         return _expand_remote(pattern, reading)
     path = Path(pattern)
-    # An existing file comes first: its name may contain the characters of a glob.
+    # Existing files are looked for first, because a file name may contain characters of a glob.
     kind = file_mode(str(path))
     if stat.S_ISDIR(kind):
         return _expand_directory(path, reading)
@@ -209,7 +209,7 @@ def _input_file(path: str, reading: ReadSettings) -> InputFile:
         raise SourceError(
             f"{path} is not a regular file, and a build may read it twice. Copy it to a file."
         )
-    # By the name without the query: a signed address may end with anything.
+    # The suffix is taken from the name without its query: a signed URL may end with anything.
     guessed, compression = _suffixes(name)
     kind = reading.format if reading.format != "auto" else guessed or "text"
     # These formats compress their columns themselves.
@@ -248,8 +248,8 @@ def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
         paths = [pattern]
     if not paths:
         raise SourceError(f"{_redacted(pattern)} matches no file.")
-    # fsspec returns most paths without their protocol. Names in file:// and memory:// begin with a
-    # slash; elsewhere it is not part of the address.
+    # fsspec returns most paths without their protocol. In file:// and memory:// a leading slash is
+    # part of the name; in other protocols it is not.
     prefix, slashes = f"{protocol}://", "" if protocol in ("file", "memory") else "/"
     urls = [path if "://" in path else prefix + path.lstrip(slashes) for path in paths]
     return [_input_file(url, reading) for url in urls]
@@ -271,7 +271,7 @@ def _remote_state(info: dict[str, Any]) -> tuple[int, str]:
             f"{_redacted(str(info.get('name')))}: the server does not give the length of the file, "
             "so an incomplete download could not be detected. Download it first."
         )
-    # Each file system calls it differently. The first one that is there decides.
+    # Each file system uses another key for its time or tag. The first key that has a value is used.
     stamps = (info.get(key) for key in ("ETag", "etag", "LastModified", "mtime", "created"))
     return int(info["size"]), next((str(stamp) for stamp in stamps if stamp is not None), "")
 
@@ -306,7 +306,7 @@ def _redacted(url: str) -> str:
 def _refuse_duplicates(files: list[InputFile]) -> None:
     seen: dict[str, str] = {}
     for file in files:
-        # By the real path, because a link gives one file two names.
+        # Files are compared by their real paths, because a link gives one file two names.
         key = file.path if file.remote else os.path.realpath(file.path)
         if key in seen:
             raise SourceError(

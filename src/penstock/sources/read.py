@@ -65,12 +65,13 @@ def _read_spans(
         if file.format in ("parquet", "arrow", "texts"):
             yield from read_rows(file, span.file, span.start, span.stop, reading)
         else:
-            # The text of a compressed file was read to cut it. It begins at `span.start`.
+            # A compressed file was read when it was cut. The span carries its text, which begins
+            # at `span.start`.
             origin = 0 if span.data is None else span.start
             with open_file(file) if span.data is None else BytesIO(span.data) as stream:
                 reader = _SpanReader(file, span, reading, stream, origin)
                 yield from reader.batches(is_cut_safe)
-        # After each span: a file that is written while it is read must not give a store.
+        # Checked after each span: if a file changes while it is read, the build must fail.
         refuse_changed(file)
 
 
@@ -86,7 +87,7 @@ class _SpanReader:
     """The offset in the file at which `stream` begins."""
 
     def batches(self, is_cut_safe: IsCutSafe | None) -> Iterator[Batch]:
-        """The documents, by the rule of the settings or of the file."""
+        """The documents of the span, split by the rule of the settings or of the file."""
         span, is_text = self.span, self.file.format == "text"
         is_auto = is_text and self.reading.documents == "auto"
         data, rule = b"", span.documents or self.reading.documents
@@ -106,7 +107,7 @@ class _SpanReader:
             yield batch
 
     def _read_at(self, place: int, size: int) -> bytes:
-        """`size` bytes of the file from `place` on, fewer only at the end."""
+        """Exactly `size` bytes of the file from `place` on; raises if the file is shorter."""
         self.stream.seek(place - self.origin)
         data = read_fully(self.stream, size)
         if len(data) < size:
@@ -130,21 +131,22 @@ class _SpanReader:
         return b"".join(blocks), rule
 
     def _whole(self, data: bytes, is_cut_safe: IsCutSafe | None) -> Iterator[Batch]:
-        """A document, or a piece of one, in blocks of about 4 MiB; its first bytes are `data`.
+        """A document, or a piece of one, in blocks of about 4 MiB.
 
-        The tokenizer is 1.4 times as fast on blocks as on one text of 64 MB. Blocks are cut where
-        no id changes; without such a place, a block is longer.
+        `data` are its first bytes, which were read already. The tokenizer is 1.4 times as fast on
+        blocks as on one text of 64 MB. Blocks are cut where no id changes. If there is no such
+        place, a block is longer.
 
         Raises:
             SourceError: a piece is not UTF-8. Other pieces may be stored already, so the document
-                can't be rejected as a whole, and it must not lose its middle.
+                can't be rejected as a whole, and it must not be stored with a gap.
         """
         span, is_document = self.span, self.span.begins and self.span.ends
         start = span.start + len(data)
         if start < span.stop:
             data += self._read_at(start, span.stop - start)
         lead = byte_order_mark(data, self.file) if span.start == 0 else 0
-        # All blocks of a document share its origin, which is where the piece begins in the file.
+        # All blocks have the same origin: the offset where the document or piece begins.
         place = np.array([span.start + lead], np.uint64)
         texts = binary_array([data[lead:] if lead else data])
         batch = validate(texts, file=span.file, places=place, reading=self.reading)
@@ -171,7 +173,7 @@ class _SpanReader:
             )
 
     def _count_piece(self, batch: Batch, num_bytes: int, text_bytes: int) -> None:
-        """Count a piece, also a blank one, and a document only where the document ends."""
+        """Count the bytes of a piece, even of a blank one; only the last piece adds a document."""
         if batch.rejects:
             reject = batch.rejects[0]
             raise SourceError(
@@ -216,10 +218,10 @@ class _SpanReader:
                 size *= 2  # reads the record again: at most twice the work, also for a line of 1 GB
 
     def _whole_records(self, splitter: Splitter, place: int, size: int) -> int:
-        """How many of the next `size` bytes are whole records, judged by their end.
+        """How many of the next `size` bytes form whole records; searches the last 64 KiB of them.
 
-        Reading only these saves a copy of the whole block without the rest. Returns `size` if the
-        end contains no border.
+        The caller then reads whole records only, and need not copy the block to remove an
+        incomplete one. Returns `size` if the last 64 KiB contain no border.
         """
         if not splitter.cuts_anywhere:
             return size
@@ -228,11 +230,11 @@ class _SpanReader:
         return size - tail + border if border else size
 
     def _record_bytes(self, splitter: Splitter, place: int, seen: int) -> int:
-        """The length of a record that does not fit into memory, including its separator."""
-        # Searched block by block and not kept: memory stays small however long the record is.
+        """The length of a record above the limit, including its separator."""
+        # Blocks are searched and not kept, so memory stays small however long the record is.
         end = place + seen
         while end < self.span.stop:
-            # Overlaps the bytes before, because a separator may span the two reads.
+            # Each read overlaps the one before, because a separator may span two reads.
             begin = max(place, end - max(splitter.lead, _LOOK_BACK))
             end = min(end + BLOCK_BYTES, self.span.stop)
             border = splitter.first_border(self._read_at(begin, end - begin))
@@ -241,7 +243,7 @@ class _SpanReader:
         return end - place
 
     def _block(self, block: bytes, splitter: Splitter, place: int) -> Batch:
-        # Only at the start of a file; anywhere else U+FEFF is an ordinary character.
+        # A byte order mark is at the start of a file; elsewhere U+FEFF is an ordinary character.
         lead = byte_order_mark(block, self.file) if place == 0 else 0
         body = block[lead:] if lead else block
         spans = splitter.spans(body)
@@ -250,7 +252,7 @@ class _SpanReader:
             batch = read_lines(body, spans, file=number, start=start, reading=self.reading)
         else:
             batch = self._text_batch(body, spans, splitter, place + lead)
-        # Separators are the rest: what is neither document, nor reject, nor blank piece.
+        # All bytes that are not in a document, a reject or a blank piece belong to separators.
         batch.tally.skipped += spans.num_skipped
         batch.tally.skipped_bytes += spans.skipped_bytes
         batch.tally.separator_bytes = len(block) - batch.tally.total_bytes
@@ -291,6 +293,6 @@ def byte_order_mark(block: bytes, file: InputFile) -> int:
 
 
 def _empty(tally: Tally, *rejects: Reject) -> Batch:
-    """A batch without documents, for its counts."""
+    """A batch without documents, which carries only counts and rejects."""
     none = np.zeros(0, np.uint64)
     return Batch(binary_array([]), none, none, tally, list(rejects))

@@ -1,4 +1,4 @@
-"""How inputs are read: every setting that can change what a document is, and texts in memory."""
+"""The settings that decide what a document is, and `Texts`, the class for inputs in memory."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from penstock.errors import SourceError
 Format = Literal["auto", "text", "jsonl", "parquet", "arrow"]
 _NAMED = ("auto", "lines", "paragraphs", "file")
 
-# About 64 MB of text become one part. That is little enough to repeat after a kill (0.2 s on two
-# cores), and enough for its fsyncs to take less than 1 % of the time.
+# About 64 MB of text become one part. A part is small enough to be made again after a kill (0.2 s
+# on two cores), and large enough for its fsyncs to take less than 1 % of the time.
 SLICE_BYTES = 64_000_000
 
 # How much of a text file "auto" searches for a separator.
@@ -36,13 +36,15 @@ class ReadSettings:
     """Separators that "auto" looks for in the first 64 MB of a file. The first one that is found
     separates the documents of the file; a file without any is one document."""
     field: str = "text"
-    """The JSON field, Parquet column or Arrow column that holds the text; `a.b` is nested."""
+    """The JSON field or table column that holds the text; `a.b` is the field `b` inside `a`."""
     errors: Literal["strict", "replace"] = "strict"
-    """Invalid UTF-8: "strict" rejects the document, "replace" puts U+FFFD there."""
+    """What happens to invalid UTF-8: "strict" rejects the document, "replace" replaces the
+    invalid bytes by U+FFFD."""
     max_document_bytes: int = 1 << 30
     """Longer documents are rejected."""
     max_expansion: int = 200
-    """A compressed file that expands more than this many times, and beyond 16 MiB, is refused."""
+    """A compressed file is refused if its text is more than this many times as long as the file,
+    and longer than 16 MiB."""
 
     def __post_init__(self) -> None:
         if self.format not in get_args(Format):
@@ -55,7 +57,8 @@ class ReadSettings:
                 f'documents="{self.documents}" separates nothing. Use "auto", "lines", '
                 '"paragraphs", "file" or a separator.'
             )
-        # "sep:---" and "---" mean the same, and both are recorded as "---". "sep:lines" stays.
+        # "sep:---" and "---" mean the same, and both are recorded as "---". "sep:lines" stays as it
+        # is, because "lines" means something else.
         plain = self.documents.removeprefix("sep:")
         if plain not in _NAMED and not plain.startswith("sep:"):
             object.__setattr__(self, "documents", plain)  # recorded in only one way
@@ -77,18 +80,18 @@ class ReadSettings:
 class Texts:
     """A list of strings as the documents of a build.
 
-    The class distinguishes texts from file names:
+    Without this class, `build` would take the strings as file names:
 
     >>> Texts(["one document", "another"])
     Texts(2 documents, 19 bytes)
     """
 
     def __init__(self, texts: Sequence[str], *, keep_blank: bool = False) -> None:
-        """Documents from `texts`.
+        """Take each string of `texts` as one document.
 
         Args:
-            texts: One string a document.
-            keep_blank: Build texts of white space as documents too, instead of skipping them.
+            texts: One string for each document.
+            keep_blank: Whether texts of white space are documents too. By default they are skipped.
         """
         for number, text in enumerate(texts):
             if not isinstance(text, str):
@@ -110,7 +113,7 @@ class Texts:
 
     def sizes(self, start: int, stop: int) -> list[int]:
         """Bytes of each of the texts `[start, stop)`, as UTF-8."""
-        # Encoded one at a time: all at once would need the memory of the texts again.
+        # Encoded one at a time: all at once would take as much memory again as the texts.
         return [len(self.encoded(number, number + 1)[0]) for number in range(start, stop)]
 
     @property
@@ -124,7 +127,8 @@ class Texts:
         total = hashlib.sha256()
         for number in range(len(self)):
             (text,) = self.encoded(number, number + 1)
-            # With the length before each text, or ["ab", "c"] and ["a", "bc"] would be equal.
+            # The length goes before each text. Otherwise ["ab", "c"] and ["a", "bc"] would have the
+            # same digest.
             total.update(b"%d:" % len(text))
             total.update(text)
         return total.hexdigest()

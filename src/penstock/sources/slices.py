@@ -1,8 +1,8 @@
-"""Slices: how the inputs are cut, depending on the inputs and the tokenizer alone.
+"""Slices: ranges of the input, which depend only on the inputs and the tokenizer.
 
 A slice is about 64 MB of text and becomes one part of the store. It is the same whichever worker
-processes it and however often the build was killed before. Files are taken in the order of
-their names:
+processes it and however often the build was killed before. Files are cut in the order of their
+names:
 
     small files     a.txt b.txt c.txt      several of them form a slice
     a large file    │ d.txt │ d.txt │      cut into n slices, each at the first record border
@@ -12,8 +12,8 @@ their names:
     one document    │ f.txt ┆ f.txt │      longer than a slice and without record borders: cut
                                            into pieces where no token id changes
 
-Of the first two kinds, a slice is a byte range that a worker reads itself. Of a compressed file,
-a slice carries its text. A table (Parquet, Arrow) is cut between row groups or record batches.
+For plain files, a slice contains byte ranges, which a worker reads itself. A slice of a compressed
+file carries its text. A table (Parquet, Arrow) is cut between row groups or record batches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ _LOOK_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class InputSpan:
-    """A piece of one input: bytes, row groups, record batches or texts `[start, stop)`."""
+    """A range of one input: bytes, row groups, record batches or texts `[start, stop)`."""
 
     file: int
     start: int
@@ -84,7 +84,7 @@ def cut(
         slice_bytes: About how much text a slice holds.
         is_cut_safe: Says where a document that is longer than a slice may be cut. Without it,
             such a document is an error.
-        border: The byte that divides an input of one document into two documents.
+        border: The offset at which an input of one document is divided into two documents.
     """
     cutter = _Cutter(files, reading, slice_bytes, is_cut_safe, border)
     spans = (each for group in cutter.groups() for each in cutter.cut_group(group))
@@ -134,8 +134,8 @@ class _Cutter:
                 # Three quarters, because a span of a compressed file ends at the last border
                 # before the slice is full.
                 is_full = size * 4 >= self.slice_bytes * 3 and (len(group) == 1 or not ranged)
-                # A piece that its next span continues must be the last one of its part: the next
-                # part begins with the rest of the document.
+                # If the next span continues this document, this span must be the last of its part:
+                # the next part begins with the rest of the document.
                 if is_full or not span.ends:
                     yield held
                     held, size = [], 0
@@ -173,14 +173,15 @@ class _Cutter:
         elif is_auto:
             rule = found = whole.file_rule(file, reading)
         splitter = splitter_for(rule)
-        # One document is stored in pieces if "auto" found that it is one, or if it is divided
-        # anyway. With `max_document_bytes` below a slice, it is read in one piece and rejected.
+        # A document is stored in pieces if "auto" found that the file is one document, or if a
+        # split divides it anyway. But if `max_document_bytes` is less than a slice, the document is
+        # read as a whole, and rejected if it is too long.
         is_limited = reading.max_document_bytes < self.slice_bytes
         if rule == "file" and not is_limited and (found or self.border is not None):
             yield from self._cut_document(file, number, stream, rule)
         elif stream is not None:
             yield from self._cut_stream(stream, number, splitter, found)
-        # A separator that may overlap itself is found only from the beginning of the file on.
+        # To find a separator that may overlap itself, the file must be read from its beginning.
         elif num_slices > 1 and not splitter.cuts_anywhere and splitter.separator:
             stream = Expanded(file, reading.max_expansion)
             yield from self._cut_stream(stream, number, splitter, found)
@@ -211,11 +212,11 @@ class _Cutter:
         held, start = b"", 0
         try:
             while True:
-                # As much again as is held, so that a long record is searched log(n) times. Above
-                # the limit the record will be rejected, and memory must not grow further.
+                # Reads as much again as is held, so that a long record is searched log(n) times.
+                # Above the limit the record will be rejected, so reads do not grow further.
                 more = stream.read(max(self.slice_bytes, min(len(held), limit)))
                 held += more
-                # Whole records only; what follows the last border begins the next span.
+                # A span holds whole records. The text after the last border begins the next span.
                 border = splitter.last_border(held) if more else len(held)
                 if border:
                     stop, on_disk = start + border, stream.take_disk_bytes()

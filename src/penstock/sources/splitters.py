@@ -4,7 +4,7 @@ A splitter works on bytes and not on lines as Python defines them: U+2028, form 
 carriage return are ordinary text. It has two tasks. `spans` returns the documents of a block
 that ends at a record border; everything between two spans is separator or blank, so spans and
 gaps cover the block. `first_border` finds a place where a record begins, without reading the
-text before it. So many threads can read one 11 GB file.
+text before it. So several threads can read different ranges of one large file.
 """
 
 import re
@@ -17,7 +17,8 @@ from penstock.sources.settings import separator_in
 
 _BLANK = np.zeros(256, bool)
 _BLANK[list(b" \t\r\n")] = True
-# From rare to common in text and code; a byte that is not listed is rarer still (find: -1).
+# Bytes of text and code, from rare to common. A byte that is not listed counts as the rarest,
+# because `find` returns -1 for it.
 _COMMON = bytes(reversed(b"etaoinsrhldcu\n mfpgwybvkxjqz,._-()=\"'/:;0123456789<>TSAIC"))
 # Bytes searched at a time; so few that they and the result of the comparison stay in the cache.
 _CHUNK = 1 << 18
@@ -36,10 +37,10 @@ class Spans:
 
 
 class Splitter:
-    """A rule for where documents begin and end; this one makes a file one document."""
+    """A rule for where documents begin and end; this base class makes a file one document."""
 
     cuts_anywhere: bool = False
-    """Whether `first_border` is right without the text before its place."""
+    """Whether `first_border` finds the right border without the text before the wanted place."""
     separator: bytes | None = None
     """The bytes between documents, if they are always the same."""
     lead: int = 0
@@ -71,7 +72,8 @@ class _Paragraphs(Splitter):
     def spans(self, data: bytes) -> Spans:
         """The paragraphs of `data`; line ends inside a paragraph belong to it."""
         starts, stops = _pieces(data, find_all(data, b"\n"), 1)
-        # A paragraph begins at a full line after a blank one, and ends at one before a blank one.
+        # A paragraph begins at a line with text after a blank line, and ends at a line with text
+        # before a blank line.
         full = ~blank(data, starts, stops)
         before = np.concatenate(([False], full[:-1]))
         after = np.concatenate((full[1:], [False]))
@@ -104,7 +106,7 @@ class _Separated(Splitter):
         self.separator = self._between
         self.lead = len(self._between)
         # "\n\n" occurs in "\n\n\n" in two places, and which one counts depends on everything
-        # before it. Files with such a separator are read in order, and cut only where read.
+        # before it. Files with such a separator are read in order, and are cut as they are read.
         self.cuts_anywhere = not any(
             self._between.startswith(self._between[cut:]) for cut in range(1, self.lead)
         )
@@ -114,7 +116,7 @@ class _Separated(Splitter):
         return _without_blank(data, *_pieces(data, self._places(data), self.lead))
 
     def last_border(self, data: bytes) -> int:
-        """The place after the last separator, counted from the left."""
+        """The place after the last separator, if separators are searched from left to right."""
         if self.cuts_anywhere:
             place = data.rfind(self._between)
         else:
@@ -173,7 +175,8 @@ def find_all(data: bytes, wanted: bytes) -> NDArray[np.int64]:
     )
     if len(wanted) == 1:  # line ends, mostly: saves two copies of all places
         return places
-    # From the rare byte back to the first one. At either end of the data, others are missing.
+    # From the rare byte back to the first byte of `wanted`. Near the ends of the data, some bytes
+    # of `wanted` may be missing.
     places = places - rare
     places = places[(places >= 0) & (places + len(wanted) <= len(data))]
     for offset, byte in enumerate(wanted):
@@ -187,7 +190,7 @@ def _pieces(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The start and stop of each piece of `data`, if separators begin at `ends`.
 
-    What follows the last separator is a piece only if it is not empty.
+    The text after the last separator is a piece only if it is not empty.
     """
     starts = np.concatenate((np.zeros(1, np.int64), ends + separator_bytes))
     if starts[-1] == len(data):
@@ -196,7 +199,7 @@ def _pieces(
 
 
 def blank(data: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which pieces consist of spaces, tabs, carriage returns and line ends."""
+    """Which pieces are empty, or contain only spaces, tabs, carriage returns and line ends."""
     text = np.frombuffer(data, np.uint8)
     is_blank = np.ones(len(starts), bool)
     open_pieces = np.arange(len(starts))

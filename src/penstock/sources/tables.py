@@ -22,7 +22,10 @@ from penstock.sources.validate import validate
 
 
 def table_spans(file: InputFile, field: str, slice_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Ranges of row groups (record batches) of about `slice_bytes` each, and their sizes."""
+    """Ranges of row groups (of record batches in Arrow files), of about `slice_bytes` each.
+
+    Yields the first number, the number after the last, and the size in bytes of each range.
+    """
     sizes = _parquet_sizes(file, field) if file.format == "parquet" else _arrow_sizes(file, field)
     start, held = 0, 0
     for number, size in enumerate(sizes):
@@ -71,10 +74,10 @@ def _open_parquet(file: InputFile, field: str | None = None) -> Any:
 
 
 def _parquet_sizes(file: InputFile, field: str) -> list[int]:
-    """The size of each row group, with all its columns.
+    """The size of each row group, including columns other than the text.
 
-    The size of the text column would be more exact. But Arrow 26 ends the process if the
-    metadata of a column is damaged and somebody asks for it.
+    The size of the text column would be more exact. But Arrow 26 ends the process when it reads
+    damaged metadata of a column.
     """
     metadata = _open_parquet(file, field).metadata
     return [
@@ -104,7 +107,7 @@ def _parquet_rows(
         for batch in batches:
             yield row, _column(batch, field)
             row += batch.num_rows
-    # Some damaged files end early without an error of Arrow.
+    # Arrow stops too early in some damaged files, without an error.
     if row != end:
         raise SourceError(f"{file.name} is damaged: it ends at row {row:,} and not at {end:,}.")
 
@@ -119,7 +122,8 @@ def _arrow_batches(file: InputFile) -> Iterator[Any]:
 def _arrow_column(batch: Any, file: InputFile, field: str) -> ArrowArray:
     """One column of a batch, after all its offsets were checked.
 
-    Arrow follows offsets unchecked, and one that points past the text would end the process.
+    Arrow itself does not check offsets, and an offset past the end of the text would crash the
+    process.
     """
     with _our_errors(file, "an Arrow stream"):
         _refuse_no_text(batch.schema, file, field)
@@ -146,7 +150,7 @@ def _arrow_rows(
 
 
 def _refuse_no_text(schema: Any, file: InputFile, field: str) -> None:
-    """Raise if there is no such column, or if it does not hold text."""
+    """Raise if the schema has no column `field`, or if that column does not hold text."""
     kind: Any = pa.struct(list(schema))
     for name in _path(schema, field):
         known = [each.name for each in kind] if isinstance(kind, pa.StructType) else []
@@ -171,7 +175,7 @@ def _refuse_no_text(schema: Any, file: InputFile, field: str) -> None:
 
 
 def _path(schema: Any, field: str) -> list[str]:
-    """The names from the column to the field: `a.b` is one column if it exists, else two levels."""
+    """The names that lead to `field`: the column `a.b` if it exists, else `b` inside of `a`."""
     return [field] if field in schema.names else field.split(".")
 
 
@@ -180,7 +184,7 @@ def _column(batch: Any, field: str) -> ArrowArray:
     column = batch.column(names[0])
     for name in names[1:]:
         column = pa.compute.struct_field(column, name)
-    # An index outside the dictionary would end the process when it is decoded.
+    # Decoding an index outside the dictionary would crash the process.
     if isinstance(column.type, pa.DictionaryType):
         column.validate(full=True)
         column = column.dictionary_decode()

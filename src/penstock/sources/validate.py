@@ -17,7 +17,8 @@ from penstock.sources.settings import ReadSettings
 from penstock.sources.splitters import blank
 
 Reason = tuple[str, str]
-"""A fixed word to count by, and a detail for the reject log."""
+"""Why a record is rejected: a fixed word, by which rejects are counted, and a detail for the
+reject log."""
 
 
 def validate(
@@ -58,7 +59,7 @@ def validate(
     keep = np.ones(len(texts), bool)
     keep[list(reasons)] = False
     texts = _plain(texts, keep)
-    # Only kept texts can be blank: a rejected record has its own reason.
+    # Only kept texts are tested for blanks: a rejected record has a reason already.
     edges = document.text_offsets(texts)
     is_blank = blank(texts.buffers()[2] or b"", edges[:-1], edges[1:])
     if keep_blank:
@@ -85,7 +86,7 @@ def validate(
 
 
 def too_long(num_bytes: int, reading: ReadSettings) -> Reason:
-    """Why a document above the limit is rejected."""
+    """The reason for rejecting a document of `num_bytes`, which is longer than the limit."""
     limit = reading.max_document_bytes
     return "too_long", f"{num_bytes:,} bytes are more than max_document_bytes={limit:,}"
 
@@ -93,7 +94,7 @@ def too_long(num_bytes: int, reading: ReadSettings) -> Reason:
 def _decoded(
     texts: ArrowArray, reading: ReadSettings, tally: Tally
 ) -> tuple[ArrowArray, dict[int, Reason]]:
-    """The texts with U+FFFD in place of invalid bytes, and the rows to reject instead."""
+    """Replace invalid bytes by U+FFFD, or with `errors="strict"` find the rows to reject."""
     # Slow, one Python object per text, but only batches with invalid bytes come here.
     values = texts.to_pylist()
     bad: dict[int, Reason] = {}
@@ -113,8 +114,8 @@ def _decoded(
 
 def _plain(texts: ArrowArray, keep: NDArray[np.bool_]) -> ArrowArray:
     """The kept texts as gigatoken requires them: unsliced, without a null bitmap."""
-    # The first offset of a sliced array is not 0, also if the slice begins at row 0 of a column.
-    # A filter also copies the texts to the front of a new buffer.
+    # An array at offset 0 may still share the buffer of a longer array. Then its first text does
+    # not begin at byte 0. The filter copies the kept texts to the front of a new buffer.
     if texts.offset or document.text_offsets(texts)[0] or not keep.all():
         texts = texts.filter(document.bool_array(keep))
     buffers = texts.buffers()

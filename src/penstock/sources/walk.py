@@ -37,7 +37,7 @@ def find_files(folder: str) -> list[str]:
         with _our_errors(current), os.scandir(current) as entries:
             visible = [entry for entry in entries if not entry.name.startswith(".")]
         for entry in visible:
-            with _our_errors(entry.path):  # to follow a link may fail
+            with _our_errors(entry.path):  # following a link may fail
                 (waiting if entry.is_dir() else found).append(entry.path)
     return found
 
@@ -57,7 +57,7 @@ def _matches(pattern: str) -> Iterator[str]:
         if _exists(pattern):
             yield pattern
         return
-    # The root is its own parent, and has no magic.
+    # The root is its own parent, and contains no wildcard.
     folders = _matches(folder) if folder != pattern and glob.has_magic(folder) else [folder]
     for each in folders:
         if name == "**":
@@ -82,7 +82,7 @@ def _below(folder: str, above: tuple[str, ...]) -> Iterator[str]:
 
 
 def _matching_names(folder: str, pattern: str) -> list[str]:
-    """The names in a folder that match; only a pattern with a leading dot matches such names."""
+    """The names in a folder that match; a name with a leading dot needs a pattern with one."""
     if not _is_directory(folder):
         return []
     with _our_errors(folder):
@@ -91,7 +91,7 @@ def _matching_names(folder: str, pattern: str) -> list[str]:
 
 
 def _exists(path: str) -> bool:
-    """Whether there is something at `path`, also a broken link."""
+    """Whether `path` exists; a broken link counts as existing."""
     return file_mode(path, follow=False) != 0
 
 
@@ -101,7 +101,7 @@ def _is_directory(path: str) -> bool:
 
 
 def file_mode(path: str, *, follow: bool = True) -> int:
-    """The mode of the file at `path`; 0 if there is none."""
+    """The `st_mode` of the file or directory at `path`; 0 if nothing exists there."""
     with _our_errors(path):
         try:
             return os.stat(path or os.curdir, follow_symlinks=follow).st_mode

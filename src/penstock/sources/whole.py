@@ -23,14 +23,14 @@ from penstock.sources.listing import InputFile, open_file, read_fully
 from penstock.sources.settings import BLOCK_BYTES, RULE_BYTES, ReadSettings
 
 IsCutSafe = Callable[[str, str], bool]
-"""Whether a text may be cut between its two arguments, the text before and after the cut."""
+"""A function of the text before and after a cut; returns whether the cut changes no token id."""
 
 RANGE_BYTES = 1 << 20
 """How far after the wanted place a cut is searched for."""
 CONTEXT_BYTES = 2_048
 """How much text on each side `IsCutSafe` receives: 512 characters of at most 4 bytes."""
-# To try a place takes about a millisecond. If there are safe places, one of the first few line
-# ends is safe; a tokenizer without any is refused after so many tries.
+# Trying one place takes about a millisecond. If there are safe places, one of the first few line
+# ends is safe. So the search gives up after this many tries.
 _MOST_TRIES = 32
 # A line end between two characters that are not white space, or else a single space.
 _PLACES = (re.compile(rb"(?<=\S)\r?\n(?=\S)"), re.compile(rb"(?<=\S) (?=\S)"))
@@ -131,7 +131,11 @@ def file_rule(file: InputFile, reading: ReadSettings) -> str:
 def file_pieces(
     file: InputFile, slice_bytes: int, is_cut_safe: IsCutSafe | None, border: int | None
 ) -> Iterator[tuple[int, int, bool, bool]]:
-    """The pieces of a plain file: start, stop, and whether a document begins and ends there."""
+    """The pieces of a plain file.
+
+    Yields the start and stop of each piece, whether a document begins at its start, and whether
+    a document ends at its stop.
+    """
     edges = (0, file.size) if border is None else (0, border, file.size)
     for first, last in pairwise(edges):
         # Pieces of equal size, and no tiny one at the end.
@@ -144,16 +148,17 @@ def file_pieces(
 def equal_ranges(
     first: int, last: int, num_ranges: int, border_after: Callable[[int], int]
 ) -> Iterator[tuple[int, int]]:
-    """About `num_ranges` equal ranges from `first` to `last`, with borders where these are allowed.
+    """About `num_ranges` ranges of nearly equal size, which together cover `[first, last)`.
 
-    `border_after(wanted)` returns the first border at or past `wanted`, or `last`.
+    Ranges meet only at allowed borders: `border_after(wanted)` returns the first border at or
+    after `wanted`, or `last` if there is none.
     """
     start = first
     for k in range(1, num_ranges):
-        # In integers, which are exact for files of any size.
+        # Integer arithmetic is exact for files of any size.
         wanted = first + k * (last - first) // num_ranges
         if wanted <= start:
-            continue  # the last border was found far behind its wanted place
+            continue  # the border before this one was found beyond `wanted`
         border = border_after(wanted)
         if border >= last:
             break  # the last record reaches to the end
@@ -164,7 +169,7 @@ def equal_ranges(
 
 
 def _cut_after(file: InputFile, last: int, is_safe: IsCutSafe | None, wanted: int) -> int:
-    """The first safe place after `wanted`; `last` if the document ends before one is found."""
+    """The first safe place at or after `wanted`; `last` if the document ends before that."""
     begin = max(0, wanted - CONTEXT_BYTES)
     with open_file(file) as stream:
         stream.seek(begin)
@@ -184,8 +189,12 @@ def stream_pieces(
     is_cut_safe: IsCutSafe | None,
     border: int | None,
 ) -> Iterator[tuple[bytes, int, bool, bool]]:
-    """The pieces of a file that is read in order: text, start, and the same two edges."""
-    # A rest of up to one and a half slices stays whole, as rounding does for plain files.
+    """The pieces of a file that is read in order.
+
+    Yields the text and start of each piece, whether a document begins at its start, and whether
+    a document ends at its end.
+    """
+    # A rest of up to one and a half slices is not cut. For plain files, rounding has that effect.
     most = slice_bytes * 3 // 2
     place = 0
     try:
@@ -201,7 +210,7 @@ def stream_pieces(
                 if is_rest and len(held) <= most:
                     break
                 end = find_cut(held, slice_bytes, is_cut_safe)
-                # All of the range up to the end was searched: the piece is longer, but whole.
+                # The search came to the end of the document, so the rest is one longer piece.
                 if end < 0 and is_rest and len(held) <= slice_bytes + RANGE_BYTES:
                     break
                 if end < 0:

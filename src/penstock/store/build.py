@@ -60,12 +60,13 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         store: The directory to write.
         tokenizer: A name, a path or an object; see `load_tokenizer`.
         format: "text", "jsonl", "parquet" or "arrow"; "auto" decides by the file name's suffix.
-        documents: What a document is in text files. "auto": the text between `<|endoftext|>`, or
-            between the tokenizer's end token, if the first 64 MB of a file contain it (`</s>`
-            never counts). Otherwise the file is one document, and all its bytes are kept. Other
-            values: "lines", "paragraphs", "file", or "sep:SEPARATOR". A JSON line or a row of a
-            table is always a document.
-        field: The JSON field or table column that holds the text; `a.b` is nested.
+        documents: What a document is in text files. "auto" looks for `<|endoftext|>` and for the
+            tokenizer's end token (except `</s>`) in the first 64 MB of a file. The first of these
+            that is found separates the documents. A file with neither is one document, and all
+            its bytes are kept. Other values: "lines", "paragraphs", "file", or "sep:SEPARATOR". A
+            JSON line or a row of a table is always a document.
+        field: The JSON field or table column that holds the text; `a.b` is the field `b` inside
+            `a`.
         errors: "strict" rejects documents that are not UTF-8, "replace" puts U+FFFD where bytes
             are invalid.
         eos: Whether a document ends with the tokenizer's end token, or the name of the token.
@@ -94,13 +95,13 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         threads: How many slices are tokenized at once; by default one per core. Changes speed and
             memory only.
         progress: Called about ten times a second with a `BuildProgress`, from the calling thread.
-            The last call comes before the store is finished, and its `done_bytes` are all bytes.
+            In the last call, just before the store is finished, `done_bytes` equals `total_bytes`.
             Not called if the store is finished already.
 
     Raises:
         SourceError: an input cannot be read as asked, or too many records were rejected.
         TokenizerError: the tokenizer cannot be loaded, or its two engines disagree.
-        StoreError: the directory holds something else.
+        StoreError: the directory holds other files, or a store that was built differently.
         DiskFullError: the disk is full; make room and run the same call again.
 
     >>> import tempfile
@@ -114,7 +115,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     arguments = dict(locals())
     progress = arguments.pop("progress")
     job = prepare(BuildSettings(**arguments))
-    # Until here nothing was written but the directory, so a wrong argument leaves nothing behind.
+    # So far only the directory was created, so a wrong argument leaves no file behind.
     with locked(job.directory):
         begun = begin(job)
         if begun is not None:
@@ -148,11 +149,14 @@ def begin(job: Job, *, live: bool = False) -> Job | None:
 
 
 def execute(job: Job, progress: Report | None = None) -> None:
-    """Run a build from the journal to the manifest; the caller holds the store's lock."""
+    """Begin or resume the journal, make all parts and write the manifest.
+
+    The caller holds the store's lock.
+    """
     journal = Journal(job.directory)
     begun = journal.begin(job.stamped)
     for each in {job.directory, *(job.directory / side for side in job.sides)}:
-        # Temporary files belong to writers that were killed: the caller holds the lock.
+        # The caller holds the lock, so these temporary files belong to writers that were killed.
         each.mkdir(exist_ok=True)
         remove_temporary(each)
     # Only sizes are compared, which is fast. A record is written after its files were synced, so
@@ -164,8 +168,8 @@ def execute(job: Job, progress: Report | None = None) -> None:
     _refuse_empty_side(job, done)
     if job.chat is not None:
         job.chat.report.log()
-    # Before the manifest: after it, a kill would leave a finished store that accepts changed
-    # inputs of the same size.
+    # Written before the manifest. If it were written after it, a kill between the two would leave
+    # a finished store that accepts changed inputs of the same size.
     remember_stamps(job.directory, job.files)
     # The training side is committed last: `earlier_build` takes its manifest as the sign that
     # both sides are there.

@@ -56,8 +56,8 @@ class ChatStage:
             scripts = [_closed(script) for script in scripts]
         encoded = self.chat.encode(scripts)
         trained = encoded.num_trained
-        # A script may have trained characters and no trained token, if a token covers more than
-        # them. Such records are refused, and the others are encoded again.
+        # A conversation may have trained characters and no trained token, if its tokens cover other
+        # characters too. Such records are refused, and the others are encoded again.
         if not trained.all():
             refused |= {rows[place]: _untrained() for place in np.flatnonzero(trained == 0)}
             kept = np.flatnonzero(trained)
@@ -75,7 +75,7 @@ class ChatStage:
         self.chat.compare([script for script, error in rendered if script and not error])
 
     def _rendered(self, batch: Batch) -> Iterator[tuple[ChatText | None, ChatError | None]]:
-        """Each record as a script, and the reason if it is not stored."""
+        """Each record as rendered text, and the error if the record is not stored."""
         for text in batch.texts.to_pylist():
             try:
                 conversation = to_conversation(_parsed(text))
@@ -107,9 +107,9 @@ def chat_stage(settings: "BuildSettings") -> ChatStage:
 def chat_file(file: InputFile) -> InputFile:
     """An input as a file in which each line is a record.
 
-    JSON arrays and tables are read whole, and their elements become texts. A line may also be an
-    array, of messages. So a file is one array of records only if its first line is not a complete
-    array, or if nothing follows it.
+    JSON arrays and tables are read whole, and their elements become texts. A single line may also
+    be an array of messages. So a file that begins with `[` is one array of records only if its
+    first line is not a complete array, or if nothing follows that line.
     """
     if file.texts is not None:
         return file
@@ -200,7 +200,7 @@ def _closed(script: ChatText) -> ChatText:
 
 
 def _rejected(batch: Batch, refused: dict[int, ChatError], first_file: int) -> list[Reject]:
-    """The refused records; the tally of the batch counts them as rejects from now on."""
+    """Return the refused records, and count them as rejects in the tally of the batch."""
     sizes = np.diff(text_offsets(batch.texts))
     rejects = []
     for row, error in sorted(refused.items()):
@@ -208,7 +208,8 @@ def _rejected(batch: Batch, refused: dict[int, ChatError], first_file: int) -> l
         file, offset = int(batch.files[row]) - first_file, int(batch.offsets[row])
         reject = Reject(file=file, offset=offset, num_bytes=size, reason=reason, detail=detail)
         rejects.append(reject)
-        # The reader counted the record as a document. It must count once, or bytes seem lost.
+        # The reader counted the record as a document. A record that counts twice would make the
+        # sum of all bytes wrong.
         batch.tally.documents -= 1
         batch.tally.rejected += 1
         batch.tally.document_bytes -= size

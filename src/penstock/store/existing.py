@@ -1,12 +1,12 @@
-"""What the directory of a build contains before the build begins.
+"""Checks of what the directory of a build contains before the build begins.
 
     nothing                     the build begins
     the same build, killed      it is resumed (the journal says where)
     the same build, finished    nothing is left to do
     anything else               an error that says what differs
 
-A finished store remembers the name and size of its inputs in the manifest. Their modification
-times are in a file beside it, which is not part of the store: a copy works without it.
+The manifest of a finished store contains the name and size of each input. Their modification times
+are in a separate file, `.stamps.json`. It is not part of the store: a copy works without it.
 """
 
 import json
@@ -32,7 +32,10 @@ _OURS = re.compile(r"\.lock|\.\.building\.json\.\d+\.\d+\.tmp")
 
 
 def killed_at_the_end(job: Job) -> bool:
-    """Whether this very build is committed already, and only its journal was left behind."""
+    """Whether an earlier run of this build wrote its manifest, and was killed right after that.
+
+    Then only the journal is left, and this function removes it.
+    """
     journal = Journal(job.directory)
     begun = journal.begun()
     if begun is None:
@@ -40,8 +43,8 @@ def killed_at_the_end(job: Job) -> bool:
     sides = SIDES if begun["split"] else ("",)
     if not all(committed(job.directory / side, begun) for side in sides):
         return False
-    # All manifests are written, so the journal says nothing more. If it is of another build, that
-    # one is complete too, and this build is compared with it like with any finished store.
+    # All manifests are written, so the journal is not needed any more. If it belongs to another
+    # build, that build is complete too, and `earlier_build` compares the two.
     journal.end()
     return canonical_json(begun) == canonical_json(job.stamped)
 
@@ -133,9 +136,9 @@ def _refuse_append(directory: Path, manifest: Manifest, settings: JsonObject) ->
 
 
 def _refuse_other(directory: Path, manifest: Manifest, settings: JsonObject) -> None:
-    """Raise if a finished store is not what this build would give."""
-    # Any single build of the store counts as the same: its call returns at once, also after
-    # others were appended.
+    """Raise if a finished store is not the one that this build would write."""
+    # The call that made any one build of the store is accepted, and returns at once, even if
+    # other inputs were appended later.
     whole = {**manifest.settings, "append": False}
     for done in manifest.builds:
         one = {**whole, "reading": done["reading"], "inputs": done["inputs"]}
@@ -160,7 +163,7 @@ def _listed(names: list[str]) -> str:
 
 
 def remember_stamps(directory: Path, files: Sequence[InputFile]) -> None:
-    """Write the modification time of each input, beside those of earlier builds."""
+    """Write the modification time of each input, together with those of earlier builds."""
     # An append must not forget the inputs of the builds before it.
     stamps = _stamps(directory) | {file.name: file.stamp for file in files}
     write_file(directory / _STAMPS, [canonical_json(stamps)])
@@ -177,7 +180,7 @@ def _stamps(directory: Path) -> dict[str, str]:
 def _refuse_changed(directory: Path, files: Sequence[InputFile]) -> None:
     """Raise if an input of a finished store has its old size and another modification time."""
     kept = _stamps(directory)
-    # An input without a stamp is accepted: the file may be lost, or the store was copied.
+    # An input without a recorded time is accepted: `.stamps.json` may be lost or was not copied.
     changed = [file.name for file in files if kept.get(file.name, file.stamp) != file.stamp]
     if changed:
         raise StoreError(

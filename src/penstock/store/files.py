@@ -7,8 +7,8 @@ the pages, and would report success the second time.
 
 Large files go to the disk directly (O_DIRECT) and not through the page cache. A build does not
 read again what it writes, and filling the cache took a fifth of its time and displaced the
-input. A live build does read its parts, and writes them through the cache. If the file system
-does not support direct writes, the same bytes are written in the usual way.
+input. The parts of a live build are read while it runs, so they are written through the cache. If
+the file system does not support direct writes, the same bytes are written in the usual way.
 
 Different versions of NumPy pad the headers of `.npy` files differently. The headers of a store
 are always 128 bytes of format 1.0, so a store has the same bytes whichever version wrote it. A
@@ -44,9 +44,10 @@ def keep_freed_memory() -> None:
     """Make malloc keep the memory of large arrays for the next ones; once per process.
 
     glibc returns freed memory to the system if it is more than twice the largest array that was
-    freed before. The next array then waits for each of its pages. Freeing one large array, which
-    was never touched, raises that limit to 64 MiB (see M_MMAP_THRESHOLD in mallopt(3)). Without
-    this, a build spent a tenth of its time on pages, and some loaders were a quarter slower.
+    freed before. The next array must then get each of its pages from the system again. Freeing one
+    large array, which was never touched, raises that limit to 64 MiB (see M_MMAP_THRESHOLD in
+    mallopt(3)). Without a call of this function, a build spent a tenth of its time on getting
+    pages, and some loaders were a quarter slower.
     """
     np.empty((32 << 20) - (1 << 16), np.uint8)
 
@@ -66,13 +67,13 @@ def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tupl
     Args:
         path: The file.
         pieces: Its contents.
-        live: The file is read again at once. It stays in the page cache, and the caller syncs it
-            with `sync_file`.
+        live: Whether the file is read again at once. Then it stays in the page cache, and the
+            caller syncs it with `sync_file`.
 
     Raises:
         DiskFullError: the disk is full; nothing is left behind.
     """
-    # A name that no other writer has, also not a process with the same id on another machine.
+    # A name that no other writer has, not even a process with the same id on another machine.
     drawn = int.from_bytes(os.urandom(6), "little")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{drawn}.tmp")
     digest = hashlib.sha256()
@@ -83,7 +84,7 @@ def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tupl
         file = stream.fileno()
         for block in _blocks(pieces):
             digest.update(block)
-            # O_DIRECT requires aligned offsets. This one is a multiple of the block size.
+            # O_DIRECT requires aligned offsets. At this offset all blocks so far were whole.
             if size == _CACHED_BYTES and not live:
                 direct = _set_direct(file, True)
             # O_DIRECT writes whole disk blocks only, and the last block may be shorter.
@@ -101,7 +102,7 @@ def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tupl
 
 @contextmanager
 def _removed_on_failure(file: Path, path: Path) -> Iterator[None]:
-    """Remove `file` if the block fails; if the disk is full, say so with the name `path`."""
+    """Remove `file` if the `with` block fails; a full disk raises an error that names `path`."""
     try:
         yield
     except BaseException as error:  # also Ctrl-C
@@ -171,7 +172,7 @@ def _set_direct(file: int, wanted: bool) -> bool:
 
 def sync_file(path: Path) -> None:
     """Sync a file to disk that was written with `live`; if that fails, the file is removed."""
-    # For writing too: Windows does not sync a file that is open for reading only.
+    # Opened for writing too: Windows does not sync a file that is open for reading only.
     with _removed_on_failure(path, path), path.open("r+b", buffering=0) as stream:
         os.fsync(stream.fileno())
 

@@ -1,10 +1,11 @@
-"""One build: the arguments of the call, and what they mean for its inputs.
+"""The settings of one build, as the user gave them and after the inputs were listed.
 
     BuildSettings   the arguments of `build` or `stream`, as the user gave them
     Job             the same after the inputs were listed and the tokenizer was loaded
 
 Everything that the bytes of a store depend on is in `Job.recorded`. Two builds with equal
-records give the same store, and a build that was killed is resumed only if they are equal.
+`recorded` write the same store. A build that was killed is resumed only by a build that has the
+same `recorded` and whose inputs have the same modification times.
 """
 
 import logging
@@ -39,8 +40,9 @@ Report = Callable[["BuildProgress"], None]
 
 _log = logging.getLogger("penstock")
 
-# Lengths of the texts on either side of a cut that are tried out. Sixteen in a row cover the
-# remainders of runs such as "aaaa…", which a model pairs up from their beginning.
+# A cut is tested with texts of these lengths on either side. In a run such as "aaaa…", a model
+# pairs letters from the beginning, so the ids may depend on the length. Sixteen lengths in a row
+# cover the possible remainders.
 _LENGTHS = range(48, 64)
 _LONG = 512
 
@@ -99,7 +101,7 @@ class BuildSettings:
 
     @property
     def read_settings(self) -> ReadSettings:
-        """How the inputs are read; the separators depend on the tokenizer and come later."""
+        """How the inputs are read, except the separators: they depend on the tokenizer."""
         return ReadSettings(
             format=self.format,
             documents=self.documents if self.chat is None else "lines",
@@ -149,7 +151,7 @@ class Job:
 
     def slices(self) -> Iterator[Slice]:
         """The inputs, cut into slices; each becomes one part."""
-        # By the reference, so that slices are the same whichever engine tokenizes.
+        # Cuts are tested with the reference, so that slices do not depend on the engine.
         is_cut_safe = cut_safety(self.tokenizer.reference or self.tokenizer.engine)
         border = self.split.cut_at if self.split else None
         return cut(self.files, self.reading, is_cut_safe=is_cut_safe, border=border)
@@ -185,7 +187,8 @@ def prepare(settings: BuildSettings) -> Job:
         from penstock.store.chats import chat_file, chat_stage
 
         stage = chat_stage(settings)
-        # The template's markers were added to the tokenizer, and it decides about end tokens.
+        # The template's markers were added to the tokenizer, and the template decides whether an
+        # end token is added.
         tokenizer, special_tokens, add_tokens = stage.chat.tokenizer, "text", None
         eos, files = stage.eos, [chat_file(file) for file in files]
     loaded = load_tokenizer(
@@ -194,7 +197,7 @@ def prepare(settings: BuildSettings) -> Job:
     _log_omitted_start(loaded, bos, stage)
     reading = replace(settings.read_settings, separators=separators_of(loaded))
     recorded: JsonObject = {
-        # Nothing that changes speed only: threads, the engine, and limits on rejected records.
+        # Settings that change no byte are left out: threads, the engine, and `max_bad`.
         "tokenizer": loaded.describe(),
         "eos_id": _edge_id(loaded, eos, "eos"),
         "bos_id": _edge_id(loaded, bos, "bos"),
@@ -242,7 +245,7 @@ def _log_omitted_start(tokenizer: Tokenizer, bos: bool | str, stage: "ChatStage 
 
 
 def _edge_id(tokenizer: Tokenizer, wanted: bool | str, which: Literal["eos", "bos"]) -> int | None:
-    """The id to put at one end of each document, or None."""
+    """The id of the token that ends ("eos") or begins ("bos") each document, or None."""
     if wanted is False:
         return None
     if isinstance(wanted, str):
@@ -266,8 +269,8 @@ def cut_safety(engine: Engine, reference: Engine | None = None) -> IsCutSafe:
     The second condition extends the first one beyond the windows. A model sees one pre-token at
     a time, so text further away cannot influence ids across the cut. Without it, a model that
     pairs up "aaaa…" from its beginning may or may not end with a token that crosses the cut,
-    depending on whether the number of letters is odd or even. For an object of the user, whose
-    pre-tokens are unknown, the windows alone decide.
+    depending on whether the number of letters is odd or even. The pre-tokens of a tokenizer object
+    that the user wrote are unknown. For such an object, the windows alone decide.
 
     Args:
         engine: The engine that tokenizes.

@@ -10,8 +10,9 @@ The record of a slice is renamed into place after its parts are on disk. So if a
 read, its parts are whole. When the manifest is written, the journal is removed.
 
 Readers of a streamed store need not wait for the disk. A part that was written is in the page
-cache, and a reader gets the same bytes from there before they are on disk. That holds until the
-machine restarts, so an announcement contains the boot id and counts only under the same one.
+cache, and a reader gets the same bytes from there before they are on disk. The page cache is lost
+when the machine restarts. So a `.ready` file contains the boot id of the machine, and readers
+ignore a file with another boot id.
 """
 
 import json
@@ -37,7 +38,7 @@ MANY_TOKENS = 65_536
 
 _HURRY_SECONDS = 0.5  # how long all workers continue after a reader has waited
 _NICENESS = 10
-_CALM_SECONDS = 0.3  # after the first part: its readers need time to see it
+_CALM_SECONDS = 0.3  # readers need this time to notice the first part
 
 
 @dataclass(slots=True)
@@ -84,7 +85,7 @@ class Journal:
             settings: JsonObject = json.loads(self._settings.read_bytes())
         except FileNotFoundError:
             return None
-        # As JSON, because tuples, for example, are read back as lists.
+        # Compared as JSON, because tuples, for example, are read back as lists.
         if expected and canonical_json(settings) != canonical_json(expected):
             raise StoreError(
                 f"{self._directory} holds an unfinished build with other settings: "
@@ -111,7 +112,7 @@ class Journal:
         """Write the record of a slice whose parts are on disk."""
         write_file(self._path("slice", record.number), [record.to_json()])
         sync_directory(self._directory)
-        # Only now: a reader that finds no announcement must find the record.
+        # Removed only now: a reader that finds no `.ready` file must find the record.
         self._path("ready", record.number).unlink(missing_ok=True)
         self._path("many", record.number).unlink(missing_ok=True)
 
@@ -121,7 +122,7 @@ class Journal:
         boot = _boot_id()
         if boot is not None:
             path = self._path("ready", record.number)
-            # Not synced, and not by `write_file`: it is void after a restart anyway.
+            # Not synced, and not written by `write_file`: after a restart it is ignored anyway.
             temporary = path.with_suffix(".tmp")
             with suppress(OSError):  # if the disk is full, `seal` reports it
                 temporary.write_bytes(boot + b"\n" + record.to_json())
@@ -147,7 +148,7 @@ class Journal:
             self._path("many", number).touch()
 
     def num_coming(self, number: int) -> int:
-        """How many tokens a slice in progress is known to have."""
+        """How many tokens a slice in progress has at least."""
         return MANY_TOKENS if self._path("many", number).exists() else 0
 
     def await_readers(self) -> None:
@@ -158,7 +159,7 @@ class Journal:
     def ask(self) -> None:
         """Signal that a reader waits; without a running build this has no effect."""
         with suppress(OSError):
-            # The time of a file reaches a build in another process, and needs no connection to it.
+            # The build may run in another process, which sees the file's new modification time.
             os.utime(self._awaited)
 
     def asked(self) -> int:
@@ -175,7 +176,7 @@ class Journal:
         """Remove the journal of a build whose manifest is written."""
         self.forget()
         self._awaited.unlink(missing_ok=True)
-        # Last: as long as it is there, the next build sees that this one may be incomplete.
+        # Removed last: while this file exists, the next build sees that this one may be incomplete.
         self._settings.unlink(missing_ok=True)
 
     def forget(self) -> None:
@@ -187,7 +188,7 @@ class Journal:
 
 
 class WaitingReaders:
-    """Detects readers that wait for parts, so that one worker is not enough."""
+    """Detects readers that wait for parts. If there are any, one worker is not enough."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -215,8 +216,8 @@ class WaitingReaders:
 def lower_priority() -> None:
     """Let this thread run only when no reader of the parts needs its core.
 
-    On one core, a loop that launches kernels took 2.1 times as long beside a build, and 1.2 times
-    as long with this.
+    On one core, a loop that launches kernels took 2.1 times as long beside a build. With the lower
+    priority it took 1.2 times as long.
     """
     if sys.platform == "linux":  # elsewhere, priorities belong to processes and not to threads
         thread = threading.get_native_id()

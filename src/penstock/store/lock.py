@@ -1,14 +1,14 @@
-"""One writer at a time for each directory.
+"""The lock of a store's directory, which allows one writer at a time.
 
     out/owt/           the store
     out/.owt.lock      its lock, while somebody writes the store
 
 The lock is beside the store. If it were inside, deleting the store during a build would delete
-the lock as well: the next build would make a new one, and both would write. A store that is
-copied while it is written cannot carry a lock along either.
+the lock as well: the next build would make a new one, and both would write. And a copy of a store
+that is being written would contain a lock file.
 
-The lock is the kernel's (`flock`, taken by filelock). It ends with the process that holds it,
-however that ends, so nothing has to be cleaned up after a kill.
+The lock is the kernel's (`flock`, taken by filelock). The kernel releases it when the process that
+holds it ends for any reason, so nothing has to be cleaned up after a kill.
 """
 
 import os
@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from penstock.errors import StoreBusyError, StoreError
 
-# Not 0: a lock that its holder removes at this very moment looks held for one attempt.
+# Not 0: while its holder removes a lock, the lock still looks held for one attempt.
 _WAIT_SECONDS = 0.04
 _POLL_SECONDS = 0.01
 
@@ -30,7 +30,7 @@ def lock_path(directory: Path) -> Path:
     """The file that is locked while `directory` is written.
 
     Relative paths and links to the same directory share one lock. If the parent is not writable,
-    as around a mount point, the lock is `.lock` inside the directory.
+    for example because the directory is a mount point, the lock is `.lock` inside the directory.
     """
     resolved = directory.resolve()
     beside = resolved.with_name(f".{resolved.name}.lock") if resolved.name else resolved / ".lock"
@@ -49,7 +49,7 @@ def lock_holder(directory: Path) -> str:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the writer's lock of `directory`.
+    """Hold the writer's lock of `directory` during a `with` block.
 
     A forked child does not hold it: filelock closes the child's copy of the descriptor.
 
@@ -64,9 +64,9 @@ def locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         if os.getpid() == process:  # a forked child must not remove the lock of its parent
-            # Removed while it is still held. A process that waits for this file finds, once it
-            # gets the lock, that the name is gone, and starts again (see `_acquired`). Nobody
-            # can lock a new file and find this process still writing: its work is done.
+            # The file is removed while it is still locked. A process that waits for this file
+            # finds, once it gets the lock, that the name is gone, and starts again (see
+            # `_acquired`). Another process may lock a new file at once: this one writes no more.
             with suppress(OSError):  # Windows does not remove open files
                 if path.lstat().st_nlink == 1:
                     path.unlink()
@@ -74,7 +74,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _acquired(path: Path, directory: Path) -> FileLock:
-    """The lock at `path`, held by this process, whose id is written into it for messages."""
+    """Acquire the lock at `path`, and write the id of this process into it for messages."""
     while True:
         if path.is_symlink():  # filelock refuses it too, with an error that does not say why
             raise StoreError(
@@ -114,7 +114,7 @@ def _acquired(path: Path, directory: Path) -> FileLock:
 def _is_named(descriptor: int, path: Path) -> bool:
     """Whether the open file is still the one at `path`.
 
-    The number of links is not enough: NFS renames an open file instead of removing it.
+    Its number of links does not show that: NFS renames an open file instead of removing it.
     """
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.lstat())

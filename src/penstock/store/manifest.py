@@ -215,7 +215,7 @@ def rejects_file(number: int) -> str:
 
 def manifest_bytes(contents: JsonObject, parts: list[PartRecord]) -> bytes:
     """The bytes of a manifest: indented JSON, one part per line, with its own digest first."""
-    # The digest is computed with zeros in its place, and then put there; it has the same length.
+    # The digest is computed with 64 zeros in its place, and then replaces them.
     # One line per part, so that a diff of two manifests shows the parts that differ.
     head = json.dumps({"digest": _ZEROS, **contents}, indent=1, ensure_ascii=True)
     lines = ",\n  ".join(json.dumps(part.to_json()) for part in parts)
@@ -234,8 +234,8 @@ def read_manifest(directory: Path) -> Manifest:
     if not path.exists():
         raise StoreError(_absent(directory))
     data = path.read_bytes()
-    # By a pattern and not by a JSON parser: nothing is parsed before the digest is right.
-    # Beside the digest itself, 64 bytes are room for the brace, the key and white space.
+    # A pattern finds the digest, and not a JSON parser: nothing is parsed before the digest is
+    # right. 64 more bytes have room for the brace, the key and white space.
     claimed = data[: len(_ZEROS) + 64].decode(errors="replace")
     found = re.match(r'\{\s*"digest": "([0-9a-f]{64})"', claimed)
     if not found:

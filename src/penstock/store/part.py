@@ -1,4 +1,4 @@
-"""One part of a store, made from one slice of the input, and the documents that belong to it.
+"""One part of a store, made from one slice of the input; and splits, which hold out documents.
 
     tokens   the quick fox <eos> jumps <eos> …      uint16 or uint32, documents concatenated
     bounds                    4             6       the end of each document
@@ -70,7 +70,7 @@ class PartBuilder:
     """The arrays of each kind, one for each batch."""
 
     def encode(self, batch: Batch) -> Encoded:
-        """The documents of a batch for `append`, without those that have no token.
+        """The tokenized documents of a batch, for `append`; documents without tokens are left out.
 
         Several threads may encode at a time.
         """
@@ -87,7 +87,8 @@ class PartBuilder:
         tokens, ends, _ = self.join(ids, offsets, edges=edges)
         if edges is None:
             return tokens, ends, origins, None, 0
-        # Texts that are not all whole documents: only one that closes a piece has a bound.
+        # Some texts are not whole documents. Only a text that ends a document, or a stored piece of
+        # one, has a bound.
         continued = int((edges.closes & ~edges.ends).sum())
         return tokens, ends[edges.closes], origins[edges.closes], None, continued
 
@@ -128,7 +129,7 @@ class PartBuilder:
         if not full.all():  # a piece without tokens gets no bound
             bounds, origins = bounds[full], origins[full]
             num_continued = num_continued if full[-1] else 0
-        # Kept in pieces and not joined: a joined copy would need the memory of the part again.
+        # The arrays are not joined: a joined copy would take as much memory again as the part.
         arrays = {"tokens": tokens, "bounds": bounds, "origin": origins, "loss": loss}
         for kind, array in arrays.items():
             if array is not None:
@@ -161,7 +162,7 @@ def encode_ahead(
     """Each batch and its tokens, in order; several threads encode the batches that follow."""
     helpers = ThreadPoolExecutor(num_threads, thread_name_prefix="build-help")
     try:
-        # They encode while the other batches are read. A slice is about 16 batches.
+        # The helpers encode while the other batches are read. A slice is about 16 batches.
         pending = [(batch, helpers.submit(builder.encode, batch)) for batch in batches]
         for batch, encoded in pending:
             yield batch, encoded.result()
@@ -174,8 +175,8 @@ def _absent(token: int | None, ids: TokenArray, places: Offsets, wanted: Flags |
     """Which texts need `token`, because it is wanted and not at its place already."""
     if token is None:
         return np.zeros(len(places), bool)
-    # Only a piece may be an empty text. Then its place holds a token of its neighbour, or is
-    # outside the array.
+    # Only a text inside a document can have no ids. Then its place holds a token of its neighbour,
+    # or is outside the array.
     inside = (places >= 0) & (places < len(ids))
     absent = ~inside
     absent[inside] = ids[places[inside]] != token
@@ -257,7 +258,7 @@ def _tail(files: Sequence[InputFile], reading: ReadSettings, share: float) -> tu
     border = sum(lengths) - round(sum(lengths) * share)
     for number, length in enumerate(lengths):
         if border < length:
-            # A file that is one document begins before the border, so all its pieces are kept.
+            # A file that is one document begins before the border, so none of it is held out.
             began = border > 0 and _is_one_document(files[number], reading)
             return (number + 1, 0) if began else (number, border)
         border -= length
@@ -274,9 +275,9 @@ def _is_one_document(file: InputFile, reading: ReadSettings) -> bool:
 def _character_border(file: InputFile, reading: ReadSettings, share: Decimal) -> int:
     """The byte where the last `share` of the characters of a file begins.
 
-    The same place as `text[int(len(text) * (1 - share)):]`. `share` is a Decimal, because
+    The text from there on is `text[int(len(text) * (1 - share)):]`. `share` is a Decimal, because
     1 - 0.1 as a float is not exactly 0.9. The file is read twice: to count its characters, and to
-    find the one at the border.
+    find the character at the border.
     """
     # In UTF-8 every character has one byte that is not a continuation byte, so no text is decoded.
     num_characters, mark = 0, 0
@@ -308,7 +309,7 @@ def _character_starts(data: bytes) -> Offsets:
 
 
 def _length(file: InputFile, reading: ReadSettings) -> int:
-    """The number of bytes of text, or of rows; a compressed file is read for it."""
+    """The bytes of text of a file, or the rows of a table; a compressed file is read to count."""
     if file.texts is not None:
         return len(file.texts)
     if file.format in ("parquet", "arrow"):

@@ -3,7 +3,7 @@
 Opening a store reads its manifest only. A part is mapped into memory when it is first used,
 after its size and header were compared with the manifest. The number of parts that are mapped at
 once is limited, so a store of 10,000 parts can be read with 256 file descriptors, and faster
-with more. Training from a store needs NumPy only: the tokenizer is loaded to decode.
+with more. Reading tokens needs NumPy only. The tokenizer is loaded only to decode them.
 """
 
 import mmap
@@ -33,7 +33,8 @@ def tokenizer_of(manifest: Manifest, tokenizer: object = None) -> "Tokenizer":
     """The tokenizer that the store was built with.
 
     Raises:
-        StoreError: `tokenizer`, or the tokenizer that the recorded name now means, differs.
+        StoreError: `tokenizer` is not the tokenizer of the store. If it is None: the recorded name
+            now loads a different tokenizer.
     """
     from penstock.tokenize.tokenizer import load_tokenizer
 
@@ -80,14 +81,14 @@ class Origin:
 class TokenStore:
     """A finished store, open for reading.
 
-    It may be used from several threads and after a fork, and it can be pickled. Arrays that are
-    in one part are views of its file: they are read-only, and valid as long as you keep them.
+    It may be used from several threads and after a fork, and it can be pickled. An array of tokens
+    from one part is a view of its file: it is read-only, and valid as long as you keep it.
     """
 
     sealed: bool = True
     """Whether these are all parts; False for a snapshot of a store that is being written."""
     num_coming: int = 0
-    """Tokens that the next part is known to have; 0 if the store is sealed."""
+    """The next part has at least this many tokens; 0 if the store is sealed."""
 
     def __init__(self, path: str | os.PathLike[str], manifest: Manifest | None = None) -> None:
         self.path = Path(path)
@@ -163,7 +164,7 @@ class TokenStore:
             raise IndexError(
                 f"tokens [{start:,}, {stop:,}) are not in a store of {self.num_tokens:,}"
             )
-        # "right": a token at the end of a part is the first one of the next part.
+        # "right": the offset at which a part ends is that of the first token of the next part.
         part = int(np.searchsorted(self._token_ends, start, side="right"))
         # Copied part by part, because views of all parts would keep all their files open.
         joined = np.empty(stop - start, self.dtype)
@@ -236,7 +237,7 @@ class TokenStore:
             array = self._mapped.pop(key, None)
             if array is None:
                 array = self._map(self.manifest.parts[part], kind)
-                # Arrays that somebody holds stay valid.
+                # Arrays that are in use stay valid when they are removed from the dict.
                 while len(self._mapped) >= _most_mapped():
                     del self._mapped[next(iter(self._mapped))]
             self._mapped[key] = array
@@ -254,7 +255,7 @@ class TokenStore:
                     f"{path} has {size:,} bytes, and its manifest says {part.files[kind][0]:,}. It "
                     "was cut off or overwritten, perhaps during a copy. Copy or build it again."
                 )
-            # It names type and shape, so this also finds two files of one size that were swapped.
+            # The header contains type and shape, so this also finds swapped files of equal size.
             if stream.read(HEADER_BYTES) != header(dtype, shape):
                 raise StoreError(
                     f"{path} does not begin like the {kind} file of part {part.number}: it is "
@@ -265,9 +266,9 @@ class TokenStore:
             # Viewed as a plain array: to slice NumPy's memmap class takes ten times as long.
             mapped = np.memmap(stream, dtype, "r", HEADER_BYTES, shape)
             if kind == "tokens" and self._exceeds_memory:
-                # By default the kernel reads about 100 KB around every page. Of a store that does
-                # not fit into memory, these are discarded before they are used: 32 rows took
-                # 54 ms with them and 3 ms without.
+                # By default the kernel reads about 100 KB around every page. If a store does not
+                # fit into memory, these are discarded before they are used: 32 rows took 54 ms
+                # with them and 3 ms without them.
                 mapped._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
             return mapped.view(np.ndarray)
 

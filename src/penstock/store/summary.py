@@ -71,7 +71,7 @@ class Summary:
     num_trained: int | None
     """Tokens that are trained on; None if the store has no loss mask."""
     bytes_per_token: float | None
-    """Bytes of text per token; see `bytes_per_token`."""
+    """Bytes of text per token; see the function `bytes_per_token`."""
     lengths: Lengths | None
     """None if there is no document."""
     tokenizer: JsonObject
@@ -147,7 +147,7 @@ def bytes_per_token(store: TokenStore) -> float | None:
             other = read_manifest(store.path.parent / ("val" if side == "train" else "train"))
         except StoreError:
             return None
-        if other.builds != manifest.builds:  # built again, so its tokens are of other bytes
+        if other.builds != manifest.builds:  # the other side was built from other inputs
             return None
         num_tokens += other.num_tokens
     num_bytes = sum(done["counts"].get("text_bytes", 0) for done in manifest.builds)

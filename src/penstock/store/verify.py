@@ -6,14 +6,14 @@ A single flipped bit is found: in the manifest by its own digest, in every other
 SHA-256. The meaning of the bytes is checked too: the ends of documents ascend to the end of the
 tokens, ids are in the vocabulary, and origins name inputs that exist.
 
-The digest of a store is that of its manifest, which is written last. A loader state that was
-saved while the store grew contains a digest of what existed then, the settings of the build and
-the parts up to the state's position:
+The digest of a store is that of its manifest, which is written last. So a loader state that is
+saved before the store is finished contains another digest. `chain` computes it from the settings
+of the build and the parts up to the state's position:
 
     chain(0) = digest(build settings)       chain(n) = digest(chain(n - 1), record of part n - 1)
 
-`differences` names what differs between the settings of two builds, at most five things, so that
-the message about a directory of a thousand files stays readable:
+`differences` lists at most five differences between the settings of two builds, so that the
+message about a directory of a thousand files stays readable:
 
     eos_id: 256 -> None                       a field
     reading.documents: 'lines' -> 'file'      a field of a field
@@ -37,7 +37,7 @@ from penstock.store.manifest import JsonObject, PartRecord, part_file, rejects_f
 from penstock.store.reader import TokenStore
 
 _SHOWN = 5
-# A loader saves its state often, and computes only the links of parts that are new to it.
+# The digests of `chain` that were computed. A loader saves its state often, so they are kept.
 _chains: "WeakKeyDictionary[TokenStore, list[str]]" = WeakKeyDictionary()
 
 
@@ -71,7 +71,7 @@ def _check_file(path: Path, size: int, digest: str) -> None:
         raise StoreError(f"{path} is missing.")
     if (found := path.stat().st_size) != size:
         raise StoreError(f"{path} has {found:,} bytes, and the manifest says {size:,}.")
-    # After the size, which is known at once and says more about what happened.
+    # The size is compared before the digest: it is known at once, and says more about the cause.
     actual = digest_file(path)
     if actual != digest:
         raise StoreError(
@@ -81,7 +81,7 @@ def _check_file(path: Path, size: int, digest: str) -> None:
 
 
 def _check_meaning(store: TokenStore, number: int, part: PartRecord) -> None:
-    """Check that the arrays fit together, which no digest can show."""
+    """Check that the arrays fit together, which their digests do not show."""
     arrays = {kind: store.part_array(number, kind) for kind in part.files}
     # Strictly ascending: a document without tokens would make `document()` return nothing.
     edges = np.concatenate((np.zeros(1, np.uint64), arrays["bounds"]))
@@ -129,7 +129,7 @@ def describe_build(store: TokenStore) -> JsonObject:
 
 
 def differences(old: JsonObject, new: JsonObject) -> str:
-    """The fields that differ between two records, as `name: old -> new`."""
+    """The fields that differ between the settings of two builds, as `name: old -> new`."""
     return ", ".join(_fields(old, new, "")[:_SHOWN])
 
 
@@ -141,7 +141,7 @@ def _fields(old: JsonObject, new: JsonObject, prefix: str) -> list[str]:
             continue
         if key == "stamps":
             # Modification times are listed in the order of the inputs, so they can be compared
-            # only if the inputs are equal. If these differ, that is reported already.
+            # only if the inputs are equal. If the inputs differ, another entry reports that.
             if old.get("inputs") == new.get("inputs"):
                 files = zip(old["inputs"], old["stamps"], new["stamps"], strict=True)
                 changed = [file["name"] for file, then, now in files if then != now]

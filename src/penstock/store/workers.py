@@ -1,15 +1,14 @@
-"""Threads that take slices through the whole build, several at a time.
+"""The threads of a build: each worker turns one slice at a time into a sealed part.
 
 A worker takes the next slice and does everything for it, from reading to fsync. Nothing is
 passed between threads, and NumPy, Arrow, gigatoken and hashlib all release the GIL. A semaphore
-lets as many workers tokenize as there are threads to use; a few more workers hash, write and
-wait for the disk while those tokenize. Slices are sealed in any order, and the order of the
-parts is the order of the slices.
+limits how many workers tokenize at once; a few more workers hash, write and wait for the disk
+while those tokenize. Slices are sealed in any order, but parts have the order of the slices.
 
 In a live build, whose parts are read while others are built, one worker works alone as long as
-no reader waits for it. Workers hold the GIL for part of their time. Sixteen of them left a
-training loop on an H200, which takes and releases the GIL for every kernel it launches, a fifth
-of its speed. A single worker makes tokens far faster than a GPU uses them.
+no reader waits for it. Workers hold the GIL for part of their time, and a training loop needs the
+GIL for every kernel that it launches. Beside sixteen workers, a training loop on an H200 ran at a
+fifth of its speed. A single worker makes tokens far faster than a GPU uses them.
 """
 
 import itertools
@@ -35,7 +34,7 @@ _log = logging.getLogger("penstock")
 
 
 class _Stopped(Exception):  # noqa: N818  (not an error: another worker failed, or Ctrl-C)
-    """The build is to stop."""
+    """Ends a worker, because the build has to stop."""
 
 
 @dataclass(slots=True)
@@ -103,7 +102,7 @@ class Workers:
         else:
             self._begun.set()
             self._hurry.set()
-        # A quarter more than may tokenize, and one: these hash, write and wait for the disk.
+        # One fourth more workers than may tokenize, plus one: the extra ones hash and write.
         workers = [
             threading.Thread(target=self._work, args=(i,), daemon=True, name=f"build-{i}")
             for i in range(self._num_threads + 1 + self._num_threads // 4)
@@ -116,19 +115,19 @@ class Workers:
             self._stop.set()
             # A worker that waits for its turn would otherwise not see that the build stops.
             self._hurry.set()
-            # Daemon threads: one that is deep in a gigabyte document does not delay the exit.
+            # Daemon threads: a worker that tokenizes a document of 1 GB does not delay the exit.
             for worker in workers:
                 worker.join(timeout=1.0 / len(workers))
         if isinstance(self._error, TokenMismatchError):
-            # Other slices may hold wrong ids too, and the same build with engine="tokenizers"
-            # would keep the slices that are sealed.
+            # Sealed slices may hold wrong ids too, and the same build with engine="tokenizers"
+            # would keep them. So their records are removed.
             self._journal.forget()
         if self._error is not None:
             raise self._error
         if progress:
-            # The loop may not have run at all, if all workers ended before it began. And the
-            # bytes of slices are estimates: row groups of a table share its size with a
-            # remainder, and nobody counts what follows the last text in a compressed file.
+            # `_watch` reports nothing if all workers ended before it began. And the bytes of
+            # slices are estimates: the size of a table is divided by its slices and rounded, and
+            # bytes after the last text of a compressed file are not counted.
             self._done_bytes = self._total_bytes
             progress(self._progress())
         return [self._sealed[number] for number in sorted(self._sealed)]
@@ -157,7 +156,7 @@ class Workers:
             )
 
     def _work(self, worker: int) -> None:
-        """Take slice after slice.
+        """Make the parts of slice after slice, until none is left or the build stops.
 
         In a live build, the first worker makes the first slice with helpers, before all others
         begin, so the first part is ready as soon as possible. The second worker makes the second
@@ -187,7 +186,7 @@ class Workers:
                 event.set()
 
     def _make_part(self, num_helpers: int) -> bool:
-        """Take the next slice from text to disk; False if none is left, or the build stops."""
+        """Read, tokenize and write the next slice; False if none is left, or the build stops."""
         if self._stop.is_set():
             return False
         with self._tokenizing:
@@ -200,7 +199,7 @@ class Workers:
         self._begun.set()
         self._seal(tokenized)
         if self._job.live:
-            # Under the semaphore, because one more call at a time would load another tokenizer.
+            # Under the semaphore: one more call at the same time would load another tokenizer.
             with self._tokenizing:
                 if tokenized.first is not None:
                     self._compare_first(tokenized.first)
@@ -253,7 +252,7 @@ class Workers:
             for file, rule in batch.rules:
                 record.rules[rule] = record.rules.get(rule, 0) + 1
                 self._log_rule(job.files[file].name, rule)
-            # The text of a compressed file is longer than its share of the disk.
+            # A compressed file has more bytes of text than bytes on disk.
             on_disk = min(left, batch.tally.total_bytes)
             left -= on_disk
             with self._lock:
@@ -265,7 +264,7 @@ class Workers:
         return done
 
     def _log_rule(self, name: str, rule: str) -> None:
-        """Log what a document is in a file, if no other file with that rule was logged."""
+        """Log what a document is in a file, unless a file with the same rule was logged before."""
         if rule not in self._rules_seen:
             self._rules_seen.add(rule)
             separators = " or ".join(map(repr, self._job.reading.separators))
@@ -305,7 +304,7 @@ class Workers:
         """Write the parts of one slice, and then its record.
 
         The record comes last, because it promises that the parts are whole and on disk. A live
-        build announces the parts in between: readers get them from the page cache.
+        build announces the parts before they are on disk: readers get them from the page cache.
         """
         job, record = self._job, done.record
         number = job.first_part + record.number
@@ -319,8 +318,8 @@ class Workers:
             for side, part in record.parts.items():
                 for kind in part.files:
                     sync_file(job.directory / side / part_file(part.number, kind))
-        # The names of the parts before the record: a record that survives a power cut must not
-        # name files that did not.
+        # The names of the parts are synced before the record is written: a record that survives a
+        # power cut must not name files that did not survive it.
         for side in record.parts:
             sync_directory(job.directory / side)
         self._journal.seal(record)
@@ -329,8 +328,8 @@ class Workers:
             self._refuse_bad()
 
     def _refuse_bad(self) -> None:
-        """Raise if the leading sealed slices have more rejected records than `max_bad` allows."""
-        # Only slices before the first gap count, so that it does not matter which worker is faster.
+        """Raise if more records were rejected than `max_bad` allows."""
+        # Only slices before the first unsealed one count, so the order of sealing has no influence.
         max_bad = self._job.settings.max_bad
         found: list[Reject] = []
         records = 0

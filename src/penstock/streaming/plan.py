@@ -1,8 +1,9 @@
 """The order of a run over a store that is still being written.
 
-It is the order of `shuffle="part"`: parts in order, and the rows of a part shuffled. A position
-depends on the parts up to it only, because the order inside a part depends on its number of rows.
-So every position that a snapshot has holds the same row in the finished store.
+It is the order of `shuffle="part"`: parts in order, and the rows of a part shuffled. The order
+inside a part depends only on the seed, the epoch, the part's number and its number of rows. So the
+row at a position depends only on the parts up to that position, and is the same in a snapshot and
+in the finished store.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from penstock.streaming.snapshots import Snapshot
 
 @dataclass(frozen=True)
 class _KnownRows:
-    """The number of rows of each part that is known, for a plan."""
+    """The rows of the known parts, for a `Plan`: it needs only the number of rows of each part."""
 
     part_rows: Integers
     digest: str = ""  # that of an unfinished store is not known
@@ -33,7 +34,10 @@ class _KnownRows:
 
 
 class _Known(NamedTuple):
-    """One snapshot as a plan sees it; exchanged as a whole, so that threads see no mixture."""
+    """A snapshot, the rows over it and their plan.
+
+    The four values are replaced together, so that no thread sees a mixture of two snapshots.
+    """
 
     rows: Rows
     snapshot: Snapshot
@@ -79,7 +83,8 @@ class StreamedPlan:
         snapshot = rows.stream.members[0] if rows.stream is not None else None
         if not isinstance(snapshot, Snapshot):
             raise PlanError(f"{rows.type_name} is not over a store of ps.stream. Use Plan.")
-        # Of a snapshot, only parts whose number of rows is final: see `Windows.part_rows`.
+        # For a snapshot, these are only the parts whose number of rows is final: see
+        # `Windows.part_rows`.
         part_rows = np.asarray(rows.part_rows, np.int64)
         # `len(rows)` is not known before the store is finished, so an unfinished plan is made of
         # the parts whose rows are final.
@@ -105,17 +110,17 @@ class StreamedPlan:
 
     @property
     def num_rows(self) -> int:
-        """The rows that are known; those of an epoch if the store is finished."""
+        """The number of rows that are known; all rows of an epoch if the store is finished."""
         ends = self._known.ends
         return int(ends[-1]) if len(ends) else 0
 
     @property
     def epoch_rows(self) -> int | None:
-        """The rows of an epoch; None while that is not known."""
+        """The number of rows of an epoch; None until the store is finished."""
         return self.num_rows if self.complete or self._exchange() else None
 
     def __len__(self) -> int:
-        """Return the rows of an epoch."""
+        """Return the number of rows of an epoch."""
         return len(self.whole)
 
     def __bool__(self) -> bool:
@@ -127,7 +132,7 @@ class StreamedPlan:
         return f"plan of a store that is still being written, {self.num_rows:,} rows so far"
 
     def _exchange(self) -> bool:
-        """Exchange the snapshot for the latest one; return whether that is the finished store."""
+        """Replace the snapshot by the latest one; return whether that is the finished store."""
         with self._lock:  # of two threads, neither may put back an earlier snapshot
             latest = self.store.snapshot()
             if latest is not self._known.snapshot:
@@ -135,7 +140,7 @@ class StreamedPlan:
         return self.complete
 
     def _exchange_later(self) -> None:
-        """Wait for a later snapshot than the current one, and exchange them."""
+        """Wait for a later snapshot, and replace the current one by it."""
         current = self._known.snapshot
         if not self._exchange() and current is self._known.snapshot:
             self.store.await_later(current)
@@ -172,12 +177,12 @@ class StreamedPlan:
         return plan.locate(numbers)
 
     def samples(self, start: int, stop: int) -> list[Sample]:
-        """Return what the positions from `start` to before `stop` hold."""
+        """Return the samples at the positions `[start, stop)`."""
         self.reach(stop)
         return [] if self._known.plan is None else self._known.plan.samples(start, stop)
 
     def parts_before(self, position: int) -> int:
-        """Return how many parts hold the first tokens of the rows before a position."""
+        """Return how many parts, counted from the first, the rows before a position start in."""
         if position == 0:
             return 0
         self.reach(position)
@@ -186,7 +191,7 @@ class StreamedPlan:
         return int(np.searchsorted(self._known.ends, last, side="right")) + 1
 
     def describe(self) -> Settings:
-        """Return how rows are ordered, as `Plan.describe`; without a source until it is known."""
+        """Return what `Plan.describe` returns; without sources until the store is finished."""
         if self.complete:
             return self.whole.describe()
         # The description of an order does not depend on the rows, so one row is enough.

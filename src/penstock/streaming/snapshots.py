@@ -7,7 +7,7 @@ Everything that is known about the store comes from its directory: the journal h
 each sealed slice, and the manifest is written at the end. So any process can build, and a reader
 that starts later finds the existing parts at once. Sealed parts never change, so a snapshot is an
 ordinary store over a prefix of the parts, and rows over it are ordinary rows. Only the plan of a
-loader (`penstock.streaming.plan`) exchanges a snapshot for the next one.
+loader (`penstock.streaming.plan`) replaces a snapshot by the next one.
 
 A thread that prefetches batches may have to wait for the next part. It sleeps for a few
 milliseconds at a time, and checks in between whether its reader has stopped. A fork waits until
@@ -42,7 +42,7 @@ _ASK_SECONDS = 0.05
 
 
 class _Waits(threading.local):
-    """The event and the lock of the current thread; both None outside of prefetching threads."""
+    """The stop event and the lock of the current thread; None in threads that do not prefetch."""
 
     stop: threading.Event | None = None
     working: "threading.RLock | None" = None
@@ -56,7 +56,7 @@ class WaitCancelled(Exception):  # noqa: N818  (not an error: the reader has sto
 
 
 def use_for_waits(stop: threading.Event, working: "threading.RLock") -> None:
-    """Make waits of this thread end when `stop` is set, and release `working` while they sleep."""
+    """End each wait of this thread when `stop` is set; release `working` while it sleeps."""
     _own.stop, _own.working = stop, working
 
 
@@ -101,7 +101,7 @@ class StallTimer:
 class Snapshot(TokenStore):
     """A store over the parts of the stream `source` that were sealed when it was made.
 
-    If `sealed`, the store is finished, and `manifest` is the real one.
+    If `sealed`, the store is finished, and `manifest` is that of the finished store.
     """
 
     def __init__(
@@ -130,11 +130,11 @@ class Snapshot(TokenStore):
 
     @property
     def _exceeds_memory(self) -> bool:
-        return False  # rows are read part by part, so the kernel may load what is beside a row
+        return False  # rows are read part by part, so pages beside a row are soon needed too
 
 
 class StreamedStore:
-    """The return value of `ps.stream`: a store that is being written, for `Windows` or `Packs`.
+    """The return value of `ps.stream`: a store that is being written.
 
     `snapshot()` returns an ordinary store over the parts that are sealed. Iteration over the
     documents waits for parts that are not sealed yet, at most `timeout` seconds from one sealed
@@ -156,7 +156,7 @@ class StreamedStore:
         self._journal = Journal(path)
         # These change under the lock only, and a manifest is replaced as a whole. So `_manifest`
         # may be read without the lock: a reader sees the old one or the new one.
-        self._is_ours = False  # whether the journal was found to be of this build
+        self._is_ours = False  # whether the journal was read and belongs to this build
         self._num_slices = 0
         self._asked = -1.0  # when a waiting reader was last reported to the builder
         build = {key: stamped[key] for key in ("reading", "inputs")}
@@ -245,7 +245,7 @@ class StreamedStore:
             return made
 
     def _update(self) -> None:
-        """Read what is new in the directory; the caller holds the lock."""
+        """Read new records of the journal, or the manifest; the caller holds the lock."""
         if self._sealed:
             return
         parts: list[PartRecord] = []
@@ -290,20 +290,20 @@ class StreamedStore:
         """
         timer = StallTimer()
         while len(self._manifest.parts) < number and not self.sealed:
-            # `sealed` has read the directory again, so the part may be there by now.
+            # `sealed` has read the directory again, so the part may exist now.
             if len(self._manifest.parts) < number:
                 self._wait(timer)
         return len(self._manifest.parts) >= number
 
     def await_later(self, than: TokenStore) -> None:
         """Wait until there is a later snapshot than `than`, unless the store is finished."""
-        # A snapshot is the same object until there is news.
+        # `snapshot` returns the same object until something changes.
         timer = StallTimer()
         while (store := self.snapshot()) is than and not store.sealed:
             self._wait(timer)
 
     def _wait(self, timer: StallTimer) -> None:
-        """Wait a few milliseconds for the next part; raise if that is no use."""
+        """Wait a few milliseconds for the next part; raise if the build failed or timed out."""
         builder, what = self._builder, f"part {len(self._manifest.parts)}"
         self.check()
         if builder is not None and builder.closed:

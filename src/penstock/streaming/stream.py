@@ -1,9 +1,9 @@
-"""`stream`: trains on text while it is being tokenized.
+"""`stream`: builds a store in the background, so that training can begin at once.
 
-Every process that streams into one directory runs a thread that builds in the background. The
-first one to get the lock of the store builds. The others try to get the lock four times a second,
-so that one of them continues the build if the builder dies or closes its stream. Only the builder
-writes parts, so processes share nothing but the directory.
+Every process that calls `stream` for a directory runs a background thread. The first thread to
+get the lock of the store builds it. The others try to get the lock four times a second, so that
+one of them continues the build if the builder dies or closes its stream. Only the builder writes
+parts, so processes share nothing but the directory.
 
 An error ends the thread and is kept; the reader raises it at the next batch.
 """
@@ -47,38 +47,41 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
 ) -> StreamedStore:
     """Start to build a store in the background, and return it while it is being written.
 
-    It has the arguments of `build` and writes the same bytes. Pass the result to `Windows` or
-    `Packs`. A `Loader` over them yields the rows of the finished store in the order of
-    `shuffle="part"`. The first batch comes after about a second.
+    `stream` writes the same bytes as `build`. Pass the result to `Windows`, `Packs` or `Documents`.
+    A `Loader` over them yields the rows of the finished store in the order of `shuffle="part"`.
+    The first batch comes after about a second.
 
-    If several processes call it for one directory, one of them builds and all read. If the builder
-    dies, another one continues. Machines without a shared disk each build the same store.
+    If several processes call `stream` for one directory, one of them builds and all read. If the
+    builder dies, another process continues. Machines without a shared disk each build the same
+    store.
 
     Args:
-        inputs: As in `build`, like all arguments up to `threads`.
+        inputs: The files to read. `build` describes this argument, and all others up to `threads`,
+            in more detail.
         store: The directory to write.
         tokenizer: A name, a path or an object.
-        format: Of the inputs; "auto" goes by the suffix.
-        documents: In text: "auto", "lines", "paragraphs", "file", or "sep:SEPARATOR".
+        format: The format of the inputs; "auto" decides by the file name's suffix.
+        documents: What a document is in text files: "auto", "lines", "paragraphs", "file", or
+            "sep:SEPARATOR".
         field: The JSON field or table column that holds the text.
         errors: What to do with documents that are not UTF-8: "strict" rejects them, "replace"
             replaces invalid bytes.
-        eos: Whether a document ends with the tokenizer's end token, or which token it is.
-        bos: Whether it begins with one.
+        eos: Whether a document ends with the tokenizer's end token, or the name of the token.
+        bos: Whether a document begins with the tokenizer's start token, or the name of the token.
         special_tokens: "text" takes `<|endoftext|>` in a document as text, "parse" as a token.
         max_bad: How many rejected records to allow: a share of all records, or a number.
         max_document_bytes: Longer documents are rejected.
         max_expansion: Compressed files that expand to more than this many times their size are
             refused.
         engine: The program that tokenizes; the ids are the same.
-        threads: How many slices are tokenized at once at most, while a reader waits; changes
-            speed and memory only.
-        timeout: The most seconds between two sealed slices before a reader raises an error.
+        threads: How many slices may be tokenized at once while a reader waits. Changes speed and
+            memory only.
+        timeout: A reader raises an error if no slice is sealed for this many seconds.
 
     Raises:
         SourceError: an input cannot be read as asked.
         TokenizerError: the tokenizer cannot be loaded.
-        StoreError: the directory holds something else.
+        StoreError: the directory holds other files, or a store that was built differently.
 
     >>> import tempfile
     >>> from penstock import Texts
@@ -103,7 +106,7 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
 
 
 class Builder:
-    """Builds a store on a thread, or waits to take over from another process."""
+    """A thread that builds a store, or waits until it can continue another process's build."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -119,8 +122,8 @@ class Builder:
         """Stop building; sealed parts stay, and another process may continue."""
         if os.getpid() != self._process:
             return  # a fork does not copy threads
-        # The build sees this at its next progress report, several times a second. The wait has a
-        # limit, because a tokenizer may take longer than that for one document.
+        # The build checks `_stop` at each progress report, several times a second. The join has a
+        # timeout, because a tokenizer may need a long time for one document.
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=_CLOSE_SECONDS)
