@@ -63,6 +63,14 @@ def held():
         time.sleep(0.01)
 
 
+@pytest.fixture(scope="package", autouse=True)
+def _few_objects_to_collect():
+    """A collection after each test skips what was there before: modules, and all other tests."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch):
     monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", SLICE_BYTES)
