@@ -25,7 +25,7 @@ from penstock.order.integers import END, Integers
 from penstock.ranges import ranges
 
 PADDING = -1
-"""The position of a row that fills up a batch, such as the last one of a run."""
+"""The position of padding rows, which fill up an incomplete batch."""
 
 
 class Steps:
@@ -33,7 +33,7 @@ class Steps:
 
     Args:
         batch_rows: Rows in a global batch; or a mapping from positions to the size that is
-            valid from there on, with one for position 0.
+            valid from there on. It must contain position 0.
         start: The position at which step 0 begins. A run that resumes with another batch size
             counts its steps from the position at which it resumes.
 
@@ -75,7 +75,7 @@ class Steps:
             stages.append((step + num_steps, begin + num_steps * last_rows, rows))
         self._steps, self._starts, self._rows = np.array(stages, dtype=np.int64).T
         self.sizes: tuple[int, ...] = tuple(self._rows.tolist())
-        """The batch sizes that occur, in order; none if they are not fixed."""
+        """The batch sizes that occur, in order; empty if a budget decides them."""
 
     def span(self, step: int) -> tuple[int, int]:
         """Return the first position of a step, and the position after its last."""
