@@ -72,7 +72,7 @@ def check_state(state: Any) -> State:
     """Return the contents of a loader's state.
 
     Raises:
-        ResumeError: it is damaged, edited, of another version, or not a state.
+        ResumeError: the object is damaged, edited, of another version, or not a state.
     """
     otherwise = ", or loader.seek(position) if you know the position"
     return unsealed(state, _VERSION, _FIELDS, of="a loader", otherwise=otherwise)
@@ -100,7 +100,7 @@ def unsealed(
         otherwise: Further advice for a state that was changed.
 
     Raises:
-        ResumeError: it is damaged, edited, of another version, or not a state.
+        ResumeError: the object is damaged, edited, of another version, or not a state.
     """
     if not isinstance(state, Mapping) or "version" not in state:
         raise ResumeError(f"{state!r:.80} is not the state of {of}.")
@@ -128,7 +128,7 @@ def position_in(identity: State, state: State) -> int:
     """Return the position of a checked state, if it belongs to the run of `identity`.
 
     Raises:
-        ResumeError: it belongs to another order; the message says what differs.
+        ResumeError: the state belongs to another order; the message says what differs.
     """
     position = int(state["position"])
     if state["plan"] != identity["plan"]:
