@@ -57,7 +57,7 @@ class Maker:
     """Whether some rows begin with a document, so that their first token is not a target."""
 
     def batches(self, block: StepBlock, copy: "DeviceCopy | None" = None) -> Iterator[Made]:
-        """Yield the batches of a block, one per step; each is made when it is asked for."""
+        """Yield the batches of a block, one per step; each is made when it is needed."""
         made = self._plain(block) if self._is_plain(block) else self._any(block, copy)
         fields = zip(count(block.first_step), block.spans, block.fingerprints, made, strict=False)
         for step, (_, stop), fingerprint, (batch, finish) in fields:

@@ -1,4 +1,4 @@
-"""How batches look: the names of their fields, and which tokens are targets.
+"""The format of batches: the names of their fields, and which tokens are targets.
 
     tokens    t0 t1 t2 t3 t4 t5 t6 t7 t8        length=4, stride=4
     "dict"    t0 t1 t2 t3 -> t1 t2 t3 t4        the next row trains on t5 t6 t7 t8

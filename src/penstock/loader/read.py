@@ -27,8 +27,8 @@ IDS = ("tokens", "labels", "targets", "attention_mask")
 """The fields that become int64 on the device: ids (see `penstock.transforms`), and a mask."""
 
 MOST_STEPS = 128
-"""The most steps of a block."""
-# The most bytes of ids in a block. Few large blocks cost less than many small ones, but a block
+"""The largest number of steps in a block."""
+# Bytes of ids in a block, at most. Few large blocks cost less than many small ones, but a block
 # that does not fit the cache is evicted before its batches are made.
 _BLOCK_BYTES = 4 << 20
 # Blocks whose positions are located at once: the arithmetic is vectorised, and cheap only in bulk.
@@ -64,7 +64,7 @@ class _Lot:
     spans: list[tuple[int, int]]
     located: Integers
     values: NDArray[np.uint64] | None
-    """What each row adds to a fingerprint, if that does not depend on its tokens."""
+    """The number that each row adds to a fingerprint; None if it depends on the row's tokens."""
 
 
 _EMPTY = _Lot(None, None, 0, 0, [0], [], np.zeros((4, 0), np.int64), None)
@@ -105,7 +105,7 @@ class Assembler:
         Args:
             first_step: The first step.
             last_step: The step before which the block must end.
-            most: The most steps; a smaller block is ready sooner.
+            most: The largest number of steps; a smaller block is ready sooner.
         """
         lot, stop = self._steps(first_step, last_step, most)
         steps = slice(first_step - lot.first, stop - lot.first)
@@ -165,7 +165,7 @@ class Assembler:
             blocks = _LOT_BLOCKS if most >= MOST_STEPS else 1  # the first blocks are needed soon
             ahead = blocks * max(1, min(most, size // rows))
             lot = self._locate_steps(shard, end, first, min(last, first + ahead))
-            if lot.stop - first > 1:  # a single step is one that the user asked for
+            if lot.stop - first > 1:  # a single step may be from loader[step]
                 self._lot = lot
         begin = first - lot.first
         full = bisect_right(lot.edges, lot.edges[begin] + size) - 1

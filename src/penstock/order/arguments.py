@@ -22,7 +22,7 @@ from penstock.rows.protocol import Rows, Settings
 @final
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """How many epochs of a source may be read, and what happens after that.
+    """The largest number of epochs of each source, and what happens when it is reached.
 
     >>> Caps({"code": 4}, then="redistribute")
     Caps(epochs={'code': 4}, then='redistribute')

@@ -2,8 +2,8 @@
 
 A step reads one global batch: the next rows of the order, on all ranks together. If the batch
 size changes during the run (a ramp), a step has the size that is valid at the position where
-it begins. So the first step of the new size may begin up to one batch later than the position
-that was asked for, and no step is cut. The sequence of rows does not depend on batch sizes.
+it begins. So the first step of the new size may begin up to one batch later than the position of
+the change, and no step is cut. The sequence of rows does not depend on batch sizes.
 
     position   0   4   8   12      20      28        sizes {0: 4, 10: 8}
     step       | 0 | 1 | 2 |   3   |   4   |

@@ -48,7 +48,7 @@ class Documents(PieceRows):
             store: The documents to read.
             max_length: The largest number of tokens in a row, all of which are inputs; 2 or more.
             overflow: Whether a longer document is truncated (`cut_documents` and `cut_tokens`
-                count what is lost), or split over several rows.
+                count the losses), or split over several rows.
             pad_to_multiple_of: The width of a batch is a multiple of this, for tensor cores.
             side: The side of the padding; "left" for generation, where rows must end together.
             pad_id: The id of padding. If None, it is the end token of the store, or 0 if there is
