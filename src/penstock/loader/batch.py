@@ -28,7 +28,7 @@ from penstock.rows.windows import cu_seqlens
 
 ToBatch = Callable[[Tensors], Batch]
 
-# The models of transformers do not take these arguments; position_ids say the same.
+# The models of transformers do not take these arguments. position_ids contain the same information.
 _NOT_FOR_HF = ("document_ids", "cu_seqlens")
 _NUM_SLOTS = 2
 _ALIGNMENT = 64  # bytes; `view` needs a multiple of the item size, at most 8
@@ -38,10 +38,10 @@ class Made(NamedTuple):
     """A batch that is ready to be yielded."""
 
     step: int
-    stop: int  # the position after it
+    stop: int  # the position after this batch
     batch: Batch
     fingerprint: int
-    finish: Callable[[], None] | None  # to be called on the reader's thread before it is used
+    finish: Callable[[], None] | None  # call it on the reader's thread before the batch is used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +54,10 @@ class Maker:
     side: Side | None
     """The side on which rows are padded to the widest row of a step; None if they are not."""
     whole_documents: bool
-    """Whether some rows begin a document."""
+    """Whether some rows begin with a document, so that their first token is not a target."""
 
     def batches(self, block: StepBlock, copy: "DeviceCopy | None" = None) -> Iterator[Made]:
-        """Yield the batches of a block, one per step; each is made when it is asked for."""
+        """Yield the batches of a block, one per step; each is made when it is needed."""
         made = self._plain(block) if self._is_plain(block) else self._any(block, copy)
         fields = zip(count(block.first_step), block.spans, block.fingerprints, made, strict=False)
         for step, (_, stop), fingerprint, (batch, finish) in fields:
@@ -73,7 +73,7 @@ class Maker:
         )
 
     def _plain(self, block: StepBlock) -> Iterator[tuple[Batch, None]]:
-        """Yield what `Shape.to_batch` would, by views of NumPy, which cost a tenth of torch's."""
+        """Yield the batches of `Shape.to_batch` as views of NumPy, at a tenth of torch's cost."""
         tokens, as_tuple = block.tokens, self.shape.format == "tuple"
         for start, stop in pairwise(block.edges):
             # A new array for each batch: a caller may keep it, and the block can be freed.
@@ -84,7 +84,7 @@ class Maker:
     def _any(
         self, block: StepBlock, copy: "DeviceCopy | None"
     ) -> Iterator[tuple[Batch, Callable[[], None] | None]]:
-        """Yield any batch, with the function that finishes it."""
+        """Yield batches of any format, each with the function that finishes it, if it needs one."""
         shape, format = self.shape, self.shape.format
         wide = () if format == "narrow" else IDS
         for number, (start, _) in enumerate(block.spans):
@@ -147,7 +147,7 @@ def _host_arrays(block: StepBlock, number: int, shape: Shape, length: int) -> Fi
 
 
 def _cut(rows: Array, length: int, overlap: bool) -> Array:
-    """Return rows of `length`, as many as fill a row; with `overlap`, each by one token.
+    """Cut each row into rows of `length`; with `overlap`, neighbours share one token.
 
     >>> _cut(np.arange(8)[None], 4, overlap=True).tolist()
     [[0, 1, 2, 3], [3, 4, 5, 6]]
@@ -181,10 +181,11 @@ class DeviceCopy:
     def put(
         self, arrays: Fields, to_batch: ToBatch, wide: tuple[str, ...]
     ) -> tuple[Batch, Callable[[], None]]:
-        """Copy `arrays`, and return `to_batch` of the tensors before the copy has finished.
+        """Start to copy `arrays`; return the batch that `to_batch` makes, and a function to call.
 
-        The second result must be called on the stream that will use the batch. The tensors are
-        new on every call, so the caller may keep them. Those named in `wide` become int64.
+        The function must be called on the stream that will use the batch, because the copy may not
+        be finished. The tensors are new on every call, so the caller may keep them. The tensors
+        named in `wide` become int64.
         """
         slot = self._slots[self._turn]
         self._turn = (self._turn + 1) % _NUM_SLOTS
@@ -222,7 +223,7 @@ class DeviceCopy:
         return batch, partial(self._finish, list(distinct.values()), ready)
 
     def _finish(self, tensors: list[torch.Tensor], ready: torch.cuda.Event) -> None:
-        """Make the current stream wait for `tensors`, and keep their memory until it has ended."""
+        """Make the current stream wait for `tensors`; keep their memory until it has used them."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(ready)
         for tensor in tensors:
@@ -232,7 +233,7 @@ class DeviceCopy:
 
 
 def _widened(ids: torch.Tensor) -> torch.Tensor:
-    """Return ids as int64; torch has few operations on unsigned types, so signed ones are used."""
+    """Return ids as int64, through signed views: torch has few operations on unsigned types."""
     if ids.dtype == torch.uint16:
         return ids.view(torch.int16).to(torch.int64).bitwise_and_(0xFFFF)
     if ids.dtype == torch.uint32:

@@ -1,8 +1,8 @@
-"""How batches look: the names of their fields, and which tokens are targets.
+"""The format of batches: the names of their fields, and which tokens are targets.
 
     tokens    t0 t1 t2 t3 t4 t5 t6 t7 t8        length=4, stride=4
     "dict"    t0 t1 t2 t3 -> t1 t2 t3 t4        the next row trains on t5 t6 t7 t8
-    "hf"      t0 t1 t2 t3 -> t1 t2 t3           the next row trains on t5 t6 t7: nothing on t4
+    "hf"      t0 t1 t2 t3 -> t1 t2 t3           the next row trains on t5 t6 t7, and no row on t4
 
 `format="hf"` returns `input_ids` and `labels` unshifted, as `model(**batch)` expects, because the
 model shifts them. Shifted tensors under these names would be shifted twice without an error.
@@ -34,7 +34,7 @@ Batch = Any
 
 @dataclass(frozen=True, kw_only=True)
 class BatchFormat:
-    """The format of a loader's batches, if it needs more than a name.
+    """The format of a loader's batches, with options that a name such as "hf" cannot set.
 
     >>> BatchFormat(fields="hf", ids=True)
     BatchFormat(fields='hf', ids=True, lengths=None, fingerprint='samples')
@@ -104,16 +104,17 @@ class Shape:
         return self.length if self.format != "hf" else self.length - self.length // length
 
     def overlaps(self, fields: Iterable[str]) -> bool:
-        """Return whether shorter rows overlap by one token: if labels are the unshifted inputs."""
+        """Return whether cut rows overlap by one token: if labels are the unshifted inputs."""
         return self.format == "hf" and "labels" not in fields
 
     def to_batch(self, tensors: Tensors, length: int) -> Batch:
         """Return the batch in the user's format, in rows of `length`.
 
-        `tensors` holds `tokens` (rows, length + 1) int64, and may hold `target_mask`, `labels`
-        and `targets` in the rows of the block, and other fields in rows of `length` already.
-        `labels` are what columns predict of themselves (masked tokens), which nothing shifts.
-        `targets` are what they predict of the next column, if a transform changed the tokens.
+        `tensors` holds `tokens` (rows, length + 1) int64. It may hold `target_mask`, `labels` and
+        `targets` in rows that are not cut yet, and other fields that are already cut to `length`.
+        `labels` are what each column must predict for itself (masked tokens); they are never
+        shifted. `targets` are what each column must predict for the next column, if a transform
+        changed `tokens`.
         """
         overlap = self.overlaps(tensors)
         tokens = tensors.pop("tokens")
@@ -151,7 +152,7 @@ class Shape:
         return {names[0]: inputs, names[1]: targets, **tensors}
 
     def unread_targets(self, sources: Mapping[str, Rows], position: int) -> int:
-        """Return how many tokens of windows are the target of no row, as rows are at a position."""
+        """Return how many tokens of windows are the target of no row, with the row length there."""
         per_row = self.row_targets(self.length_at(position))
         return sum(rows.unread(per_row) for rows in _windows(sources).values())
 
@@ -176,7 +177,8 @@ class Shape:
                 )
             if rows.stride is not None and rows.stride > kept:
                 cut = f" while lengths= cuts rows to {length:,}" if length < self.length else ""
-                # The stack is this method, Loader.__init__, and the caller, who can change it.
+                # The warning shows the line that called Loader: level 1 is this method, 2 is
+                # Loader.__init__, and 3 is that line.
                 warnings.warn(
                     f'format="hf" leaves out {_left_out(rows, rows.stride, kept)} of source '
                     f'"{name}"{cut}: the model shifts labels itself, so the first token of a row '
@@ -192,7 +194,7 @@ def _unshifted(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _windows(sources: Mapping[str, Rows]) -> dict[str, Rows]:
-    """Return the windows among the sources whose tokens predict the next one."""
+    """Return the sources that are windows and in which each token predicts the next one."""
     return {
         name: rows
         for name, rows in sources.items()

@@ -3,7 +3,7 @@
 The dataset behind it returns a finished batch from `__getitems__`. With workers, a DataLoader
 yields the same batches in the same order. The loader advances as batches are yielded, so its state
 is exact: batches that workers have made ahead of time are not counted. `log_fingerprints` writes
-what a loader or its DataLoader yields to a log, to compare runs.
+the fingerprints of the batches to a log, to compare runs.
 
 `WorkerOptions` are the settings of any DataLoader's worker processes.
 """
@@ -30,11 +30,11 @@ class StepsOfRun(data.Dataset[Batch]):
     """The steps of a run as a map-style dataset: item i is the batch of step i.
 
     The copy of a loader in a worker does not know where the loader was moved to. So each request
-    is a step and the position from which steps are counted.
+    contains a step, and the position from which steps are counted.
     """
 
     def __init__(self, loader: "Loader") -> None:
-        self._loader = loader.copy()  # moved without moving the user's loader
+        self._loader = loader.copy()  # a copy, so that the user's loader is not moved
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -123,14 +123,14 @@ class WorkerOptions(NamedTuple):
     multiprocessing_context: str | BaseContext | None
 
     def checked(self, stacklevel: int = 3) -> "WorkerOptions":
-        """The same settings if PyTorch accepts them; on Windows no workers, with a warning.
+        """Return these settings if PyTorch accepts them; on Windows, warn and return no workers.
 
         Args:
-            stacklevel: How many calls up the user's line is, which the warning names; by default
-                it called the function that calls this one.
+            stacklevel: How many calls above the warning the user's line is, which the warning
+                shows. By default, the user's line calls the function that calls this method.
 
         Raises:
-            PlanError: it does not accept them; the message says what to change.
+            PlanError: PyTorch does not accept them; the message says what to change.
         """
         if self.num_workers < 0 or self.timeout < 0:
             raise PlanError(
@@ -161,8 +161,8 @@ class WorkerOptions(NamedTuple):
 def log_fingerprints(batches: "Loader | LoaderBatches", path: str | Path) -> Iterator[Batch]:
     """Yield the batches of a loader or its DataLoader, and append their fingerprints to a file.
 
-    Each line is JSON: the step, the position after it, and the fingerprint on this rank. It is in
-    the file before the batch is yielded. Use one file per rank.
+    Each line is JSON: the step, the position after it, and the fingerprint on this rank. The line
+    is written before the batch is yielded. Use one file per rank.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,8 +180,8 @@ def log_fingerprints(batches: "Loader | LoaderBatches", path: str | Path) -> Ite
 def read_log(path: str | Path) -> dict[int, str]:
     """Return the fingerprint of each step in a log, by the position after the step.
 
-    The last one counts if a step was repeated. The key is the position and not the step, because
-    steps are counted anew after a resume with another batch size.
+    If a step was repeated, its last fingerprint counts. The key is the position and not the step,
+    because steps are counted anew after a resume with another batch size.
     """
     lines = Path(path).read_text(encoding="ascii").splitlines()
     entries = [json.loads(line) for line in lines]

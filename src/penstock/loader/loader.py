@@ -66,21 +66,25 @@ class Loader:
             batch_size: Rows per step on this rank.
             global_batch_size: Rows per step on all ranks together, instead; or sizes by the
                 position from which each applies. Must be a multiple of `world_size`.
-            rank: The rank of this process; from `torch.distributed` if it is initialised.
-            world_size: The number of ranks; likewise.
+            rank: The rank of this process. If None, the loader asks `torch.distributed`; if that is
+                not initialised, the rank is 0.
+            world_size: The number of ranks. Give it together with `rank`, or leave out both.
             seed: The seed of the order, if `rows` is not a plan.
             shuffle: "full", "block", "part" or "none", if `rows` is not a plan.
             epochs: How many times one loop reads all rows; the next loop reads the epochs that
-                follow. Without it and `steps`, a loop has no end.
+                follow. Without `epochs` and `steps`, a loop has no end.
             steps: How many steps a loop takes, counted from position 0. The next loop starts
                 over if the plan is not shuffled; otherwise the run is over.
-            drop_last: Leave out a batch at the end of a loop that is not full. Otherwise it is
-                padded with rows whose targets are all -100.
-            device: Where batches go. A CUDA device gets them on a separate stream.
+            drop_last: Leave out the last batch of a loop if it is not full. Otherwise it is padded
+                with rows whose targets are all -100.
+            device: The device of the batches; the CPU if None. Copies to a CUDA device use a
+                separate stream.
             format: "dict" (`inputs`, `targets`, shifted), "tuple" of the same, "hf" (`input_ids`,
                 `labels`, not shifted), or "narrow" (`tokens` in the dtype of the store). Or a
-                `BatchFormat`, which can also add ids, or cut rows to shorter lengths at first.
-            prefetch: How many blocks of batches are made ahead of time; 0 makes none.
+                `BatchFormat`, which can also add the source and the position of each row, or begin
+                with shorter rows.
+            prefetch: How many blocks of batches a thread makes ahead of time; with 0, there is no
+                such thread.
         """
         if prefetch < 0:
             raise PlanError(f"prefetch={prefetch} must be at least 0.")
@@ -90,7 +94,7 @@ class Loader:
         self.run = Run(
             self.plan, sizes, rank, world_size, epochs=epochs, num_steps=steps, drop_last=drop_last
         )
-        """The position, and the steps of the pass that it belongs to."""
+        """The position, and the steps of the pass (the rows of one loop) that it belongs to."""
         self._iterator_number = 0
         self._reader: Ahead[Iterable[Made]] | None = None
         self._prefetch = prefetch
@@ -117,16 +121,16 @@ class Loader:
 
     @property
     def unread_targets(self) -> int:
-        """Tokens of windows that are the target of no row, in the format at the position."""
+        """Tokens of windows that are the target of no row, with the row length at `position`."""
         return self.shape.unread_targets(self.plan.sources, self.position)
 
     @property
     def step(self) -> int:
-        """The number of the next step, which is that of `loader[step]`; see `Run.lay_out`."""
+        """The number of the next step: `loader[step]` is the next batch. See `Run.lay_out`."""
         return self.run.step
 
     def __len__(self) -> int:
-        """Return the steps of one pass, counted as `step` is; the same on every rank."""
+        """Return the number of steps of one loop, counted like `step`; the same on every rank."""
         return self.run.length()
 
     def __getitem__(self, step: int) -> Batch:
@@ -150,10 +154,10 @@ class Loader:
         return made
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield batches from `position` to the end of the pass; of the next pass if it is there.
+        """Yield the batches from `position` to the end of the pass; at its end, the next pass.
 
-        After the last batch of a pass, `epochs=` continues with the epochs that follow; with
-        `steps=`, an unshuffled run starts over and a shuffled one yields nothing and warns once.
+        A pass is the rows of one loop. With `epochs=`, the next pass reads the epochs that follow.
+        With `steps=`, an unshuffled run starts over; a shuffled one yields nothing and warns once.
         """
         self._check_packed()
         return self._iterate(self._stop_iterator())
@@ -179,7 +183,7 @@ class Loader:
             )
 
     def follow(self, made: Iterable[tuple[Batch, int]]) -> Iterator[Batch]:
-        """Yield batches that were made elsewhere, with their fingerprints, from `step` on."""
+        """Yield batches that a DataLoader made, given with their fingerprints, from `step` on."""
         self._check_packed()
         steps = zip(count(self.step), made, strict=False)
         block = (Made(step, self.run.after(step), *each, None) for step, each in steps)
@@ -188,7 +192,7 @@ class Loader:
     def _iterate(
         self, iterator: int, blocks: Iterable[Iterable[Made]] | None = None
     ) -> Iterator[Batch]:
-        """Yield batches and advance; they are made here if `blocks` are not given."""
+        """Yield the batches of `blocks`, or make them if None, and advance the position."""
         self._check_iterator(iterator)
         reader = None
         if blocks is None:
@@ -244,7 +248,7 @@ class Loader:
         limit = self.run.limit
         if not 0 <= position <= limit:
             raise PlanError(f"Position {position:,} is not in a run of {limit:,} rows.")
-        self._stop_iterator()  # before the position changes: its thread reads the same run
+        self._stop_iterator()  # before the position changes: the thread reads `run`
         self.run.position = position
         self.run.lay_out()
 
@@ -263,8 +267,8 @@ class Loader:
 
         Args:
             state: The return value of `state_dict`.
-            on_change: Whether a state of another order is an error, or the new order begins
-                at 0. A damaged state is always an error.
+            on_change: What to do with a state of another order: "error" raises ResumeError, and
+                "restart" begins the new order at position 0. A damaged state is always an error.
         """
         if on_change not in ("error", "restart"):
             raise ResumeError(f'on_change={on_change!r} is not "error" or "restart".')

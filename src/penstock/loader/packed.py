@@ -1,4 +1,4 @@
-"""Checks that models of transformers keep the documents of packed rows apart.
+"""Checks that models of the library transformers keep the documents of packed rows apart.
 
     input_ids       a a a b b c        a row of three documents
     position_ids    0 1 2 0 1 0        the only field that marks where each begins
@@ -7,7 +7,7 @@ These models compute their attention mask from `position_ids` only if they are c
 `attention_mask` and without a cache. The cache is on by default, and a model that ignores the
 borders raises no error. FlashAttention finds documents in batches of one row only.
 
-This module never imports transformers: if nothing else did, there is no model to check.
+This module never imports transformers: if no other module did, there is no model to check.
 """
 
 import re
@@ -22,11 +22,12 @@ import torch
 
 from penstock.errors import PlanError
 
-# 4.53.1 was the first that masks by position_ids, in Llama; 4.55 the first in GPT-2.
+# The first version that computes masks from position_ids was 4.53.1 for Llama, 4.55 for GPT-2.
 _LEAST = (4, 55)
 # Attention that can be checked by a plain forward call on any device.
 _TRIED = ("eager", "sdpa")
-# If one document is changed, the logits of the other may change by this share of the change.
+# If the first document is changed, the logits of the second may change by at most this fraction
+# of the change in the logits of the first.
 _TOLERANCE = 1e-3
 
 # Weak, so that a model that is dropped frees its memory.
@@ -126,7 +127,7 @@ def _refuse_old() -> None:
 
 
 def _is_whole(model: Any) -> bool:
-    """Return whether all parameters are here; a call of one rank on shards would hang."""
+    """Return whether this process has all parameters; if not, a call on one rank would hang."""
     sharded = ("ds_id", "device_mesh", "_is_flat_param", "_fsdp_flattened")
     return all(
         not each.is_meta and each.numel() and not any(hasattr(each, name) for name in sharded)

@@ -1,4 +1,4 @@
-"""Work that is done before it is needed: batches on a thread, and rows that the disk loads.
+"""Prefetching: a thread makes batches ahead of time, and the kernel loads rows from the disk.
 
 One thread is enough: making a batch is a few NumPy calls that release the GIL. The thread holds
 nothing that a checkpoint would need. It ends when its reader stops or is garbage collected. An
@@ -8,10 +8,11 @@ A process may fork at any time. A lock that the thread holds at that moment, suc
 store that opens a part, would stay locked in the child for ever. So a fork waits until no thread
 is in the middle of its work, which takes milliseconds.
 
-A row that is not in memory costs a wait: 0.1 ms on NVMe, 10 ms on a rotating disk. Random rows
-wait one after the other, but the kernel loads hundreds at the same time if it knows them. Asking
-for a row costs about a microsecond, also if it is in memory. So rows are only requested after a
-block in which this thread had to wait for pages: for some blocks, and for more after more waits.
+Reading a row that is not in memory takes 0.1 ms on NVMe and 10 ms on a rotating disk. Random rows
+are loaded one after the other, but the kernel loads hundreds at the same time if they are requested
+in advance. A request costs about a microsecond per row, also if the row is in memory. So rows are
+requested only after a block in which this thread had to wait for pages. Then the rows of the next
+blocks are requested: the more waits, the more blocks.
 """
 
 import os
@@ -64,7 +65,7 @@ if os.name == "posix":  # Windows has no fork
 
 
 class Ahead(Generic[Item]):
-    """The items of an iterator, of which at most `depth` are made before they are needed."""
+    """An iterator whose items a thread makes before they are needed, at most `depth` of them."""
 
     def __init__(self, items: Callable[[], Iterator[Item]], depth: int) -> None:
         self._made: queue.SimpleQueue[Item | BaseException] = queue.SimpleQueue()
@@ -90,7 +91,7 @@ class Ahead(Generic[Item]):
         return self
 
     def __next__(self) -> Item:
-        # A fork does not copy threads, so nothing would ever be put into the queue here.
+        # A fork does not copy threads, so in a child process the queue would stay empty forever.
         if os.getpid() != self._process:
             raise RuntimeError(
                 "This iterator prefetches on a thread of the parent process, which a fork does not "
@@ -157,7 +158,7 @@ class ReadAhead:
     """Counts waits for the disk, and decides whether to request the rows of the next block."""
 
     def __init__(self) -> None:
-        self._left = 0  # blocks whose rows are requested
+        self._left = 0  # how many of the next blocks to request
         self._waits = 0
 
     def begin(self) -> bool:

@@ -1,8 +1,8 @@
-"""Positions to arrays: the one place where the rows of batches are read.
+"""From positions to arrays: the only module that reads the rows of batches.
 
 A block is several batches that are read at once. Reading 500 rows in one call costs little more
-than reading 32, and far less with many parts or sources, because each is read once per block. Ids
-stay in the dtype of the store until the batch is made.
+than reading 32. With many parts or sources, blocks save even more, because each part or source is
+read once per block. Ids stay in the dtype of the store until the batch is made.
 """
 
 from bisect import bisect_right
@@ -27,8 +27,8 @@ IDS = ("tokens", "labels", "targets", "attention_mask")
 """The fields that become int64 on the device: ids (see `penstock.transforms`), and a mask."""
 
 MOST_STEPS = 128
-"""The most steps of a block."""
-# The most bytes of ids in a block. Few large blocks cost less than many small ones, but a block
+"""The largest number of steps in a block."""
+# Bytes of ids in a block, at most. Few large blocks cost less than many small ones, but a block
 # that does not fit the cache is evicted before its batches are made.
 _BLOCK_BYTES = 4 << 20
 # Blocks whose positions are located at once: the arithmetic is vectorised, and cheap only in bulk.
@@ -43,7 +43,7 @@ class StepBlock:
     edges: list[int]
     """The row at which each step begins, and the number of rows."""
     spans: list[tuple[int, int]]
-    """The positions of each step: the first, and the one after the last row of the run in it."""
+    """The first position of each step, and the position after its last row, without padding."""
     tokens: Array  # (rows, length + 1), in the dtype of the store
     targets: NDArray[np.bool_] | None  # (rows, length): False where the target is ignored
     extras: Fields  # (rows, length) each
@@ -57,14 +57,14 @@ class _Lot:
     """The rows of some steps, located but not read yet."""
 
     shard: Shard | None
-    end: int | None  # the end of the pass, as it was known
+    end: int | None  # the end of the pass, if it was known
     first: int
     stop: int  # the step after the last
     edges: list[int]  # as in a block
     spans: list[tuple[int, int]]
     located: Integers
     values: NDArray[np.uint64] | None
-    """What each row adds to a fingerprint, if that does not depend on its tokens."""
+    """The number that each row adds to a fingerprint; None if it depends on the row's tokens."""
 
 
 _EMPTY = _Lot(None, None, 0, 0, [0], [], np.zeros((4, 0), np.int64), None)
@@ -100,19 +100,19 @@ class Assembler:
         return {**self.__dict__, "_lot": _EMPTY}  # 256 KB that are quickly computed again
 
     def block(self, first_step: int, last_step: int, most: int = MOST_STEPS) -> StepBlock:
-        """Return as many steps from `first_step` as make a block.
+        """Read the steps from `first_step` on, as many as fit into one block.
 
         Args:
             first_step: The first step.
             last_step: The step before which the block must end.
-            most: The most steps; a smaller block is ready sooner.
+            most: The largest number of steps; a smaller block is ready sooner.
         """
         lot, stop = self._steps(first_step, last_step, most)
         steps = slice(first_step - lot.first, stop - lot.first)
         rows = slice(lot.edges[steps.start], lot.edges[steps.stop])
         located, spans = lot.located[:, rows], lot.spans[steps]
         if self._ahead.begin() and stop < last_step:
-            # Four times as many steps, because the blocks of a run grow by that at first.
+            # Four times as many steps, because the first blocks of a run grow by this factor.
             self._request(stop, last_step, 4 * most)
         try:
             tokens, targets, extras = self.read(located)
@@ -156,7 +156,7 @@ class Assembler:
         return widest
 
     def _steps(self, first: int, last: int, most: int) -> tuple[_Lot, int]:
-        """Return a lot that holds the steps of a block from `first`, and the step after it."""
+        """Return a lot with the steps of a block from `first` on, and the step after the block."""
         size = max(1, _BLOCK_BYTES // (2 * (self.length + 1)))
         lot, shard, end = self._lot, self.run.shard, self.run.end
         is_current = lot.shard is shard and lot.end == end  # the run may be in another pass now
@@ -165,7 +165,7 @@ class Assembler:
             blocks = _LOT_BLOCKS if most >= MOST_STEPS else 1  # the first blocks are needed soon
             ahead = blocks * max(1, min(most, size // rows))
             lot = self._locate_steps(shard, end, first, min(last, first + ahead))
-            if lot.stop - first > 1:  # a single step is one that the user asked for
+            if lot.stop - first > 1:  # a single step may be from loader[step]
                 self._lot = lot
         begin = first - lot.first
         full = bisect_right(lot.edges, lot.edges[begin] + size) - 1
@@ -219,7 +219,7 @@ class Assembler:
         tokens = fields.pop("tokens")
         targets = self._targets(fields.pop("num_targets", None), positions, tokens)
         masks = [fields.pop("target_mask", None), fields.pop("same_document", None)]
-        if "labels" in fields:  # a column that predicts itself predicts nothing across a border
+        if "labels" in fields:  # a label belongs to its own column, so it crosses no border
             masks.pop()
         for mask in masks:
             if mask is not None:
@@ -236,13 +236,13 @@ class Assembler:
             return None
         counts = np.full(len(tokens), self.length) if num_targets is None else num_targets.copy()
         counts[padding] = 0
-        # A padding row was read as row 0 of the first source, to keep shapes; it must not show.
+        # A padding row was read as row 0 of the first source, to keep shapes. Remove its tokens.
         tokens[padding] = 0
         return np.asarray(np.arange(self.length) < counts[:, None])
 
 
 def _join(rows: Sequence[Rows]) -> JoinedWindows | None:
-    """Return all sources as one, if each is nothing but full windows of one tokenizer."""
+    """Return all sources as one, if all have only full windows, and one tokenizer."""
     if len(rows) < 2:
         return None
     # A joined read returns tokens only: no borders, no loss masks, no number of targets.
@@ -315,7 +315,8 @@ def _merged(
 def _default(name: str, fields: Fields, whole_documents: bool) -> Array | None:
     """Return the default of a field that some rows do not give; None if there is none.
 
-    All targets count. Beside rows of whole documents, a row without borders is one piece.
+    By default, all targets count. If other rows of the batch hold whole documents, a row without
+    borders counts as one document.
     """
     following = fields["tokens"][:, 1:]
     if name == "num_targets":

@@ -1,4 +1,4 @@
-"""Where a run is: its position, the pass that the position belongs to, and the steps of the pass.
+"""A run: its position, the pass that the position belongs to, and the steps of the pass.
 
     epochs=2, 10 rows     0 ──────── 10 ──────── 20 ──────── 30 ──────── 40     positions
                           ├──── first loop ─────┤├───── second loop ────┤
@@ -7,7 +7,8 @@
 A pass is what one loop over a loader reads. With `epochs=`, the next pass continues with the
 epochs that follow: in a new order if the plan is shuffled, in the same order if it is not. With
 `steps=`, an unshuffled run starts over, because it is a subset for validation. A shuffled run is
-for training, and it is over. The position determines the pass, so a state needs nothing else.
+for training, and ends after its steps. The position determines the pass, so a state needs nothing
+else.
 """
 
 import warnings
@@ -39,8 +40,8 @@ class Run:
         rank: The rank of this process.
         world_size: The number of ranks.
         epochs: How many times a pass reads all rows.
-        num_steps: How many steps a pass takes, instead.
-        drop_last: Whether to leave out a batch at the end of a pass that is not full.
+        num_steps: How many steps a pass takes, instead of `epochs`.
+        drop_last: Whether to leave out the last batch of a pass if it is not full.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Run:
         self.refuse_no_step()
 
     def _find_pass_rows(self) -> int | None:
-        """Return the rows of a pass; None if it has no end, or none that is known yet."""
+        """Return the number of rows of a pass; None if it has no end, or its end is unknown."""
         plan = self.plan
         if self._epochs is not None:
             rows = plan.epoch_rows
@@ -94,7 +95,7 @@ class Run:
         return plan.end if plan.end < END else None
 
     def _steps_from(self, start: int, position: int) -> Steps:
-        """Return steps that are counted from `start`; those of a budget, from `position`."""
+        """Return the steps, counted from `start`; with a budget, counted from `position`."""
         if isinstance(self.plan, Budget):
             return self.plan.steps(position)
         return Steps(self._sizes, start=start)
@@ -102,7 +103,7 @@ class Run:
     def lay_out(self) -> None:
         """Compute the steps of the pass, counted from its start.
 
-        After a resume with another batch size, no step may begin at the position. Then steps are
+        After a resume with another batch size, the position may be inside a step. Then steps are
         counted from the position.
         """
         if self._pass_rows is None:
@@ -112,7 +113,7 @@ class Run:
             # 25 rows into passes of 10: this pass begins at 20.
             start = position // rows * rows
         self.end: int | None = None if rows is None else start + rows
-        """The position after the last row of the pass; None if it has no end, or not yet."""
+        """The position after the last row of the pass; None if there is none, or it is unknown."""
         steps = self._steps_from(start, position)
         # No step begins at the end of a pass, but the steps before it keep their numbers.
         ended = self.end is not None and position >= self.end
@@ -124,12 +125,12 @@ class Run:
 
     def _count_steps(self) -> None:
         self.num_steps: int | None = None
-        """The steps of the pass; None if it has no end, or none that is known yet."""
+        """The number of steps of the pass; None if it has no end, or its end is unknown."""
         if self.end is not None:
             self.num_steps = self.steps.count(self.end, drop_last=self._drop_last)
 
     def refuse_no_step(self) -> None:
-        """Raise if all rows of a pass do not fill one batch, so that none would be read."""
+        """Raise PlanError if a pass has no step, because its rows do not fill one batch."""
         if self.num_steps == 0 and self._pass_rows and isinstance(self.steps, Steps):
             raise PlanError(
                 f"This run has {self._pass_rows:,} rows, and its first batch on all ranks together "
@@ -155,7 +156,7 @@ class Run:
         return stop if self.end is None else min(stop, self.end)
 
     def length(self) -> int:
-        """Return the steps of a pass.
+        """Return the number of steps of a pass.
 
         Raises:
             UnknownLengthError: the store is still being written.
@@ -173,18 +174,17 @@ class Run:
         return self.num_steps
 
     def steps_before(self, step: int) -> int:
-        """Return the step before which a block must end that begins with `step`.
+        """Return the step before which a block that begins with `step` must end.
 
-        It is the end of the pass, or of the rows of a streamed store that are known. The call
-        waits until `step` is known. It returns `step` itself at the end of the pass.
+        That is the end of the pass, or the end of the known rows of a streamed store. The call
+        waits until the rows of `step` are known. At the end of the pass, it returns `step` itself.
         """
         streamed = self._streamed
         if streamed is not None and (self.num_steps is None or step < self.num_steps):
-            # All rows of the step must be known, or that the store has fewer rows.
+            # Wait until all rows of the step are known, or until the store is known to end before.
             streamed.reach(self.steps.span(step)[1])
             if not streamed.complete:
-                # Only steps that are full with the known rows: later parts may add rows to the
-                # next one.
+                # Only steps that the known rows fill: later parts may add rows to the next step.
                 known = self.steps.count(streamed.num_rows, drop_last=True)
                 return known if self.num_steps is None else min(known, self.num_steps)
             self.find_end()
@@ -195,7 +195,7 @@ class Run:
         return step < self.steps_before(step)
 
     def find_end(self) -> None:
-        """Compute the end of the pass, if a streamed store is finished by now."""
+        """Compute the end of the pass, if the streamed store is finished."""
         if self.end is not None or (rows := self._find_pass_rows()) is None:
             return
         self._pass_rows = rows
@@ -209,12 +209,13 @@ class Run:
     def begin_pass(self) -> None:
         """Go to the next pass if no step of this one is left; called when a loop begins."""
         if self.end is None and self._streamed is not None and self.position:
-            # Waits until there is such a step, or the end of the pass is known. If that is before
-            # the position, the position is in a later pass, and steps get other numbers.
+            # Wait until the next step exists, or until the end of the pass is known. If the pass
+            # ends before the position, the position is in a later pass, and steps get new numbers.
             self.has_step(self.step)
         if self.end is None or self.has_step(self.step):
             return
-        # An epoch continues at its end, and an unshuffled run of `steps=` starts over.
+        # With `epochs=`, the next pass begins at the end of this one. With `steps=`, an unshuffled
+        # run starts over.
         if self._epochs is not None or self.plan.shuffle == "none":
             self.position = self.end if self._epochs is not None else 0
             self.lay_out()
@@ -231,9 +232,9 @@ class Run:
             )
 
     def end_pass(self) -> None:
-        """Move to the end of the epochs, past rows that fill no batch; called after a loop.
+        """Skip the rows at the end of the last epoch that fill no batch; called after a loop.
 
-        Rows at the end of a run with `steps=` are kept: it may be continued with more steps.
+        With `steps=`, no row is skipped, because the run may be continued with more steps.
         """
         if self._epochs is not None and self.end is not None:
             self.position = self.end
@@ -257,13 +258,13 @@ def plan_of(
                 f"shuffle={shuffle!r} needs all rows, and these are of a store that is still being "
                 'written. Leave it out, or use shuffle="part"; or build the store first.'
             )
-        # Also after the store is finished: the order must not depend on when it was.
+        # Also if the store is finished: the order must not depend on when the build finished.
         return StreamedPlan(rows, seed=seed or 0)
     return Plan(rows, seed=seed or 0, shuffle=shuffle or "full")
 
 
 def topology(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size: as given, from torch.distributed, or those of one process."""
+    """Return rank and world size: as given, from torch.distributed, or 0 and 1."""
     if (rank is None) != (world_size is None):
         raise PlanError(f"rank={rank} and world_size={world_size}: give both or neither.")
     if rank is not None and world_size is not None:
@@ -279,7 +280,7 @@ def batch_sizes(
     global_batch_size: int | Mapping[int, int] | None,
     world_size: int,
 ) -> dict[int, int]:
-    """Return the rows of a step on all ranks, by position; nothing for a budget of tokens."""
+    """Return the rows of a step on all ranks, by position; empty for a budget of tokens."""
     given = f"batch_size={batch_size} and global_batch_size={global_batch_size}"
     if isinstance(plan, Budget):
         if batch_size is not None or global_batch_size is not None:

@@ -1,9 +1,8 @@
-"""The state of a loader: a position, and a description of the order it is a position in.
+"""The state of a loader: a position, and a description of the order that it belongs to.
 
 A state is JSON of about a kilobyte, the same on every rank. It contains a digest of itself, so
-that a damaged or edited state is refused. It describes the plan well enough for a message to say
-what differs if it belongs to another run. Digests decide whether it does; the description is for
-the message.
+that a damaged or edited state is refused. Digests decide whether a state belongs to a run. If it
+does not, a message names the differences. The description of the plan is only for that message.
 
 A fingerprint is a number for the contents of a batch that does not depend on the world size. Each
 row has a 64-bit value, and the fingerprint of a batch is their sum modulo 2^64. A sum does not
@@ -31,7 +30,7 @@ State = dict[str, Any]
 _VERSION = 1
 _SHORT = 16
 _MOST_BYTES = 1_500  # of weights or caps; longer ones are replaced by a digest
-_LONGEST_NAME = 42  # bytes as JSON: a source then takes at most 100
+_LONGEST_NAME = 42  # bytes as JSON: then a source takes at most 100 bytes of a state
 _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
 _FIELDS = {"order": dict, "plan": str, "position": int, "rows": dict, "sources": dict}
 
@@ -73,7 +72,7 @@ def check_state(state: Any) -> State:
     """Return the contents of a loader's state.
 
     Raises:
-        ResumeError: it is damaged, edited, of another version, or not a state.
+        ResumeError: the object is damaged, edited, of another version, or not a state.
     """
     otherwise = ", or loader.seek(position) if you know the position"
     return unsealed(state, _VERSION, _FIELDS, of="a loader", otherwise=otherwise)
@@ -81,7 +80,7 @@ def check_state(state: Any) -> State:
 
 def sealed(contents: Mapping[str, Any], version: int) -> State:
     """Return a copy of `contents` as a state, with its version and a digest of itself."""
-    # A copy through JSON: the caller may change it, and it equals what a file gives back later.
+    # A copy through JSON: callers may change the copy, and it equals what a file returns later.
     own: State = json.loads(json.dumps(contents))
     # The check covers the version too: a state of another version must not pass as this one.
     state = {"version": version, **own}
@@ -97,11 +96,11 @@ def unsealed(
         state: Any object.
         version: The version that can be read.
         fields: The names and types of fields that the contents must have; integers are 0 or more.
-        of: The object it is the state of, for messages.
+        of: The kind of object that the state belongs to, for messages.
         otherwise: Further advice for a state that was changed.
 
     Raises:
-        ResumeError: it is damaged, edited, of another version, or not a state.
+        ResumeError: the object is damaged, edited, of another version, or not a state.
     """
     if not isinstance(state, Mapping) or "version" not in state:
         raise ResumeError(f"{state!r:.80} is not the state of {of}.")
@@ -129,7 +128,7 @@ def position_in(identity: State, state: State) -> int:
     """Return the position of a checked state, if it belongs to the run of `identity`.
 
     Raises:
-        ResumeError: it belongs to another order; the message says what differs.
+        ResumeError: the state belongs to another order; the message says what differs.
     """
     position = int(state["position"])
     if state["plan"] != identity["plan"]:
@@ -155,7 +154,7 @@ def _settings_of(rows: Rows) -> State:
 
 
 def _shared(known: list[State], name: str) -> object:
-    """Return a setting of all sources that have it; a digest of all values if they differ."""
+    """Return the value of a setting in all sources; a digest of all values if they differ."""
     values = [each[name] for each in known if name in each]
     return values[0] if all(value == values[0] for value in values) else _digested(values)
 
@@ -182,7 +181,7 @@ def explained(then: State, now: State) -> str:
     try:
         return _changes(then, now)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        return "the plan"  # another program has written it, though its check matches
+        return "the plan"  # another program wrote the state, though its check matches
 
 
 def _changes(then: State, now: State) -> str:
@@ -216,7 +215,7 @@ def _differences(old: State, new: State) -> list[str]:
 
 
 def _weights(name: str, stages: object) -> State:
-    """Return the weights in the stages of a plan, as messages call them; {} if there are none."""
+    """Return the weights in the stages of a plan, by their names in messages; {} if none."""
     if name != "stages" or not isinstance(stages, list):
         return {}
     return {
@@ -263,7 +262,8 @@ def of_tokens(
     `targets` is None if all targets count. The value of a row does not depend on other rows.
     """
     columns = np.arange(1, tokens.shape[1] + 1, dtype=np.uint64)
-    # Odd weights: a product with one is 0 modulo 2^64 only for 0, so no changed token is missed.
+    # An odd number times x is 0 modulo 2^64 only if x is 0. So a change of one token always changes
+    # the sum.
     weights = _mixed(columns * np.uint64(_MULTIPLIERS[3])) | np.uint64(1)
     with np.errstate(over="ignore"):
         value = ((tokens.astype(np.uint64) + np.uint64(1)) * weights).sum(axis=1, dtype=np.uint64)
@@ -285,5 +285,5 @@ def combine(values: NDArray[np.uint64], begins: Sequence[int]) -> list[int]:
 
 
 def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a bijection on 64 bits in which every bit of the result depends on every bit."""
+    """Apply a bijection of 64-bit integers; every bit of the result depends on all bits."""
     return mix64(value + np.uint64(_MULTIPLIERS[0]))

@@ -1,15 +1,15 @@
 """States of runs that read parts in order, also while the store is still being written.
 
-In such a run, a position depends on the parts up to it, not on later ones. So its state records
-how the store is built, and a chain of digests of the parts whose rows were read
+In such a run, the row at a position depends on the parts up to that row, not on later parts. So
+the state records how the store is built, and a chain of digests of the parts whose rows were read
 (`penstock.store.verify`). A state that was saved while the store was being written can be
-loaded when it is finished. A state of the finished store can be loaded while another copy of it
-is being built.
+loaded when the store is finished. A state of the finished store can be loaded while another copy
+of the store is being built.
 
     "prefix": {"build": {"tokenizer": …, "inputs": …}, "parts": 17, "chain": "5f0c9a…"}
 
-The modification times of inputs are not part of it: they differ between copies of one file, and
-states are the same on all machines of a run. A build checks them itself.
+The modification times of inputs are not part of a state: they differ between copies of one file,
+but states must be the same on all machines of a run. A build itself checks modification times.
 """
 
 import numpy as np
@@ -32,11 +32,11 @@ def identity_at(plan: AnyPlan, position: int, identity: State | None) -> State:
     Args:
         plan: The plan.
         position: The position of the state.
-        identity: What `identify` returns for the plan; None for a streamed plan.
+        identity: The result of `identify` for the plan; None for a streamed plan.
     """
     if isinstance(plan, StreamedPlan):
-        # This depends on the position only, not on whether this rank has seen the end of the
-        # build: states are the same on all ranks.
+        # The identity depends on the position only, not on whether this rank has seen the end of
+        # the build: states are the same on all ranks.
         first_epoch = not plan.complete or position <= plan.num_rows
         identity = _short(plan) if first_epoch else states.identify(plan.whole)
     assert identity is not None  # only a streamed plan has none
@@ -56,13 +56,13 @@ def position_of(plan: AnyPlan, identity: State | None, state: State) -> int:
     """Return the position of a checked state, if it belongs to a run of `plan`.
 
     Raises:
-        ResumeError: it belongs to another order or to other parts; the message says which.
+        ResumeError: the state belongs to another order or to other parts; the message says which.
     """
     if identity is not None and state["plan"]:
         return states.position_in(identity, state)
     now = _short(plan)
-    # The state of a finished store describes its source, which is not known here; so that is
-    # not compared.
+    # The state of a finished store describes its sources, and `now` does not. So sources are not
+    # compared.
     then = {**state, "sources": now["sources"]}
     store = _store_of(plan)
     if store is None or any(then[name] != now[name] for name in ("order", "rows")):
@@ -77,7 +77,7 @@ def position_of(plan: AnyPlan, identity: State | None, state: State) -> int:
 
 
 def _changed_parts(plan: AnyPlan, store: TokenStore, prefix: object) -> str:
-    """Return what differs between the parts that a state has read and those of a store, if any."""
+    """Describe how the parts of a store differ from those that a state has read; "" if equal."""
     if not isinstance(prefix, dict) or not isinstance(prefix.get("build"), dict):
         return "the plan"
     if changed := differences(prefix["build"], describe_build(store)):
@@ -101,7 +101,7 @@ def _is_later(state: State) -> bool:
 
 
 def _short(plan: AnyPlan) -> State:
-    """Return what `identify` returns for a plan, without its store."""
+    """Return the result of `identify` for a plan, without the plan's digest and its sources."""
     described = plan.describe()
     del described["sources"]
     order = states.identify_order(described, list(plan.sources.values()))

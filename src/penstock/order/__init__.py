@@ -1,10 +1,11 @@
 """The order of the data: which sample is at which position of a run.
 
-Takes sizes, weights, a seed and positions; returns sources, epochs and samples, and the inverse.
-Every result is a pure function of the arguments, equal on every machine and with every version
-of NumPy, and needs constant memory: no files, no torch, no state. `permute` shuffles,
-`interleave` mixes by weights, `schedule` changes weights, `epochs` reads everything once an epoch,
-`shuffle` has the modes, `steps` shards positions among ranks, and `plan` combines them.
+This package maps positions to sources, epochs and samples, and back, given sizes, weights and a
+seed. Every result is a pure function of the arguments, equal on every machine and with every
+version of NumPy. It needs constant memory, no files, no torch and no state. `permute` shuffles,
+`interleave` mixes by weights, `schedule` changes weights, `epochs` orders plans without weights,
+`shuffle` implements the modes of `shuffle=`, `steps` shards positions among ranks, and `plan`
+combines these modules.
 """
 
 from typing import TYPE_CHECKING

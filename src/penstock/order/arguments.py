@@ -1,8 +1,8 @@
 """The arguments of a plan, checked against its sources.
 
-Users give weights, a temperature, a schedule and caps by names of sources and in epochs. This
-module turns them into what `Schedule` and `EpochOrder` compute with: numbers of sources, and
-rows. It refuses arguments that make no sense, with a message that shows the value.
+Users give weights, a temperature, a schedule and caps by the names of sources and in epochs.
+`Schedule` and `EpochOrder` compute with numbers of sources and with rows. This module converts the
+arguments, and refuses invalid ones with a message that shows the value.
 """
 
 import math
@@ -22,7 +22,7 @@ from penstock.rows.protocol import Rows, Settings
 @final
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """How many epochs of a source may be read, and what happens after that.
+    """The largest number of epochs of each source, and what happens when it is reached.
 
     >>> Caps({"code": 4}, then="redistribute")
     Caps(epochs={'code': 4}, then='redistribute')
@@ -56,13 +56,13 @@ class Caps:
 
 
 class StageArguments(NamedTuple):
-    """How rows are drawn from a position on: one of the three other fields is given."""
+    """How rows are drawn from `position` on; exactly one of the other three fields is set."""
 
     position: int
     weights: Mapping[str, Weight] | None = None
     temperature: float | None = None
     sources: Sequence[str] | None = None
-    """Read every sample of these sources once an epoch."""
+    """The sources of which every sample is read once per epoch."""
 
     def to_json(self) -> Settings:
         """Return the arguments as JSON."""

@@ -1,4 +1,4 @@
-"""Batches of documents of similar length, as many as a number of tokens allows.
+"""Batches of documents of similar length, each with as many rows as a token limit allows.
 
     positions       0         window         4096                       8192
     plan            │ a bbbb cc ddd e ffff … │ …                        │
@@ -43,7 +43,7 @@ class _Window(NamedTuple):
     start: int
     stop: int
     order: Integers
-    """For each position of the window, the position of the plan whose row it holds."""
+    """For each position of the window, the plan's position of its row; both count from `start`."""
     edges: Integers
     """Where each batch begins, counted from the start of the window, and the end."""
 
@@ -56,11 +56,11 @@ class Budget:
     of the rows of a batch. The last batch of a window may not divide evenly: it is padded to
     `rows_multiple_of` rows, on any number of ranks, with rows whose targets are all -100. If the
     number of ranks does not divide `rows_multiple_of`, every batch is also padded to equal shares.
-    That exceeds `tokens` by up to `world_size - 1` rows.
+    Then a batch may exceed `tokens` by up to `world_size - 1` rows.
 
     Args:
         plan: A `Plan` over `Documents`.
-        tokens: The most rows times width of a batch.
+        tokens: The largest size of a batch: its number of rows times its width.
         window: How many rows are sorted together. Larger windows waste less on padding, and make
             batches less random.
         rows_multiple_of: The number of rows of a batch is a multiple of this.
@@ -101,7 +101,7 @@ class Budget:
         return len(self.plan)
 
     def __bool__(self) -> bool:
-        return True  # without this, bool() would ask for the length
+        return True  # without this, bool() would call len()
 
     def __repr__(self) -> str:
         return f"Budget({self.tokens:,} tokens a batch, windows of {self.window:,} rows)"
@@ -110,7 +110,7 @@ class Budget:
         return f"{self.plan}\n{self!r}"
 
     def tree(self, num_rows: int | None = None) -> str:
-        """Return a picture of the sources; see `Plan.tree`."""
+        """Return a tree of the sources as text; see `Plan.tree`."""
         return self.plan.tree(num_rows)
 
     @cached_property
@@ -120,7 +120,7 @@ class Budget:
 
     def describe(self) -> Settings:
         """Return everything that the order depends on, as JSON."""
-        # Batches are cut by padded widths, so what rows are padded to is part of the order.
+        # Batches are cut by padded widths, so the settings of the padding are part of the order.
         sources = list(self.sources.values())
         budget = {
             "tokens": self.tokens,
@@ -140,7 +140,7 @@ class Budget:
         return self.plan.locate(inner)
 
     def samples(self, start: int, stop: int) -> list[Sample]:
-        """Return what the positions from `start` to before `stop` hold."""
+        """Return the samples at the positions from `start` to before `stop`."""
         return list_samples(self.names, start, self.locate(np.arange(start, stop)))
 
     def positions_of(
@@ -150,7 +150,7 @@ class Budget:
         limit = None if before is None or before < 1 else self._at(self._start(before - 1)).stop
         inner = self.plan.positions_of(source, sample, epoch, before if limit is None else limit)
         found = []
-        # The plan finds the row before windows are sorted; the window has where it was moved to.
+        # The plan returns the position before sorting; the window knows where sorting moved it.
         for position in inner.tolist():
             window = self._at(self._start(position))
             found.append(
@@ -163,7 +163,7 @@ class Budget:
         return BudgetSteps(self, start)
 
     def edges_after(self, position: int) -> Integers:
-        """Return where the later batches of the window of `position` begin, and its end."""
+        """Return where batches after `position` begin in its window, and the end of the window."""
         window = self._at(self._start(position))
         edges = window.edges + window.start
         return edges[edges > position]
@@ -218,8 +218,8 @@ class BudgetSteps(Steps):
         windows      │   │ │  │ │     │    │ │     │   │  │
         steps        0   1 2  3 4     5    6 7     8   9  …       counted from where a run began
 
-    The number of a step is known after all windows before it are cut. Where each window begins,
-    and its first step, is kept: 16 bytes per window, which is 4 MB after a billion rows.
+    The number of a step is known after all windows before it are cut. The start and the first step
+    of each window are kept: 16 bytes per window, which is 4 MB after a billion rows.
     """
 
     def __init__(self, budget: Budget, start: int) -> None:
@@ -228,7 +228,7 @@ class BudgetSteps(Steps):
         self.multiple, self.sizes = budget.multiple, ()
         # Of each window: its first step, and where it begins.
         self._first_steps, self._positions = array("q", [0]), array("q", [start])
-        self._lock = Lock()  # the prefetching thread finds steps, and so may the user
+        self._lock = Lock()  # the prefetching thread and the user's thread find steps
 
     def __reduce__(self) -> tuple[type[Self], tuple[Budget, int]]:
         return type(self), (self.budget, self.start)  # a lock cannot be pickled
@@ -254,7 +254,7 @@ class BudgetSteps(Steps):
         return first + int(np.searchsorted(edges, position, side="right")) - 1
 
     def count(self, end: int, *, drop_last: bool) -> int:
-        """Return how many steps a run takes that ends before position `end`; all are counted."""
+        """Return the number of steps of a run up to position `end`; a padded last step counts."""
         return self.at(end - 1) + 1 if end > self.start else 0
 
     def _window(self, wanted: int, known: "array[int]") -> tuple[int, Integers]:
@@ -265,7 +265,7 @@ class BudgetSteps(Steps):
             known: The first steps of the windows, or where the windows begin.
         """
         with self._lock:
-            # Windows are cut one after the other until the next one is past the wanted one.
+            # Cut windows one after the other, until the next one begins after `wanted`.
             while known[-1] <= wanted:
                 edges = self._edges(self._positions[-1])
                 self._first_steps.append(self._first_steps[-1] + len(edges) - 1)

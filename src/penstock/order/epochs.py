@@ -1,9 +1,10 @@
-"""The order of a plan without weights: every sample of every source once an epoch.
+"""The order of a plan without weights: every sample of every source once per epoch.
 
 A pass is one shuffled order of the rows of all sources together. Passes follow each other
 without end, each with a separate key. A source that joins in the middle of a pass extends it:
 the rows that are left of the pass (the tail) and all rows of the new source are shuffled
-together and become the rest of the pass. A source that leaves does so at the end of the pass:
+together and become the rest of the pass. A source that leaves does so at the end of the pass.
+In this example, `code` joins at position 20, in the third pass over `web`:
 
     position   0       8      16   20          30            42
     web        ├─ 0 ───┼─ 1 ──┼─ 2 |  2        ┼─ 3 ─────────┼─ 4 ──
@@ -46,10 +47,10 @@ class Segment:
     domain: Domain
     """The rows of a pass: the tail, and then the rows of each source."""
     tail_from: int
-    """Where the tail begins in the pass before; 0 if there is no tail."""
+    """The row of the earlier pass at which the tail begins; 0 if there is no tail."""
     sources: Integers
     ends: Integers
-    """Where the tail ends in the domain, and then where each source does; 0 if no tail."""
+    """The end of the tail in the domain (0 without a tail), and then the end of each source."""
     pass_start: int
     """The position at which the first pass begins; before `start` if there is a tail."""
     pass_number: int
@@ -134,7 +135,7 @@ def _segment(
             tail = before.size - offset
             parts = [*_parts_after(before.domain, offset), *parts]
             members |= before.members
-            # If a second source joins the same pass, the pass still began before the first did.
+            # If a second source joins the same pass, the pass began before the first one joined.
             pass_start = before.pass_start if before.tail_from else stage.start - offset
     return Segment(
         start=stage.start,
@@ -187,7 +188,7 @@ class EpochOrder:
     def locate(self, positions: Integers) -> tuple[Integers, Integers, Integers]:
         """Return the source, epoch and sample at each position."""
         if len(self.segments) == 1:
-            # The usual case, and much faster: NumPy divides by one number by multiplication.
+            # The usual case, and much faster: NumPy divides by a constant with multiplications.
             size = self.segments[0].size
             passes = positions // size
             orders = self._orders(*label_pairs(np.zeros_like(passes), passes))
@@ -226,7 +227,7 @@ class EpochOrder:
         return sources, epochs, samples
 
     def positions_of(self, source: int, sample: int, epochs: Integers) -> Integers:
-        """Return the positions of a sample in these epochs, as far as it occurs in them."""
+        """Return the positions of a sample in these epochs, without epochs that do not have it."""
         found = [np.empty(0, dtype=np.int64)]
         for number, segment in enumerate(self.segments):
             if source not in segment.sources:
@@ -241,14 +242,14 @@ class EpochOrder:
                 np.full_like(passes, first_row + sample), orders, inverse=True
             )
             positions = segment.start + passes * segment.size + inside
-            # At most one: only the pass that a source has joined is cut.
+            # At most one row: only one pass of a segment is cut, the pass that a source joins.
             for row in np.flatnonzero(positions >= self._stops[number]).tolist():
                 positions[row] = self._follow(number, int(inside[row]))
             found.append(positions)
         return np.concatenate(found)
 
     def _follow(self, number: int, inside: int) -> int:
-        """Return the position of a row that its segment did not reach: it is in a later tail."""
+        """Return the position of a row that its segment does not reach: it is in a later tail."""
         while True:
             number += 1
             segment = self.segments[number]
@@ -267,8 +268,8 @@ class EpochOrder:
     def counts(self, num_rows: int) -> list[int]:
         """Return how many of the first `num_rows` rows belong to each source.
 
-        Complete passes are multiplied. Rows of the incomplete pass are counted, at about 30 ns
-        each.
+        Rows of complete passes are computed by a multiplication. Rows of the incomplete pass are
+        counted one by one, at about 30 ns each.
         """
         if len(self._num_rows) == 1:
             return [num_rows]
@@ -291,7 +292,7 @@ class EpochOrder:
         return self.segments[-1].start + self.segments[-1].size
 
     def asked(self, num_rows: int) -> list[str]:
-        """Return what was asked of each source, as text."""
+        """Return how often each source is read, as text."""
         return ["once an epoch"] * len(self._num_rows)
 
     @property

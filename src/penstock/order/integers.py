@@ -56,7 +56,7 @@ def label_pairs(firsts: Integers, seconds: Integers) -> tuple[Indices, Integers,
     np.minimum.at(lowest, firsts, seconds)
     offsets = seconds - lowest[firsts]
     width = int(offsets.max()) + 1
-    # Far apart, a table of all possible pairs would be larger than the rows; sort instead.
+    # If the numbers are far apart, a table of all possible pairs would be large; sort instead.
     if num_firsts * width > 4 * len(firsts) + 4096:
         values, ranks = np.unique(seconds, return_inverse=True)
         distinct, which = np.unique(firsts * len(values) + ranks, return_inverse=True)

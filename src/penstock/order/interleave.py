@@ -2,9 +2,9 @@
 
 The weights become a Huffman tree of two-way splits. A node that has passed on c rows has given
 round(c * share) of them to its smaller child and the rest to its larger child; the share is an
-exact 64-bit fraction. So the source of a position, and its ordinal among that source's rows, are
-found on the way down the tree, and the position of an ordinal on the way up. Only the tree is
-stored, and the pattern has no period.
+exact 64-bit fraction. So the way down the tree computes the source of a position and its ordinal,
+which is its index among the rows of that source. The way up the tree computes the position of an
+ordinal. Only the tree is stored, and the pattern has no period.
 
     weights 0.5, 0.25, 0.25             root: small = A, share 1/2; large = the other node
                                         node: small = B, share 1/2; large = C
@@ -14,14 +14,13 @@ stored, and the pattern has no period.
 If sources have debts at the start (see `schedule`), splits round differently:
 floor(c * share + phase), with a phase for each split (see `settle`).
 
-Every prefix holds each source within two rows of its weight. Proof: write W(0), W(1), … for the
-weights of a leaf and of its ancestors. A split rounds by at most 1/2 row, and of the error m
-levels up only the part W(0) / W(m) reaches the leaf. Huffman merges the two lightest, so a
-node's sibling is no lighter than the node's children: W(m) is at least W(m-1) + W(m-2), and
-W(0) / W(m) at most 1/1, 1/1, 1/2, 1/3, 1/5, 1/8, … The errors add up to half the sum of
-reciprocal Fibonacci numbers, 1.68 rows. Fractions of 64 bits add less than 1/4 row below
-position 2^62, and the total is below two. With phases the same is true, measured from the debts
-that they represent.
+In every prefix, the row count of each source is within two rows of its share. Proof: write W(0),
+W(1), … for the weights of a leaf and of its ancestors. A split rounds by at most 1/2 row, and of
+the error m levels up only the part W(0) / W(m) reaches the leaf. Huffman merges the two lightest,
+so a node's sibling is no lighter than the node's children: W(m) is at least W(m-1) + W(m-2), and
+W(0) / W(m) at most 1/1, 1/1, 1/2, 1/3, 1/5, 1/8, … The errors add up to half the sum of reciprocal
+Fibonacci numbers, 1.68 rows. Fractions of 64 bits add less than 1/4 row below position 2^62, and
+the total is below two. With phases the same is true, measured from the debts that they represent.
 """
 
 from collections.abc import Sequence
@@ -48,9 +47,9 @@ _32, _63 = constant(32), constant(63)
 class Mix:
     """A mixture with fixed weights: maps positions to (source, ordinal), and back.
 
-    Every prefix holds each source within two rows of its share. A source with weight 0 is never
-    drawn. The result depends on the ratios of the weights and, between equal ones, on their
-    order. Immutable, so threads may share it. A call costs O(log sources) per row.
+    In every prefix, the row count of each source is within two rows of its share. A source with
+    weight 0 is never drawn. The result depends on the ratios of the weights and, for equal weights,
+    on their order. Immutable, so threads may share it. A call costs O(log sources) per row.
 
     Args:
         weights: Shares of the rows, as ratios.
@@ -101,7 +100,7 @@ class Mix:
         return shares, children
 
     def at(self, positions: npt.ArrayLike) -> tuple[Integers, Integers]:
-        """Return the source at each of `positions`, and how many rows of it come before.
+        """Return the source at each of `positions`, and how many rows of that source come before.
 
         Positions are integers from 0 to 2^62 - 1, in any order.
         """
@@ -130,7 +129,7 @@ class Mix:
             arrived = nodes < 0
             if not arrived.any():
                 continue
-            # All at once is usual for few sources, and needs no indices.
+            # With few sources, all rows usually reach a leaf together. Then no indices are needed.
             if rows is None and arrived.all():
                 sources[:], counters[:] = ~nodes, remaining
                 return
@@ -145,7 +144,8 @@ class Mix:
     def position(self, source: int, ordinal: int) -> int | None:
         """Return the position of one row of a source: the inverse of `at`.
 
-        It may be past 2^62, as far as Python's integers go; None if the row is never drawn.
+        The position may be above 2^62, because Python's integers have no limit. None if the row is
+        never drawn.
 
         >>> Mix([1, 1]).position(0, 10**30)
         2000000000000000000000000000000
@@ -174,7 +174,7 @@ class Mix:
 
     def not_before(self, source: int, ordinal: int) -> int:
         """Return a lower bound of the position of a row; much cheaper than the position."""
-        # A source is never four rows ahead of its weight: with phases it begins at most 1.68 rows
+        # A source is never four rows ahead of its share: with phases it begins at most 1.68 rows
         # ahead, and then stays within two rows of that. So row o is not drawn before its share of
         # the rows is o - 3.
         return max(0, (ordinal - 3) * self._total // self.weights[source])
@@ -207,8 +207,8 @@ def _split(
 ) -> tuple[npt.NDArray[np.bool_], Unsigned]:
     """Return whether row c goes to the small child, and how many rows before it did.
 
-    With p = c * share + phase, in units of 2^-64: the whole part of p is the number of rows
-    before, and row c goes to the small child if adding one more share carries into the whole
+    With p = c * share + phase, in units of 2^-64: the whole part of p is the number of earlier rows
+    that did, and row c goes to the small child if adding one more share carries into the whole
     part. Phases of 1/2 have separate code that is 5 % faster: adding 1/2 carries if and only if
     the highest bit is set.
     """

@@ -7,10 +7,10 @@ order without communication.
 
 Up to 4,096 samples the order is an exact shuffle: the samples are sorted by 64-bit numbers that a
 bijective mixer computes, so there are no ties. Above that, it is a Feistel network of 8 rounds on
-pairs (high, low). `low` is below a power of two near the square root of n, and `high` is below
-the number of such stretches in n. There are fewer than sqrt(n) pairs too many. If the network
-returns n or more, its result is put in again until it is below n ("cycle walking"). The cost
-does not depend on n: about 15 ns per row in large calls, and 30 µs for 32 rows.
+pairs (high, low). `low` is below a power of two near the square root of n, and `high` is below the
+number of such stretches in n. The number of pairs exceeds n by less than sqrt(n). If the network
+returns n or more, it is applied again to its result until the result is below n ("cycle walking").
+The cost does not depend on n: about 15 ns per row in large calls, and 30 µs for 32 rows.
 
 Only sums, products, shifts and comparisons of unsigned 64-bit integers are used. Every platform
 computes these alike. Golden vectors in the tests pin the result: a change here would change the
@@ -116,8 +116,8 @@ def permute_each(
 def derive_subkeys(keys: Unsigned, numbers: Integers) -> Unsigned:
     """Return a key for each pair of a key and a number, for the parts of one order.
 
-    Each takes nanoseconds; `penstock.digest.derive_key` takes microseconds. One key never gives
-    the same result for two numbers.
+    A subkey takes nanoseconds to compute; `penstock.digest.derive_key` takes microseconds. One key
+    never gives the same subkey for two numbers.
     """
     return mix64(mix64(keys ^ _SUBKEY_SALT) + numbers.astype(np.uint64) * GOLDEN)
 
@@ -185,7 +185,7 @@ def _run(numbers: Unsigned, network: _Network, *, inverse: bool) -> None:
     for number in reversed(range(_ROUNDS)) if inverse else range(_ROUNDS):
         _fill_noise(low if number % 2 else high, keys[number], noise, spare)
         if number % 2 == 0:
-            # Doing this again undoes it.
+            # The same operation undoes this round.
             np.right_shift(noise, low_shift, noise)
             np.bitwise_xor(low, noise, low)
             continue

@@ -32,16 +32,16 @@ from penstock.rows.protocol import Rows, RowsLike, Settings, as_rows
 ORDER_FORMAT = 1
 """Part of every digest. Increased when the same arguments produce another order."""
 
-# The same where weights change: since 2, rounding is carried from stage to stage.
+# The format of plans whose weights change. Since 2, stages carry over their rounding errors.
 _CHANGING_FORMAT = 2
 
-_CHUNK_ROWS = 8_192  # at a time: their arrays stay in the cache, which is twice as fast
+_CHUNK_ROWS = 8_192  # their arrays fit in the cache, which is twice as fast
 _DRAWN_STAGES = 10
 _MOST_EPOCHS = 10_000_000  # a minute of work, and 80 MB of positions
 
 
 class Sample(NamedTuple):
-    """What one position holds."""
+    """The sample at one position."""
 
     position: int
     source: str
@@ -55,11 +55,11 @@ class Sample(NamedTuple):
 class Plan:
     """The order in which the rows of one or more sources are read, without end.
 
-    Without weights, every sample of every source occurs once per epoch. With weights, every
-    prefix of the run holds each source within two rows of its share, and every source has
-    separate epochs, in which each of its samples occurs once. If weights change, the share is
-    their integral: see `penstock.order.schedule`. A plan is immutable and can be shared between
-    threads and processes. Its memory does not grow with rows or positions.
+    Without weights, every sample of every source occurs once per epoch. With weights, every source
+    has separate epochs, in which each of its samples occurs once. In every prefix of such a run,
+    the row count of a source is within two rows of its share. If weights change, the share of a
+    source is the integral of its weight: see `penstock.order.schedule`. A plan is immutable and can
+    be shared between threads and processes. Its memory does not grow with rows or positions.
 
     Args:
         rows: One source, which is called "data", or several by name.
@@ -67,10 +67,10 @@ class Plan:
         seed: Any integer. Another seed gives another order.
         shuffle: "full", "block" or a `Block`, "part", "none"; see `penstock.order.shuffle`.
         temperature: Instead of weights: shares in proportion to rows ** (1 / temperature).
-        schedule: New weights from each position on; or, in a plan without weights, the names of
-            the sources that are read. Each source continues where it stopped.
-        max_epochs: The most epochs of each source, in a plan with weights: a number, or
-            numbers by name, or `Caps`, which also decide what happens after that.
+        schedule: By position, the weights that apply from there on; or, in a plan without weights,
+            the names of the sources that are read. Each source continues where it stopped.
+        max_epochs: In a plan with weights, the largest number of epochs of each source: a number,
+            numbers by name, or `Caps`, which also say what happens when it is reached.
 
     >>> class Lines(list):
     ...     digest = "a name for the contents"
@@ -152,7 +152,7 @@ class Plan:
         return self.epoch_rows
 
     def __bool__(self) -> bool:
-        return True  # without this, bool() would ask for the length
+        return True  # without this, bool() would call len()
 
     def locate(self, positions: npt.ArrayLike) -> tuple[Integers, Integers, Integers]:
         """Return the source, epoch and sample at each of `positions`, as three int64 arrays.
@@ -171,7 +171,7 @@ class Plan:
         return located[0], located[1], located[2]
 
     def samples(self, start: int, stop: int) -> list[Sample]:
-        """Return what the positions from `start` to before `stop` hold."""
+        """Return the samples at the positions from `start` to before `stop`."""
         return list_samples(self.names, start, self.locate(np.arange(start, stop, dtype=np.int64)))
 
     def positions_of(
@@ -181,7 +181,7 @@ class Plan:
 
         Args:
             source: The name of the source.
-            sample: A row of it.
+            sample: The number of a row in this source.
             epoch: Only this epoch of the source.
             before: Only positions below this one. Optional if an epoch is given, or if the plan
                 has an end.
@@ -219,8 +219,8 @@ class Plan:
     def counts(self, num_rows: int) -> dict[str, int]:
         """Return how many of the first `num_rows` rows belong to each source, exactly.
 
-        With weights, this is computed. Without weights, full epochs are multiplied, and the rows
-        of the last one are counted, at about 30 ns each.
+        With weights, the counts are computed. Without weights, rows of full epochs are computed by
+        a multiplication, and rows of the last epoch are counted one by one, at about 30 ns each.
         """
         if not 0 <= num_rows <= self.end:
             raise PlanError(f"{num_rows:,} rows cannot be counted; this plan has {self.end:,}.")
@@ -239,7 +239,7 @@ class Plan:
         sources = []
         for name, source, size in zip(self.names, self.sources.values(), self.sizes, strict=True):
             sources.append({"name": name, "rows": size, "digest": source.digest})
-            # The sizes of parts decide the order of this mode only.
+            # Only in this mode, the order depends on the sizes of parts.
             if self.shuffle == "part":
                 parts = arguments.part_rows_of(name, source, size)
                 sources[-1]["parts"] = digest_json(parts)
@@ -255,10 +255,10 @@ class Plan:
         return described
 
     def tree(self, num_rows: int | None = None) -> str:
-        """Return a picture of the sources, with the share of each in the first `num_rows` rows.
+        """Return a tree of the sources as text, with their shares in the first `num_rows` rows.
 
-        By default, `num_rows` is the rows of all sources, or of one epoch. Equal plans give equal
-        text, so logs of two runs can be compared.
+        By default, `num_rows` is the number of rows of all sources, or of one epoch. Equal plans
+        give equal text, so logs of two runs can be compared.
 
             plan ad156226, seed 17, shuffle full; in the first 10,000 rows:
             ├── web   8,000 rows  asked 70 %  delivered 7,000 rows  70 %  0.88 epochs
@@ -325,7 +325,7 @@ def _as_caps(max_epochs: float | Mapping[str, float] | Caps | None) -> Caps | No
 def list_samples(
     names: Sequence[str], start: int, located: tuple[Integers, Integers, Integers]
 ) -> list[Sample]:
-    """Return what consecutive positions from `start` on hold, from what `locate` returned."""
+    """Return the sample at each position from `start` on, from the result of `locate`."""
     rows = zip(*(numbers.tolist() for numbers in located), strict=True)
     return [
         Sample(position, names[source], epoch, sample)

@@ -20,15 +20,15 @@ How far a source can be from the integral of its weight:
   1/2 + 1/3 + … + 1/n rows (3.1 for 32 sources, 6.5 for 1,000). An adversary who always gives
   weight to exactly those sources that were not drawn yet makes their debts add up in the last
   one. A search for harmful weights found nothing worse.
-- Random schedules stay within 2 rows, with up to 1,000 sources and 10,000 stages. This and the
-  search are in `tests/order/test_changing_weights.py`.
+- Random schedules stay within 2 rows, with up to 1,000 sources and 10,000 stages. The tests of
+  random schedules and the search are in `tests/order/test_changing_weights.py`.
 
 When the weight of a source becomes 0, its debt is divided among the other sources by weight, and
-it comes back without a debt. The guarantees above are about the integral adjusted by this.
+it comes back without a debt. The guarantees above hold for the integral with this adjustment.
 
-A source may be capped at a number of rows. Then either the schedule ends before the first row
-above a cap; or, after the last row of a capped source, a new stage begins in which the other
-sources share its weight. That position is computed by the inverse of the mixture.
+A source may be capped at a number of rows. Either the schedule ends before the first row above a
+cap. Or a new stage begins after the last row of a capped source, in which the other sources share
+its weight. The position of that last row is computed by the inverse of the mixture.
 """
 
 from bisect import bisect_left
@@ -71,7 +71,7 @@ class StartingPoint(NamedTuple):
 
 
 class _Begin(NamedTuple):
-    """Where weights change: at the start of a stage, and where a source reaches its cap."""
+    """A position where weights change: the start of a stage, or where a source reaches its cap."""
 
     position: int
     weights: Sequence[Weight]
@@ -89,7 +89,7 @@ class _Begin(NamedTuple):
 
 @dataclass(frozen=True)
 class _Segment:
-    """Rows with the same weights: the table that settles debts, or those that follow."""
+    """Consecutive rows with the same weights: a table that settles debts, or the rows after it."""
 
     start: int
     counts: Integers
@@ -100,7 +100,7 @@ class _Segment:
 
     @cached_property
     def mix(self) -> Mix | DebtTable:
-        """The rows; created when needed, as many stages end within their tables."""
+        """The order of the rows; made when needed, because many stages end within their tables."""
         begin = self.begin
         if self.table_rows:
             return DebtTable(begin.exact, begin.debts, self.table_rows)
@@ -118,12 +118,12 @@ class Schedule:
     a stage costs 10 µs per source, or 2 µs if it ends within its table.
 
     Args:
-        stages: The first begins at 0, or at the position of `origin`; each later one after the
-            one before.
+        stages: The first begins at 0, or at the position of `origin`. Each later stage begins
+            after the one before it.
         caps: The largest number of rows of each source; None means no limit.
         exhausted: What happens when a cap is reached: the schedule ends ("error"), or the other
             sources continue ("redistribute").
-        origin: Where the first stage begins, if not at 0. Earlier positions can't be asked for.
+        origin: Where the first stage begins, if not at 0. Earlier positions raise PlanError.
 
     >>> schedule = Schedule([Stage(0, [1, 0]), Stage(4, [1, 1])])
     >>> schedule.at(range(8))
@@ -188,7 +188,7 @@ class Schedule:
                     counts = counts + segment.mix.counts(num_rows)
 
     def _used_up(self, counts: Integers) -> set[int]:
-        """Return the sources that have reached their caps, if others take over then."""
+        """Return the sources that have reached their caps; none if a cap ends the schedule."""
         if not self._redistributes:
             return set()
         rows = counts.tolist()
@@ -243,7 +243,7 @@ class Schedule:
         return changed
 
     def origin_at(self, position: int) -> StartingPoint:
-        """Return where a schedule that continues this one at `position` begins."""
+        """Return the starting point of a schedule that continues this one at `position`."""
         number = _num_before(self._segments, position) - 1
         if number < 0:
             return self.origin
@@ -253,7 +253,7 @@ class Schedule:
         return StartingPoint(position, counts.tolist(), debts.tolist())
 
     def owed(self, num_rows: int) -> list[float]:
-        """Return the debt of each source after `num_rows` rows, in rows; see the module."""
+        """Return the debt of each source after `num_rows` rows, in rows."""
         return [debt / ONE_ROW for debt in self.origin_at(num_rows).debts]
 
     @cached_property

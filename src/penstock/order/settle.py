@@ -9,8 +9,9 @@ stage.
 
 In the table, each row adds to the debt of every source its share of one row, and then goes to the
 source with the largest debt. That costs O(sources) per row, so the table is short: S is 64 plus
-the number of sources. This is enough for the debts that can be settled soon. The other sources
-have had too many rows and have such small weights that only waiting helps.
+the number of sources. A table of this length settles all debts that can be settled soon. The debts
+that remain belong to sources that have had too many rows, and whose weights are so small that
+settling takes much longer.
 
 From row S on, rows are computed without a table. A split gives its smaller child
 floor(c * share + phase) of its first c rows (see `interleave`). The phase is a number from 0 to 1.
@@ -20,15 +21,16 @@ represents debts of the sources, namely debts for which every split satisfies
 
     | debt(small) - share * debt(parent) | <= 1/2,    debt(root) = 0.
 
-Given debts rarely satisfy all of this. Then near ones that do are used. Two things add up to the
-error of a source: how much its debt was changed, and the rounding of the splits (half a row for
-its own split and a share of its parent's rounding: 1.68 rows at most, see `interleave`).
+The actual debts rarely satisfy all of these conditions. Then nearby debts that satisfy them are
+used instead. Two things add up to the error of a source: how much its debt was changed, and the
+rounding of the splits (half a row for its own split and a share of its parent's rounding: 1.68 rows
+at most, see `interleave`).
 
-The smallest bound on the error of all sources is found by trying. Given a bound, a source's debt
-may change by the bound minus its rounding, so its possible debts are an interval. The interval
-of a node follows from those of its children. The bound is large enough if the interval of the
-root contains 0. Then each node, from the root down, gets a debt from its interval. One try costs
-1 µs per source; three tries are usual.
+A bound on the error of all sources is found by trying larger and larger bounds. Given a bound, the
+debt of a source may change by the bound minus the source's rounding error, so its possible debts
+are an interval. The interval of a node follows from those of its children. The bound is large
+enough if the interval of the root contains 0. Then each node, from the root down, gets a debt from
+its interval. One try costs 1 µs per source; three tries are usual.
 
 Phases are computed with Python floats that are only added, subtracted, multiplied, divided and
 compared. IEEE 754 defines the results of these operations exactly, so they are equal on every
@@ -50,7 +52,7 @@ _HALF = 0.5
 
 
 def split_exactly(amount: int, weights: Sequence[int]) -> list[int]:
-    """Split an integer in proportion to `weights`: each part is off by less than 1, the sum by 0.
+    """Split an integer in proportion to `weights`: the sum is exact, each part within 1.
 
     >>> split_exactly(10, [1, 0, 2]), split_exactly(-10, [1, 0, 2])
     ([4, 0, 6], [-3, 0, -7])
@@ -90,20 +92,20 @@ def debts_after(
 
 
 def num_table_rows(num_sources: int) -> int:
-    """Return the rows of a table: enough for the debts that can be settled soon."""
+    """Return the number of rows of a table, enough for debts that can be settled soon."""
     return 64 + num_sources
 
 
 class DebtTable:
     """The first rows of a stage with debts; it has the methods of `Mix`.
 
-    A row goes to the source with the largest debt, the first of equals.
+    A row goes to the source with the largest debt, or to the first of several that are equal.
 
     Args:
         weights: Exact weights, as integers.
         debts: The debt of each source, in units of 2^-40 rows; 0 if its weight is 0. The sum
             must be 0.
-        num_rows: The rows of the table. Later positions are never asked for.
+        num_rows: The number of rows in the table. Callers never ask for later positions.
     """
 
     def __init__(self, weights: Sequence[int], debts: Integers, num_rows: int) -> None:
@@ -186,7 +188,7 @@ def _intervals(
 ) -> tuple[list[float], list[float]]:
     """Return the lowest and highest possible debts of all nodes and sources.
 
-    They are those of the smallest bound, among those tried, for which debts exist.
+    The intervals belong to the smallest of the tried bounds for which valid debts exist.
     """
     error = [0.0] * len(debt)  # the largest rounding error of each node and source
     for node in reversed(range(len(shares))):
@@ -207,7 +209,7 @@ def _intervals(
 def _fill_nodes(
     low: list[float], high: list[float], shares: Sequence[float], children: Sequence[int]
 ) -> bool:
-    """Compute the intervals of the nodes from those of the sources; return whether 0 is possible.
+    """Compute the intervals of nodes from those of sources; return whether the root's contains 0.
 
     With x and y the debts of the small and the large child, a split requires
     |(1 - share) * x - share * y| <= 1/2. Its highest debt is x + y with both children at their

@@ -1,14 +1,14 @@
 """The four ways to arrange the rows of one epoch.
 
-    "full"    every row anywhere
-    "block"   blocks of rows anywhere, then rows anywhere inside a group of blocks
-    "part"    parts in order, rows anywhere inside their part
-    "none"    rows in the order of the store
+    "full"    all rows are shuffled
+    "block"   blocks of rows are shuffled, and then the rows inside each group of blocks
+    "part"    parts stay in order, and the rows inside each part are shuffled
+    "none"    rows stay in the order of the store
 
 Memory and NVMe disks read single rows as fast as long stretches; hard disks and object stores do
-not. With "block", only the blocks of one group are read, and have to fit in the page cache, for
-as many positions as the group has rows. With "part", no row of a later part is needed, so a run
-can begin while the store is being written.
+not. With "block", a run reads all rows of one group before it begins the next group, so only the
+blocks of one group have to fit in the page cache. With "part", a run can
+begin while later parts of the store are still being written.
 
 Each mode maps the positions of an epoch to rows, and back. A call may contain rows of several
 epochs and sources: `Orders` says which row belongs to which.
@@ -219,12 +219,12 @@ class _Block(Arrangement):
         return numbers
 
     def _rotate(self, rows: Integers, orders: Orders, *, inverse: bool) -> Integers:
-        """Return rows counted from the first row of the epoch, or back."""
+        """Rotate row numbers so that an epoch begins at a random row; if `inverse`, rotate back."""
         sizes = self._sizes[orders.domains]
         draws = self._subkeys(orders, END + 1) % sizes.astype(np.uint64)
         shifts = draws.astype(np.int64)
         if inverse:
-            shifts = sizes - shifts  # undone by going the rest of the way round
+            shifts = sizes - shifts  # the remaining rows complete the circle, which undoes it
         sizes = sizes[orders.which]
         # A shift is at most the size, so subtracting the size once is enough.
         rotated = rows + shifts[orders.which]

@@ -2,8 +2,8 @@
 
 A step reads one global batch: the next rows of the order, on all ranks together. If the batch
 size changes during the run (a ramp), a step has the size that is valid at the position where
-it begins. So the first step of the new size may begin up to one batch later than the position
-that was asked for, and no step is cut. The sequence of rows does not depend on batch sizes.
+it begins. So the first step of the new size may begin up to one batch later than the position of
+the change, and no step is cut. The sequence of rows does not depend on batch sizes.
 
     position   0   4   8   12      20      28        sizes {0: 4, 10: 8}
     step       | 0 | 1 | 2 |   3   |   4   |
@@ -25,7 +25,7 @@ from penstock.order.integers import END, Integers
 from penstock.ranges import ranges
 
 PADDING = -1
-"""The position of a row that fills up a batch, such as the last one of a run."""
+"""The position of padding rows, which fill up an incomplete batch."""
 
 
 class Steps:
@@ -33,7 +33,7 @@ class Steps:
 
     Args:
         batch_rows: Rows in a global batch; or a mapping from positions to the size that is
-            valid from there on, with one for position 0.
+            valid from there on. It must contain position 0.
         start: The position at which step 0 begins. A run that resumes with another batch size
             counts its steps from the position at which it resumes.
 
@@ -75,7 +75,7 @@ class Steps:
             stages.append((step + num_steps, begin + num_steps * last_rows, rows))
         self._steps, self._starts, self._rows = np.array(stages, dtype=np.int64).T
         self.sizes: tuple[int, ...] = tuple(self._rows.tolist())
-        """The batch sizes that occur, in order; none if they are not fixed."""
+        """The batch sizes that occur, in order; empty if a budget decides them."""
 
     def span(self, step: int) -> tuple[int, int]:
         """Return the first position of a step, and the position after its last."""

@@ -35,7 +35,7 @@ class Mixture:
     def __init__(self, schedule: Schedule, sources: Sources) -> None:
         self.schedule = schedule
         self.end = schedule.end
-        # As tuples, because a key of an epoch belongs to a list of sources (see `epoch_key`).
+        # As tuples, because `epoch_key` takes the names of several sources.
         self._names = [(name,) for name in sources.names]
         self._sizes = np.array([domain.num_rows for domain in sources.domains], dtype=np.int64)
         self._arrangement = arrange(sources.shuffle, sources.domains)
@@ -52,13 +52,13 @@ class Mixture:
         return sources, epochs, self._arrangement.map(ordinals - epochs * sizes, orders)
 
     def positions_of(self, source: int, sample: int, epochs: Integers) -> Integers:
-        """Return the positions of a sample in these epochs, as far as it occurs in them."""
+        """Return the positions of a sample in these epochs, without epochs that do not have it."""
         drawn, size = self.schedule.counts(self.end)[source], int(self._sizes[source])
         epochs = epochs[epochs < -(-drawn // size)]  # epochs that have begun, rounded up
         orders = self._orders(np.arange(len(epochs)), np.full_like(epochs, source), epochs)
         inside = self._arrangement.map(np.full_like(epochs, sample), orders, inverse=True)
         ordinals = epochs * size + inside
-        # The last epoch may be incomplete: the sample may not be drawn any more.
+        # The last epoch may be incomplete, so the sample may not occur in it.
         found = [
             self.schedule.position(source, each) for each in ordinals[ordinals < drawn].tolist()
         ]
@@ -78,7 +78,7 @@ class Mixture:
         return int(self._sizes.sum())
 
     def asked(self, num_rows: int) -> list[str]:
-        """Return the share of the first `num_rows` rows asked for each source, as text."""
+        """Return each source's share of the first `num_rows` rows by its weights, as text."""
         return [percent(rows / max(num_rows, 1)) for rows in self.schedule.asked(num_rows)]
 
     @property

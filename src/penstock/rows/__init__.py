@@ -1,8 +1,8 @@
-"""Rows: random access to the tokens of a store, in rows for training.
+"""Rows: random access to the training sequences of a store.
 
-Rows are made of stores or bare token files. They have a length, a digest, and a `read` that
-returns many rows at once as arrays. A sample is always the same row, and tokens that are in no row
-are counted exactly.
+Rows are cut from stores or from bare token files. They have a length, a digest, and a method
+`read` that returns many rows at once as arrays. The same row number always returns the same row,
+and tokens that are in no row are counted exactly.
 """
 
 from typing import TYPE_CHECKING

@@ -4,8 +4,8 @@
                     d e .                       . d e                        1 1 0
 
 A batch is as wide as the longest document of its step on all ranks together, so that all ranks
-have the same shapes. A document of more than `max_length` tokens is truncated, and the lost tokens
-are counted; or it is split over several rows, with one token of overlap.
+have the same shapes. A document of more than `max_length` tokens is either truncated, and the lost
+tokens are counted, or split over several rows, with one token of overlap.
 """
 
 from collections.abc import Sequence
@@ -46,13 +46,13 @@ class Documents(PieceRows):
 
         Args:
             store: The documents to read.
-            max_length: The most tokens of a row, all of which are inputs; 2 or more.
+            max_length: The largest number of tokens in a row, all of which are inputs; 2 or more.
             overflow: Whether a longer document is truncated (`cut_documents` and `cut_tokens`
-                count what is lost), or split over several rows.
+                count the losses), or split over several rows.
             pad_to_multiple_of: The width of a batch is a multiple of this, for tensor cores.
             side: The side of the padding; "left" for generation, where rows must end together.
-            pad_id: The id of padding; the store's end token, or 0, if None. Masks mark the
-                padding, so its id does not change the loss.
+            pad_id: The id of padding. If None, it is the end token of the store, or 0 if there is
+                none. Masks mark the padding, so its id does not change the loss.
         """
         if overflow not in ("cut", "split"):
             raise PlanError(f'overflow={overflow!r} is not "cut" or "split".')
@@ -79,7 +79,7 @@ class Documents(PieceRows):
 
     @cached_property
     def digest(self) -> str:
-        """A digest of the stores and of what of them is in which row; not of the padding."""
+        """A digest of the stores and of which tokens are in which row, without the padding."""
         return digest_json(
             ["documents", PACKING_FORMAT, self.stream.digest, self.max_length, self.overflow]
         )
@@ -127,7 +127,7 @@ class Documents(PieceRows):
 
 
 def _end_id(stream: Stream) -> int:
-    # Stores that are read together have one tokenizer, so the first end token is that of all.
+    # Stores that are read together have one tokenizer, so all have the same end token.
     for member in stream.members:
         if isinstance(member, TokenStore) and member.manifest.contents["eos_id"] is not None:
             return int(member.manifest.contents["eos_id"])

@@ -1,4 +1,4 @@
-"""Many rows in one NumPy call, wherever their pieces are mapped in memory.
+"""Read many rows in one NumPy call, wherever their pieces are mapped in memory.
 
     memory    ....[piece 3        ]......[piece 0   ]....[piece 7                ]..
     rows            ----   ----           ----                ----      ----
@@ -20,7 +20,7 @@ _TOGETHER = 64
 
 
 def gather(stream: Stream, numbers: Integers, starts: Integers, width: int) -> Array:
-    """Return the `width` ids from each of `starts`, which are in the pieces `numbers`.
+    """Return `width` ids from each of the offsets `starts`, which are in the pieces `numbers`.
 
     Columns past the end of the stream are 0.
     """
@@ -38,7 +38,7 @@ def gather(stream: Stream, numbers: Integers, starts: Integers, width: int) -> A
 
 
 def _inside(stream: Stream, numbers: Integers, starts: Integers, width: int) -> Array:
-    """Return rows that end in the piece where they begin."""
+    """Return rows, each of which ends in the piece where it begins."""
     # As `np.unique`, without a sort: the numbers of pieces are small.
     present, dtype = np.flatnonzero(np.bincount(numbers)), stream.dtype
     if not 0 < len(present) <= _TOGETHER:
@@ -79,7 +79,7 @@ def gather_loss(
 ) -> NDArray[np.bool_]:
     """Return which of the `width` tokens from each of `starts` are trained on; False past the end.
 
-    `numbers` are the pieces in which they start.
+    `numbers` are the pieces that contain the offsets `starts`.
     """
     masks = np.zeros((len(starts), width), np.uint8)
     for row, (start, number) in enumerate(zip(starts.tolist(), numbers.tolist(), strict=True)):

@@ -47,14 +47,14 @@ def index_of(
     Args:
         store: The store.
         kind: A name for what `lay_out` does.
-        length: The most tokens of a row.
+        length: The largest number of tokens in a row.
         lay_out: Computes the rows of a part from the offsets where its documents end.
     """
     key = digest_json(["rows", PACKING_FORMAT, kind, length, store.digest])
     name = f"{kind}-{length}-{key[:16]}.npy"
     paths = [store.path / ".rows" / name, cache_directory() / "rows" / name]
     part_tokens = [part.num_tokens for part in store.manifest.parts]
-    # First beside the store, where all users of it share one file.
+    # The first path is inside the store, where all users of the store share one file.
     for path in paths:
         if (found := _read(path, key, part_tokens, length)) is not None:
             return found
@@ -113,7 +113,7 @@ def _read(path: Path, key: str, part_tokens: list[int], length: int) -> RowIndex
 
 
 def _sound(index: RowIndex, part_tokens: list[int], length: int) -> bool:
-    """Return whether every piece is inside its part, and every row fits its pieces.
+    """Return whether every piece is inside its part, and no row has more than `length` tokens.
 
     The checksum does not protect against a file that was written by a faulty program. A piece
     outside of its part would be read from other memory.

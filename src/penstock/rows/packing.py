@@ -43,7 +43,7 @@ class RowIndex:
     part_rows: Words
     """Rows of each part."""
     edges: Words
-    """The first piece of each row, and the number of pieces."""
+    """The index of the first piece of each row, and then the number of all pieces."""
     pieces: Words
     """The offset of each piece in its part, and its size, in one word."""
     num_empty: int
@@ -64,14 +64,14 @@ class RowIndex:
         return len(self.pieces)
 
     def spans(self, samples: Integers) -> tuple[Integers, Integers, Integers]:
-        """Return the number of pieces of each row, and their offsets in their part and sizes."""
+        """Return the pieces per row, and the offset (in its part) and the size of each piece."""
         first = self.edges[samples].astype(np.int64)
         counts = self.edges[samples + 1].astype(np.int64) - first
         words = self.pieces[ranges(first, counts)]
         return counts, offsets_of(words), sizes_of(words)
 
     def row_sizes(self, samples: Integers) -> Integers:
-        """Return the size of the first piece of each row: the tokens of a row of one piece."""
+        """Return the size of the first piece of each row: that of the row if it has one piece."""
         return sizes_of(self.pieces[self.edges[samples]])
 
     @property
@@ -83,7 +83,7 @@ class RowIndex:
 
 
 EMPTY = RowIndex(np.zeros(0, WORD), np.zeros(1, WORD), np.zeros(0, WORD), 0, 0, 0)
-"""The index of no parts."""
+"""An index without parts."""
 
 
 def offsets_of(words: Words) -> Integers:
@@ -92,7 +92,7 @@ def offsets_of(words: Words) -> Integers:
 
 
 def sizes_of(words: Words) -> Integers:
-    """Return the tokens of each piece."""
+    """Return the number of tokens of each piece."""
     return (words & np.uint64(LONGEST)).view(np.int64)
 
 
@@ -101,7 +101,7 @@ def joined(indexes: list[RowIndex]) -> RowIndex:
     indexes = [each for each in indexes if len(each.part_rows)]
     if len(indexes) <= 1:
         return indexes[0] if indexes else EMPTY
-    # The pieces of an index come after those of all earlier ones, so its edges move by as many.
+    # The pieces of an index follow those of all earlier indexes, so its edges grow by their number.
     pieces = np.cumsum([0] + [len(each.pieces) for each in indexes]).astype(np.uint64)
     edges = [each.edges[:-1] + first for each, first in zip(indexes, pieces[:-1], strict=True)]
     return RowIndex(
@@ -129,7 +129,7 @@ def _one_part(
 
 
 def pack(bounds: Array, length: int) -> RowIndex:
-    """Return the documents that end at `bounds`, packed into rows of `length` tokens, 2 or more.
+    """Pack the documents that end at `bounds` into rows of `length` tokens; `length` is 2 or more.
 
     >>> counts, starts, sizes = pack(np.array([5, 7, 19, 22, 23]), length=8).spans(np.arange(3))
     >>> counts.tolist(), starts.tolist(), sizes.tolist()
@@ -146,7 +146,7 @@ def pack(bounds: Array, length: int) -> RowIndex:
     rows_of[first] += 1
     upto = np.cumsum(rows_of)
     num_rows = int(upto[-1]) if len(upto) else 0
-    # A bin comes after the full rows of its first document, so it is the last of its rows.
+    # A bin is a row. It follows the full rows of its first document, as that document's last row.
     keys = (upto[first] - 1)[bins]
     del first, bins, rows_of
     # Sorted by row, then by document, as one 64-bit key: both numbers are below 2^32.
@@ -175,7 +175,7 @@ def pack(bounds: Array, length: int) -> RowIndex:
 
 
 def one_each(bounds: Array, length: int, *, split: bool) -> RowIndex:
-    """Return the documents that end at `bounds`, one per row; long ones are truncated or split.
+    """Put each document that ends at one of `bounds` into a row; truncate or split long ones.
 
     >>> one_each(np.array([3, 9]), length=4, split=True).row_sizes(np.arange(3)).tolist()
     [3, 4, 3]
@@ -206,7 +206,7 @@ def _documents(bounds: Array) -> tuple[Integers, Integers]:
 
 
 def _cut(sizes: Integers, length: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the tokens of each document that its full rows leave, and the number of full rows.
+    """Return each document's number of tokens after its full rows, and its number of full rows.
 
     A document of 12 tokens in rows of 8: tokens 0-7 fill one row, and 5 tokens, 7-11, are left.
     """
@@ -230,9 +230,10 @@ def _binned(sizes: NDArray[np.int32], length: int) -> tuple[Integers, int]:
 def best_fit(histogram: Integers, length: int) -> tuple[Integers, Integers, int]:
     """Assign pieces to bins, longest first; a run of equal pieces goes to consecutive bins.
 
-    Returns the first bin of each run, the pieces of each run, and the number of bins. While there
-    are fewer bins than the tokens need in any case, a new bin gets one piece, so that shorter
-    pieces find bins with different space left. After that, a new bin gets as many as fit.
+    Returns the first bin of each run, the pieces of each run, and the number of bins. All tokens
+    together need at least a certain number of bins. Up to that number, a new bin gets only one
+    piece, so that bins have different space left for shorter pieces. After that, a new bin gets
+    as many equal pieces as fit.
 
     >>> firsts, runs, num_bins = best_fit(np.array([0, 0, 3, 0, 1, 1]), length=7)
     >>> firsts.tolist(), runs.tolist(), num_bins
@@ -242,7 +243,7 @@ def best_fit(histogram: Integers, length: int) -> tuple[Integers, Integers, int]
     # No packing has fewer bins than this: all tokens, divided by the length, rounded up.
     fewest = -(-int((sizes * histogram[sizes]).sum()) // length)
     ranges: dict[int, list[tuple[int, int]]] = {}  # bins by the space they have left
-    rooms = 0  # bit r is set if some bin has space for r tokens
+    rooms = 0  # bit r is set if some bin has exactly r tokens of space left
     firsts: list[int] = []
     runs: list[int] = []
     num_bins = 0

@@ -27,9 +27,9 @@ from penstock.rows.tokens import StreamLike
 class Packs(PieceRows):
     """Rows of `length` tokens, packed from whole documents.
 
-    Opening packs the documents once, in about 0.5 µs per document, and caches the result in a
-    file. Later, opening reads that file: 8 bytes per piece and 8 per row. Safe to read from
-    several threads.
+    When a store is opened for the first time, its documents are packed, in about 0.5 µs per
+    document, and the result is cached in a file of 8 bytes per piece and 8 bytes per row. Later,
+    only that file is read. Safe to read from several threads.
     """
 
     def __init__(
@@ -92,11 +92,12 @@ class Packs(PieceRows):
     def read(self, samples: Integers) -> Fields:
         """Return the rows `samples`: `tokens` (rows, length + 1), in the dtype of the store.
 
-        The last column is never a target, and holds 0 as padding does. `same_document`
-        (rows, length) is False where the target is padding or of another document. If the store
-        has loss masks, `target_mask` is False where the target is not trained on. `num_targets`
-        is the number of tokens of each row, less one. With `borders`, also `position_ids` and
-        `document_ids`, (rows, length) int32. The arrays are new, and the caller may keep them.
+        The last column is never a target; it holds 0, like padding. `same_document`
+        (rows, length) is False where the target is padding or belongs to another document. If the
+        store has loss masks, `target_mask` is False where the target is not trained on.
+        `num_targets` is the number of tokens of each row minus 1. With `borders`, the result also
+        has `position_ids` and `document_ids`, (rows, length) int32. The arrays are new, and the
+        caller may keep them.
         """
         fields, spans = self._read(samples, self.length)
         fields["num_targets"] = spans.filled - 1

@@ -35,7 +35,7 @@ class PieceRows(StreamRows):
     Args:
         store: A store, a path, or a list of them.
         kind: A name for what `lay_out` does; it is part of the name of the index on disk.
-        length: The most tokens of a row.
+        length: The largest number of tokens in a row.
         lay_out: Computes the rows of a part from the offsets where its documents end.
     """
 
@@ -62,19 +62,19 @@ class PieceRows(StreamRows):
         self._open_index()
 
     def _open_index(self, known: RowIndex = EMPTY) -> None:
-        """Open the index of the stores, or extend `known`, that of the first parts."""
+        """Open the index of the stores, or extend `known`, the index of their first parts."""
         stores = [each for each in self.stream.members if isinstance(each, TokenStore)]
         if self.stream.sealed and known is EMPTY:
             lay_out = (self._kind, self._longest, self._lay_out)
             self.index = joined([index_of(store, *lay_out) for store in stores])
         else:
-            # The rows of a part depend on that part only, so the rows of earlier parts stay.
+            # The rows of a part depend on that part only, so rows of earlier parts do not change.
             new = range(len(known.part_rows), len(self.stream.ends))
             added = [self._lay_out(self.stream.bounds(number)) for number in new]
             self.index = joined([known, *added])
         self.num_readable = self.index.num_rows
         self.part_rows = self.index.part_rows.astype(np.int64)
-        # Rows up to the end of each part: a search in it finds the part of a row.
+        # The number of rows up to the end of each part. A search in it finds the part of a row.
         self._row_ends = np.cumsum(self.part_rows)
         if self.stream.sealed and not self.index.num_rows:
             path = self.stream.members[0].path
@@ -184,7 +184,7 @@ class PieceRows(StreamRows):
 
 
 class PieceSpans:
-    """Where the pieces of some rows come from, and which columns they fill."""
+    """The pieces of some rows: their offsets in the parts, and the columns that they fill."""
 
     def __init__(self, index: RowIndex, samples: Integers, width: int, side: Side) -> None:
         self.samples = samples

@@ -1,9 +1,10 @@
 """The interface of rows: every field and method that penstock uses, each with its default.
 
-Rows are random-access training rows, such as `Windows`. A plan needs `len()` and `digest`. A
-loader also needs `length` and `read`. Everything else is optional, and its default is here and
-nowhere else. Classes of penstock inherit from `Rows`. An object that only has the methods is
-adapted once, by `as_rows`, where a plan takes it in; no other code asks an object what it has.
+A `Rows` object, such as `Windows`, gives random access to training sequences. A plan needs `len()`
+and `digest`. A loader also needs `length` and `read`. All other fields and methods are optional,
+and their defaults are defined only here. Row classes of penstock inherit from `Rows`. A user's
+object that has the methods but does not inherit is wrapped once, by `as_rows`, when a plan
+receives it. No other code tests which methods an object has.
 
 This module imports NumPy only, so that plans and transforms can use it without reading stores.
 """
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 
 Array = NDArray[Any]
-"""An array of ids, offsets or marks, of whatever dtype a file has."""
+"""An array of ids, offsets or masks, in the dtype of its file."""
 Fields = dict[str, Array]
-"""The arrays of some rows by name; the table is in `penstock.transforms.transform`."""
+"""The arrays of some rows, by field name; `penstock.transforms.transform` lists the fields."""
 Integers = NDArray[np.int64]
 Settings = dict[str, Any]
 """Settings as JSON, for states and messages."""
@@ -31,7 +32,7 @@ Side = Literal["right", "left"]
 
 
 class RowsLike(Protocol):
-    """What any object needs so that a plan can order it; see `Rows` for what a loader uses."""
+    """The interface that a plan needs to order rows; a loader needs more, see `Rows`."""
 
     def __len__(self) -> int:
         """Return the number of rows, which must not change."""
@@ -47,7 +48,7 @@ class Rows:
     """Random-access rows of tokens; the base class of all rows in penstock."""
 
     length: int = 0
-    """Inputs per row. 0 means that a plan can order these rows but a loader cannot read them."""
+    """Input tokens per row. 0 means that a plan can order the rows, but no loader can read them."""
     stream: "Stream | None" = None
     """The tokens that the rows are cut from, if they come from stores or token files."""
     stride: int | None = None
@@ -64,7 +65,7 @@ class Rows:
     gives_labels: bool = False
     """Whether `read` returns `labels`, as masked language modelling does."""
     whole_documents: bool = False
-    """Whether every row begins a document or a piece of one, so its first token is no target."""
+    """Whether every row begins with a document or a piece of one: its first token is no target."""
     part_rows: Sequence[int] | Integers | None = None
     """Rows of each part of the store, for `shuffle="part"`; None if there are no parts."""
     tokenizer_digest: str | None = None
@@ -97,7 +98,7 @@ class Rows:
         raise NotImplementedError
 
     def read_epochs(self, samples: Integers, epochs: Integers) -> Fields:
-        """Return the rows `samples`, each as it is in its epoch; only transforms differ."""
+        """Return row `samples[i]` as it is in epoch `epochs[i]`; only transforms use the epoch."""
         return self.read(samples)
 
     def read_ahead(self, samples: Integers) -> None:
@@ -130,7 +131,7 @@ class WrappedRows(Rows):
 
     def __init__(self, rows: RowsLike) -> None:
         self.rows = as_rows(rows)
-        # Copied, because attributes of an object come before the defaults of `Rows`.
+        # Copied, because otherwise this object would have the defaults of the class `Rows`.
         self.length, self.stream, self.stride = self.rows.length, self.rows.stream, self.rows.stride
         self.side, self.multiple = self.rows.side, self.rows.multiple
         self.gives_positions = self.rows.gives_positions
@@ -183,9 +184,9 @@ class WrappedRows(Rows):
 
 
 def checked(samples: Integers, num_rows: int) -> Integers:
-    """Return the numbers of rows as an array; raise IndexError if there are no such rows."""
+    """Return row numbers as an array; raise IndexError unless all are in [0, num_rows)."""
     numbers = np.asarray(samples, np.int64)
-    # Compared as unsigned numbers, negative ones are the largest.
+    # As unsigned integers, negative numbers are larger than any `num_rows`.
     if len(numbers) and numbers.view(np.uint64).max() >= num_rows:
         raise IndexError(
             f"rows {numbers.min():,} to {numbers.max():,} are not all among {num_rows:,} rows"
@@ -214,7 +215,7 @@ _OPTIONAL += " part_rows tokenizer_digest describe read_epochs read_ahead widths
 
 
 class _AdaptedRows(Rows):
-    """An object of the user with the fields and methods of `Rows` that it lacks."""
+    """Adds to a user's object the defaults of all fields and methods of `Rows` that it lacks."""
 
     def __init__(self, rows: RowsLike) -> None:
         self._rows = rows

@@ -2,7 +2,7 @@
 
 A stream is a list of pieces. A piece is an array of ids that is mapped into memory when it is
 first read: a part of a store, or a bare `.npy` or `.bin` file. Several stores or files are
-concatenated. Rows are cut from the stream and do not know which piece is which.
+concatenated. Rows are cut from the stream, and a row of `Windows` may span several pieces.
 
 A store that is still being written (`penstock.streaming`) is read as a snapshot: an ordinary
 store over the parts that are sealed. The stream then has `sealed = False`.
@@ -36,19 +36,20 @@ class HasSnapshot(Protocol):
 StreamLike = str | os.PathLike[str] | TokenStore | HasSnapshot
 
 _DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
-# 17 blocks of 64 KiB: reading a file of 100 GB would take a minute, these take milliseconds.
+# A digest reads 17 blocks of 64 KiB (16 and the last), which takes milliseconds. Reading a whole
+# file of 100 GB would take a minute.
 _SAMPLED_BLOCK = 1 << 16
 _NUM_SAMPLED = 16
-# Windows has no madvise. There, rows are read when they are needed and not before.
+# The operating system Windows has no madvise, so rows are not loaded ahead of time there.
 _WILL_NEED: int | None = getattr(mmap, "MADV_WILLNEED", None)
 
 
 class ArrayFile:
     """A token file without a store: `.npy`, or raw ids of a given dtype.
 
-    Its digest covers the size and 16 blocks spread over the file. That is weaker than the digest
-    of a store: a change between the blocks is not noticed. The file does not record where
-    documents end. Safe to use from several threads, to pickle, and to use after a fork.
+    Its digest covers the size and 17 blocks that are spread over the file. It is weaker than the
+    digest of a store: a change between the blocks is not noticed. The file does not record where
+    documents end. An `ArrayFile` can be pickled, and used from several threads and after a fork.
     """
 
     def __init__(self, path: str | os.PathLike[str], dtype: str | None = None) -> None:
@@ -78,9 +79,9 @@ class ArrayFile:
 
     @cached_property
     def digest(self) -> str:
-        """A digest of the size, the dtype and 16 sampled blocks, computed once."""
+        """A digest of the size, the dtype and 17 sampled blocks, computed once."""
         size = self._checked_size()
-        # Spread evenly. A set, because blocks of a small file overlap.
+        # Evenly spread. The set removes duplicates, which a file of less than 16 bytes has.
         offsets = sorted({size * k // _NUM_SAMPLED for k in range(_NUM_SAMPLED)})
         with self.path.open("rb") as stream:
             blocks = []
@@ -141,7 +142,7 @@ class Stream:
         self._stores = [member for member in self.members if isinstance(member, TokenStore)]
         _refuse_mixed(self._stores)
         self.sealed = all(store.sealed for store in self._stores)
-        """Whether all tokens are here; False for a snapshot of a store that is being written."""
+        """Whether all tokens are available; False for a snapshot of an unfinished store."""
         if not self.sealed and len(self.members) > 1:
             raise StoreError(
                 "A store that is still being written is read alone, because the offset of the next "
@@ -171,7 +172,7 @@ class Stream:
 
     @property
     def known_tokens(self) -> int:
-        """Ids in all pieces, and those that the next part of a snapshot is known to have."""
+        """Ids in all pieces, plus the ids that the next part of the store is known to have."""
         return self.num_tokens + sum(store.num_coming for store in self._stores)
 
     @property
@@ -309,7 +310,7 @@ class StreamRows(Rows):
     part_rows: Integers
     gives_loss = True
     num_readable = 0
-    """Rows whose tokens are all here; fewer than all only in a snapshot."""
+    """The number of rows whose tokens are all available; less than all rows only in a snapshot."""
 
     def __init__(self, store: StreamSource) -> None:
         self.stream = open_stream(store)

@@ -6,7 +6,7 @@
 
 A row holds `length + 1` tokens, so inputs and targets are two views of one buffer. With
 `stride=length`, every token but the very first is a target exactly once. The tokens after the
-last full row are fewer than a row. `tail="drop"` leaves them out and counts the targets that are
+last full row do not fill a row. `tail="drop"` leaves them out and counts the targets that are
 lost. `tail="pad"` makes a last row of them, or several rows if rows overlap. A row may begin in
 one part of the store and end in the next, or span several parts.
 
@@ -94,8 +94,9 @@ class Windows(StreamRows):
     part_rows: Integers
     """How many rows begin in each part of the store.
 
-    In a snapshot, only parts are listed whose rows are final: the last row that begins in the
-    part is known to be full, which may take tokens of later parts.
+    In a snapshot, only parts whose rows are final are listed. The rows of a part are final when
+    the last row that begins in the part is known to be full. That row may need tokens of later
+    parts.
     """
 
     def __init__(
@@ -112,12 +113,12 @@ class Windows(StreamRows):
         Args:
             store: The tokens to cut.
             length: Tokens in the inputs of a row.
-            stride: The distance between the first tokens of two rows; `length` if None. The
-                Hugging Face and Lightning integrations then use `length - 1`, see `overlapping`.
+            stride: The distance between the first tokens of two rows. If None, it is `length`;
+                the Hugging Face and Lightning integrations use `length - 1`, see `overlapping`.
             tail: Whether to drop the tokens after the last full row, or to pad them to a row.
-            borders: True also returns `position_ids` and `document_ids`, from where documents
-                end. "mask" ignores (-100) every target that belongs to another document than its
-                input.
+            borders: True also returns `position_ids` and `document_ids`, computed from the ends
+                of documents that the store records. "mask" ignores (-100) every target that
+                belongs to another document than its input.
         """
         length = index(length)
         self._stride_given = stride is not None
@@ -161,7 +162,7 @@ class Windows(StreamRows):
             final = (upto - 1) * stride + length + 1 <= self.stream.known_tokens
             self.part_rows = np.diff(upto[: int(final.sum())], prepend=0)
             return
-        # The first target that is in no row follows the last target of the last full row.
+        # `seen` is the last target of the last full row. The tokens after it are in no full row.
         seen = (full - 1) * stride + length if full else 0
         self.tail_targets = max(0, num_tokens - 1 - seen)
         # With padding, a row begins at every multiple of the stride that has a next token. So
@@ -184,7 +185,7 @@ class Windows(StreamRows):
 
         Windows that were made with `stride=` are returned unchanged.
         """
-        # One token cannot overlap: a stride of 0 would never advance.
+        # Rows of one token cannot overlap: a stride of 0 would never advance.
         if self._stride_given or self.length == 1:
             return self
         return self._with(self.stream, self.length - 1)
@@ -202,8 +203,8 @@ class Windows(StreamRows):
     def digest(self) -> str:
         """A digest of the stores and of how they are cut.
 
-        `borders=True` does not change it, because it adds fields and changes no target. "mask"
-        does.
+        `borders=True` does not change the digest, because it adds fields and changes no target.
+        `borders="mask"` changes it.
         """
         masked = ["mask"] if self.borders == "mask" else []
         return digest_json(
@@ -226,8 +227,8 @@ class Windows(StreamRows):
         """Tokens that are the target of no row, except the very first token.
 
         These are the tail, if it is dropped, and the gaps between rows, if `stride` is larger
-        than `length`. Formats with shifted targets are assumed; `Loader.unread_targets` counts
-        those of the format in use.
+        than `length`. This number is for formats with shifted targets; `Loader.unread_targets` is
+        the number for the format of a loader.
         """
         return self.unread(self.length)
 
@@ -284,7 +285,7 @@ class Windows(StreamRows):
 
 
 class JoinedWindows:
-    """The windows of several sources as one stream, so that a batch of all is one gather."""
+    """The windows of several sources as one stream, so that one gather reads rows of all."""
 
     def __init__(self, sources: Sequence[Windows]) -> None:
         self._stream = Stream([member for each in sources for member in each.stream.members])
@@ -296,7 +297,7 @@ class JoinedWindows:
 
     def read(self, sources: Integers, samples: Integers) -> Array:
         """Return the tokens of row `samples[i]` of source `sources[i]`, for all i."""
-        # Offsets in the joined stream: those in the source, after the tokens of earlier sources.
+        # Offset in the joined stream: the offset in the source plus the tokens of earlier sources.
         starts = samples * self._strides[sources] + self._before[sources]
         numbers = np.searchsorted(self._stream.ends, starts, side="right")
         return gather(self._stream, numbers, starts, self._width)
