@@ -68,7 +68,7 @@ class EpochCuts:
     drop_last: bool = False
 
     def _sizes(self, left: int) -> tuple[int, tuple[int, ...]]:
-        """Return the steps of the last `left` rows: the number of full ones, and others' rows."""
+        """Return how many steps of the last `left` rows are full, and the sizes of the others."""
         full, rest = divmod(left, self.global_batch)
         if self.drop_last or not rest:
             return full, ()
@@ -152,7 +152,7 @@ class RankSpan(NamedTuple):
     first: int
     stop: int
     size: int
-    """Rows of the batch. If it is more than the positions, a row without labels is added."""
+    """Rows of the batch. If there are fewer positions, a row without labels is added."""
     step: tuple[int, int]
     """The positions of the step on all ranks."""
 
@@ -313,7 +313,7 @@ class StepBatches(Dataset[Tensors]):
         (rows,) = self.source.plan.sources.values()
         if isinstance(rows, Documents):  # as wide as the widest row of the step
             _, _, samples = self.source.plan.locate(np.arange(*span.step))
-            # This rank has read its own rows only, and padded them to the widest of its own.
+            # This rank has read only its own rows, and padded them to the widest of those.
             missing = int(rows.widths(samples).max()) - batch["input_ids"].shape[1]
             sides = (missing, 0) if rows.side == "left" else (0, missing)
             to_batch = self.source.to_batch

@@ -78,7 +78,7 @@ class TrainerProgress:
         return self._position_after(self._trained(before_hooks=False))
 
     def state_dict(self) -> State:
-        """Return the position as JSON: the same on every rank, without prefetched batches.
+        """Return the position as JSON: the same on every rank, not counting prefetched batches.
 
         The state is empty before the rows to train on are known.
         """

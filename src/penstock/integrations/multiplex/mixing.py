@@ -13,8 +13,8 @@ carried over as well, so the shares of the whole run stay exact however often we
 If token counts are given, weights are shares of tokens. A dataset whose examples have 200 tokens
 on average is then drawn half as often as one of equal weight whose examples have 100. Every
 example of a dataset is read once in each epoch of that dataset, so over whole epochs the ratio of
-tokens is exactly the ratio of the weights. Within an epoch the ratio differs a little: it depends
-on the lengths of the examples that the shuffle puts first, and rounding adds up to two examples.
+tokens is exactly the ratio of the weights. Within an epoch the ratio may differ: it depends on the
+lengths of the examples that the shuffle puts first, and on rounding by up to two examples.
 """
 
 from bisect import bisect_left, bisect_right
