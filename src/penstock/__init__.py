@@ -1,10 +1,10 @@
-"""Text in, training batches out.
+"""Turns raw text into training batches for language models in PyTorch.
 
     raw files ── sources ── tokenize ── store ── rows ── order ── loader ──► GPU
 
 The row at any position of a training run is a pure function of (stores, plan,
-position). Everything else follows from that: start at once, resume anywhere, change the
-number of GPUs, explain any step.
+position). So training starts at once, a run resumes at any step and on any number of GPUs,
+and the documents of any step can be listed.
 """
 
 from typing import TYPE_CHECKING

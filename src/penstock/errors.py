@@ -44,7 +44,8 @@ class ChatError(SourceError):
         super().__init__(detail)
         self.reason = reason
 
-    # Errors of worker processes are pickled, and pickle calls the class with `args`: no reason.
+    # Errors of worker processes are pickled. By default, pickle would call the class with `args`,
+    # which do not contain the reason.
     def __reduce__(self) -> tuple[type["ChatError"], tuple[str, str]]:
         return type(self), (self.reason, str(self))
 
@@ -84,7 +85,7 @@ class PlanError(PenstockError, ValueError):
 
 
 class UnknownLengthError(PlanError, TypeError):
-    """A length is not known yet; also a TypeError, so `list()` and others work without it."""
+    """A length is not known yet. It is also a TypeError, so `list()` works without the length."""
 
 
 class ResumeError(PenstockError, ValueError):

@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 class _Package(ModuleType):
-    """A package in which a public name wins over the module of the same name."""
+    """A package in which a public name takes precedence over a module of the same name."""
 
     def __setattr__(self, name: str, value: object) -> None:
         # After importing `store/build.py`, Python sets the attribute `build` of `penstock.store`
@@ -24,11 +24,11 @@ class _Package(ModuleType):
 def lazy_exports(
     package: str, modules: Mapping[str, str]
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
-    """`__all__`, `__getattr__` and `__dir__` of a package.
+    """Return `__all__`, `__getattr__` and `__dir__` for a package that imports names on first use.
 
     Args:
         package: The name of the package: its `__name__`.
-        modules: For each module, relative to the package, its public names, separated by blanks.
+        modules: For each module, relative to the package, its public names, separated by spaces.
     """
     homes = {name: f"{package}.{module}" for module in modules for name in modules[module].split()}
     this = loaded[package]

@@ -8,7 +8,7 @@
 
 Each line is one document, blank lines are skipped, and an end token follows each document. The
 arrays are 1-D, uint16 or uint32; `np.load(path, mmap_mode="r")` reads them without penstock. A
-store also has the ends of documents, checksums and rejected records; `penstock build` makes one.
+store, which `penstock build` makes, also records document ends, checksums and rejected records.
 """
 
 import argparse
@@ -45,7 +45,8 @@ def preprocess(
 ) -> int:
     """Tokenize a text file into one array file; returns the number of tokens.
 
-    The file appears under its name when it is complete. Until then it needs twice its size on disk.
+    The array file appears under its name when it is complete. Until then, temporary files take up
+    to twice its size on disk.
 
     Args:
         text: A text file, or anything else that `penstock.build` reads.
@@ -62,7 +63,7 @@ def preprocess(
     if "://" not in os.fspath(text) and not path.is_file():
         raise SourceError(f"{path} does not exist (working directory: {Path.cwd()}).")
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target, so that only the disk that the user named can become full.
+    # The temporary store is beside the target: only the disk that the user chose can become full.
     making = Path(tempfile.mkdtemp(prefix=".preprocess-", dir=target.parent))
     try:
         store = build(
@@ -138,5 +139,5 @@ if __name__ == "__main__":
         sys.stdout.flush()
     except BrokenPipeError:  # the reader (`| head`) has closed the pipe
         code = 1
-    # Without waiting for a worker thread in native code, and without another write to the pipe.
+    # Exit at once: do not wait for a worker thread in native code, or write to the pipe again.
     os._exit(code)

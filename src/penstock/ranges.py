@@ -33,7 +33,8 @@ def group_rows(numbers: Integers | Indices) -> Iterator[tuple[int, Indices | sli
     """
     if not numbers.size:
         return
-    # Consecutive positions of a run are sorted already: no sort, and slices instead of copies.
+    # Numbers of consecutive positions are often sorted already. Then no sort is needed, and slices
+    # avoid copies.
     if (numbers[1:] >= numbers[:-1]).all():
         borders = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
         for start, stop in pairwise([0, *borders.tolist(), len(numbers)]):

@@ -60,23 +60,26 @@ class DataConfig:
     length: int = 1024
     """Tokens per row."""
     rows: RowKind = "windows"
-    """Windows cut from the token stream, or whole documents packed, with masked attention."""
+    """"windows" are cut from the concatenated tokens. "packs" contain whole documents, with
+    attention masked between documents."""
     seed: int = 0
     """Seed of the data order."""
     shuffle: Literal["full", "block", "part", "none"] | None = None
     """As in `Plan`; "full" by default, and "part" with `stream`."""
     tokenizer: str = "gpt2"
-    """The settings from here on apply to text only. A store already has a tokenizer."""
+    """The tokenizer of stores that are built from text. It and the settings below have no effect
+    on an existing store."""
     documents: str = "auto"
     """What a document is, as in `penstock.build`."""
     eos: bool = True
+    """Whether the end token follows each document."""
     split: str | None = None
     """The part of `train` to hold out for validation, such as "tail:0.1"."""
     stream: bool = False
     """Whether training starts while the text is still being tokenized."""
 
     def __post_init__(self) -> None:
-        # Ranges, and settings that contradict each other. `_value` checks the types.
+        # Check ranges, and settings that contradict each other. `_value` checks the types.
         if (self.train is None) == (not self.sources):
             raise PlanError("Set either data.train or data.sources, not both.")
         if self.length < 1:
@@ -113,12 +116,12 @@ class Recipe:
     output: Path
     data: DataConfig
     model: Tables = field(default_factory=dict)
-    """A size, and the fields of `ModelConfig` that differ from it."""
+    """A size, and the fields of `ModelConfig` that differ from that size."""
     optimization: OptimizationConfig = field(default_factory=OptimizationConfig)
     training: TrainingConfig
 
     def model_config(self, vocab_size: int) -> ModelConfig:
-        """The model for rows of `data.length` tokens, with a vocabulary of the data's size.
+        """Return the model for rows of `data.length` tokens and the vocabulary of the data.
 
         A `vocab_size` in the recipe takes precedence.
         """
@@ -137,7 +140,7 @@ del _HINTS["model"]["length"]  # the length of rows is a setting of the data
 
 
 def read_recipe(path: str | Path, changes: Tables | None = None) -> Recipe:
-    """The recipe in a file, with some values changed by their dotted names.
+    """Return the recipe in a file, after setting `changes`: values by names like "training.steps".
 
     Raises:
         RecipeError: the file does not exist, is not TOML, or has an unknown key or a wrong value.
@@ -177,7 +180,7 @@ def set_value(tables: Tables, name: str, value: object) -> None:
 
 
 def parse_recipe(tables: Tables, where: str) -> Recipe:
-    """The recipe in the tables of a TOML file; messages name the file as `where`."""
+    """Return the recipe in the tables of a TOML file; error messages name the file as `where`."""
     _refuse_unknown(tables, [each.name for each in fields(Recipe)], where, "")
     # The other two tables have defaults for all their settings.
     for needed in ("data", "training"):
@@ -203,7 +206,7 @@ def parse_recipe(tables: Tables, where: str) -> Recipe:
 
 
 def _filled(kind: type[Config], table: Tables, where: str, prefix: str) -> Config:
-    """A dataclass with its fields from a table."""
+    """Return a dataclass whose fields have the values of a table."""
     values = _values(get_type_hints(kind), table, where, prefix)
     try:
         return kind(**values)
@@ -236,7 +239,7 @@ def _refuse_unknown(table: Tables, known: list[str], where: str, prefix: str) ->
 
 
 def _value(value: object, hint: Any, name: str) -> Any:
-    """A TOML value as the type of a field."""
+    """Return a TOML value, converted to the type of a field."""
     # `int | None` is a union of two types, and its values are tried against each.
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for kind in kinds:
@@ -247,14 +250,14 @@ def _value(value: object, hint: Any, name: str) -> Any:
 
 
 def _as_kind(value: object, kind: Any, name: str) -> Any:
-    """The value, converted to the type `kind`; None, which TOML does not have, if it cannot be."""
+    """Return the value, converted to the type `kind`; None if it cannot be converted."""
     origin, parts = get_origin(kind), get_args(kind)
     # isinstance would accept true for an int: bool is a subclass of it, and True == 1.
     if origin is Literal and value in parts and not isinstance(value, bool):
         return value
     if origin is tuple and isinstance(value, list) and len(parts) == len(value):
         return tuple(_value(each, one, name) for each, one in zip(value, parts, strict=True))
-    # Tables by name, such as [data.sources.web]; their names are free.
+    # A dict of tables, such as [data.sources.web]; the user chooses their names.
     if origin is dict and isinstance(value, dict):
         return {key: _value(each, parts[1], f"{name}.{key}") for key, each in value.items()}
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):

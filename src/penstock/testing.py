@@ -26,7 +26,7 @@ Step = dict[str, Any]
 
 
 class Resumable(Protocol):
-    """A `penstock.Loader`, or another loader with a state; a `fingerprint` is compared too."""
+    """A `penstock.Loader`, or another loader with a state; a `fingerprint`, if any, is compared."""
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches."""
@@ -44,7 +44,7 @@ class _Event(NamedTuple):
     step: Step | None
     """Empty for the start, None for the end of a loop."""
     state: Any
-    """The state after it."""
+    """The state after this event."""
 
 
 def assert_resumable(
@@ -57,15 +57,17 @@ def assert_resumable(
 ) -> None:
     """Raise AssertionError unless a run that is stopped at any step continues exactly.
 
-    At every step, the rows of all ranks together must be equal and in the same order, and so must
-    the state, whichever rank and topology it comes from. Because states are equal, it is enough
-    to resume each state once in every topology: this covers all pairs of topologies, and chains
-    of resumes. A run that ends is iterated twice, and also stopped between the two loops.
+    A topology is a number of ranks together with a number of prefetched blocks. At every step,
+    the rows of all ranks together must be the same and in the same order in every topology. The
+    state must be the same on every rank and in every topology. Because states are equal, resuming
+    each state once in every topology covers all pairs of topologies, and chains of resumes. A run
+    that ends is iterated twice, and also stopped between the two loops.
 
     Args:
         make_loader: Creates a new loader, equal every time. If it takes `rank` and `world_size`,
             the run is also resumed with each of `world_sizes`; then the global batch size must
-            not depend on them, and all of them must divide it. If it takes `prefetch`, likewise.
+            not depend on them, and all of them must divide it. If it takes `prefetch`, the run is
+            also resumed with each value of `prefetch`.
         world_sizes: The numbers of ranks to combine.
         prefetch: The numbers of prefetched blocks to combine.
         steps: How many steps of the run to compare, at most. To include the second loop over a
@@ -102,7 +104,7 @@ def assert_resumable(
 def _check_resume(
     ranks: Sequence[Resumable], expected: list[_Event], stop: int, where: str
 ) -> None:
-    """Resume from the state of the first event, and compare what follows with the others."""
+    """Resume from the state of the first event, and compare the next events with the others."""
     # Through JSON, as a checkpoint on disk: a tuple would come back as a list.
     for loader in ranks:
         loader.load_state_dict(json.loads(json.dumps(expected[0].state)))
@@ -112,8 +114,8 @@ def _check_resume(
         found = list(islice(events, len(expected)))
     else:
         # A loader resumed after the last step of a loop begins the next loop. A DataLoader that
-        # counts epochs may end the old loop first: the epoch in the state is over, and the first
-        # loop yields no batch. If a run is over, the two look the same.
+        # counts epochs may end the old loop first: the epoch in the state is over, so the first
+        # loop yields no batch. After the end of a run, both kinds of loader yield no batch.
         found = list(islice(events, len(rest)))
         end, *rest = rest
         if found[1].step is None and state != end.state and rest[0].step is not None:
@@ -215,7 +217,7 @@ def _describe(topology: Topology) -> str:
 
 
 def _compare(expected: list[_Event], found: list[_Event], steps: int, where: str) -> None:
-    """Raise unless two runs, after `steps` steps of both, are equal."""
+    """Raise unless the events of two runs are equal; both runs have made `steps` steps before."""
     counts = list(accumulate((each.step is not None for each in expected[1:]), initial=steps))
     for (right, _), (wrong, _), count in zip(expected, found, [steps, *counts], strict=False):
         if right is not None and wrong is not None:
@@ -224,7 +226,7 @@ def _compare(expected: list[_Event], found: list[_Event], steps: int, where: str
             raise AssertionError(f"{where}: the run ends too early, after {count:,} steps.")
         elif wrong is not None:
             raise AssertionError(f"{where}: the run does not end after {count:,} steps.")
-    # After all steps: a row that differs says more than a state that differs.
+    # States are compared after all rows, because a different row says more than a different state.
     for (_, right), (_, wrong), count in zip(expected, found, counts, strict=True):
         if right != wrong:
             raise AssertionError(f"{where}: the state after {count:,} steps differs.")

@@ -1,9 +1,9 @@
-"""Public datasets by name.
+"""A catalog of public datasets that `fetch` downloads by name.
 
-`fetch` takes the name of an entry and puts its files into a directory, in a layout that `penstock
-build` reads. Every file is checked against its recorded size and SHA-256. A file appears under its
-name only when it is complete. Files that are there with the right contents are not requested again.
-An interrupted download resumes.
+`fetch` puts the files of a dataset into a directory, in a layout that `penstock build` reads. Every
+file is checked against its recorded size and SHA-256. A file appears under its name only when it is
+complete. Existing files with the right contents are not requested again. An interrupted download
+resumes.
 
 `ARCDataLoader`, `GSM8KDataLoader` and `MMLUDataLoader` read question sets.
 """

@@ -1,4 +1,4 @@
-"""Download one file, completely or not at all.
+"""Downloads one file; it appears under its name only when it is complete.
 
     .NAME.part   the bytes received so far
     NAME         appears by a rename, after length and SHA-256 were checked
@@ -7,9 +7,9 @@ If the SHA-256 of the file is known, an interrupted download resumes, even after
 another mirror: the digest shows whether all bytes belong to one version. Otherwise the download
 starts again. If a server is silent or too slow for 30 seconds, the request is repeated a few times.
 
-`huggingface_hub` is asked about files of the Hugging Face Hub. It knows the offline mode, and
-reports size and SHA-256. The bytes are then transferred here, because `hf_hub_download` (2.4)
-deletes a partial file on Ctrl-C, starts again from 0 after a kill, waits as long as a server
+For files of the Hugging Face Hub, the package `huggingface_hub` reports size and SHA-256, and
+respects the offline mode. The bytes are then transferred by this module, because `hf_hub_download`
+(2.4) deletes a partial file on Ctrl-C, starts again from 0 after a kill, waits as long as a server
 asks, and never gives up on a server that sends a byte every few seconds.
 """
 
@@ -76,7 +76,7 @@ def download(
 ) -> int:
     """Download `path` from the first of `urls` that has it; return the bytes transferred.
 
-    The caller must hold a lock: two downloads to the same path would write the same part.
+    The caller must hold a lock: two downloads to the same path would write the same partial file.
 
     Raises:
         FetchError: no server delivered the file; the bytes received so far are kept.
@@ -125,8 +125,8 @@ class _Download:
                 self._finish()
             except RequestFailure as failure:
                 # Some servers end every long response early. If an attempt received 1 MiB, or a
-                # twentieth of the file, the download will be complete in the end, so failures are
-                # counted from 0 again.
+                # twentieth of the file, the download will be complete in the end, so this failure
+                # counts as the first one.
                 enough = min(1 << 20, max(1, (self._num_bytes or 1 << 60) // 20))
                 failures = 1 if self._size() - before >= enough else failures + 1
                 self._wait_or_give_up(url, failure, failures)
@@ -171,7 +171,8 @@ class _Download:
 
     def _transfer(self, url: str) -> None:
         """Send one request and append its body to the partial file."""
-        # Only the digest of the whole file can show that the bytes belong to one version.
+        # Resume only if the SHA-256 is known: only the digest of the whole file can show that all
+        # bytes belong to one version.
         start = self._size() if self._sha256 else 0
         if start and start == self._num_bytes:
             return  # a process was killed between the last byte and the rename
@@ -233,7 +234,7 @@ class _Download:
         while total is None or done < total:
             room = _BLOCK_BYTES if total is None else min(_BLOCK_BYTES, total - done)
             try:
-                # read1 returns the bytes that are there; read would wait for the whole block.
+                # read1 returns the bytes received so far; read would wait for the whole block.
                 piece = answer.read1(room)
             except (OSError, http.client.HTTPException) as error:
                 raise connection_failure(error, limits.stall_seconds) from None

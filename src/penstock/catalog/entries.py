@@ -22,7 +22,7 @@ class EntryFile:
 
     name: str
     split: str | None = None
-    """"train", "val", "test" and so on; None if the text is split after the download."""
+    """The split of this file, such as "train"; None if `fetch` splits it after the download."""
     member: str = ""
     """Its path inside the archive; "" if the remote file is not an archive of several files."""
     num_bytes: int | None = None

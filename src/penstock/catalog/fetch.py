@@ -50,9 +50,9 @@ class Fetched:
     files: dict[str, Path]
     """The file of each split: "train", "val", and "test" if there is one."""
     raw: Path | None
-    """The text before it was split; None if the dataset comes split."""
+    """The whole text, if `fetch` has split it; None if upstream has separate files."""
     received_bytes: int
-    """Bytes received over the network by this call: 0 if all files were there."""
+    """Bytes received over the network by this call: 0 if all files existed already."""
     seconds: float
 
 
@@ -67,8 +67,8 @@ def fetch(
 ) -> Fetched:
     """Fetch the dataset `name` into `directory` and return where its files are.
 
-    Files that are already there with the right contents are not requested again. A different
-    file with the same name is not overwritten: that is an error.
+    Existing files with the right contents are not requested again. A file of the user that has the
+    name of a file of the dataset is not overwritten; an error is raised.
 
     Args:
         name: The name of a catalog entry.
@@ -209,7 +209,7 @@ class _Fetch:
                 archive = self.directory / remote.name
                 self._download(remote, archive)
                 self._unpack(remote.packing, missing, archive)
-                archive.unlink()  # only now: a kill before it must not cost the download
+                archive.unlink()  # only now: after a kill, the archive need not be fetched again
         except FetchError as error:
             error.add_note(
                 "Run the same command to try again. Without a network, copy "
@@ -248,7 +248,8 @@ class _Fetch:
         if packed.is_file():
             self._unpack(remote.packing, missing, packed)
             return
-        # A copy may have its folders or not, or be what a fetch has written.
+        # The copy may have the folders of the archive, or the files without folders, or the files
+        # under the names that a fetch writes.
         names = [remote.name]
         copies = []
         for file in missing:

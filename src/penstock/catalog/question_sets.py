@@ -1,4 +1,4 @@
-"""Readers of question sets: ARC, GSM8K and MMLU.
+"""Reads question sets from local files: ARC, GSM8K and MMLU.
 
     ARC     AI2's files (`ARC-Easy/ARC-Easy-Train.jsonl`; validation is called Dev), and the
             Parquet files of the Hugging Face Hub (`ARC-Easy/train-00000-of-00001.parquet`)
@@ -81,7 +81,7 @@ class _QuestionSet:
         files = self._find_files()
         for path in files:
             for where, row in _read_rows(path):
-                # The Hub's file of all subjects has a subject column; files of one have none.
+                # The Hub's file of all subjects has a subject column; files of one subject do not.
                 if self.subset not in ("all", row.get("subject") or self.subset):
                     skipped = True
                     continue
@@ -122,7 +122,12 @@ class _QuestionSet:
         raise NotImplementedError
 
     def _example(self, row: Row) -> Example:
-        """Return the example of a row; raise KeyError, or ValueError with what the row has."""
+        """Return the example of a row.
+
+        Raises:
+            KeyError: the row lacks a column.
+            ValueError: a value is wrong; the text of the error says what the row has.
+        """
         raise NotImplementedError
 
 

@@ -58,7 +58,7 @@ class Receipt:
     def write(self, file: EntryFile, pieces: Iterable[bytes], source: str = "") -> Path:
         """Write `pieces` to `file` and record it; return its path.
 
-        `source` says in messages where the pieces come from.
+        Error messages name `source` as the origin of the pieces.
 
         Raises:
             FetchError: the contents are not the right ones, or the name belongs to a file of
@@ -141,16 +141,16 @@ def wait_for_lock(directory: Path, waiting: Callable[[int], None]) -> Iterator[N
                     raise
                 waiting(sum(sizes.values()))
                 time.sleep(0.1)
-        # Fetches that were killed leave such files behind. `write_file` puts a dot before the name
-        # and `.new` files begin with one already, so these begin with two. Other temporary files
-        # may belong to the user.
+        # Killed fetches leave temporary files of `write_file` behind, which are removed here.
+        # `write_file` puts a dot before the name, and the names of `.new` files begin with one
+        # already, so theirs begin with two. Other temporary files may belong to the user.
         for path in directory.glob("..*.tmp"):
             path.unlink(missing_ok=True)
         yield
 
 
 def _sizes(directory: Path) -> dict[str, int]:
-    """Return the size of each file, which a working process would change."""
+    """Return the size of each file. Sizes change while another process is fetching."""
     sizes = {}
     for path in directory.iterdir():
         with suppress(FileNotFoundError):  # renamed after it was listed

@@ -37,7 +37,7 @@ class RequestFailure(Exception):  # noqa: N818  (an outcome that is acted upon, 
     ) -> None:
         super().__init__(reason)
         self.retry = retry
-        self.wait_seconds = wait_seconds  # that the server asks for
+        self.wait_seconds = wait_seconds  # the wait that the server asks for
         self.status = status  # 0 if there was no answer at all
 
 
@@ -97,7 +97,7 @@ def open_url(url: str, headers: dict[str, str], seconds: float) -> Any:
 
 
 def hub_metadata(url: str, seconds: float) -> tuple[int | None, str | None]:
-    """Return size and SHA-256 of a file on the Hugging Face Hub; None if the Hub does not say.
+    """Return size and SHA-256 of a file on the Hugging Face Hub; None for an unknown value.
 
     Raises:
         RequestFailure: there was no usable answer within `seconds`.
@@ -147,7 +147,7 @@ def _by_deadline(call: Callable[[], Any], seconds: float) -> Any:
 def connection_failure(error: Exception, seconds: float) -> RequestFailure:
     """Return a connection error as a `RequestFailure`."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    # This is tested first: it is an OSError too, but a retry would not help.
+    # This error is tested first: it is an OSError too, but a retry would not help.
     if isinstance(reason, ssl.SSLCertVerificationError):
         return RequestFailure(f"the server's certificate is not trusted ({reason.verify_message})")
     if isinstance(reason, http.client.InvalidURL):

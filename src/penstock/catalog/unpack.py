@@ -1,4 +1,4 @@
-"""Read downloaded files: plain, or out of archives.
+"""Reads downloaded files, and unpacks archives.
 
 Members are looked up by the names that the catalog records, and written to names that the
 catalog chooses. So a name inside an archive never becomes a path. Sizes are checked while a
@@ -30,7 +30,7 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, gzip.
 def unpacked(
     path: Path, packing: Packing, file: EntryFile, progress: ByteProgress
 ) -> Iterator[bytes]:
-    """Yield the contents of `file`, which `path` holds: packed, or as they are.
+    """Yield the contents of `file`; `path` is the file itself, or the archive that contains it.
 
     Raises:
         FetchError: the file is missing in the archive, damaged, or longer than it may be.
@@ -45,7 +45,7 @@ def unpacked(
                 opened = stack.enter_context(zipfile.ZipFile(raw))
                 member = _member(opened, path, file)
                 stream = stack.enter_context(opened.open(member))
-                # The header was checked; a body that is longer would bypass that check.
+                # `_member` checked the size in the header. A longer body would bypass that check.
                 size = limit = member.file_size
             elif packing == "gzip":
                 stream = stack.enter_context(gzip.GzipFile(fileobj=raw))

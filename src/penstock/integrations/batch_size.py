@@ -1,9 +1,9 @@
-"""The largest batch that fits on a GPU, found by trying sizes.
+"""Finds the largest batch that fits on a GPU, by trying sizes.
 
 The size is doubled until the GPU runs out of memory; then the search halves the interval between
 the largest size that fits and the smallest that does not. A trial runs three steps on meaningless
-token ids. Afterwards the weights and the random state are what they were, and no gradients are
-left. All ranks get the same answer: the smallest of theirs.
+token ids. Afterwards the weights and the random state are the same as before, and no gradients
+are left. All ranks get the same answer: the smallest size that any of them found.
 """
 
 import math
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, distributed
 
 _MOST = 4_096
-# The share of the fitting size to use. Real text and validation allocate memory in other pieces
-# than the trial, and compilation needs some.
+# The share of the largest fitting size to use. Real text and validation allocate memory in blocks
+# of other sizes than the trial, and compilation needs some memory too.
 _MARGIN = 0.9
 _STEPS = 3
 _LOGGING = ("log", "log_dict")  # Lightning refuses them outside of its own loops
@@ -46,7 +46,9 @@ def largest_that_fits(fits: Callable[[int], bool], most: int = _MOST) -> int:
 
 
 def round_down(rows: int, divides: int | None = None) -> int:
-    """`rows` rounded down to a divisor of `divides`; without it, above 8, to a multiple of 8.
+    """Return `rows` rounded down to a divisor of `divides`.
+
+    Without `divides`, a number above 8 is rounded down to a multiple of 8.
 
     >>> round_down(8, 12), round_down(21), round_down(7)
     (6, 16, 7)
@@ -64,10 +66,10 @@ def largest_batch(
     most: int = _MOST,
     divides: int | None = None,
 ) -> int:
-    """The most rows, up to `most`, with which `step(rows)` can run on a GPU again and again.
+    """Return the most rows, up to `most`, with which `step(rows)` can run on a GPU repeatedly.
 
     Args:
-        step: Computes a loss of so many rows, and its gradients.
+        step: A function that takes a number of rows, and computes their loss and its gradients.
         weights: The weights that get gradients. The trials leave room for an optimizer that
             keeps two numbers for each of them, as AdamW does.
         device: The GPU.
@@ -97,8 +99,8 @@ def _fits(
 ) -> bool:
     """Whether three steps of `rows` rows fit, one after the other.
 
-    One step is not enough. The next ones find the memory fragmented, and it then also holds the
-    state of the optimizer and the gradients of the step before.
+    One step is not enough. In later steps the memory is fragmented, and it also contains the
+    state of the optimizer and the gradients of the previous step.
     """
     optimizer_state: list[Tensor] = []
     try:

@@ -1,6 +1,6 @@
-"""Batches of this rank by their positions, for DataLoaders of Lightning and Hugging Face.
+"""Computes which rows a rank reads in each step, for DataLoaders of Lightning and Hugging Face.
 
-Each row comes once an epoch, on any number of ranks:
+Each row is read once an epoch, on any number of ranks:
 
     10 rows, 4 a step     |0 1 2 3|4 5 6 7|8 9||10 11 12 13|…      positions; || ends an epoch
     the last step         is smaller; with drop_last=True it is left out
@@ -8,15 +8,15 @@ Each row comes once an epoch, on any number of ranks:
 A step never reaches into the next epoch: the first rows of that epoch may be the same rows. On
 several ranks every rank needs a row in every step, because a rank without a row has no loss, or
 blocks the others. So if fewer rows than ranks would be left for the last step, the step before it
-leaves one row more for each rank:
+is made smaller, and the last step has one row for each rank:
 
     17 rows, 8 a step on 4 ranks     8 + 5 + 4, not 8 + 8 + 1
 
-With one row a step on each rank that is impossible, and fewer rows than ranks are left out of
-the epoch; they are other rows in every epoch.
+If a full step has only one row for each rank, it cannot be made smaller. The remaining rows, fewer
+than there are ranks, are then left out of the epoch. They are different rows in every epoch.
 
-Full steps are those of a `penstock.Loader`. A step that is not full is read by a loader with
-another batch size, from the position at which the step begins.
+A `penstock.Loader` reads the full steps. A step that is not full is read by a loader with another
+batch size, from the position at which the step begins.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,13 +43,13 @@ Batch = TypeVar("Batch")
 
 
 def unchanged(batch: Batch) -> Batch:
-    """The collate function of DataLoaders whose dataset makes whole batches."""
+    """Return `batch`: the collate function of DataLoaders whose dataset makes whole batches."""
     return batch
 
 
 @dataclass(frozen=True, slots=True)
 class EpochCuts:
-    """The arithmetic of positions and the steps of epochs.
+    """Computes where the steps of each epoch begin and end.
 
     Args:
         epoch_rows: The rows of an epoch; None as long as that is not known.
@@ -68,20 +68,20 @@ class EpochCuts:
     drop_last: bool = False
 
     def _sizes(self, left: int) -> tuple[int, tuple[int, ...]]:
-        """The steps of the last `left` rows: how many are full, and the rows of the others."""
+        """Return how many steps of the last `left` rows are full, and the sizes of the others."""
         full, rest = divmod(left, self.global_batch)
         if self.drop_last or not rest:
             return full, ()
         if rest >= self.world_size:
             return full, (rest,)
-        # Fewer rows than ranks make no step, unless the step before leaves some of its rows. With
-        # one row a step on each rank, that is impossible.
+        # Fewer rows than ranks make no step, unless the step before gives up some of its rows. It
+        # has none to give up if a full step has only one row for each rank.
         if not full or self.global_batch == self.world_size:
             return full, ()
         return full - 1, (self.global_batch + rest - self.world_size, self.world_size)
 
     def _ahead(self, position: int) -> tuple[int, tuple[int, ...]]:
-        """`_sizes` from a position to the end of its epoch; one full step if that is not known."""
+        """Return `_sizes` from a position to its epoch's end; one full step if that is unknown."""
         if self.epoch_rows is None:
             return 1, ()
         return self._sizes(self.epoch_rows - position % self.epoch_rows)
@@ -107,7 +107,7 @@ class EpochCuts:
         return full + len(others)
 
     def num_alike(self, position: int) -> int:
-        """The number of steps from a position on that certainly have as many rows as the first."""
+        """Return how many steps from a position on certainly have as many rows as the first."""
         return max(1, self._ahead(position)[0])
 
     def after(self, position: int, steps: int) -> int:
@@ -129,16 +129,17 @@ class EpochCuts:
             step, rest = divmod(position, self.global_batch)
             return None if rest else step
         inside = position % self.epoch_rows
-        # The steps before the position are all steps but those of the rows after it. If a step
-        # of this size begins here, counting that many steps leads back here.
+        # The number of steps before the position is that of the whole epoch minus that of the rows
+        # after the position. A step begins here only if so many steps from the start of the epoch
+        # end exactly here.
         step = self.num_steps(self.epoch_rows) - self.num_steps(self.epoch_rows - inside)
         return step if self.after(position - inside, step) == position else None
 
     def share(self, position: int, rows: int, rank: int) -> tuple[int, int, int]:
-        """The positions of one rank in a step: the first, the one after the last, and a size.
+        """Return the positions of one rank in a step (first, after the last) and a batch size.
 
-        The size is that of the largest share. A rank with a row fewer fills its batch up, so that
-        batches have one shape on all ranks.
+        The batch size is the largest number of rows that any rank has in the step. A rank with one
+        row fewer adds a row without labels, so that batches have the same shape on all ranks.
         """
         # 5 rows on 4 ranks: 0, 1, 2, 3 and 5 are the borders, so the last rank has 2 rows.
         first, stop = (rows * each // self.world_size for each in (rank, rank + 1))
@@ -151,7 +152,7 @@ class RankSpan(NamedTuple):
     first: int
     stop: int
     size: int
-    """Rows of the batch. Rows after the last position have no labels: they only fill it up."""
+    """Rows of the batch. If there are fewer positions, a row without labels is added."""
     step: tuple[int, int]
     """The positions of the step on all ranks."""
 
@@ -225,8 +226,8 @@ class BatchSource:
         """Raise if all rows do not make one full step.
 
         Args:
-            wait: Whether to wait for text that is still being tokenized. Otherwise, too little
-                text is found only once all of it was read.
+            wait: Whether to wait until enough text is tokenized. Without waiting, too little text
+                is noticed only after all of it was tokenized.
         """
         if wait and isinstance(self.plan, StreamedPlan):
             self.plan.reach(self.global_batch)
@@ -247,8 +248,8 @@ class BatchSource:
         cuts = self.cuts
         while True:
             if cuts.epoch_rows is None and isinstance(self.plan, StreamedPlan):
-                # One row more for each rank than this step has: whether they exist decides if
-                # this step must leave rows for the next one.
+                # Wait for this step and for one more row per rank. Whether these rows exist
+                # decides if this step must leave rows for the next one.
                 self.plan.reach(position + self.global_batch + self.world_size)
                 cuts = self.cuts
             position = cuts.begin(position)
@@ -268,7 +269,7 @@ class BatchSource:
 
 
 class StepBatches(Dataset[Tensors]):
-    """A dataset whose items are batches, by their positions. Worker processes have a copy."""
+    """A dataset whose items are batches: `dataset[RankSpan]`. Worker processes have a copy."""
 
     def __init__(self, source: BatchSource) -> None:
         self.source = source
@@ -285,8 +286,9 @@ class StepBatches(Dataset[Tensors]):
     def __getitem__(self, span: RankSpan) -> Tensors:
         source, real = self.source, span.stop - span.first
         full = span.step[1] - span.step[0] == source.global_batch
-        # A full step is read as this rank's share, so the loader pads it as on all ranks. A
-        # smaller step may not divide by the ranks; its rows are read as one batch of this rank.
+        # A full step is read by a loader that knows all ranks, so it pads rows to the same width on
+        # each. The rows of a smaller step may not divide by the ranks, so a loader of one rank
+        # reads them.
         loader = self._loader(0 if full else real)
         loader.seek(span.step[0] if full else span.first)
         batch = source.to_batch(loader.make(loader.step).batch)
@@ -295,7 +297,7 @@ class StepBatches(Dataset[Tensors]):
         return one_row(batch) if source.flat else batch
 
     def __getitems__(self, spans: list[RankSpan]) -> Tensors:
-        """The batch of the one step that a batch sampler asks for."""
+        """Return the batch of a step: a batch sampler asks for a list of one step."""
         return self[spans[0]]
 
     def _loader(self, rows: int) -> Loader:
@@ -307,11 +309,11 @@ class StepBatches(Dataset[Tensors]):
         return self._loaders[rows]
 
     def _filled(self, batch: Tensors, span: RankSpan) -> Tensors:
-        """A smaller batch in the shape that it has on all ranks."""
+        """Return a smaller batch, padded to the shape that all ranks have in this step."""
         (rows,) = self.source.plan.sources.values()
         if isinstance(rows, Documents):  # as wide as the widest row of the step
             _, _, samples = self.source.plan.locate(np.arange(*span.step))
-            # This rank has read its own rows only, and padded them to the widest of these.
+            # This rank has read only its own rows, and padded them to the widest of those.
             missing = int(rows.widths(samples).max()) - batch["input_ids"].shape[1]
             sides = (missing, 0) if rows.side == "left" else (0, missing)
             to_batch = self.source.to_batch
@@ -322,7 +324,7 @@ class StepBatches(Dataset[Tensors]):
                 for name, values in batch.items()
             }
         if span.stop - span.first < span.size:  # by at most one row
-            # A copy of the last row, so that the model sees real text; its loss counts nothing.
+            # Add a copy of the last row, so that the model gets real text; its labels are ignored.
             batch = {name: torch.cat((values, values[-1:])) for name, values in batch.items()}
             batch["labels"][-1] = -100
         return batch

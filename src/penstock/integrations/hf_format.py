@@ -1,4 +1,4 @@
-"""Batches with Hugging Face's names, its tokenizers, and the texts of its datasets.
+"""Batches with Hugging Face's field names, its tokenizers, and texts exported from its datasets.
 
     tokens           a b c .        two rows, padded to three tokens
                      d e . .
@@ -52,7 +52,7 @@ _SCHEMA = pa.schema({"text": pa.large_string()})
 
 
 def check_labels(labels: str) -> None:
-    """Raise if `labels` is not a known convention."""
+    """Raise if `labels` is not "shifted" or "same"."""
     if labels not in ("shifted", "same"):
         raise PlanError(f'labels={labels!r} is not "shifted" or "same".')
 
@@ -72,15 +72,15 @@ def input_label_pair(batch: Tensors) -> Tensors:
 
 @dataclass(frozen=True)
 class PaddedFormat:
-    """Narrow rows with a mask to `input_ids`, `labels`, and `attention_mask` or `position_ids`."""
+    """Converts `format="narrow"` batches of a loader to batches with Hugging Face's field names."""
 
     pad_id: int
     shifted: bool
     every_token: bool
-    """Whether every token has a label; otherwise tokens that are no target have none."""
+    """Whether every token has a label; otherwise only targets have one."""
 
     def __call__(self, arrays: Tensors) -> Tensors:
-        """The batch that a user gets."""
+        """Return `input_ids`, `labels`, and `attention_mask` or `position_ids`."""
         tokens = arrays["tokens"].long()
         counted = arrays.get("target_mask")
         if counted is None:
@@ -89,14 +89,16 @@ class PaddedFormat:
             real = arrays["attention_mask"] != 0
         else:  # in a window, the first token and every target are text
             real = torch.cat((torch.ones_like(counted[:, :1]), counted[:, :-1]), dim=1)
-        # Stores pad with 0, which is a token. The last column is a target only, never an input.
+        # Rows are padded with 0, which is the id of a token, so padding is replaced by `pad_id`.
+        # The last column is a target only, never an input.
         input_ids = tokens[:, :-1].masked_fill(~real, self.pad_id)
         if self.shifted:
             labels = tokens[:, 1:].masked_fill(~counted, -100)
         else:
             trained = real
             if not self.every_token:
-                # `counted` is about the token after each place; a row's first token is no target.
+                # Column i of `counted` says whether token i + 1 is a target. The first token of
+                # a row is never a target.
                 first = torch.zeros_like(real[:, :1])
                 trained = real & torch.cat((first, counted[:, :-1]), dim=1)
             labels = input_ids.masked_fill(~trained, -100)
@@ -152,7 +154,7 @@ class RowFormat:
 def row_format(
     rows: Windows | Documents | Packs | MaskedPacks, pad_id: int | None, labels: Labels
 ) -> RowFormat:
-    """How batches of `rows` are made for models of `transformers`."""
+    """Return how batches of `rows` are made for models of `transformers`."""
     check_labels(labels)
     if not isinstance(rows, Windows | Documents | Packs | MaskedPacks):
         raise PlanError(f"{rows!r:.80} are not rows: give Windows, Packs or Documents.")
@@ -163,7 +165,7 @@ def row_format(
         return RowFormat(rows, input_label_pair, "dict" if shifted else "hf", packed)
     if isinstance(rows, Packs):
         rows = MaskedPacks(rows)
-    if pad_id is None:  # any id will do in packs: models ignore the places after the last document
+    if pad_id is None:  # packs may have any id in padding: no real token attends to it
         pad_id = rows.pad_id if isinstance(rows, Documents) else 0
     # In a pack the first token of a document has no label: it would be predicted from the
     # document before it. In a chat store, only the assistant's tokens have labels.
@@ -175,8 +177,8 @@ def row_format(
 def hf_tokenizer(name: str) -> "PreTrainedTokenizerFast":
     """The tokenizer that `name` means, as a fast tokenizer of `transformers`.
 
-    As usual there, text that contains a special token is parsed as that token. `pad_token` is the
-    end token. "gpt2" and "bytes" need no network.
+    As usual in `transformers`, a special token that is written in a text becomes that token.
+    `pad_token` is the end token. "gpt2" and "bytes" need no network.
 
     Args:
         name: "gpt2", "bytes", a tokenizer.json, a directory with one, or a name on the Hub.
@@ -205,8 +207,8 @@ def hf_tokenizer(name: str) -> "PreTrainedTokenizerFast":
 
 def _byte_backend() -> Tokenizer:
     """The tokenizer "bytes": the id of a byte is its value, and 256 ends a document."""
-    # GPT-2's byte alphabet writes each byte as one printable character, in the order of bytes
-    # that are printable themselves and then the others.
+    # GPT-2's byte alphabet writes each byte as one printable character. Printable bytes are
+    # written as themselves, and the others as the characters from U+0100 on, in order.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {chr(byte): byte for byte in printable}

@@ -2,11 +2,11 @@
 
     build_dataset(load_dataset(…, split="train"), "stores/wiki")     # a dataset to a store
     class MyTrainer(RowsTrainer, transformers.Trainer): ...          # train on rows
-    loader = StepLoader(rows, 8, rank=…, world_size=…)               # for accelerate, or a loop
+    loader = StepLoader(rows, 8, rank=…, world_size=…)               # accelerate, or your own loop
 
 Both `transformers.Trainer` and accelerate would shard the batches of a DataLoader over the ranks,
-and read and skip old batches when they resume. A `StepLoader` returns each rank its own share and
-is marked as prepared, so it is not sharded twice. It skips batches without reading them.
+and would read all old batches when they resume. A `StepLoader` reads only the share of its rank and
+is marked as prepared, so it is not sharded twice. It skips old batches without reading them.
 """
 
 import os
@@ -78,7 +78,7 @@ def build_dataset(
 
 
 class RowItems(Dataset[Tensors]):
-    """Rows one by one, as a map-style dataset: for evaluation, which any trainer may shard.
+    """A map-style dataset of single rows, for evaluation; any trainer may shard it.
 
     Items of `Windows` and `Packs` have one length. Items of `Documents` need a collator that
     pads, such as `penstock.integrations.pytorch.pad_collate` or Hugging Face's. Such a collator
@@ -95,7 +95,7 @@ class RowItems(Dataset[Tensors]):
         pad_id: int | None = None,
         model: torch.nn.Module | None = None,
     ) -> None:
-        """Items of rows, in order.
+        """Make one item of each row, in order.
 
         Args:
             rows: `Windows`, `Packs` or `Documents`, as for `StepLoader`.
@@ -150,15 +150,15 @@ class _EpochSampler(Sampler[list[RankSpan]]):
             position += rows
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch. Trainers call this before each, and a resumed epoch stays resumed."""
+        """Set the epoch. Trainers call this before each epoch; `skipped` does not change."""
         self.start = epoch * len(self._source.plan)
 
 
 class StepLoader(DataLoader[Tensors]):
-    """The steps of a run as a DataLoader that no trainer shards or skips a second time.
+    """A DataLoader over the steps of a run. Trainers do not shard it again; skipping reads nothing.
 
     An iteration is an epoch: every row once, in another order each epoch. The last step may be
-    smaller. If a rank has one row fewer than others in it, it gets a row whose labels are all
+    smaller. A rank with one row fewer than others in that step gets a row whose labels are all
     -100, so that shapes agree. With one row a step on each rank, up to `world_size - 1` rows at
     the end of an epoch are left out.
     """
@@ -180,7 +180,7 @@ class StepLoader(DataLoader[Tensors]):
         num_workers: int = 0,
         **options: Any,
     ) -> None:
-        """Steps over rows.
+        """Set the rows, the size of a step, and the share of this rank.
 
         Args:
             rows: `Windows` (`input_ids` and `labels`; if made without `stride=`, they overlap by
@@ -217,7 +217,7 @@ class StepLoader(DataLoader[Tensors]):
             )
         self._steps = _EpochSampler(self.source)
         self._position = 0
-        options.setdefault("generator", torch.Generator())  # the global one is the user's
+        options.setdefault("generator", torch.Generator())  # leaves the global generator unchanged
         super().__init__(
             StepBatches(self.source),
             batch_sampler=self._steps,
@@ -240,12 +240,12 @@ class StepLoader(DataLoader[Tensors]):
         steps.start = start + len(self.source.plan)  # the next epoch, unless set_epoch is called
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch; the steps of a resumed epoch are skipped all the same."""
+        """Set the epoch; in a resumed epoch, steps that were trained are still skipped."""
         self._steps.set_epoch(epoch)
 
     def state_dict(self) -> State:
-        """The position: the same on every rank, without the batches that workers made ahead."""
-        # The state of a `penstock.Loader`, with the identity of the data and a checksum.
+        """Return the position: the same on every rank, without batches that workers made ahead."""
+        # It is the state of a `penstock.Loader`, with the digests of the data and a checksum.
         loader = self.source.loader()
         loader.seek(self._position)
         return loader.state_dict()
@@ -281,12 +281,12 @@ class RowsTrainer:
         trainer.train(resume_from_checkpoint=True)
 
     The order depends on `args.data_seed`, or `args.seed`. A stopped run resumes at exactly the
-    next step, by the trainer's own count of steps. Keep batch size times ranks as it was.
+    next step, by the trainer's own count of steps. Do not change batch size times ranks.
 
     For packed rows, the model is prepared as by `keep_documents_apart`.
     """
 
-    # Of `transformers.Trainer`, which a subclass inherits too.
+    # Attributes of `transformers.Trainer`, from which a subclass inherits too.
     args: Any
     model: Any
     data_collator: object
@@ -298,7 +298,7 @@ class RowsTrainer:
         super().__init__(*arguments, **options)
 
     def get_train_dataloader(self) -> DataLoader[Tensors]:
-        """Steps over `train_rows`; without them, the Trainer's loader of `train_dataset`."""
+        """Return a loader of `train_rows`; without them, the Trainer's own of `train_dataset`."""
         args = self.args
         if self.train_rows is None:
             with self._stacking(self.train_dataset, args.train_batch_size):
@@ -316,7 +316,7 @@ class RowsTrainer:
         )
 
     def get_eval_dataloader(self, eval_dataset: object = None) -> DataLoader[Tensors]:
-        """The Trainer's loader; packed items are stacked, without what its collator would add."""
+        """Return the Trainer's loader; packed items are stacked without an `attention_mask`."""
         found = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(found, str):
             found = self.eval_dataset[found]
@@ -324,7 +324,7 @@ class RowsTrainer:
             return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc,no-any-return]
 
     def get_test_dataloader(self, test_dataset: object) -> DataLoader[Tensors]:
-        """As `get_eval_dataloader`."""
+        """Return the Trainer's loader, as `get_eval_dataloader` does."""
         with self._stacking(test_dataset, self.args.eval_batch_size):
             return super().get_test_dataloader(test_dataset)  # type: ignore[misc,no-any-return]
 

@@ -1,7 +1,7 @@
-"""Conversations to padded batches for supervised fine-tuning, without end.
+"""Yields padded batches of conversations for supervised fine-tuning, without end.
 
-A drop-in for the generator that fine-tuning scripts write by hand: rank r of w reads rows r,
-r + w, r + 2w, … of the dataset, again and again, and yields pairs of tensors.
+It replaces the generator that fine-tuning scripts write by hand: rank r of w reads rows r, r + w,
+r + 2w, … of the dataset, again and again, and yields pairs of tensors.
 
     tokens    <bos> user Hi <end> assistant Hello . <end>
     inputs    <bos> user Hi <end> assistant Hello .
@@ -95,10 +95,10 @@ class SFTCollate:
 
         Args:
             conversations: The conversations to render.
-            numbers: Their row numbers for messages; 0, 1, 2, … if not given.
+            numbers: Their row numbers for error messages; 0, 1, 2, … if not given.
 
         Raises:
-            ChatError: one cannot be rendered, or a rendering has not one mask value per token.
+            ChatError: a conversation cannot be rendered, or its mask does not match its tokens.
         """
         rows: Sequence[tuple[ArrayLike, ArrayLike]]
         if isinstance(self.chat, Chat):
@@ -207,12 +207,12 @@ class SFTBatches:
         return self
 
     def __next__(self) -> Pair:
-        # One call renders up to 512 conversations, and later batches are taken from it.
+        # One call renders about 512 conversations, from which the next batches are taken.
         if not self._ready:
             self._ready = self._render_ahead()
         rows = self._ready[: self._batch_size]
         del self._ready[: self._batch_size]
-        # In rows of all ranks, so that any number of ranks can continue from it.
+        # The position counts rows of all ranks, so that any number of ranks can continue from it.
         self.position += self._batch_size * self._world_size
         # The first token is never a target, so its mask value does not count.
         self.num_untrained += sum(not mask[1:].any() for _, mask in rows)
@@ -265,9 +265,9 @@ class SFTBatches:
 def sft_data_generator(
     dataset: Conversations, batch_size: int, chat: Chat | Render, **options: Any
 ) -> SFTBatches:
-    """Batches `(inputs, targets)` of conversations, without end.
+    """Return batches `(inputs, targets)` of conversations, without end.
 
-    This is the name in scripts that wrote the generator by hand. The arguments are those of
-    `SFTBatches`: `pad_token_id`, `ignore_index`, `max_length`, `rank`, `world_size`, `device`.
+    Hand-written generators often have this name. The arguments are those of `SFTBatches`:
+    `pad_token_id`, `ignore_index`, `max_length`, `rank`, `world_size`, `device`.
     """
     return SFTBatches(dataset, batch_size, chat, **options)

@@ -1,4 +1,4 @@
-"""Stores that are built when they are first needed, and found again later.
+"""A cache of stores: a store is built when it is first needed, and found again later.
 
     ~/.cache/penstock/stores/      or $PENSTOCK_CACHE/stores, or cache_dir=
     ├── 4f0c…e1/                   a store; its name is a digest of what it was built from
@@ -11,11 +11,11 @@ copy of the file all find the same store, and so do "gpt2" and the same tokenize
 A changed file has another digest, so it gets another store, and nothing has to be invalidated.
 
 Files of up to 1 GB are read and digested at every start (about a second per GB). The digest of a
-larger file is recorded in `digests`, under the path, the size, the inode and the times of the last
-write and of the last change of state. If one of these differs, the file is digested again.
+larger file is recorded in `digests`, under the path, size, inode, device, mtime and ctime of the
+file. If one of these differs, the file is digested again.
 
-A tokenizer without a digest might give other ids tomorrow. Its store is temporary: it belongs to
-this process and is removed with it.
+A tokenizer without a digest might give other ids tomorrow. Its store is temporary: only this
+process uses it, and it is removed at the latest when the process ends.
 """
 
 import os
@@ -84,10 +84,10 @@ def store_name(
     documents: str,
     column: str = "text",
 ) -> str | None:
-    """The name of the store of an input; None if the tokenizer has no digest.
+    """Return the name of the store of an input; None if the tokenizer has no digest.
 
     Args:
-        contents: What identifies the input's contents, as JSON.
+        contents: JSON that identifies the input's contents, such as digests of files.
         encodes: The tokenizer's digest, and how it reads special tokens.
         end_id: The id after each document.
         documents: What a document is.
@@ -107,7 +107,7 @@ def store_name(
 
 
 def store_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenStore:
-    """A store of `inputs`, found in the cache or built now.
+    """Return a store of `inputs`, found in the cache or built now.
 
     Args:
         inputs: A store or its directory; files, as `penstock.build` takes them; a list of texts
@@ -124,7 +124,7 @@ def store_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenSto
 
 
 def stream_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenStore | StreamedStore:
-    """A store of `inputs` that can be read while it is built; the same store as `store_of`."""
+    """Return the store that `store_of` returns, but readable while it is still being built."""
     if isinstance(inputs, TokenStore):
         return inputs
     files, name, arguments = _resolved(inputs, settings)
@@ -140,7 +140,7 @@ def stream_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenSt
 def _resolved(
     inputs: "Inputs", settings: StoreSettings
 ) -> tuple["list[str] | Texts", str | None, dict[str, Any]]:
-    """What `penstock.build` reads, the name of its store, and the other arguments of `build`."""
+    """Return the inputs for `penstock.build`, the name of the store, and the other arguments."""
     column, root, tokenizer = settings.column, store_root(settings.cache_dir), settings.tokenizer
     files: list[str] | Texts
     contents: object
@@ -167,14 +167,14 @@ def _resolved(
 
 
 def _identity(file: InputFile, root: Path) -> list[object]:
-    """What identifies the contents of a file, as JSON."""
+    """Return JSON that identifies the contents of a file."""
     if file.remote:
         return [file.format, file.compression, [file.name, file.size, file.stamp]]
     return [file.format, file.compression, digest_contents(Path(file.path), root)]
 
 
 def cached_store(name: str | None, root: Path, make: Callable[[Path], TokenStore]) -> TokenStore:
-    """The store with this name, found in the cache or made by `make`.
+    """Return the store with this name, found in the cache or made by `make`.
 
     Several processes may ask for one store: the first makes it, and the others wait.
 
@@ -193,7 +193,8 @@ def cached_store(name: str | None, root: Path, make: Callable[[Path], TokenStore
     while True:
         try:
             found = _intact(directory)
-            # The manifest is written last, so with one the build was finished. It is damaged.
+            # The manifest is written last. If it exists, the build was finished, so a store that
+            # is not intact was damaged later.
             if found is None and (directory / FILE_NAME).exists():
                 found = _clear(directory)
             return found or _made(directory, make)
@@ -211,9 +212,10 @@ def _made(directory: Path, make: Callable[[Path], Store]) -> Store | TokenStore:
     except StoreBusyError:
         raise
     except StoreError:
-        # The names and times of inputs are checked, and these were of a copy under another path;
-        # or the manifest of a finished store was lost. The directory belongs to these contents,
-        # so a finished store is the right one, and anything else can be built again.
+        # A build refuses a directory whose inputs had other names or times, such as a copy of the
+        # file under another path. It also refuses a finished store whose manifest was lost. The
+        # directory is named after the contents of the inputs, so a finished store in it is the
+        # right one, and anything else can be built again.
         return _clear(directory) or make(directory)
 
 
@@ -224,7 +226,7 @@ def _clear(directory: Path) -> TokenStore | None:
     with locked(directory):
         if (found := _intact(directory)) is not None:
             return found
-        # The manifest goes first: without it, nobody takes what is left for a store.
+        # The manifest is removed first: without it, no process opens the remaining files.
         for path in sorted(directory.iterdir(), key=lambda path: path.name != FILE_NAME):
             if path.is_dir():
                 rmtree(path)
@@ -247,7 +249,7 @@ def _intact(directory: Path) -> TokenStore | None:
 
 
 def _private(root: Path) -> Path:
-    """`root`, made if it does not exist, so that only this user can read it."""
+    """Return `root`; a directory that does not exist is created, readable by this user only."""
     try:
         for path in (root.parent, root):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -260,7 +262,7 @@ def _private(root: Path) -> Path:
 
 
 def _temporary(make: Callable[[Path], TokenStore]) -> TokenStore:
-    """A store that is removed with this process, or with the object if that comes first."""
+    """Return a store that is removed with the object, at the latest when this process ends."""
     directory = Path(tempfile.mkdtemp(prefix="penstock-"))
     try:
         store = make(directory / "store")
@@ -279,7 +281,7 @@ def _remove(directory: Path, owner: int) -> None:
 
 
 def digest_contents(path: Path, root: Path) -> str:
-    """SHA-256 of a file; of a large file, the recorded one if nothing has changed the file since.
+    """Return the SHA-256 of a file; for a large unchanged file, the recorded one.
 
     Args:
         path: The file.
@@ -302,7 +304,7 @@ def digest_contents(path: Path, root: Path) -> str:
 
 
 def _state(path: Path) -> list[int]:
-    """What a write to a file changes: size and times; and which file it is."""
+    """Return the size and times of a file, which a write changes, and its inode and device."""
     found = path.stat()
     # `os.utime` can restore the time of the last write, but not ctime, which it sets to now.
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]

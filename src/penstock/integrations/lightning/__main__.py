@@ -22,7 +22,7 @@ def debug_datamodule(datamodule: DataModule | None = None) -> None:
     datamodule.setup()
     batch = next(iter(datamodule.train_dataloader()))
     input_ids = batch["input_ids"]
-    # These lines are those of the script that people know; only the last one is new.
+    # The script that this function replaces printed the same lines, except for the last one.
     decoded = datamodule.tokenizer.decode(input_ids[0])
     lines = [
         f"Keys available: {batch.keys()}",
@@ -35,10 +35,10 @@ def debug_datamodule(datamodule: DataModule | None = None) -> None:
 
 
 def _padding(batch: Tensors, datamodule: DataModule) -> str:
-    """The share of padding in a batch, and what it would be at a fixed width."""
+    """Return a line with the share of padding in a batch, and its share at a fixed width."""
     if "position_ids" in batch:  # packed: the rows know the padding, batches do not
         return f"Padding: {datamodule.train_dataset!r}"
-    # Windows have no mask: every place holds a token, but for the end of the last row.
+    # Batches of windows have no mask: only the last row of an epoch has padding, at its end.
     max_length = datamodule.max_length
     rows, width = batch["input_ids"].shape
     real = int(batch["attention_mask"].sum()) if "attention_mask" in batch else rows * width

@@ -1,4 +1,4 @@
-"""The base class of our LightningDataModules: loaders, and a state that resumes exactly.
+"""The base class of penstock's LightningDataModules: loaders, and a state that resumes exactly.
 
 Lightning calls `prepare_data` in one process of a node, then `setup` in all processes, then asks
 for loaders. A checkpoint keeps what `state_dict` returns on rank 0.
@@ -58,18 +58,18 @@ _STAGES: dict[str | None, tuple[str, ...]] = {
 
 
 class CommonArguments(TypedDict, total=False):
-    """The arguments that all our data modules have."""
+    """The arguments that all data modules of penstock have."""
 
     seed: int
     """Determines the order."""
     global_batch_size: int | None
-    """Rows of a training step on all devices together, instead of `batch_size`, which is then the
-    batch size of validation."""
+    """Rows of a training step on all devices together. If it is given, `batch_size` applies to
+    validation only."""
     drop_last: bool
-    """Whether to leave out the last step of a training epoch if it is not full. Otherwise it is
-    smaller, and every row comes once an epoch."""
+    """Whether to leave out the last step of a training epoch if it is not full. Otherwise that
+    step is smaller, and every row is read once an epoch."""
     pin_memory: bool | None
-    """Whether batches are in pinned memory; if not given, when there is a GPU."""
+    """Whether batches are in pinned memory; by default, if there is a GPU."""
     cache_dir: PathLike | None
     """Where stores are kept."""
 
@@ -88,10 +88,10 @@ def check_exists(path: Path, advice: str) -> None:
 
 
 class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
-    """Stores, rows and loaders. A subclass decides what is read, and what a row is."""
+    """A data module over stores. A subclass decides which inputs are read, and what a row is."""
 
     settings: StoreSettings
-    """The settings of stores."""
+    """The settings with which stores are built."""
 
     def __init__(  # noqa: PLR0913  (the arguments of CommonArguments, with their defaults)
         self,
@@ -152,7 +152,7 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         return rows if self.labels == "shifted" else rows.overlapping()
 
     def format_of(self, rows: ModuleRows) -> hf_format.RowFormat:
-        """How batches of `rows` are made."""
+        """Return how batches of `rows` are made."""
         return hf_format.row_format(rows, None, self.labels)
 
     def prepare_data(self) -> None:
@@ -163,19 +163,22 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
                 self.store(side)
 
     def setup(self, stage: str | None = None) -> None:
-        """Open what a stage needs: "fit" train and val, "validate" val, "test" test, None all."""
+        """Open the rows of a stage.
+
+        "fit" opens train and val, "validate" opens val, "test" opens test, and None opens all.
+        """
         if stage not in _STAGES:  # Lightning passes an enum, whose members equal these strings
             raise PlanError(f'stage={stage!r} is not "fit", "validate", "test" or None.')
         known = self.inputs()
         for side in _STAGES[stage]:
-            # Trainer.fit, validate and test each call setup; what is open stays open.
+            # Trainer.fit, validate and test each call setup; rows that are open stay open.
             if side in known and vars(self)[f"{side}_dataset"] is None:
                 setattr(self, f"{side}_dataset", self.rows(side))
                 if self.topology()[0] == 0:
                     _log.info(self.report(side))
 
     def opened(self, side: str) -> ModuleRows:
-        """The rows of one side, if `setup` has opened them."""
+        """Return the rows of one side; raise if `setup` has not opened them."""
         rows: ModuleRows | None = vars(self)[f"{side}_dataset"]
         if rows is None:
             stage = "test" if side == "test" else "fit"
@@ -183,31 +186,31 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         return rows
 
     def report(self, side: str) -> str:
-        """A line about the rows of one side."""
+        """Return a line for the log that describes the rows of one side."""
         return f"{side}: {self.opened(side)!r}."
 
     def train_dataloader(self) -> loaders.TrainingBatches:
-        """Shuffled, in a new order each epoch, from the position of the run."""
+        """Return the training loader: shuffled anew each epoch, from the position of the run."""
         rows, trainer = self.opened("train"), self.trainer
         self._follow_trainer()
         # While a store grows, only the order within its parts can be known.
         source = self.source(rows, "part" if self.streaming else "full")
         self.progress.train_on(source, self._global_batch_size)
         sized = self.progress.source.epoch_steps is not None
-        if trainer is not None:  # some ranks may know already what others do not
+        if trainer is not None:  # some ranks may know the length of an epoch before others do
             sized = trainer.strategy.reduce_boolean_decision(sized, all=True)
         return loaders.TrainingBatches(self.progress, sized=sized)
 
     def val_dataloader(self) -> loaders.EvaluationBatches:
-        """Every row once, in order."""
+        """Return a loader that reads every validation row once, in order."""
         return loaders.EvaluationBatches(self.source(self.opened("val"), "none"))
 
     def test_dataloader(self) -> loaders.EvaluationBatches:
-        """Every row once, in order."""
+        """Return a loader that reads every test row once, in order."""
         return loaders.EvaluationBatches(self.source(self.opened("test"), "none"))
 
     def source(self, rows: ModuleRows, shuffle: Mode) -> BatchSource:
-        """The rows of this rank in an order, and how batches of them are made."""
+        """Return the order of `rows`, the share of this rank, and how batches are made."""
         rank, world_size = self.topology()
         made = self.format_of(rows)
         given = self._global_batch_size
@@ -232,7 +235,7 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         )
 
     def _prepare_model(self) -> bool:
-        """Prepare the Trainer's model for packed rows; whether it needs batches of one row."""
+        """Prepare the Trainer's model for packed rows; return whether a batch must be one row."""
         # Without a Trainer the model is not known; `check_packed` then warns.
         flat = prepare(None if self.trainer is None else self.trainer.lightning_module)
         check_packed()
@@ -258,7 +261,7 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
                 self.train_dataset = None
 
     def state_dict(self) -> State:
-        """The position of the training run: the same on every rank."""
+        """Return the position of the training run, which is the same on every rank."""
         return self.progress.state_dict()
 
     def load_state_dict(self, state_dict: State) -> None:
@@ -275,7 +278,7 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
             self.progress = loaders.TrainerProgress(self.trainer)
 
     def _worker_options(self, shuffle: Mode) -> dict[str, Any]:
-        """The DataLoader arguments about workers and pinned memory."""
+        """Return the arguments of a DataLoader for workers and pinned memory."""
         # A stream is read in the process that builds it, on a thread.
         num_workers = 0 if self.streaming and shuffle == "part" else self.num_workers
         ahead = self.prefetch_factor if num_workers else None

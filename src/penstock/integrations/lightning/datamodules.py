@@ -52,7 +52,7 @@ class LLMDataModule(base.ResumableDataModule):
     as by `penstock.integrations.huggingface.keep_documents_apart`.
     """
 
-    def __init__(  # noqa: PLR0913  (what people set, flat: Lightning's command line reads it)
+    def __init__(  # noqa: PLR0913  (flat arguments: Lightning's command line reads them)
         self,
         model_name: str = "gpt2",
         batch_size: int | None = 32,
@@ -86,11 +86,11 @@ class LLMDataModule(base.ResumableDataModule):
             data: A dataset of the catalog, or a mapping from "train", "val" and "test" to files,
                 stores, `penstock.Texts` or Hugging Face datasets (a `DatasetDict` is one).
             data_dir: The directory of a dataset of the catalog; `data/NAME` if not given.
-            source: Where it is fetched from instead of upstream: a directory or a mirror.
+            source: A directory or a mirror to fetch that dataset from, instead of upstream.
             column: The JSON field or table column that contains the text.
             documents: What a row is in text files: "lines", "paragraphs", "file", a separator.
-            tokenizer: An object instead of `model_name`: a `transformers` tokenizer, or any with
-                `encode`, `decode` and `eos_token_id`.
+            tokenizer: A tokenizer to use instead of `model_name`: one of `transformers`, or any
+                object with `encode`, `decode` and `eos_token_id`.
             eos: Whether to put the end token after each row.
             overflow: "cut" truncates rows of more than `max_length` tokens and reports how many;
                 "split" makes several rows of them.
@@ -142,9 +142,9 @@ class LLMDataModule(base.ResumableDataModule):
 
     @property
     def pad_id(self) -> int:
-        """The id in padded places: that of the pad token, or else of the end token."""
-        # Of a tokenizer that was given, or loaded and perhaps changed by the user. To load the one
-        # of `transformers` for this number alone would take a second.
+        """The id in padded places: the id of the pad token, or else of the end token."""
+        # Use `self.tokenizer` if the user passed it, or loaded and perhaps changed it. Otherwise
+        # the tokenizer of the stores is enough: loading that of `transformers` takes a second.
         loaded = "tokenizer" in self.__dict__
         found = special_ids(self.tokenizer if loaded else self.settings.tokenizer).pad_id
         return 0 if found is None else found
@@ -168,7 +168,7 @@ class LLMDataModule(base.ResumableDataModule):
         return "; ".join(parts) + "."
 
     def format_of(self, rows: base.ModuleRows) -> RowFormat:
-        """How padded or packed batches of `rows` are made."""
+        """Return how padded or packed batches of `rows` are made."""
         if not isinstance(rows, Windows):
             return row_format(rows, self.pad_id, self.labels)
         # Windows of a stream have an attention_mask here, like the batches of other rows.
@@ -183,7 +183,7 @@ class LLMDataModule(base.ResumableDataModule):
         super().prepare_data()
 
     def inputs(self) -> "Mapping[str, Inputs]":
-        """The inputs of each side; files of a catalog dataset, if it was fetched."""
+        """Return the inputs of each side; raise if a catalog dataset was not fetched."""
         # Not fetched here: all ranks call setup, and only prepare_data runs once a node.
         for path in self._fetched:
             base.check_exists(
@@ -194,7 +194,7 @@ class LLMDataModule(base.ResumableDataModule):
         return self._data
 
     def rows(self, side: str) -> base.ModuleRows:
-        """Documents or packs of one side; windows of a stream that is not packed."""
+        """Return the rows of one side: documents, packs, or windows if it streams unpacked."""
         store = self.store(side)
         if self.packing:
             return MaskedPacks(Packs(store, self.max_length))
@@ -210,7 +210,7 @@ class LLMDataModule(base.ResumableDataModule):
         )
 
     def opened(self, side: str) -> base.ModuleRows:
-        """The rows of one side, if it was given and `setup` has opened it."""
+        """Return the rows of one side; raise if `data=` lacks it or `setup` has not opened it."""
         if side not in self._data:
             raise PlanError(
                 f'There is no "{side}" in data=, which has {", ".join(self._data)}. Add "{side}" '
@@ -221,9 +221,9 @@ class LLMDataModule(base.ResumableDataModule):
 
 
 class LocalOpenWebTextDataModule(base.ResumableDataModule):
-    """Batches of `input_ids` and `labels`, int64 (batch, max_length), of local text files."""
+    """Batches of `input_ids` and `labels`, int64 (batch, max_length), from local text files."""
 
-    def __init__(  # noqa: PLR0913  (what people set, flat: Lightning's command line reads it)
+    def __init__(  # noqa: PLR0913  (flat arguments: Lightning's command line reads them)
         self,
         train_file: base.PathLike = "training_data/owt_train.txt",
         val_file: base.PathLike = "training_data/owt_valid.txt",
@@ -250,18 +250,19 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
             val_file: Text to validate on.
             max_length: Tokens of a row.
             batch_size: Rows of a batch on each device. If neither it nor `global_batch_size` is
-                given, the largest that fits the GPU, found by trial in `setup`; 32 without a GPU.
+                given, `setup` finds the largest that fits the GPU by trial; without a GPU, 32.
             num_workers: Threads that tokenize while streaming; otherwise processes that make
                 batches, which mapped files do not need. Rows do not depend on it.
             prefetch_factor: Batches that each process makes ahead.
-            buffer_size: Accepted for code that sets it, but has no effect: text is read in blocks
-                of megabytes.
-            chunk_size: Accepted as well, without effect.
+            buffer_size: Accepted so that existing code runs, but has no effect: text is read in
+                blocks of megabytes.
+            chunk_size: Also accepted without effect.
             use_preprocessed: Read the token files that `python -m penstock.preprocess` writes; the
                 text files need not exist.
             preprocessed_train: The token file to train on; if not given,
                 `owt_train_preprocessed.npy` beside `train_file`.
-            preprocessed_val: Likewise `owt_val_preprocessed.npy` beside `val_file`.
+            preprocessed_val: The token file to validate on; if not given,
+                `owt_val_preprocessed.npy` beside `val_file`.
             labels: "shifted", or "same" for models that shift labels themselves. With "same",
                 rows overlap by one token, so that every token is a target.
             tokenizer: What `penstock.load_tokenizer` takes.
@@ -272,7 +273,7 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
                 `penstock.integrations.lightning.base.CommonArguments`.
         """
         super().__init__(tokenizer, batch_size, max_length, labels, **common)
-        # Checked although two have no effect: a script with a wrong value has a mistake in it.
+        # Two of these have no effect, but are checked: a wrong value is a mistake in the script.
         ahead = prefetch_factor if num_workers else None
         base.check_sizes(buffer_size=buffer_size, chunk_size=chunk_size, prefetch_factor=ahead)
         self.train_file, self.val_file = Path(train_file), Path(val_file)
@@ -293,7 +294,7 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
             super().prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
-        """Open what a stage needs; the validation file is the test file too."""
+        """Open the rows of a stage; the validation file is the test file too."""
         super().setup("validate" if stage == "test" else stage)
         if self.batch_size is None and self._global_batch_size is None:
             self.batch_size = 32
@@ -304,7 +305,7 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
                 self.batch_size = largest_lightning_batch(model, trainer, self.max_length)
 
     def test_dataloader(self) -> EvaluationBatches:
-        """The validation rows."""
+        """Return the loader of the validation rows."""
         return self.val_dataloader()
 
     @cached_property
@@ -319,7 +320,7 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
         )
 
     def inputs(self) -> dict[str, Path]:
-        """The training and the validation file, if they exist."""
+        """Return the training and the validation file; raise if one does not exist."""
         files = {"train": self.train_file, "val": self.val_file}
         command = "penstock fetch openwebtext --output"
         if self.use_preprocessed:
@@ -336,6 +337,6 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
     def rows(self, side: str) -> Windows:
         """Windows of the tokens of one file."""
         if self.use_preprocessed:
-            # The width of ids comes from the header of the .npy file; nothing is copied.
+            # The dtype of the ids is in the header of the .npy file; nothing is copied.
             return self.windows(ArrayFile(self.inputs()[side]))
         return self.windows(self.store(side))

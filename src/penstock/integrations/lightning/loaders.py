@@ -3,12 +3,12 @@
     positions   0 ─── rank 0 ─ rank 1 ─┊─ rank 0 ─ rank 1 ─┊ …      a step each
     epoch       ├──────── len(loader) steps ──────┤├──────── …      each row once
 
-    position = that of the checkpoint + the rows of the batches that were trained after it
+    position = position of the checkpoint + rows of the batches that were trained after it
 
-The trainer's own counter says how many batches were trained. A loader that counts what it yields
-is ahead of the training by what was prefetched, and Lightning keeps the state of rank 0 only.
-With the trainer's counter every rank computes the same position. Without a trainer, the loader
-counts the batches that it yielded.
+The number of trained batches is the trainer's own count. A loader that counts the batches it yields
+is ahead of training by the prefetched batches, and Lightning saves the state of rank 0 only. From
+the trainer's count, every rank computes the same position. Without a trainer, the loader counts
+the batches that it yields.
 
 The position is computed when the first batch is requested, not when the iterator is made:
 Lightning makes iterators before it has restored its own counters.
@@ -29,7 +29,7 @@ _FIELDS = ("data", "batches", "global_batch", "batch_size", "devices")
 
 
 class TrainerProgress:
-    """The position of one training run, in rows of all ranks together. It begins at 0.
+    """The position of one training run, counted in rows of all ranks together from 0.
 
     Args:
         trainer: Lightning's Trainer, which counts batches; None without one.
@@ -43,7 +43,7 @@ class TrainerProgress:
         self._restored: State | None = None
         self._position = self._batches = 0
         self.yielded = 0
-        """Batches that the loader yielded; they count only without a trainer."""
+        """The number of batches that the loader yielded; used only without a trainer."""
 
     @property
     def source(self) -> BatchSource:
@@ -55,8 +55,8 @@ class TrainerProgress:
         """Train on the rows of `source`; the number of rows in a step is decided here.
 
         Args:
-            source: The rows. Its steps have the `batch_size` of the user on each rank.
-            global_batch: Rows of a step on all ranks, if the user gave them.
+            source: The rows, in steps of the user's `batch_size` on each rank.
+            global_batch: Rows of a step on all ranks, if the user set this number.
         """
         self._batch_size, self._given = source.global_batch // source.world_size, global_batch
         self._begin(source)
@@ -78,9 +78,9 @@ class TrainerProgress:
         return self._position_after(self._trained(before_hooks=False))
 
     def state_dict(self) -> State:
-        """The position as JSON: the same on every rank, no matter what was prefetched.
+        """Return the position as JSON: the same on every rank, not counting prefetched batches.
 
-        Empty before the rows to train on are known.
+        The state is empty before the rows to train on are known.
         """
         if self._source is None:
             return {}
@@ -96,7 +96,7 @@ class TrainerProgress:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from `state`, on any number of ranks; if no rows are known yet, later."""
+        """Continue from `state`, on any number of ranks, as soon as the rows are known."""
         if not isinstance(state, dict) or not all(name in state for name in _FIELDS):
             raise ResumeError(f"{state!r:.80} is not the state of a data module.")
         self._restored = dict(state)
@@ -107,12 +107,12 @@ class TrainerProgress:
         """Rows of a step on all ranks together.
 
         A run that is resumed on another number of devices, with nothing else changed, keeps the
-        steps of its checkpoint if they divide. So a step stays the same for the learning rate
-        schedule and for the length of an epoch.
+        rows per step of its checkpoint if the devices divide them. So the learning rate schedule
+        and the number of steps in an epoch stay the same.
         """
         if self._given is not None:
             return self._given
-        # Only if batch_size is the same: another one asks for other steps.
+        # Only if batch_size is the same: a user who changes it wants steps of another size.
         then = self._restored
         if then is not None and then["batch_size"] == self._batch_size:
             kept = int(then["global_batch"])
@@ -170,17 +170,17 @@ class _ShardedSampler(SequentialSampler, DistributedSampler[Any]):
 
 
 class _SpanBatches(DataLoader[Tensors]):
-    """A DataLoader whose dataset makes whole batches, at the positions of its sampler."""
+    """A DataLoader whose dataset makes whole batches, at positions that its sampler yields."""
 
     def __init__(self, source: BatchSource, sampler: _ShardedSampler) -> None:
         super().__init__(StepBatches(source), batch_size=None, sampler=sampler, **source.workers)
 
 
 class EvaluationBatches(_SpanBatches):
-    """Every row once, in order, on all ranks together, in as many steps on each rank.
+    """Reads every row once over all ranks, in order, with equally many steps on each rank.
 
     No row is repeated, and no batch is without labels. So a mean over the rows of all ranks is a
-    mean over the dataset. If rows do not divide, some batches are smaller.
+    mean over the dataset. If the rows do not divide evenly, some batches are smaller.
     """
 
     def __init__(self, source: BatchSource) -> None:
@@ -189,14 +189,14 @@ class EvaluationBatches(_SpanBatches):
         cuts = evaluation_cuts(len(source.plan), batch_size, rank, world_size)
         sampler = _ShardedSampler(source, cuts.__len__)
         sampler.spans = [RankSpan(*cut, cut[1] - cut[0], cut) for cut in cuts]
-        # The batches of a rank are its own: other ranks need not have the same shapes.
+        # Shapes may differ between ranks, so each rank makes its batches as if it were alone.
         super().__init__(replace(source, rank=0, world_size=1), sampler)
 
 
 def evaluation_cuts(
     num_rows: int, batch_size: int, rank: int, world_size: int
 ) -> list[tuple[int, int]]:
-    """The batches of one rank as ranges of rows: none empty, and as many as on every rank.
+    """Return the batches of one rank as ranges of rows: none empty, equally many on all ranks.
 
     >>> [evaluation_cuts(9, 4, rank, world_size=2) for rank in (0, 1)]
     [[(0, 3), (3, 4)], [(4, 8), (8, 9)]]
@@ -213,7 +213,7 @@ def evaluation_cuts(
     largest = -(-num_rows // world_size)
     steps = min(-(-largest // batch_size), num_rows // world_size)
     share = stop - first
-    # A step may not take rows that later steps need to have one each.
+    # A step must leave at least one row for each later step.
     edges = [min(step * batch_size, share - (steps - step)) for step in range(steps)] + [share]
     return [(first + low, first + high) for low, high in pairwise(edges)]
 
@@ -226,12 +226,12 @@ class TrainingBatches(_SpanBatches):
     """
 
     def __init__(self, progress: TrainerProgress, *, sized: bool = True) -> None:
-        """Batches from the position of `progress`.
+        """Begin at the position of `progress`.
 
         Args:
             progress: The position, and the rows to train on.
-            sized: Whether there is a length. It must be the same on every rank: some ranks may
-                know already how much text there is when others do not.
+            sized: Whether the loader has a length. It must be the same on every rank, although
+                some ranks may know the amount of text before others do.
         """
         self._progress = progress
         self._sized = sized
@@ -242,11 +242,11 @@ class TrainingBatches(_SpanBatches):
         super().__init__(progress.source, self._sampler)
 
     def __iter__(self) -> Iterator[Tensors]:  # type: ignore[override]
-        """Batches from the position to the end of the epoch.
+        """Yield batches from the position to the end of the epoch.
 
-        If the trainer takes fewer batches an epoch than there are (`limit_train_batches`), they
-        continue from its position, also across the end of an epoch. Nothing is read before the
-        first batch is requested.
+        If the trainer reads only some batches of each epoch (`limit_train_batches`), its next
+        epoch continues from its position, also across the end of an epoch of the data. Nothing is
+        read before the first batch is requested.
         """
         source = self._progress.source
         position = self._progress.begin()
@@ -254,7 +254,7 @@ class TrainingBatches(_SpanBatches):
         steps = source.steps(position)
         most = len(self) if self._sized and self._progress.trainer is not None else None
         if most is None:
-            # To the end of the epoch in which the first step is; it ends with a step.
+            # Stop at the end of the epoch of the first step. No step reaches into the next epoch.
             first = next(steps)
             steps = chain([first], takewhile(lambda each: each.epoch == first.epoch, steps))
         if self.num_workers:
@@ -278,7 +278,7 @@ class TrainingBatches(_SpanBatches):
             yield batch
 
     def _on_thread(self, source: BatchSource, steps: Iterator[EqualSteps]) -> Iterator[Tensors]:
-        """Full steps by a loader, which makes them ahead on a thread; other steps here."""
+        """Yield full steps from a loader, which makes them ahead on a thread; make others here."""
         # With epochs=1 a loop of the loader ends with the epoch, so it never prefetches rows that
         # the smaller steps at the end take.
         loader = source.loader(epochs=1)

@@ -1,10 +1,11 @@
-"""Several datasets in one DataLoader, in shares that hold at every step.
+"""Mixes several datasets in one DataLoader, with shares that hold at every step.
 
 `create_multiplex_dataloader([("arc", arc), ("math", math)], sampling_weights=[7, 3])` returns a
-real `torch.utils.data.DataLoader` with workers, pinned memory and all else. Shares are exact:
-within two examples at every point of a run, not only on average. The order is the same for any
-number of workers and ranks, every epoch has its own, and a state of a few hundred bytes resumes
-in the middle of one. Imports torch and NumPy only. `examples/multiplex_example.py` demonstrates it.
+`torch.utils.data.DataLoader` with workers, pinned memory and its other features. Each dataset
+stays within two examples of its share at every point of a run, not only on average. Every epoch
+has a new order, which is the same for any number of workers and ranks. A small state resumes in
+the middle of an epoch. Importing this package imports only torch and NumPy.
+`examples/multiplex_example.py` is an example.
 """
 
 from typing import TYPE_CHECKING

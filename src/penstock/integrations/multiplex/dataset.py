@@ -45,15 +45,15 @@ class MultiplexDataset(Dataset[Example]):
 
     Args:
         datasets: Pairs of a name and a sized sequence of dicts: a list, a Hugging Face dataset,
-            or any object with `len()` and `[]`. If it has `__getitems__`, that is called once
-            per batch.
+            or any object with `len()` and `[]`. If it has a method `__getitems__`, the method is
+            called once per batch.
         sampling_strategy: "proportional", "uniform" or "weighted".
         sampling_weights: Shares in the order of `datasets`, or by name.
         shuffle_seed: A different seed gives a different order.
         schedule: `{10_000: [0.2, 0.8]}`: other weights from example 10,000 of the run on.
-        lengths: Makes weights shares of tokens: a function that returns the tokens of an example,
-            or the token counts of all examples by dataset. `penstock.integrations.multiplex.mixing`
-            describes the guarantee.
+        lengths: If given, weights are shares of tokens. A function that returns the number of
+            tokens of an example, or the token counts of all examples by dataset.
+            `penstock.integrations.multiplex.mixing` describes the guarantee.
 
     >>> dataset = MultiplexDataset([("a", [{"text": "x"}, {"text": "y"}]), ("b", [{"n": 1}])])
     >>> dataset[0], dataset.index_map[0]
@@ -100,8 +100,9 @@ class MultiplexDataset(Dataset[Example]):
         return self.read([source], [sample])[0]
 
     def __getitems__(self, items: BatchRequest | list[int]) -> list[Example]:
-        """Several items; a DataLoader reads a batch this way."""
-        # Our sampler sends examples that are located already; a sampler of the user sends items.
+        """Return several items; a DataLoader reads a batch this way."""
+        # Our sampler sends a BatchRequest, which already names the examples. A user's sampler
+        # sends item numbers.
         if isinstance(items, BatchRequest):
             return self.read(*items)
         pairs = [self.index_map[number] for number in items]
@@ -116,7 +117,7 @@ class MultiplexDataset(Dataset[Example]):
         return self._with_names(self._stored(sources, samples), sources, samples)
 
     def read_collated(self, sources: list[int], samples: list[int]) -> Example:
-        """`default_collate_fn` of these examples; where possible without a dict for each."""
+        """Return `default_collate_fn` of these examples, if possible without a dict for each."""
         stored = self._stored(sources, samples)
         batch = _collate_same_keys(stored)
         if batch is None or any(key in batch for key in _ADDED):
@@ -127,9 +128,9 @@ class MultiplexDataset(Dataset[Example]):
     def get_dataset_stats(self) -> Json:
         """Names, sizes and shares of the datasets, and how much of each was read on all ranks.
 
-        `sampling_percentage` is the share by the current weights. `asked` is how many examples
-        of the run so far a dataset should have by the weights alone, and `delivered` is how many
-        it has; docs/mixing.md says how close they are.
+        `sampling_percentage` is the share by the current weights. `asked` is the number of
+        examples that the weights give to a dataset so far, usually a fraction. `delivered` is the
+        number of its examples that were read. docs/mixing.md says how close the two are.
         """
         mixing = self.run.mixing
         statistics = mixing.statistics(self.run.position)
@@ -187,7 +188,7 @@ class MultiplexDataset(Dataset[Example]):
 
 
 def _checked(datasets: Iterable[tuple[str, Examples]]) -> list[tuple[str, Examples]]:
-    """The pairs of names and datasets, if they can be mixed."""
+    """Return the pairs of names and datasets; raise if they cannot be mixed."""
     try:
         pairs = [(name, rows) for name, rows in datasets]
     except (TypeError, ValueError):
@@ -234,7 +235,7 @@ def default_collate_fn(batch: Sequence[Mapping[str, Any]]) -> Example:
 def _collate_same_keys(batch: Sequence[Any]) -> Example | None:
     """`default_collate_fn` of plain dicts that have the same keys; None for other examples.
 
-    Faster, because it reads all values of an example in one call.
+    It is faster, because it reads all values of an example in one call.
     """
     first = batch[0]
     # Plain dicts only: reading a missing key of a defaultdict would add the key to it. With one
@@ -269,7 +270,7 @@ def get_dataset_stats(dataloader: object) -> Json:
     {'name': 'a', 'size': 1, 'sampling_percentage': 100.0, 'asked': 0.0, 'delivered': 0}
 
     Raises:
-        TypeError: The argument is neither.
+        TypeError: The argument is neither a multiplex DataLoader nor a MultiplexDataset.
     """
     # Frameworks wrap DataLoaders in classes of their own, which keep `dataset`.
     dataset = getattr(dataloader, "dataset", dataloader)

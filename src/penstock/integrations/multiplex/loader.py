@@ -5,8 +5,8 @@
         checkpoint["data"] = loader.state_dict()  # after any batch, on any rank
 
 The position counts the batches that the loader returned, not those that workers prepared ahead.
-Without workers, the loader collates batches in a loop of its own: PyTorch's loop takes 20 µs per
-batch, more than it takes to read a batch of 32 examples from memory.
+Without workers, the loader does not use PyTorch's loop, which takes 20 µs per batch. Reading a
+batch of 32 examples from memory takes less than that.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,10 +30,10 @@ _FIELDS = {"epoch": int, "start": int, "position": int, "changed": dict, "order"
 
 
 class _Sampler(DistributedSampler[Any]):
-    """The batch sampler: the examples of each batch of this rank, to the end of the epoch.
+    """The batch sampler: yields the examples of each batch of this rank until the epoch ends.
 
-    It is a DistributedSampler, so that tools which replace other samplers by one, to shard the
-    data over ranks, see that the data is sharded already.
+    Some tools replace every sampler that is not a DistributedSampler, in order to shard the data
+    over ranks. Here the data is sharded already, so this class is a DistributedSampler.
     """
 
     def __init__(self, dataset: MultiplexDataset) -> None:
@@ -93,7 +93,8 @@ class MultiplexDataLoader(DataLoader[Any]):
         """
         if self._run.last is None:
             return None
-        # Not by the current mixing: with shuffle=False the next epoch begins a new one at 0.
+        # This uses the mixing of the last batch. The current mixing may be another one: with
+        # shuffle=False, each epoch begins a new mixing at position 0.
         mixing, span = self._run.last
         positions = np.arange(*span[:2])
         sources, epochs, samples = mixing.order.locate(positions)
@@ -101,7 +102,7 @@ class MultiplexDataLoader(DataLoader[Any]):
         return combine(of_samples(keys, epochs, samples, positions), [0])[0]
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next `iter()` begin `epoch`; does nothing if it would do so anyway."""
+        """Let the next `iter()` begin `epoch`; no effect if `epoch` is the next one anyway."""
         self._run.set_epoch(epoch)
 
     def set_weights(self, weights: Weights) -> None:
@@ -121,9 +122,9 @@ class MultiplexDataLoader(DataLoader[Any]):
     def state_dict(self) -> Json:
         """The position of the run as JSON; the same on every rank, for any number of workers.
 
-        At most 4 KiB and 100 bytes per dataset, however often weights were set. It holds the
-        current weights, the counts and rounding errors of the datasets where these weights were
-        set, and a digest of all earlier weights.
+        The state takes at most 4 KiB plus 100 bytes per dataset, however often weights were set.
+        It contains the current weights, a digest of all earlier weights, and the counts and
+        rounding errors of the datasets at the position where the current weights were set.
         """
         run = self._run
         changed = run.mixing.stages != self._original.stages
@@ -258,10 +259,10 @@ def create_multiplex_dataloader(  # noqa: PLR0913  (the arguments of the code th
         worker_init_fn: Called in each worker with its number.
         multiprocessing_context: How workers are started: "fork", "spawn" or "forkserver".
         schedule: `{10_000: [0.2, 0.8]}`: other weights from example 10,000 of the run on.
-        lengths: Makes weights shares of tokens: a function that returns the tokens of an example,
-            or the token counts of all examples by dataset. `penstock.integrations.multiplex.mixing`
-            describes the guarantee.
-        sampler: Not supported; it is an argument only for a helpful error.
+        lengths: If given, weights are shares of tokens. A function that returns the number of
+            tokens of an example, or the token counts of all examples by dataset.
+            `penstock.integrations.multiplex.mixing` describes the guarantee.
+        sampler: Not supported. The argument exists only so that the error can give advice.
 
     Raises:
         PlanError: A ValueError that names the argument to change.

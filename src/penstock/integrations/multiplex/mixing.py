@@ -13,8 +13,8 @@ carried over as well, so the shares of the whole run stay exact however often we
 If token counts are given, weights are shares of tokens. A dataset whose examples have 200 tokens
 on average is then drawn half as often as one of equal weight whose examples have 100. Every
 example of a dataset is read once in each epoch of that dataset, so over whole epochs the ratio of
-tokens is exactly the ratio of the weights. Within an epoch it varies with the lengths of the
-examples that the shuffle puts first, and by two examples of rounding.
+tokens is exactly the ratio of the weights. Within an epoch the ratio may differ: it depends on the
+lengths of the examples that the shuffle puts first, and on rounding by up to two examples.
 """
 
 from bisect import bisect_left, bisect_right
@@ -96,10 +96,10 @@ class Mixing:
         return Mixture(self.schedule, Sources(self.names, domains, "full", self.seed))
 
     def statistics(self, position: int) -> list[tuple[str, int, float, float, int]]:
-        """Of each dataset: name, size, share in percent, examples asked for, and delivered.
+        """Return for each dataset: name, size, percentage, examples asked for, and delivered.
 
-        The share is by size, equal, or by the weights at `position`. The examples are those before
-        `position`; the number that the weights ask for is not a whole one.
+        The percentage follows from the sizes, or from the weights at `position`. Examples before
+        `position` are counted. The number that the weights ask for is usually a fraction.
         """
         if isinstance(self.order, Plan):
             shares = [size / self.total for size in self.sizes]
@@ -117,10 +117,10 @@ class Mixing:
         return list(zip(self.names, self.sizes, percent, asked, delivered, strict=True))
 
     def changed(self, position: int, weights: Weights, argument: str = "weights") -> "Mixing":
-        """This mixing up to `position`, and other weights from there on; later stages are dropped.
+        """Return this mixing with other weights from `position` on; later stages are dropped.
 
-        Takes the same time however often weights changed before. An error message calls the
-        weights `argument`.
+        The call takes the same time however often weights changed before. `argument` is the name
+        of the weights in error messages.
 
         Raises:
             PlanError: The weights are invalid, or the mixing has none that could change.
@@ -183,7 +183,7 @@ class Mixing:
         return {**origin._asdict(), "weights": weights, "history": last.history}
 
     def resumed(self, saved: Mapping[str, Any]) -> "Mixing":
-        """The mixing that wrote `saved` by `to_resume`.
+        """Return the mixing whose `to_resume` returned `saved`.
 
         Positions before its last change of weights cannot be located any more.
         """
@@ -198,7 +198,7 @@ class Mixing:
         return self.stages[max(0, number)].weights
 
     def _per_example(self, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
-        """Shares of examples, computed from shares of tokens where `weights` are these."""
+        """Return shares of examples; `weights` that are shares of tokens are converted."""
         if self.num_tokens is None:
             return weights
         # Divide each weight by the mean length tokens / size. Fractions keep the ratio exact.
@@ -228,7 +228,7 @@ def new_mixing(
     schedule: Mapping[int, Weights] | None,
     lengths: Lengths | None,
 ) -> Mixing:
-    """The mixing of these datasets, by the arguments of a `MultiplexDataset`.
+    """Return the mixing of these datasets, for the arguments of a `MultiplexDataset`.
 
     Raises:
         PlanError: An argument is invalid, or contradicts another one.
@@ -246,7 +246,8 @@ def new_mixing(
             "as [0.7, 0.3], or numbers by name."
         )
     names, sizes = tuple(name for name, _ in datasets), tuple(len(rows) for _, rows in datasets)
-    # Weights without a strategy mean "weighted": a default argument looks the same as none.
+    # Weights mean "weighted" even if the strategy is "proportional": that is the default value, so
+    # the user has probably not set it.
     if weights is not None:
         strategy = "weighted"
     mixing = Mixing(names, sizes, strategy, whole_number("shuffle_seed", seed), ())
@@ -278,7 +279,7 @@ def _token_counts(lengths: Lengths, datasets: Sequence[tuple[str, Any]]) -> tupl
         listed = [[lengths(rows[n]) for n in range(len(rows))] for _, rows in datasets]
     else:
         names = [name for name, _ in datasets]
-        if isinstance(lengths, Mapping):  # lengths of other datasets do no harm
+        if isinstance(lengths, Mapping):  # lengths of other datasets are ignored
             lengths = {name: lengths[name] for name in names if name in lengths}
         listed = _by_dataset(lengths, names, "lengths")
     totals = []

@@ -1,4 +1,4 @@
-"""The state of a run: where it is, and which examples its next batches have.
+"""The state of a run: its position, and the examples of its next batches.
 
     epoch 0                          epoch 1
     |── step 0 ──|── step 1 ──|─ 2 ─||── step 0 ──| …      positions in one endless order
@@ -6,8 +6,9 @@
 
 A step is one batch on every rank. It starts at the current position of the run, so the sequence
 of examples is the same for any batch size, number of ranks and number of workers. The main
-process locates the examples, thousands of positions at a time, and sends them to a worker with
-each request. So workers do not compute the order and cannot use an outdated one.
+process computes which examples are at the next positions, thousands at a time. It sends their
+numbers to a worker with each request. So workers do not compute the order, and cannot use an
+outdated one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -35,7 +36,7 @@ Span = tuple[int, int, int]
 
 
 class BatchRequest(NamedTuple):
-    """The examples of one batch: the numbers of their datasets, and their numbers in these."""
+    """The examples of one batch: for each, the number of its dataset and its number in it."""
 
     sources: list[int]
     samples: list[int]
@@ -97,7 +98,7 @@ class MultiplexRun:
         """`num_steps` of a whole epoch.
 
         Raises:
-            PlanError: There is not one step, or a rank would have no example.
+            PlanError: An epoch would have no step, or a rank would have no example.
         """
         num_rows = self.mixing.total
         if num_rows < self.world_size:
@@ -115,7 +116,7 @@ class MultiplexRun:
         return steps
 
     def _other_batch_size(self, num_rows: int) -> int:
-        """The nearest batch size that leaves every rank an example, or no rest at all."""
+        """Return the nearest batch size with which no rank lacks an example in the last step."""
         # The search ends if there are at least as many examples as ranks: in one step of all
         # examples, every rank has at least one.
         near = (self.batch_size + sign * by for by in count(1) for sign in (-1, 1))
@@ -142,7 +143,7 @@ class MultiplexRun:
         self.iterator += 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iterator begin `epoch`; does nothing if it would do so anyway."""
+        """Let the next iterator begin `epoch`; no effect if `epoch` is the next one anyway."""
         if epoch < 0:
             raise PlanError(f"epoch={epoch} must be 0 or more.")
         if epoch == self.epoch + self.iterating:
@@ -210,7 +211,7 @@ class MultiplexRun:
         elif self.mixing.stages:
             self.start = self.position  # each dataset continues where it stopped
         else:
-            self.start = self.epoch * self.mixing.total  # each epoch is one order of everything
+            self.start = self.epoch * self.mixing.total  # each epoch reads every example once
         self.position = self.start
 
 

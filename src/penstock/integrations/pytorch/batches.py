@@ -12,8 +12,8 @@ There are two conventions for labels, which have the same shape and different lo
     shifted   labels[i] is input_ids[i + 1]; the training loop computes the loss directly
     same      labels[i] is input_ids[i]; the model shifts them (Hugging Face models do)
 
-If a model shifts labels that are shifted already, it learns to predict two tokens ahead. No error
-is raised, so `check_dataloader` looks at the batches.
+If a model shifts labels that are shifted already, it learns to predict two tokens ahead, without an
+error. `check_dataloader` detects such batches.
 """
 
 from collections.abc import Iterable, Sequence
@@ -82,7 +82,7 @@ def pad_collate(  # noqa: PLR0913  (a function for DataLoader's collate_fn: flat
             "token, special_ids(tokenizer).pad_id: the mask marks padding, not the id."
         )
     _check_options(side, multiple_of, max_length, overflow, labels)
-    # Tokens at the ends are added before rows are truncated, so that max_length includes them.
+    # `bos_id` and `eos_id` are added before rows are truncated, so that max_length includes them.
     rows = [_row(item, number, bos_id, eos_id) for number, item in enumerate(batch)]
     if not rows:
         raise PlanError("A batch without rows cannot be padded.")
@@ -241,7 +241,7 @@ def check_dataloader(
         raise PlanError(
             "The DataLoader has no batch: there is too little text, or it was iterated to its end."
         )
-    # No single setting of the model would be right for both.
+    # No single setting of the model would be right for both conventions.
     if {"shifted", "same"} <= found:
         raise PlanError("Some batches have shifted labels and others labels equal to the inputs.")
     # A batch that fits both conventions says nothing; any other one decides.
@@ -283,7 +283,8 @@ def _checked(
     targets = labels[labels != _IGNORED]
     if not targets.numel():
         raise PlanError(f"{where}: every label is -100, so there is nothing to learn.")
-    # An id outside the vocabulary would fail in the model, on a GPU without saying which.
+    # The model would fail on an id outside the vocabulary, and on a GPU the error would not name
+    # the id.
     for name, values in (("input_ids", input_ids), ("labels", targets)):
         low, high = int(values.min()), int(values.max())
         if low < 0 or (vocab_size is not None and high >= vocab_size):

@@ -1,4 +1,4 @@
-r"""The two Datasets that people write by hand: over JSON lines or paragraphs, and over a text.
+r"""Two Datasets that replace hand-written ones: over JSON lines or paragraphs, and over one text.
 
     tokens     t0 t1 t2 t3 t4        length=4
     inputs     t0 t1 t2 t3
@@ -54,7 +54,7 @@ _NOT_PICKLED = ("samples", "tokens", "_view")
 
 
 class _WindowDataset(Dataset[Item], Generic[Item]):
-    """Windows over the tokens of one file; a subclass says what an item looks like.
+    """Windows over the tokens of one file; a subclass decides the format of an item.
 
     Can be pickled, and used after a fork and from several threads.
     """
@@ -88,19 +88,21 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         encodes = (given.encodes.digest, given.special_tokens)
         name = store_name(self._digest, encodes, end_id, layout)
         self._store = cached_store(name, self._root, partial(self._build, given, end_id))
-        # `Windows` refuses a store without one row; a hand-written Dataset is empty.
+        # `Windows` refuses a store that is too short for one row. A hand-written Dataset would be
+        # empty, so this one is empty too.
         enough = self._store.num_tokens > self.length
         self._windows = Windows(self._store, self.length, stride=self.stride) if enough else None
 
     def _build(self, given: GivenTokenizer, end_id: int | None, directory: Path) -> TokenStore:
         tokenizer = given.tokenizer
         is_object = isinstance(tokenizer.engine, ObjectEngine)
-        # Without end tokens, windows do not depend on where a document ends. So a long text is
-        # stored in pieces. A user's object may look further back than the places that are tried.
+        # Without end tokens, windows do not depend on where a document ends, so a long text is
+        # stored in pieces. The text for a user's object is not cut, because the ids that it returns
+        # may depend on text further back than the check of a cut reads.
         is_whole = is_object or end_id is not None
         is_cut_safe = None if is_whole else cut_safety(tokenizer.engine, tokenizer.reference)
         texts = SpooledTexts(self._file, self._layout, self._digest, directory.parent, is_cut_safe)
-        # The store must hold the bytes under whose digest it is kept.
+        # The store is named after the digest of the file, so the file must still have that digest.
         self._refuse_changed()
         return build(
             texts,
@@ -143,12 +145,12 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         return {**kept, "_tokenizer": None}
 
     def item(self, inputs: torch.Tensor, labels: torch.Tensor) -> Item:
-        """Inputs and labels as the user gets them, of one window or of a batch."""
+        """Return the inputs and labels of one window or of a batch in the user's format."""
         raise NotImplementedError
 
     @cached_property
     def _view(self) -> NDArray[Any] | None:
-        """All windows as a view of the file, which takes no memory; None with several parts."""
+        """All windows as a view of the file, not a copy; None if the store has several parts."""
         # Reading through it is twice as fast as `Windows.read`, which also serves large stores.
         if self._windows is None or len(self._store.manifest.parts) > 1:
             return None
@@ -200,7 +202,7 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
     def tokenized_data(self) -> NDArray[Any]:
         """All token ids, uint16 or uint32: a read-only view of the store.
 
-        The text of a large file (64 MB and more) is stored in several parts, and this is a copy.
+        A large file (64 MB and more) is stored in several parts; for it, a copy is returned.
         """
         return self._store.tokens(0, self._store.num_tokens)
 
@@ -218,9 +220,9 @@ class TransformerDataset(_WindowDataset[dict[str, torch.Tensor]]):
     r"""Windows over the concatenated token ids of all samples of a file.
 
     Item i is `{"input_ids", "labels"}`, two tensors of `seq_length` int64: the ids from
-    `i * stride` on, and the ids one further. The samples are the field `text` of each JSON
-    line, or the paragraphs of a text (`t.strip()` of `text.split("\n\n")`, where not empty).
-    The ids are those that `tokenizer.encode(sample)` returns. Nothing is put between them unless
+    `i * stride` on, and the ids from `i * stride + 1` on. The samples are the field `text` of each
+    JSON line, or the paragraphs of a text (`t.strip()` of `text.split("\n\n")`, where not empty).
+    The ids are those that `tokenizer.encode(sample)` returns. Nothing is put between samples unless
     `eos=True`. Can be pickled, and used after a fork and from several threads.
 
     >>> import pathlib, tempfile
@@ -248,8 +250,8 @@ class TransformerDataset(_WindowDataset[dict[str, torch.Tensor]]):
 
         Args:
             data_path: A file of JSON lines or of text, UTF-8. It may be larger than memory.
-            tokenizer: Any object with `encode`, or what `penstock.load_tokenizer` takes: a
-                name ("gpt2"), a path.
+            tokenizer: Any object with `encode`, or a name ("gpt2") or path as for
+                `penstock.load_tokenizer`.
             seq_length: Ids in the inputs of an item.
             is_jsonl: Whether the file contains JSON lines; otherwise it is text.
             stride: The distance between windows; `seq_length` makes them disjoint.
@@ -272,8 +274,8 @@ class TransformerDataset(_WindowDataset[dict[str, torch.Tensor]]):
 class TextDataset(_WindowDataset[Pair]):
     """Windows over the token ids of a text file, taken as one document.
 
-    Item i is `(x, y)`, two tensors of `sequence_length` int64: the ids from `i * stride` on,
-    and the ids one further. Can be pickled, and used after a fork and from several threads.
+    Item i is `(x, y)`, two tensors of `sequence_length` int64: the ids from `i * stride` on, and
+    the ids from `i * stride + 1` on. Can be pickled, and used after a fork and from threads.
     """
 
     def __init__(
@@ -292,12 +294,12 @@ class TextDataset(_WindowDataset[Pair]):
         self.sequence_length = sequence_length
 
     def item(self, inputs: torch.Tensor, labels: torch.Tensor) -> Pair:
-        """The pair as it is."""
+        """Return the pair unchanged."""
         return inputs, labels
 
     @cached_property
     def tokens(self) -> torch.Tensor:
-        """All ids as a torch.long tensor, which takes 8 bytes a token once it is used."""
+        """All ids as a torch.long tensor, made on first use; it takes 8 bytes a token."""
         return torch.from_numpy(self.tokenized_data.astype(np.int64))
 
 
@@ -334,5 +336,5 @@ class WindowBatch(Sequence[Item], Generic[Item]):
 
 
 def stack(batch: Any) -> Any:
-    """The collate function for these datasets; items that were chosen one by one are stacked."""
+    """Return a batch as stacked tensors: the collate function for these datasets."""
     return batch.stacked if isinstance(batch, WindowBatch) else default_collate(batch)

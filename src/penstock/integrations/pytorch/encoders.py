@@ -1,4 +1,4 @@
-"""Tokenizers of any library, by their method `encode`.
+"""Uses tokenizers of any library, through their method `encode`.
 
 `penstock.build` adds nothing to a text and takes special tokens in it as text. A hand-written
 Dataset stores what `tokenizer.encode(text)` returns, with everything that the object adds. So an
@@ -37,14 +37,14 @@ _PAD_TOKENS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 class GivenTokenizer:
     """A tokenizer as the user gave it, and as `penstock.build` uses it.
 
-    A store that exists is found by the digest alone. So the engine of a definition, which takes
-    0.2 s to load, is loaded only when something is encoded.
+    An existing store is found by the digest alone. Loading an engine from a definition takes 0.2 s,
+    so it is loaded only when something is encoded.
     """
 
     source: AnyTokenizer
     """The user's object, name or path."""
     encodes: Definition | Tokenizer
-    """Encodes as the object's `encode` does."""
+    """Returns the same ids as the object's `encode`."""
     special_tokens: SpecialTokens = "text"
 
     @cached_property
@@ -79,7 +79,7 @@ class GivenTokenizer:
 
 
 def as_given(tokenizer: AnyTokenizer) -> GivenTokenizer:
-    """The tokenizer that a name, a path or an object with `encode` means."""
+    """Return the tokenizer for a name, a path or an object with `encode`."""
     if isinstance(tokenizer, GivenTokenizer):
         return tokenizer
     if isinstance(tokenizer, str | os.PathLike):
@@ -91,7 +91,7 @@ def as_given(tokenizer: AnyTokenizer) -> GivenTokenizer:
         return GivenTokenizer(tokenizer, tokenizer, tokenizer.special_tokens)
     package = type(tokenizer).__module__.partition(".")[0]
     if "encode" in (read_attribute(tokenizer, "__dict__") or ()):
-        package = ""  # replaced on this object: nothing is known about it
+        package = ""  # the user replaced `encode` on this object: nothing is known about it
     # tiktoken's `encode` raises an error for special tokens in a text; the engine takes them as
     # text, and is otherwise the same.
     if package == "tiktoken":
@@ -102,11 +102,11 @@ def as_given(tokenizer: AnyTokenizer) -> GivenTokenizer:
         theirs = package == "transformers"
         backend = tokenizer.backend_tokenizer if theirs else tokenizer
         as_text = bool(backend.encode_special_tokens)
-        # Then the engine returns what `encode` does with special_tokens="parse", a hundred times
-        # as fast.
+        # In this case the engine with special_tokens="parse" returns the same ids as `encode`, a
+        # hundred times as fast.
         if not theirs and not as_text and _adds_nothing(definition):
             return GivenTokenizer(tokenizer, definition, "parse")
-        # Of a `transformers` tokenizer, `split_special_tokens` is not in the JSON.
+        # The JSON of a `transformers` tokenizer does not contain `split_special_tokens`.
         split = theirs and bool(tokenizer.split_special_tokens)
         kind = [package, type(tokenizer).__qualname__, as_text, split]
         digest = None if _dropout(definition) else digest_json([*kind, definition.text])
@@ -123,7 +123,7 @@ class _ObjectTokenizer(Tokenizer):
 
     @property
     def canary(self) -> str:
-        """Empty: nothing is known of the object."""
+        """Empty, because the object may refuse the fixed text."""
         return ""
 
 
@@ -135,7 +135,7 @@ class _Encoder:
     ) -> None:
         self._given = given
         self.name, self.eos_token_id = known.name, known.eos_id
-        # What an object says of its vocabulary may not count added tokens, so it is not used.
+        # The vocabulary size that an object reports may leave out added tokens, so it is not used.
         self.vocab_size = UNKNOWN_VOCABULARY
         if definition is not None:
             self.name, self.vocab_size = definition.name, definition.vocab_size
@@ -168,7 +168,7 @@ class _Encoder:
 
 
 def _adds_nothing(definition: Definition) -> bool:
-    """Whether `encode` returns all ids of the text, the same at every call, and no others."""
+    """Whether `encode` returns exactly the ids of the text, the same at every call."""
     config = definition.config
     # GPT-2's ByteLevel post-processor only trims offsets.
     after = config.get("post_processor")

@@ -40,7 +40,7 @@ _NAMES = ("data",)  # the name that a plan gives to its only source
 
 
 class _Options(TypedDict, total=False):
-    """The options of both functions; `create_dataloaders` describes them, `_pair` has defaults."""
+    """Options of both functions. `create_dataloaders` describes them, `_pair` sets defaults."""
 
     stride: int
     eos: bool | int | str
@@ -76,8 +76,8 @@ def create_dataloaders(
     the number of labels over ranks, then divide.
 
     Args:
-        train_path: A file for `TransformerDataset`.
-        val_path: Another.
+        train_path: The training file, as for `TransformerDataset`.
+        val_path: The validation file.
         tokenizer: See `TransformerDataset`.
         batch_size: Windows in a batch.
         seq_length: Ids in a window.
@@ -86,13 +86,14 @@ def create_dataloaders(
         is_jsonl: Whether the files contain JSON lines; if not given, their suffixes decide.
         **options: Any of these.
 
-            - `stride`: the distance between windows; 1, and `seq_length` makes them disjoint.
-            - `eos`: whether to put an end token after each sample, or which token; False.
+            - `stride`: the distance between windows, 1 by default; `seq_length` makes them
+              disjoint.
+            - `eos`: whether to put an end token after each sample, or which token; by default
+              False.
             - `labels`: "shifted", or "same" for models that shift labels themselves.
             - `seed`: determines the order. `train_loader.sampler.set_epoch(n)` continues with
               epoch n.
-            - `pin_memory`: whether batches are in pinned memory; if not given, when there is a
-              GPU.
+            - `pin_memory`: whether batches are in pinned memory; by default, if there is a GPU.
             - `prefetch_factor`: batches that each worker makes ahead.
             - `multiprocessing_context`: how workers are started: "fork", "spawn" or "forkserver".
             - `cache_dir`: where tokenized files are kept; see `penstock.integrations.stores`.
@@ -144,8 +145,8 @@ def _pair(  # noqa: PLR0913  (the options of two functions, with their defaults)
     world_size: int = 1,
     **windows: Any,
 ) -> Loaders:
-    """A training and a validation loader, if each file has enough text."""
-    # Workers stay alive between epochs: each would have to open the store again.
+    """Return a training and a validation loader; raise if a file has too little text."""
+    # Workers stay alive between epochs: new ones would have to open the store again.
     context = multiprocessing_context if num_workers else None
     workers = WorkerOptions(num_workers, prefetch_factor, num_workers > 0, 0, None, context)
     workers = workers.checked(stacklevel=4)
@@ -176,7 +177,7 @@ def _pair(  # noqa: PLR0913  (the options of two functions, with their defaults)
 
 
 class _RankWindows(Sampler[int]):
-    """The windows that one rank validates on, as many as on every other rank.
+    """Yields the windows that one rank validates on, equally many on every rank.
 
     >>> list(_RankWindows(5, 0, 2)), list(_RankWindows(5, 1, 2)) == [1, FILLER, 3]
     ([0, 2, 4], True)
@@ -215,10 +216,10 @@ def _refuse_too_short(dataset: WindowDataset, path: PathLike, batch_size: int) -
 
 
 class EpochShuffle(Sampler[int]):
-    """Every number below `num_samples` once an epoch, in another order each epoch.
+    """Yields every number below `num_samples` once an epoch, in another order each epoch.
 
-    The order is a function of seed and epoch. Each iteration is the next epoch; after a restart,
-    `set_epoch` sets the next one.
+    The order depends only on the seed and the epoch. Each iteration is the next epoch; after a
+    restart, call `set_epoch` to continue.
 
     >>> order = EpochShuffle(5, seed=17)
     >>> list(order), list(order)
@@ -251,14 +252,14 @@ class EpochShuffle(Sampler[int]):
         return self._shard.steps.count(self.num_samples, drop_last=True) * self._rows
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the next one."""
+        """Let the next iteration be `epoch`."""
         if index(epoch) < 0:
             raise PlanError(f"epoch={epoch} must be 0 or more.")
         self.epoch = index(epoch)
 
     def __iter__(self) -> Iterator[int]:
-        # The key of `Plan` for a single source, so the order is the same as in `Loader`. The
-        # epoch is counted when an iteration begins: a loop that is left early has had its epoch.
+        # This is the key of a `Plan` with a single source, so the order is the same as in `Loader`.
+        # The epoch is counted when an iteration begins: a loop that is left early counts too.
         key = epoch_key(self.seed, _NAMES, self.epoch)
         self.epoch += 1
         # Some steps at a time: the order of 10^8 windows takes no memory.

@@ -34,7 +34,7 @@ _TEXT = (".txt", ".text", ".md", ".raw")
 
 
 def suffix_layout(path: PathLike) -> Layout:
-    """What a file contains, by its suffix.
+    """Return the layout of a file, according to its suffix.
 
     >>> suffix_layout("data/train.jsonl"), suffix_layout("input.txt")
     ('jsonl', 'paragraphs')
@@ -52,9 +52,9 @@ def suffix_layout(path: PathLike) -> Layout:
 
 
 def read_samples(path: Path, layout: Layout) -> Iterator[str]:
-    r"""The samples of a file in order; of a "file", pieces of about 1 MB that make up its text.
+    r"""Yield the samples of a file in order; for the layout "file", pieces of about 1 MB.
 
-    `\r\n` and `\r` become `\n`, as by default in Python.
+    `\r\n` and `\r` become `\n`, which is Python's default for text files.
     """
     try:
         with path.open(encoding="utf-8", buffering=_READ_BYTES) as stream:
@@ -108,7 +108,7 @@ def _json_text(line: str, where: str) -> str:
     text = item["text"]
     if not isinstance(text, str):
         raise SourceError(f'{where}: "text" holds {json.dumps(text)[:60]}, not a string.')
-    # JSON allows an escape for half of a pair. The engines encode UTF-8, which does not.
+    # JSON allows an escape for half of a surrogate pair. UTF-8, which the engines read, does not.
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -147,7 +147,7 @@ class SpooledTexts(Texts):
                 text, which has to fit into memory.
         """
         ends = array("q", [0])
-        # The operating system frees its space when it is closed, also after a kill.
+        # The operating system frees the space of this file when it is closed, also after a kill.
         with TemporaryFile(dir=directory) as stream:
             for sample in read_samples(path, layout):
                 ends.append(ends[-1] + stream.write(sample.encode()))
