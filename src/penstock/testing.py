@@ -137,7 +137,11 @@ def global_rows(ranks: Sequence[Resumable], steps: int) -> list[Step]:
 
 
 def _events(ranks: Sequence[Resumable], where: str) -> Iterator[_Event]:
-    """Yield the start, then loop over the loaders of all ranks again and again."""
+    """Yield an event for the start of the run, for each step and each end of a loop; endless.
+
+    Raises:
+        AssertionError: one rank ends before the others.
+    """
     steps = 0
     yield _Event({}, _state(ranks, steps, where))
     while True:

@@ -25,7 +25,10 @@ _WRITTEN = frozenset(("content", "text", "reasoning_content", "reasoning", "thin
 
 
 def shape_of(conversation: Conversation) -> tuple[Hashable, ...]:
-    """The shape of a conversation; a template writes the same text around equal shapes."""
+    """The shape of a conversation: roles, keys, and which texts are empty or contain tags.
+
+    For two conversations of equal shape, a template writes the same words around the texts.
+    """
     return (
         tuple(_shape(message) for message in conversation.messages),
         bool(conversation.tools),

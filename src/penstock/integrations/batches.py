@@ -263,7 +263,7 @@ class BatchSource:
         return RankSpan(*self.cuts.share(position, rows, self.rank), (position, position + rows))
 
     def finish(self, batch: Tensors) -> Tensors:
-        """The user's batch, from the loader's."""
+        """Convert a batch of the loader to the user's format; join its rows into one if `flat`."""
         made = self.to_batch(batch)
         return one_row(made) if self.flat else made
 

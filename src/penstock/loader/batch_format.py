@@ -157,7 +157,13 @@ class Shape:
         return sum(rows.unread(per_row) for rows in _windows(sources).values())
 
     def check_targets(self, sources: Mapping[str, Rows]) -> None:
-        """Warn if `format="hf"` leaves out targets of windows; raise if nothing could keep them."""
+        """Check that `format="hf"`, where the first token of a row is no target, loses no targets.
+
+        Warns if windows do not overlap by the token that makes up for it.
+
+        Raises:
+            PlanError: rows have no target at all, or `lengths` would cut packed documents.
+        """
         if self.format != "hf":
             return
         if self.lengths and any(rows.whole_documents for rows in sources.values()):

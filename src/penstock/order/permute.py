@@ -176,7 +176,7 @@ def _walk(numbers: Unsigned, network: _Network, *, inverse: bool) -> Integers:
 
 
 def _run(numbers: Unsigned, network: _Network, *, inverse: bool) -> None:
-    """Apply all rounds of the network to `numbers`, in place; if `inverse`, undo them."""
+    """Apply all rounds of the Feistel network to `numbers`, in place; if `inverse`, undo them."""
     _, low_bits, low_mask, low_shift, high_size, *keys = network
     low, high = numbers & low_mask, numbers >> low_bits
     noise, spare = np.empty_like(low), np.empty_like(low)

@@ -89,7 +89,11 @@ class _Begin(NamedTuple):
 
 @dataclass(frozen=True)
 class _Segment:
-    """Consecutive rows with the same weights: a table that settles debts, or the rows after it."""
+    """Consecutive rows with the same weights.
+
+    A stage that begins with debts has two segments: first the rows of a table that settles the
+    debts (see `settle`), then all later rows.
+    """
 
     start: int
     counts: Integers

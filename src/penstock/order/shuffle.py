@@ -102,7 +102,9 @@ class Arrangement:
 
 
 def arrange(mode: Mode | Block, domains: Sequence[Domain]) -> Arrangement:
-    """Return the arrangement of `domains` for a mode.
+    """Return the object that maps positions of an epoch to rows, for a way to shuffle.
+
+    In the example, parts of 2 and 3 rows stay in order, and rows are shuffled inside each part.
 
     >>> parts = arrange("part", [Domain(5, part_rows=[2, 3])])
     >>> one_order = Orders(np.zeros(5, int), np.array([0]), np.array([17], dtype=np.uint64))

@@ -145,7 +145,9 @@ class Shard:
     """The positions that one rank reads in each step.
 
     Every rank reads equally many rows of a step. `world_size` must divide the batch sizes of
-    `Steps`. The batches of a budget are padded, first to its multiple and then to equal shares.
+    `Steps`. To the batches of a budget, empty rows are added: first up to a multiple of
+    `steps.multiple` rows, then until all ranks have equally many. So 13 rows with a multiple of 8
+    become 16, and 3 ranks read 6 each.
 
     Args:
         steps: The steps of the run.

@@ -68,7 +68,10 @@ def read_lines(data: bytes, spans: Spans, *, file: int, start: int, reading: Rea
 
 
 def _regular(data: bytes, spans: Spans) -> bool:
-    """Whether Arrow and the format agree on where each object begins and ends."""
+    """Whether Arrow can parse `data`: UTF-8, not too large, and each line is `{…}`.
+
+    Arrow ignores line ends between objects, so on other data its rows might not be the lines.
+    """
     if not len(spans.starts) or len(data) > _MAX_BLOCK:
         return False
     text = np.frombuffer(data, np.uint8)

@@ -173,7 +173,13 @@ class _SpanReader:
             )
 
     def _count_piece(self, batch: Batch, num_bytes: int, text_bytes: int) -> None:
-        """Count the bytes of a piece, even of a blank one; only the last piece adds a document."""
+        """Set the counts of `batch`, which holds one piece of a document that is stored in pieces.
+
+        The bytes count even if the piece is blank. The document is counted with its last piece.
+
+        Raises:
+            SourceError: the piece was rejected.
+        """
         if batch.rejects:
             reject = batch.rejects[0]
             raise SourceError(

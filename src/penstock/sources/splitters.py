@@ -112,7 +112,7 @@ class _Separated(Splitter):
         )
 
     def spans(self, data: bytes) -> Spans:
-        """The pieces of `data` between separators that are not blank."""
+        """The pieces of `data` between separators, without blank pieces."""
         return _without_blank(data, *_pieces(data, self._places(data), self.lead))
 
     def last_border(self, data: bytes) -> int:

@@ -73,11 +73,12 @@ _NOWHERE = np.zeros(0, np.int64)
 
 
 def find(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64]:
-    """The positions where listed code points begin in `data`, which is UTF-8.
+    """The positions of code points that gigatoken and `tokenizers` treat differently.
 
     Args:
-        data: Texts, concatenated.
-        symbols: Whether to include the code points that differ only as symbols or punctuation.
+        data: Texts in UTF-8, concatenated.
+        symbols: Whether to include code points that only one of them knows as symbol or
+            punctuation (`SYMBOLS`), such as the first one in the example.
 
     >>> find(np.frombuffer("a ﷎ \U000323b0's".encode(), np.uint8), symbols=False)
     array([6])

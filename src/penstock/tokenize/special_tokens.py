@@ -119,10 +119,10 @@ class PlainText:
         return {**self._definition.config, "model": renamed, "added_tokens": added}
 
     def gigatoken_config(self) -> Config:
-        """`config()` for gigatoken, which always parses the special tokens that it is given.
+        """`config()` without special tokens, because gigatoken would find them in any text.
 
         Raises:
-            TokenizerError: a text could contain the name of a renamed token.
+            TokenizerError: gigatoken could still find one, by the name that `config()` gave it.
         """
         # gigatoken gets one copy for all texts, so a text could contain the name. Without
         # `ignore_merges` that does not matter, because no merge builds the renamed token.
