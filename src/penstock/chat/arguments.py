@@ -142,7 +142,10 @@ def _value(arguments: Traced, part: Part) -> object:
 
 
 def _inside(arguments: Traced, text: str, at: int) -> Traced:
-    """`text`, traced to the characters of `arguments` from `at` on; escapes are not counted."""
+    """`text` as a traced string that comes from character `at` of `arguments` on.
+
+    Escapes are ignored: each character of `text` counts as one character of `arguments`.
+    """
     return Traced(text, [(0, len(text), arguments._runs[0][2], at)] if text else [])
 
 

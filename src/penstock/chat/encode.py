@@ -196,7 +196,7 @@ class SpanEncoder:
         self._widths = _widths(tokenizer)
 
     def encode(self, texts: list[str], first: list[bool]) -> tuple[TokenSpans, NDArray[np.int64]]:
-        """The tokens of `texts`, and the offsets of each text in them.
+        """The tokens of `texts`, and the indices in them where each text begins and ends.
 
         `first` says which texts begin a conversation.
         """

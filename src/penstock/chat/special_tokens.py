@@ -78,7 +78,11 @@ class Markers:
 
 
 class TokenFinder:
-    """Finds the special tokens of one tokenizer in a text; of an object, the tokens it names."""
+    """Finds the special tokens of one tokenizer in a text.
+
+    If the tokenizer is an object of another library, these are the special tokens it reports, and
+    those that were added.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokens = _special_tokens(tokenizer)

@@ -39,7 +39,7 @@ _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A chat template as data."""
+    """A chat template: its Jinja source, its name, and the special tokens that came with it."""
 
     name: str
     source: str = field(repr=False)

@@ -1,4 +1,6 @@
-"""Arrays to tensors: the batches of a block, in the user's format, on the user's device.
+"""Arrays to tensors: batches in the user's format, on the user's device.
+
+The arrays come in blocks: a block has the rows of several steps, read at once (see `read`).
 
 tokens    t0 t1 t2 t3 t4        (rows, length + 1)
 inputs    t0 t1 t2 t3           two views of one buffer; targets are copied only

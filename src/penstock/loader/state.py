@@ -215,7 +215,10 @@ def _differences(old: State, new: State) -> list[str]:
 
 
 def _weights(name: str, stages: object) -> State:
-    """Return the weights in the stages of a plan, by their names in messages; {} if none."""
+    """Return each weight of a plan's stages, keyed by how a message names it; {} if none.
+
+    An example of a key: `weight of "code" from position 8,000 on`.
+    """
     if name != "stages" or not isinstance(stages, list):
         return {}
     return {

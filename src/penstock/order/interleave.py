@@ -47,14 +47,16 @@ _32, _63 = constant(32), constant(63)
 class Mix:
     """A mixture with fixed weights: maps positions to (source, ordinal), and back.
 
-    In every prefix, the row count of each source is within two rows of its share. A source with
-    weight 0 is never drawn. The result depends on the ratios of the weights and, for equal weights,
-    on their order. Immutable, so threads may share it. A call costs O(log sources) per row.
+    The ordinal of a row is its index among the rows of its source. In every prefix, the row count
+    of each source is within two rows of its share. A source with weight 0 is never drawn. The
+    result depends on the ratios of the weights and, for equal weights, on their order. Immutable,
+    so threads may share it. A call costs O(log sources) per row.
 
     Args:
         weights: Shares of the rows, as ratios.
-        debts: The debt of each source at the start, in rows; the sum must be 0. Only small debts
-            can be settled completely: see `penstock.order.settle`.
+        debts: The debt of each source at the start: how many rows it should have had before by
+            its weights, minus how many it has had. The sum must be 0. Only small debts can be
+            settled completely: see `penstock.order.settle`.
 
     >>> mix = Mix([0.5, 0.25, 0.25])
     >>> sources, ordinals = mix.at(range(8))

@@ -1,7 +1,7 @@
 """Rows of one document each, padded to the longest row of their batch.
 
-    side="right"    a b c        side="left"    a b c       attention_mask   1 1 1
-                    d e .                       . d e                        1 1 0
+    side="right"    a b c   attention_mask  1 1 1       side="left"   a b c   attention_mask  1 1 1
+                    d e .                   1 1 0                     . d e                   0 1 1
 
 A batch is as wide as the longest document of its step on all ranks together, so that all ranks
 have the same shapes. A document of more than `max_length` tokens is either truncated, and the lost

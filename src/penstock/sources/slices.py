@@ -194,7 +194,7 @@ class _Cutter:
     def _cut_document(
         self, file: InputFile, number: int, stream: Expanded | None, rule: str
     ) -> Iterator[InputSpan]:
-        """The pieces of a file that is one document, or two with a border between them."""
+        """The pieces of a file that is one document, or two if it is divided at `border`."""
         how = self.slice_bytes, self.is_cut_safe, self.border
         if stream is None:
             for start, stop, begins, ends in whole.file_pieces(file, *how):

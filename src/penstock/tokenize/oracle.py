@@ -125,7 +125,7 @@ class SliceSample:
         self._origins.append((int(batch.files[row]) - self.first_file, int(batch.offsets[row])))
 
     def _add_around_tokens(self, batch: Batch, spans: Spans) -> None:
-        """Choose text around added tokens, up to the slice's share of bytes."""
+        """Choose text around added tokens, as long as `_COMPARED_SHARE` allows more."""
         data, starts, stops = spans
         separator = batch.separated.separator if batch.separated else None
         # A separator is never inside a document.

@@ -252,7 +252,8 @@ def extended_definition(definition: Definition, tokens: Sequence[str]) -> Defini
     A token that the vocabulary has as an ordinary one keeps its id and becomes special.
 
     Raises:
-        TokenizerError: `tokenizers` would give the new tokens other ids.
+        TokenizerError: the new tokens follow the largest id, but `tokenizers` would load the
+            result with other ids for them.
     """
     flagged = {token["content"] for token in definition.added_tokens if token["special"]}
     wanted = [token for token in tokens if token not in flagged]
@@ -287,7 +288,10 @@ def extended_definition(definition: Definition, tokens: Sequence[str]) -> Defini
 
 
 def _has_gaps(definition: Definition) -> bool:
-    """Whether an id between 0 and the largest one is missing, in the model alone or overall."""
+    """Whether an id from 0 to the largest one is unused.
+
+    This is checked for the model's own vocabulary, and again together with the added tokens.
+    """
     model = set(definition.vocab.values())
     added = {token["id"] for token in definition.added_tokens}
     return len(model) != max(model, default=-1) + 1 or len(model | added) != definition.vocab_size
