@@ -192,7 +192,7 @@ class _Run:
         return iter(Loader(Windows(store, length), self._settings.batch_size))
 
     def check_batches(self) -> str:
-        """A store and batches are made of the sample."""
+        """A store and batches can be made from the sample, and targets are the next inputs."""
         begun = time.monotonic()
         self.store = self._build("store")
         self._build_seconds = time.monotonic() - begun

@@ -41,7 +41,7 @@ class Members(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """Whole passes over some sources, or the rest of one pass that a source has joined."""
+    """A range of positions: whole passes, or the rest of a pass after a source has joined it."""
 
     start: int
     domain: Domain

@@ -116,7 +116,7 @@ class _Streams:
         self._waiting = b""
 
     def read(self, num_bytes: int) -> bytes:
-        """At most `num_bytes` bytes; no bytes only at the end of the file."""
+        """At most `num_bytes` bytes; `b""` means the end of the file."""
         while True:
             if self._decoder.eof:
                 self._waiting = self._next_stream()

@@ -147,7 +147,10 @@ def _has_lead(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.bool_]:
 
 
 def _candidates(blocks: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64]:
-    """The positions of the first bytes of listed code points, without the last column."""
+    """The positions at which a listed code point may begin, counted without the last column.
+
+    The last column only has the second bytes of code points that begin in the column before it.
+    """
     here, after = blocks[:, :-1], blocks[:, 1:]
     found = []
     for lead, spans in _tables(symbols)[0].items():

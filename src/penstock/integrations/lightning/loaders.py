@@ -242,11 +242,12 @@ class TrainingBatches(_SpanBatches):
         super().__init__(progress.source, self._sampler)
 
     def __iter__(self) -> Iterator[Tensors]:  # type: ignore[override]
-        """Yield batches from the position to the end of the epoch.
+        """Yield the batches of one epoch of the trainer, from the position of the run on.
 
         If the trainer reads only some batches of each epoch (`limit_train_batches`), its next
-        epoch continues from its position, also across the end of an epoch of the data. Nothing is
-        read before the first batch is requested.
+        epoch begins where the last one stopped, and may cross the end of an epoch of the data.
+        Without a trainer or a length, the batches stop at that end. Nothing is read before the
+        first batch is requested.
         """
         source = self._progress.source
         position = self._progress.begin()
