@@ -150,7 +150,11 @@ def _configured(source: object, name: str, config: JsonObject) -> Template:
 
 
 def write_plain(template: str, messages: list[Message]) -> ChatText | None:
-    """A plain conversation under a built-in template; None if only Jinja can render it."""
+    """Render a conversation with a built-in template, without Jinja; None if it is not plain.
+
+    It is plain if each message has only a text, which is not empty, and a role that the template
+    expects there.
+    """
     opening, head, end, tail = _FORMATS[template]
     pieces = [opening]
     content: list[Span] = []

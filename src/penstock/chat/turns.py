@@ -86,7 +86,7 @@ def hulls_of(spans: Iterable[tuple[int, int, int]]) -> dict[int, Span]:
     """For each message, the span from its first to its last character.
 
     Args:
-        spans: The start, the stop and the message of some characters.
+        spans: Ranges of characters: the start, the stop, and the number of the message.
     """
     hulls: dict[int, Span] = {}
     for start, stop, message in spans:

@@ -68,7 +68,10 @@ class EpochCuts:
     drop_last: bool = False
 
     def _sizes(self, left: int) -> tuple[int, tuple[int, ...]]:
-        """Return how many steps of the last `left` rows are full, and the sizes of the others."""
+        """Divide the last `left` rows of an epoch into steps.
+
+        Return the number of full steps, and the sizes of the steps after them that are not full.
+        """
         full, rest = divmod(left, self.global_batch)
         if self.drop_last or not rest:
             return full, ()

@@ -4,9 +4,9 @@ A pass is one shuffled order of the rows of all sources together. Passes follow 
 without end, each with a separate key. A source that joins in the middle of a pass extends it:
 the rows that are left of the pass (the tail) and all rows of the new source are shuffled
 together and become the rest of the pass. A source that leaves does so at the end of the pass.
-In this example, `code` joins at position 20, in the third pass over `web`:
+In this example, `web` has 8 rows, and `code` (6 rows) joins at position 20, in the third pass:
 
-    position   0       8      16   20          30            42
+    position   0       8      16   20          30            44
     web        ├─ 0 ───┼─ 1 ──┼─ 2 |  2        ┼─ 3 ─────────┼─ 4 ──
     code                           ├─ 0 ───────┼─ 1 ─────────┼─ 2 ──
     segment    whole passes        | the rest  | whole passes

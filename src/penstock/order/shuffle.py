@@ -88,7 +88,7 @@ def epoch_key(seed: int, names: tuple[str, ...], epoch: int) -> int:
 
 
 class Arrangement:
-    """Maps the positions of an epoch to its rows, and back, for several domains.
+    """Maps the positions of an epoch to its rows, and back, for each `Domain` of a list.
 
     This class leaves rows in the order of the store; its subclasses shuffle them.
     """

@@ -172,7 +172,7 @@ def encode_ahead(
 
 
 def _absent(token: int | None, ids: TokenArray, places: Offsets, wanted: Flags | None) -> Flags:
-    """Which texts need `token`, because it is wanted and not at its place already."""
+    """Which texts `token` must be added to: it is wanted there, and their place has another id."""
     if token is None:
         return np.zeros(len(places), bool)
     # Only a text inside a document can have no ids. Then its place holds a token of its neighbour,

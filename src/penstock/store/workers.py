@@ -301,7 +301,7 @@ class Workers:
                 done.record.rejects += job.chat.fill(done.builders[side], share, job.first_file)
 
     def _seal(self, done: _Tokenized) -> None:
-        """Write the parts of one slice, and then its record.
+        """Write the parts of one slice, and then the record of the slice in the journal.
 
         The record comes last, because it promises that the parts are whole and on disk. A live
         build announces the parts before they are on disk: readers get them from the page cache.

@@ -75,8 +75,9 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
             `max_bytes`, if that is less).
 
     Raises:
-        TokenizerError: the vocabulary is too small for the bytes, or larger than the text can
-            fill; text can turn into a special token; or `path` is a directory.
+        TokenizerError: the vocabulary is too small for the bytes and special tokens, or larger
+            than the text can fill; a special token has fewer than two characters, is given twice,
+            or is also learned as a token of ordinary text; or `path` is a directory.
         SourceError: an input cannot be read, or too many records are rejected.
     """
     if Path(path).is_dir():

@@ -65,7 +65,7 @@ def pad_collate(  # noqa: PLR0913  (a function for DataLoader's collate_fn: flat
         pad_id: The id in padded places; see `special_ids`.
         side: The side to pad: "left" for generation, so that rows end together.
         multiple_of: Make the width a multiple of this; tensor cores are faster with some widths.
-        max_length: The most tokens of a row, including its first and last token.
+        max_length: The most tokens of a row, including `bos_id` and `eos_id` if they are added.
         overflow: "refuse" raises an error for a longer row, "cut" truncates it.
         labels: For rows without labels: "same" as the inputs, or "shifted" by one, with -100 for
             the last token.
