@@ -1,9 +1,10 @@
-"""Conversations to tokens and a loss mask.
+"""Converts conversations to tokens and loss masks.
 
 Takes messages and a chat template, and returns token ids and, for each token, whether it is trained
-on. The mask is computed from the characters that the assistant wrote. They are found in two ways,
-which must agree. A special token in the text of a message stays text. A template whose turns cannot
-be found is refused; penstock never guesses a mask.
+on. The mask is computed from the characters that the assistant wrote. penstock finds these
+characters in two ways, and refuses a conversation if the two results differ. A special token in the
+text of a message stays text. If penstock cannot find the turns that a template writes, it refuses
+the template instead of guessing a mask.
 """
 
 from typing import TYPE_CHECKING

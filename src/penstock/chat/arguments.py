@@ -1,13 +1,13 @@
-r"""The filters by which templates write the arguments of a tool call.
+r"""Writes the arguments of tool calls exactly as the record has them.
 
 If a record has the arguments of a tool call as a JSON string, the template gets a string, as it
-does from `apply_chat_template`. There are two additions. `tojson` writes such a string unchanged,
-instead of quoting it a second time:
+does from `apply_chat_template`. penstock differs from that function in two ways. First, the filter
+`tojson` writes such a string unchanged, instead of quoting it a second time:
 
     {"name": "f", "arguments": {"a":1e3}}        and not   "arguments": "{\"a\":1e3}"
 
-And a template can ask such a string for its items; under Hugging Face that is an error. Numbers,
-objects and arrays among the items keep the text that the record has for them.
+Second, a template can read the items of the JSON object in such a string; under Hugging Face that
+is an error. Numbers, objects and arrays among the items are written with the record's own text.
 """
 
 import json
@@ -25,14 +25,14 @@ _BLANKS = re.compile(r"[ \t\n\r]*")
 
 
 class Part(NamedTuple):
-    """A member of a JSON object, or an element of an array."""
+    """A member of a JSON object, or an element of a JSON array, and its position in the text."""
 
     key: str | None
     key_at: int
-    """Where the key begins in the text, after its quote."""
+    """The index in the text of the key's first character, after the opening quote."""
     value: Any
     start: int
-    """The text of the value is `[start, stop)`."""
+    """The text of the value has the characters `[start, stop)`."""
     stop: int
 
 
@@ -56,7 +56,7 @@ def is_json(text: str) -> bool:
 def parts_of(text: str) -> list[Part] | None:
     """The members of a JSON object or the elements of an array; None for any other text.
 
-    All members with equal keys are returned, in order.
+    If a key occurs several times, all its members are returned, in order.
 
     >>> text = '{"a": 1e3, "a":[2]}'
     >>> [(part.key, text[part.start : part.stop]) for part in parts_of(text)]
@@ -91,7 +91,7 @@ _PATH = re.compile(r"tool_calls\[\d+\]\.function\.arguments")
 
 
 class _Written:
-    """A value that keeps the JSON text that the record has for it."""
+    """Base class of values that are written with their JSON text from the record, such as 1e3."""
 
     written: Traced
 
@@ -99,7 +99,7 @@ class _Written:
         return self.written
 
 
-# A template can calculate with these as with the plain types, and writes the original text.
+# A template can use these types like int, float, dict and list, but writes the record's JSON text.
 _WRITTEN_TYPES: dict[type, type] = {
     kind: type(f"_Written{kind.__name__}", (_Written, kind), {})
     for kind in (int, float, dict, list)
@@ -111,13 +111,14 @@ def is_arguments(value: object) -> TypeGuard[Traced]:
     if type(value) is not Traced or len(value._runs) != 1:
         return False
     start, stop, leaf, offset = value._runs[0]
-    # It must be the whole, unchanged text of one leaf, because a part of JSON is usually not JSON.
+    # `value` must be the whole, unchanged string from the record (one leaf; see `provenance`),
+    # because a part of a JSON text is usually not valid JSON.
     whole = (start, stop, offset) == (0, len(leaf.text), 0) and len(value) == stop
     return whole and _PATH.fullmatch(leaf.path) is not None and is_json(value.plain)
 
 
 def items_of(arguments: Traced) -> list[tuple[str, object]]:
-    """The members of the JSON object in `arguments`, including all members with equal keys.
+    """The (key, value) pairs of the JSON object in `arguments`; a key that occurs twice gives two.
 
     Raises:
         TypeError: the arguments are not an object.
@@ -142,7 +143,7 @@ def _value(arguments: Traced, part: Part) -> object:
 
 
 def _inside(arguments: Traced, text: str, at: int) -> Traced:
-    """`text` as a traced string that comes from character `at` of `arguments` on.
+    """Return `text` as a traced string whose origin is `arguments`, from character `at` on.
 
     Escapes are ignored: each character of `text` counts as one character of `arguments`.
     """

@@ -64,9 +64,9 @@ class Chat:
         template: A built-in name ("chatml", "nanochat"), Jinja source, the path of a template, of
             a tokenizer_config.json or of a directory with one, or a tokenizer object that has one.
         tokenizer: Anything that `load_tokenizer` accepts.
-        date: The date that `strftime_now` in a template returns, such as "2026-01-31". Without it
-            that name is undefined, and templates that test for it use the date of their
-            publication.
+        date: The date that `strftime_now` in a template returns, such as "2026-01-31". Without a
+            date `strftime_now` is undefined, and templates that test whether it is defined use the
+            date of their publication.
         rewritten: What to do with turns from which the template leaves something out (Qwen3 drops
             the reasoning of all turns but the last): "mask" does not train on them, "train" trains
             on the rest of them, "refuse" raises.
@@ -75,7 +75,7 @@ class Chat:
         special_in_content: Whether a special token in the text of a message is parsed as that
             token.
         add_tokens: Special tokens to add to the tokenizer, after its vocabulary. "auto" adds the
-            markers of the template that it does not have.
+            markers of the template that the tokenizer does not have.
         settings: More variables for the template, such as `enable_thinking`.
 
     Raises:
@@ -136,7 +136,7 @@ class Chat:
         return partial(Chat, self.template, self._source, **options), ()
 
     def describe(self) -> JsonObject:
-        """The entry in a store's manifest: all settings that change tokens or masks."""
+        """The entry for a store's manifest: the settings that affect tokens or masks."""
         return {
             "template": self.template.name,
             "digest": self.template.digest,
@@ -155,7 +155,7 @@ class Chat:
         """One conversation as tokens and loss mask.
 
         Args:
-            record: A list of messages, or a record of any shape that `to_conversation` knows.
+            record: A list of messages, or a record of any format that `to_conversation` knows.
 
         Raises:
             ChatError: the record is not a conversation, or the template cannot render it.
@@ -176,18 +176,18 @@ class Chat:
         ]
 
     def render_text(self, record: object) -> ChatText:
-        """The text of one conversation, before it is encoded."""
+        """The text of one conversation before it is encoded, and which characters to train on."""
         chat = self._renderer.render_text(to_conversation(record))
         _refuse_bad_text(chat.text)
         _refuse_double_bos(chat, self._renderer.tokens.get("bos_token"))
         return chat
 
     def encode(self, chats: list[ChatText]) -> EncodedChats:
-        """The tokens of many rendered conversations, concatenated."""
+        """The tokens of many rendered conversations, concatenated, and their loss mask."""
         return self._encoder.encode(chats)
 
     def prompt(self, record: object) -> NDArray[np.uint32]:
-        """The tokens that ask the model for the next message of the assistant."""
+        """The tokens of the conversation, and of the words that ask the model for an answer."""
         return self.encode([self._renderer.prompt(to_conversation(record))]).ids
 
     def begins_with(self, token: str) -> bool:
@@ -204,7 +204,7 @@ class Chat:
         return TurnReport(self.template.name, self._renderer.marks_generation)
 
     def _warn(self, chats: list[ChatText]) -> None:
-        """Log one warning, at the first conversations with turns that are not trained on."""
+        """Log turns that are not trained on, or whose end is not; once for each `Chat`."""
         if not self._has_warned and any(c.num_without_reasoning or c.without_end for c in chats):
             report = self.report()
             report.add(chats)
@@ -212,7 +212,7 @@ class Chat:
             self._has_warned = report.log()
 
     def compare(self, chats: list[ChatText]) -> int:
-        """Compare ids with the reference; see `ChatEncoder.compare`."""
+        """Compare the ids of `chats` with those of `tokenizers`; see `ChatEncoder.compare`."""
         return self._encoder.compare(chats)
 
 
@@ -246,8 +246,8 @@ def _parse_date(date: str | datetime.date | None) -> datetime.date | None:
 
 
 def _refuse_bad_text(text: str) -> None:
-    """Raise if the text has half of a surrogate pair, which UTF-8 cannot encode, or the anchor."""
-    if text.isascii():  # the usual case; a flag of the string, so nothing is read
+    """Raise if the text has half of a surrogate pair, which UTF-8 cannot encode, or `ANCHOR`."""
+    if text.isascii():  # the usual case; Python reads a flag and not the characters
         return
     try:
         text.encode()
@@ -285,8 +285,8 @@ class TurnReport:
 
         Args:
             chats: The conversations.
-            ended: Whether an end token follows each conversation; it is trained on if it ends a
-                turn.
+            ended: Whether a build adds an end token after each conversation. That token is
+                trained on if it ends a turn.
         """
         with self._lock:
             for chat in chats:

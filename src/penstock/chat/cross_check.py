@@ -1,12 +1,13 @@
-r"""A conversation of the same shape in which every text can be found by search.
+r"""Replaces the texts of a conversation by unique words, so that a search can find them.
 
-Each text is replaced by a word that occurs nowhere else. Everything that a template may test stays
-the same: roles, keys, blanks at the ends, and tags inside the text, such as `</think>`.
+Each text is replaced by a word that occurs nowhere else. The shape of the conversation, which is
+everything that a template may test, stays the same: roles, keys, blanks at the ends of a text, and
+tags inside it, such as `</think>`.
 
     "<think>\nIt is odd.\n</think>\n\nNo."   →   "<think>\nZqx0x\n</think>\n\nZqx1x"
 
-The renderer searches the rendered text for these words, and compares the result with the runs that
-`provenance` records.
+The renderer searches the rendered text for these words, and compares their positions with the runs
+that `provenance` records.
 """
 
 import re
@@ -19,15 +20,16 @@ from penstock.chat.messages import Conversation, Message
 
 # <|im_end|>, <think>, </think> and [INST]: what templates look for inside a text.
 _TAG = re.compile(r"(<\|[^|<>\s]{1,40}\|>|</?[A-Za-z_][\w:.-]{0,40}>|\[/?[A-Z][A-Z_]{1,30}\])")
-# Keys of texts that templates only write. Other strings may decide what a template writes, so they
-# are not replaced.
+# Templates write the texts under these keys. Other strings, such as a role, may decide what else a
+# template writes, so they are not replaced.
 _WRITTEN = frozenset(("content", "text", "reasoning_content", "reasoning", "thinking"))
 
 
 def shape_of(conversation: Conversation) -> tuple[Hashable, ...]:
     """The shape of a conversation: roles, keys, and which texts are empty or contain tags.
 
-    For two conversations of equal shape, a template writes the same words around the texts.
+    For two conversations of equal shape, a template usually writes the same words around the texts.
+    The renderer checks this.
     """
     return (
         tuple(_shape(message) for message in conversation.messages),
@@ -52,7 +54,7 @@ def _shape(value: object, key: str = "") -> Hashable:
 
 
 def _mapped(value: object, change: Callable[[str], object], key: str = "") -> Any:
-    """A copy of `value` in which `change` has replaced each text that a template only writes."""
+    """A copy of `value` in which `change` has replaced the texts under the keys of `_WRITTEN`."""
     if isinstance(value, dict):
         return {name: _mapped(item, change, name) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -69,7 +71,7 @@ def texts_of(message: Message) -> list[str]:
 
 
 def with_unique_words(conversation: Conversation) -> tuple[Conversation, list[tuple[str, int]]]:
-    """`conversation` with a unique word for each text; the words and the messages they are in."""
+    """`conversation` with unique words for its texts; each word with the number of its message."""
     words: list[tuple[str, int]] = []
 
     def replaced(text: str, number: int) -> str:

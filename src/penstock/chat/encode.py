@@ -1,14 +1,15 @@
-r"""Rendered conversations to tokens and loss masks, many at a time.
+r"""Encodes many rendered conversations at once, as tokens and loss masks.
 
     text       <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello.<|im_end|>\n
     pieces     special      text   special  text special   text             special  text
     loss       0            0  0 0 0        0    0         0        0 1  1  1        0
 
-The template's special tokens become their ids. The text between them is encoded piece by piece, as
-tokenizers do it, so the ids equal those of `apply_chat_template`. A token is trained on if at least
-one of its characters is: in `[/INST] Hello`, the blank of the token `▁Hello` is the template's and
-the word is the assistant's. With borders="cut", the text on both sides of a border is encoded
-separately, and no token crosses a border.
+A piece is a special token of the template, or the text between two of them. A special token becomes
+its id. Each text is encoded separately, as `tokenizers` does it, so the ids equal those of
+`apply_chat_template`. A token is trained on if at least one of its characters is: in
+`[/INST] Hello`, the blank of the token `▁Hello` is the template's and the word is the assistant's.
+With borders="cut", the text on both sides of a border is encoded separately, and no token crosses a
+border.
 
 The fast engine returns ids without positions. A byte-level vocabulary does not need them: the bytes
 of each token are known, and tokens follow each other without gaps, so a running sum of their
@@ -37,7 +38,9 @@ from penstock.tokenize.tokenizer import Tokenizer
 
 Borders = Literal["join", "cut"]
 TokenSpans = tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]
-"""Ids, and where each token begins and ends, in bytes of all texts, concatenated."""
+"""The ids of tokens, and where each token begins and ends.
+
+These are byte positions in the concatenation of all texts."""
 
 # Some tokenizers put a blank before the first word of a text, but not before later pieces of it. A
 # piece that is not the first is encoded after this token, which is then removed.
@@ -171,7 +174,7 @@ class _Pieces:
     texts: list[str] = field(default_factory=list)
     # Whether each text begins a conversation.
     first: list[bool] = field(default_factory=list)
-    # The trained spans, in bytes of all texts, concatenated.
+    # The spans that are trained on, as byte positions in the concatenation of all texts.
     trained: list[Span] = field(default_factory=list)
     # The number of pieces up to the end of each conversation.
     ends: list[int] = field(default_factory=list)
@@ -189,14 +192,14 @@ class _Pieces:
 
 
 class SpanEncoder:
-    """Encodes texts and finds the bytes of each token."""
+    """Encodes texts, and finds which bytes of the texts each token stands for."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._widths = _widths(tokenizer)
 
     def encode(self, texts: list[str], first: list[bool]) -> tuple[TokenSpans, NDArray[np.int64]]:
-        """The tokens of `texts`, and the indices in them where each text begins and ends.
+        """The tokens of `texts`, and offsets: text i has the tokens `[offsets[i], offsets[i + 1])`.
 
         `first` says which texts begin a conversation.
         """
@@ -233,7 +236,7 @@ class SpanEncoder:
         return self._tokenizer.encode_documents(binary_array(data))
 
     def _by_widths(self, ids: NDArray[np.uint32], begin: int, text: bytes) -> TokenSpans | None:
-        """The tokens of one text that begins at byte `begin`; None if `ids` are another text's."""
+        """The tokens of `text`, which begins at byte `begin`; None if `ids` do not decode to it."""
         if self._widths is None or not len(ids) or self._tokenizer.decode(ids) != text:
             return None
         stops = begin + np.cumsum(self._widths[ids])
@@ -241,7 +244,7 @@ class SpanEncoder:
 
     @cached_property
     def _plain(self) -> tuple[PlainText, bool]:
-        """The reference, which treats special tokens as text, and whether it needs the anchor."""
+        """A `tokenizers` encoder that treats special tokens as text; whether it needs `ANCHOR`."""
         definition = self._tokenizer.definition
         if definition is None:
             raise TokenizerError(
@@ -284,7 +287,7 @@ def _overlapping(
 
 
 def _widths(tokenizer: Tokenizer) -> NDArray[np.int64] | None:
-    """How many bytes each id stands for; None if the vocabulary is not made of bytes."""
+    """The number of bytes that each id stands for; None if the vocabulary is not byte-level."""
     definition, engine = tokenizer.definition, tokenizer.engine
     if isinstance(engine, ByteEngine):
         return np.ones(tokenizer.vocab_size, np.int64)

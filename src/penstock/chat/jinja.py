@@ -1,13 +1,14 @@
-"""Chat templates in a sandbox, with the extensions that Hugging Face defines.
+"""Runs chat templates in a sandbox, with the extensions that Hugging Face defines.
 
 A template is a program that came with a model, so it runs in Jinja's immutable sandbox: it cannot
-use attributes that begin with an underscore, and cannot change its variables. It has what templates
-expect: `raise_exception`, `tojson` without HTML escapes, `break` and `continue`,
-`{% generation %}` blocks, and `strftime_now` if the user gave a date. Without a date that name is
-undefined, and templates that test for it (`strftime_now is defined`) use the date of their
-publication: a store must not depend on the day it was built.
+use attributes that begin with an underscore, and cannot change its variables. It gets the
+extensions that templates expect: `raise_exception`, `tojson` without HTML escapes, `break` and
+`continue`, `{% generation %}` blocks, and `strftime_now` if the user gave a date. Without a date
+`strftime_now` is undefined, and templates that test for it (`strftime_now is defined`) use the date
+of their publication: a store must not depend on the day it was built.
 
-Strings are `Traced`, so that the result records which message each character comes from.
+The strings of a conversation are `Traced`, so that the rendered text records which message each of
+its characters comes from. `provenance` explains runs and leaves.
 """
 
 import datetime
@@ -29,9 +30,9 @@ from penstock.chat.provenance import Leaf, Traced, derived, leaves_in, traced_jo
 from penstock.errors import ChatError, TemplateError
 
 GENERATION = Leaf(-2, "generation", "")
-"""The leaf of runs that a `{% generation %}` block wrote."""
+"""The leaf of the runs that mark the text of `{% generation %}` blocks."""
 
-# The filters that return changed text.
+# Jinja's filters that change text; their own results would have no runs.
 _CHANGING_FILTERS = """
     indent wordwrap truncate center striptags urlencode reverse lower upper capitalize title escape
     e string forceescape pprint urlize xmlattr
@@ -69,7 +70,7 @@ class _Tracing(CodeGenerator):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """A sandbox whose operators and calls keep runs."""
+    """Jinja's sandbox, with operators and calls whose results keep their runs."""
 
     code_generator_class = _Tracing
     # Jinja joins the pieces of a template, of macros and of blocks with `concat`.
@@ -111,7 +112,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _formatted(text: str, values: Iterable[object]) -> str:
-    """`text`, formatted with `values`; the whole text is traced to every leaf in them.
+    """`text`, formatted with `values`; every leaf in the values is an origin of the whole result.
 
     Raises:
         ChatError: the content of a message is among the values, so its position is unknown.
@@ -128,9 +129,9 @@ def _formatted(text: str, values: Iterable[object]) -> str:
 
 
 def _tracing_filter(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A Jinja filter whose result is traced to the leaves of its arguments."""
+    """The filter `original`, with a result whose origins are the leaves of its arguments."""
 
-    @wraps(original)  # with Jinja's mark that a filter takes the context or the environment
+    @wraps(original)  # also copies Jinja's mark of a filter that takes context or environment
     def traced(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         if isinstance(result, str) and type(result) is not Traced:

@@ -1,7 +1,7 @@
-"""Conversations: records of fine-tuning datasets as messages, and their rendered text.
+"""Converts records of fine-tuning datasets to conversations.
 
-Five shapes of records are known by their keys. Any other record is refused with the keys that it
-has, because a guess could train on the wrong text:
+Five formats of records are recognised by their keys. Any other record is refused with a message
+that lists its keys, because a guess could train on the wrong text:
 
     messages       {"messages": [{"role": "user", "content": "Hi"}, …], "tools": […]}
     ShareGPT       {"conversations": [{"from": "human", "value": "Hi"}, …], "system": "…"}
@@ -41,11 +41,11 @@ class ChatText:
     trained: list[Span]
     """The characters that are trained on."""
     rewritten: tuple[int, ...] = ()
-    """The messages of the assistant from which the template left something out."""
+    """The numbers of the assistant's messages from which the template left something out."""
     num_without_reasoning: int = 0
     """The number of turns not trained on because the template leaves out their reasoning."""
     without_end: tuple[int, ...] = ()
-    """The end of each trained turn that has no token to end it."""
+    """For each trained turn without an end token, the index of the character after the turn."""
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
@@ -65,7 +65,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def gaps(spans: Iterable[Span], start: int, stop: int) -> Iterator[Span]:
-    """The spans between `spans`, which are ascending, from `start` to `stop`; some may be empty.
+    """The gaps between `spans`, which are ascending, from `start` to `stop`; a gap may be empty.
 
     >>> list(gaps([(2, 3), (5, 9)], 0, 9))
     [(0, 2), (3, 5), (9, 9)]
@@ -105,13 +105,13 @@ class Conversation:
 
 
 def to_conversation(record: object) -> Conversation:
-    r"""The conversation in a record of any known shape.
+    r"""The conversation in a record of one of the five known formats.
 
     >>> to_conversation({"instruction": "Add.", "input": "1 + 1", "output": "2"}).messages
     [{'role': 'user', 'content': 'Add.\n\n1 + 1'}, {'role': 'assistant', 'content': '2'}]
 
     Raises:
-        ChatError: the record has another shape, or a value in it has the wrong type.
+        ChatError: the record has none of these formats, or a value in it has the wrong type.
     """
     if isinstance(record, Conversation):  # a build converts first, to report bad records
         return record
@@ -151,7 +151,7 @@ def _turns(record: JsonObject) -> list[Message]:
 
 
 def _messages(turns: object, path: str, role: str | None = None) -> list[Message]:
-    """A list of messages; if `role` is given, the text of one message is allowed, too."""
+    """Check messages and return them; with `role`, `turns` may also be the text of one message."""
     if isinstance(turns, list | tuple):
         return [_message(turn, f"{path}[{number}]") for number, turn in enumerate(turns)]
     if role is None:

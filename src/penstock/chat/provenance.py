@@ -6,8 +6,9 @@ strings keep track through all of these operations:
     text   <|im_start|>assistant\nHello there<|im_end|>\n
     runs                          └─ message 1, from its character 0 on
 
-Searching the result for the content of a message would be a guess: it fails as soon as the content
-occurs twice. The template wrote all characters that are in no run.
+A leaf is one string of the conversation. A run is a range of characters that comes from one leaf.
+The template wrote all characters that are in no run. Searching the text for the content of a
+message would be a guess: it fails as soon as the content occurs twice.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,22 +30,24 @@ class Leaf:
     message: int
     """The number of the message; -1 for strings outside messages, such as tool definitions."""
     path: str
-    """Its path in the message: "content", "tool_calls[0].function.name"."""
+    """The path of the string in the message: "content", "tool_calls[0].function.name"."""
     text: str
     train: bool = True
-    """Whether it is trained on if its message is."""
+    """Whether the string is trained on if its message is trained on."""
 
 
 Run = tuple[int, int, Leaf, int]
-"""Characters `[start, stop)` are the characters of a leaf from this one on; -1 if they were changed
-(escaped as JSON, put in lower case)."""
+"""`(start, stop, leaf, offset)`: the characters `[start, stop)` come from this leaf.
+
+`offset` is the index of the first of them in the leaf, or -1 if they were changed (escaped as JSON,
+put in lower case)."""
 
 
 class Traced(str):
     """A string with runs. Methods that keep characters also keep their runs.
 
-    Methods that change characters, such as `upper`, return plain strings, and the environment (see
-    `jinja`) traces them to the whole string.
+    Methods that change characters, such as `upper`, return plain strings. The environment (see
+    `jinja`) then makes a `Traced` of the result, whose origin is the whole string.
     """
 
     __slots__ = ("_runs",)
@@ -116,15 +119,15 @@ class Traced(str):
         return self._cut(0, len(self.plain.removesuffix(suffix)))
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        """The pieces between separators."""
+        """Return the texts between separators."""
         return self._pieces(self.plain.split(sep, maxsplit), sep)
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        """The pieces between separators, counted from the end."""
+        """Return the texts between separators; `maxsplit` counts from the end."""
         return self._pieces(self.plain.rsplit(sep, maxsplit), sep)
 
     def splitlines(self, keepends: bool = False) -> list[str]:
-        """The lines."""
+        """Return the lines of the string."""
         return self._pieces(self.plain.splitlines(keepends))
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:
@@ -138,14 +141,16 @@ class Traced(str):
         return before, found, after
 
     def _pieces(self, pieces: Iterable[str], sep: str | None = None) -> list[str]:
-        """`pieces` of this string, in the order in which they occur, with their runs.
+        """Return `pieces`, which are consecutive parts of this string, with their runs.
 
-        Between two pieces is `sep`; if it is None, blanks, line ends or nothing.
+        `sep` is the text between two pieces. If it is None, blanks, line ends or nothing may be
+        between them.
         """
         found: list[str] = []
         done = 0
         for piece in pieces:
-            # A piece does not begin with the blanks before it, so the search finds its own place.
+            # With `sep`, the piece begins at `done`. Without it, blanks or line ends may come
+            # before the piece, which does not begin with them: the first match is the piece.
             done = self.plain.index(piece, done)
             found.append(self._cut(done, done + len(piece)))
             done += len(piece) + len(sep or "")
@@ -163,7 +168,7 @@ class Traced(str):
         return traced_join([*pieces, self._cut(done, len(self))])
 
     def join(self, pieces: Iterable[str], /) -> str:
-        """The pieces with this string between them."""
+        """Return the concatenation of `pieces`, with this string between them."""
         joined: list[str] = []
         for piece in pieces:
             joined += [self, piece] if joined else [piece]
@@ -174,7 +179,7 @@ class Traced(str):
 
 
 def trace(value: Any, leaf: Leaf) -> Any:
-    """A copy of `value` in which every string is traced, also inside lists and dicts.
+    """A copy of `value` in which every string is `Traced`, also inside lists and dicts.
 
     The usual roles stay plain strings, because a template may build a special token from one ("<|"
     + role + "|>"). Any other role is text of the user's record.
@@ -191,7 +196,7 @@ def trace(value: Any, leaf: Leaf) -> Any:
                 continue
             path = f"{leaf.path}.{key}" if leaf.path else str(key)
             inside = Leaf(leaf.message, path, "", train)
-            # The model also writes the names of arguments.
+            # The model also writes the names of arguments, so they are traced too.
             name = trace(key, inside) if "arguments" in leaf.path else key
             is_role = key == "role" and item in _ROLES
             traced[name] = item if is_role else trace(item, inside)
@@ -229,7 +234,7 @@ def traced_join(pieces: Iterable[str]) -> Traced:
 
 
 def derived(text: str, values: Iterable[object]) -> str:
-    """`text`, computed from `values`; the whole text is traced to every leaf in them."""
+    """`text`, which was computed from `values`; every leaf in them is an origin of all of it."""
     leaves = leaves_in(list(values))
     if not leaves or not text:  # all of it is the template's
         return text

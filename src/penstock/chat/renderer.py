@@ -1,9 +1,9 @@
 """Renders conversations with a template, finds the assistant's turns and checks them.
 
-The characters to train on are found in two ways. Runs record which characters come from which
-message. Then, for each new shape of conversation, every text in it is replaced by a word that
-occurs nowhere else, and the rendered text is searched for these words. Both ways must find the same
-characters in the same turns, or the conversation is refused.
+The characters to train on are found in two ways. Runs (see `provenance`) record which characters
+come from which message. Then, for each new shape of conversation (see `cross_check`), every text in
+it is replaced by a word that occurs nowhere else, and the rendered text is searched for these
+words. Both ways must find the same characters in the same turns, or the conversation is refused.
 """
 
 import datetime
@@ -42,7 +42,8 @@ from penstock.errors import ChatError
 
 Rewritten = Literal["mask", "train", "refuse"]
 
-# Forms of the content of a user and of the assistant, the most common first.
+# The forms in which templates take the content of a user and of the assistant; the most common
+# pair of forms comes first.
 _FORMS = (("string", "string"), ("parts", "parts"), ("parts", "string"), ("string", "parts"))
 
 # The most shapes to remember as checked; a dataset has some hundreds.
@@ -51,7 +52,7 @@ _MAX_SHAPES = 10_000
 
 @dataclass
 class Renderer:
-    """A template with its settings; safe to use from many threads."""
+    """Renders conversations with one template and its settings; safe to use from many threads."""
 
     template: Template
     markers: Markers
@@ -183,9 +184,10 @@ class Renderer:
         return {**message, "content": traced_join(part["text"] for part in parts)}
 
     def _find_forms(self) -> tuple[str, dict[str, str]]:
-        """A rendered question and answer, and the form of content that the template reads.
+        """A rendered question and answer, and the form of content that the template reads by role.
 
-        A form is "string", "parts" or "either". The text is "" if the template omits one of them.
+        A form is "string", "parts" or "either". The rendered text is "" if the template omits the
+        question or the answer.
         """
         for forms in _FORMS:
             if text := self._try_forms(forms):
@@ -200,7 +202,7 @@ class Renderer:
         return text, found
 
     def _try_forms(self, forms: tuple[str, ...]) -> str:
-        """A question and an answer in these forms, rendered; "" if the template omits one."""
+        """A question and an answer in these forms, rendered; "" if the template omits either."""
         messages = [
             {"role": role, "content": [{"type": "text", "text": text}] if form == "parts" else text}
             for role, text, form in zip(
@@ -275,7 +277,7 @@ def _template_texts(text: Traced) -> tuple[str, ...]:
 
 
 def _left_out(conversation: Conversation, text: Traced, turns: list[Turn]) -> Iterator[int]:
-    """The messages of the assistant from which the template leaves out some text."""
+    """The numbers of the assistant's messages from which the template leaves out some text."""
     # Each message from its first to its last character, with the template's text between them.
     spans = [(*turn.span, turn.message) for turn in turns]
     hulls = hulls_of([*spans, *((run[0], run[1], run[2].message) for run in text._runs)])

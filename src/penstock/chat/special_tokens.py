@@ -1,5 +1,6 @@
 r"""The special tokens of a tokenizer, and the markers of a template that must be special tokens.
 
+A marker is text with which a template begins or ends something, such as `<|im_end|>` after a turn.
 Text is split at special tokens before anything else, exactly as Hugging Face's tokenizers do it,
 with one difference: only the template can write a special token. If a user's message contains
 `<|im_end|>`, these are ten characters of text, and cannot end the user's turn.
@@ -16,8 +17,8 @@ quarter: the second example of GSM8K from 90 tokens to 114. So `tokenizer_with_m
 - Other markers that look like tokens (`<|user|>`, in a template that ends turns with `</s>`) may be
   text, as they are for the models that were published with such templates; a warning is logged.
 
-A marker that is a token, but is not flagged as special, is special in a chat: only the template can
-write it.
+If a marker is a token that the tokenizer does not flag as special, a chat treats it as special:
+only the template can write it.
 """
 
 import json
@@ -64,11 +65,11 @@ class Markers:
         return text.endswith((*self._known, "|>", "\uff5c>"))
 
     def find(self, text: str) -> Iterator[Span]:
-        """The markers in `text`."""
+        """The spans of the markers in `text`."""
         return (found.span() for found in self._pattern.finditer(text))
 
     def first_group(self, text: str) -> list[Span]:
-        """The first marker in `text`, and the markers that follow it directly."""
+        """The spans of the first marker in `text`, and of the markers that follow it directly."""
         group: list[Span] = []
         for span in self.find(text):
             if group and span[0] != group[-1][1]:
@@ -80,8 +81,8 @@ class Markers:
 class TokenFinder:
     """Finds the special tokens of one tokenizer in a text.
 
-    If the tokenizer is an object of another library, these are the special tokens it reports, and
-    those that were added.
+    If the tokenizer is an object of another library, its special tokens are those that it reports
+    and those that penstock added.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -94,7 +95,7 @@ class TokenFinder:
     def find(self, chat: ChatText, *, anywhere: bool) -> Iterator[tuple[int, Span, Span]]:
         """The special tokens in the text of the template; with `anywhere`, also in the content.
 
-        Yields the id of each token, its characters, and these with the blanks that it strips.
+        Yields for each token its id, its span, and the span extended by the blanks that it strips.
         """
         text = chat.text
         done = 0
@@ -126,7 +127,7 @@ class TokenFinder:
 
 
 def _template_spans(chat: ChatText) -> Iterator[Span]:
-    """The characters that the template wrote."""
+    """The spans of the text that the template wrote."""
     return gaps(chat.content, 0, len(chat.text))
 
 
@@ -155,7 +156,7 @@ def tokenizer_with_markers(
     Args:
         tokenizer: The user's tokenizer.
         template: The template.
-        sample: The text that it renders for a question and an answer; "" if unknown.
+        sample: The text that the template renders for a question and an answer; "" if unknown.
         markers: Finds markers in `sample`.
         add: Whether to add the tokens that are missing.
 

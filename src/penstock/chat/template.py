@@ -1,18 +1,19 @@
-"""Chat templates, and where they are found: a name, Jinja source, a file, a directory, a tokenizer.
+"""Loads chat templates: built-in ones, Jinja source, files, directories, those of tokenizers.
 
 The rendered text depends on the source of the template, on the tokens it may use (`bos_token`,
 `eos_token`) and on the settings; a manifest records all of them.
 
 Two templates are built in. "chatml" is the format from which most open models derive theirs; tools
-are described and called as in Hermes and Qwen. "nanochat" has a token for every border, and lets
-the assistant call Python in the middle of a turn. The output of Python is read and not trained on:
+are described and called as in Hermes and Qwen. "nanochat" has a token for the beginning and the end
+of every turn, and lets the assistant call Python in the middle of a turn. The model reads the
+output of Python, but is not trained on it:
 
     <|bos|><|user_start|>7 * 191?<|user_end|>
     <|assistant_start|><|python_start|>7*191<|python_end|><|output_start|>1337<|output_end|>
     It is 1337.<|assistant_end|>
 
-(without the line breaks). `write_plain` renders plain conversations of both without Jinja, which is
-ten times as fast; a test compares text and spans with those of Jinja.
+(without the line breaks). For both templates, `write_plain` renders simple conversations without
+Jinja, which is ten times as fast; a test compares its text and spans with those of Jinja.
 """
 
 import json
@@ -44,7 +45,7 @@ class Template:
     name: str
     source: str = field(repr=False)
     tokens: dict[str, str] = field(default_factory=dict)
-    """Special tokens that came with the template, by the names it may use."""
+    """Special tokens that came with the template, by their names in it, such as `bos_token`."""
 
     @property
     def digest(self) -> str:
@@ -165,8 +166,8 @@ def write_plain(template: str, messages: list[Message]) -> ChatText | None:
         # nanochat's template refuses turns that do not alternate, with its own message.
         turn = ("user", "assistant")[number % 2]
         roles = _CHATML_ROLES if template == "chatml" else (turn,)
-        # More keys, other roles or parts may make the template write something else, and an empty
-        # turn has no run, so Jinja's path decides about it.
+        # More keys, other roles or lists of parts may make the template write something else, and
+        # an empty text has no run, so Jinja renders such conversations.
         if type(text) is not str or not text or len(message) != 2 or role not in roles:
             return None
         before, after = head.format(role), end.format(role)

@@ -1,14 +1,15 @@
-r"""Which characters of a rendered conversation the assistant wrote.
+r"""Finds the characters of a rendered conversation that the assistant wrote.
 
-A turn begins after the words that ask for it and ends with the token that ends it. Everything
-between them belongs to it: reasoning, text, tool calls.
+A turn of the assistant begins after the generation prompt, the words that ask the model for an
+answer, and ends with its end marker. Everything between them belongs to the turn: reasoning, text,
+tool calls.
 
     <|im_start|>assistant\n<think>\nHm.\n</think>\n\nYes.<|im_end|>\n<|im_start|>user…
     └─ generation prompt ─┘└──────────── trained ───────────────────┘
 
-The runs show where the words of a message are. What the template writes around them is found with
-a question and an answer, once for each template (`TurnFormat`). A template with `{% generation %}`
-blocks marks its turns itself.
+The runs (see `provenance`) show where the words of a message are. To learn what the template writes
+around them (`TurnFormat`), penstock renders a question and an answer, once for each template. A
+template with `{% generation %}` blocks marks its turns itself.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -96,7 +97,7 @@ def hulls_of(spans: Iterable[tuple[int, int, int]]) -> dict[int, Span]:
 
 
 def _hulls(runs: Sequence[Run]) -> dict[int, Span]:
-    """The hulls of messages, the first time they occur.
+    """For each message, the span from its first to its last character, without repeated text.
 
     A template may write some text again, such as the name of a tool above its result.
     """
@@ -105,7 +106,7 @@ def _hulls(runs: Sequence[Run]) -> dict[int, Span]:
 
 
 def _first_runs(runs: Sequence[Run]) -> Iterator[Run]:
-    """The runs with characters of a leaf that were not written before."""
+    """The runs with characters of a leaf that no earlier run has."""
     # For each leaf, by identity, the number of its characters written so far.
     seen: dict[int, int] = {}
     for run in sorted(runs, key=itemgetter(0)):
@@ -156,7 +157,7 @@ class TurnFinder:
         return Turn(number, span, _only_read(self.text._runs, number))
 
     def _start(self, number: int, first: int) -> int:
-        """Where the turn begins: after the prompt for it."""
+        """The index of the turn's first character, which follows the prompt for the turn."""
         before, written = _written_before(self.text.plain, first, self.hulls)
         asked = written.rfind(self.form.prompt) if self.form.prompt else -1
         if asked >= 0:
@@ -181,9 +182,9 @@ class TurnFinder:
     def _header(self, written: str, number: int) -> str | None:
         """The words that ask for the turn, if reasoning or a tool call follows them.
 
-        A plain answer in place of the message shows where these words end. A template may write
-        empty reasoning (`<think>`) before the last answer only, so a second try adds a question
-        after it.
+        To find the end of these words, the message is replaced by a plain answer and rendered. A
+        template may write empty reasoning (`<think>`) only before the last answer. So if that
+        fails, a second try adds a question after the answer.
         """
         earlier = self.conversation.messages[:number]
         for more in ([], [{"role": "user", "content": QUESTION}]):
@@ -199,7 +200,7 @@ class TurnFinder:
         return None
 
     def _stop(self, number: int, last: int) -> int:
-        """Where the turn ends: after the markers that end it, or after its last word."""
+        """The index after the turn: after the markers that end it, or after its last word."""
         end = self.form.end
         after = min((low for low, _ in self.hulls.values() if low >= last), default=len(self.text))
         written = self.text.plain[last:after]
@@ -244,7 +245,7 @@ def generation_turns(text: Traced, conversation: Conversation) -> list[Turn]:
     for start, stop in sorted(blocks):
         inside = {leaf.message for low, high, leaf, _ in runs if low < stop and high > start}
         speakers = {conversation.messages[each]["role"] for each in inside if each >= 0}
-        # -1 is the text of tool definitions and settings.
+        # -1 stands for tool definitions and settings, which belong to no message.
         if speakers - {"assistant"} or -1 in inside:
             others = ", ".join(sorted(speakers - {"assistant"})) or "tools"
             raise ChatError(

@@ -106,7 +106,7 @@ def check(
 
 
 class _Run:
-    """The checks, and the results that later checks need."""
+    """The six checks. Each returns a message, and keeps the results that later checks need."""
 
     folder: Path
 
@@ -120,7 +120,7 @@ class _Run:
         return [text for file in self.files for text in file.texts]
 
     def check_existence(self) -> str:
-        """All files exist and have contents."""
+        """Check that all files exist and are not empty."""
         if not self.files:
             raise _CheckFailedError("no file was named")
         errors = []
@@ -150,7 +150,7 @@ class _Run:
         return listed
 
     def check_documents(self) -> str:
-        """The sample is made of valid documents."""
+        """Read the sample, and check that its documents are valid."""
         # Imported here: a missing file should not cost the import of torch and the tokenizers.
         from penstock.store.job import separators_of
         from penstock.tokenize.tokenizer import load_tokenizer
@@ -192,7 +192,7 @@ class _Run:
         return iter(Loader(Windows(store, length), self._settings.batch_size))
 
     def check_batches(self) -> str:
-        """A store and batches can be made from the sample, and targets are the next inputs."""
+        """Build a store and batches from the sample, and check that targets are the next inputs."""
         begun = time.monotonic()
         self.store = self._build("store")
         self._build_seconds = time.monotonic() - begun
@@ -209,7 +209,7 @@ class _Run:
         return f"inputs and targets {shape} {kind}, labels shifted by the loader{short}"
 
     def check_quality(self) -> str:
-        """Documents are the same after encoding and decoding."""
+        """Check that documents are the same after encoding and decoding."""
         tokenizer, texts = self._tokenizer, self._texts
         # At most 1,000 documents, spread over the sample.
         step = max(1, len(texts) // _MAX_ROUND_TRIPS)
@@ -233,7 +233,7 @@ class _Run:
         )
 
     def check_speed(self) -> str:
-        """Tokens are loaded fast enough."""
+        """Check that tokens are loaded fast enough."""
         from penstock.sources.document import binary_array
 
         texts = binary_array(self._texts)
@@ -250,7 +250,7 @@ class _Run:
         return figures
 
     def _loaded_per_second(self) -> float:
-        """Tokens a second of a loader with full rows; a small sample is repeated."""
+        """The tokens per second that a loader reads with full rows; a small sample is repeated."""
         length, store = self._settings.length, self.store
         # Enough copies for one full batch and the last target.
         copies = -(-(length * self._settings.batch_size + 1) // store.num_tokens)
@@ -266,7 +266,7 @@ class _Run:
         return done / (time.monotonic() - begun)
 
     def check_building(self) -> str:
-        """The store is intact, and the disk has room for all of it."""
+        """Check that the store is intact, and that the disk has room for a store of all files."""
         from penstock.store.verify import verify
 
         verify(self.store.path)

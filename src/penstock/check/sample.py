@@ -1,4 +1,4 @@
-"""A sample of one file, and what is found in it."""
+"""Reads a sample of one file, and records what is found in it."""
 
 from codecs import getincrementaldecoder
 from contextlib import closing

@@ -29,7 +29,7 @@ _FLOPS_PER_PARAMETER = 6  # and token: 2 in the forward pass, 4 in the backward 
 _NUM_TURNS = 3  # the median ignores one turn that other programs have slowed down
 _NUM_RESUMES = 20
 # The share of a turn that is not measured. It uses up the batches that the prefetch thread made
-# while the other kind was read.
+# while batches of the other dtype were read.
 _WARM_UP_SHARE = 0.1
 
 
@@ -127,13 +127,14 @@ def measure_speed(
     rows = Windows(TokenStore(path), length)
     wide = Loader(rows, batch_size)
     batches = {"int64": iter(wide)}
-    # The first batch includes opening the files and starting the prefetch thread.
+    # The time to the first batch includes opening the files and starting the prefetch thread.
     next(batches["int64"])
     first_batch = time.perf_counter() - started
     batches["narrow"] = iter(Loader(rows, batch_size, format="narrow"))
     rates: dict[str, list[float]] = {"int64": [], "narrow": []}
     peak = before or 0
-    # The two kinds take turns, so that a slow moment of the machine affects both.
+    # Batches of int64 and of the store's narrow dtype take turns, so that a slow moment of the
+    # machine affects both.
     for turn in range(2 * _NUM_TURNS):
         kind = "narrow" if turn % 2 else "int64"
         draw(turn, 2 * _NUM_TURNS, f"reading {kind}")

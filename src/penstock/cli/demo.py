@@ -124,7 +124,7 @@ def _build_stores(
 
 
 def _show_documents(stores: "dict[str, TokenStore]", pages: list[str]) -> None:
-    """One document of each store; short ones, if this Python has them."""
+    """Print one document of each store; short ones, if this Python has them."""
     # antigravity.py and the page about lambda are short enough for the screen.
     code = stores["code"]
     names = [Path(code.origin(number).file).name for number in range(len(code))]
@@ -136,7 +136,7 @@ def _show_documents(stores: "dict[str, TokenStore]", pages: list[str]) -> None:
 
 
 def _mixture(stores: "dict[str, TokenStore]") -> "Plan":
-    """Three rows of code for each row of prose, shuffled."""
+    """A plan with three rows of code for each row of prose, shuffled."""
     from penstock.order.plan import Plan
     from penstock.rows.windows import Windows
 
@@ -145,7 +145,7 @@ def _mixture(stores: "dict[str, TokenStore]") -> "Plan":
 
 
 def _show_batch(plan: "Plan", tokenizer: "Tokenizer") -> None:
-    """The inputs and targets of the first two rows, as text."""
+    """Print the inputs and targets of the first two rows, as text."""
     from penstock.loader.batch_format import BatchFormat
     from penstock.loader.loader import Loader
 
@@ -164,7 +164,7 @@ def _show_batch(plan: "Plan", tokenizer: "Tokenizer") -> None:
 
 
 def _show_speed(plan: "Plan") -> None:
-    """The time to the first batch, and tokens per second over one second."""
+    """Measure and print the time to the first batch, and the tokens per second over one second."""
     from penstock.loader.loader import Loader
 
     started = time.perf_counter()

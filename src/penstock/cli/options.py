@@ -69,6 +69,6 @@ def stores_at(path: Path) -> dict[str, Path]:
 
 
 def by_side(values: dict[str, dict[str, object]]) -> dict[str, object]:
-    """JSON objects by side; without sides, the only object itself."""
+    """The JSON objects of a split store by side; of any other store, its only object."""
     # `stores_at` uses "" as the side of a store that is not split.
     return values.get("") or dict(values)

@@ -20,9 +20,9 @@ Draw = Callable[[int, int, str], None]
 
 
 class Meter:
-    """The speed and the remaining time of a build.
+    """Measures the speed and the remaining time of a build.
 
-    It measures from the first report on, so parts of an earlier run do not count as speed.
+    The clock starts at the first report, so parts that an earlier run built do not count as speed.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,7 +53,7 @@ class Meter:
 
 @contextmanager
 def build_bar(*, shown: bool) -> Iterator[tuple[Meter, "Callable[[BuildProgress], None]"]]:
-    """A bar for a build: its meter, and the callback for `progress=`."""
+    """A progress bar for a build; yields its meter, and the callback for `progress=`."""
     meter = Meter()
     with bar(shown=shown) as draw:
         yield meter, lambda now: draw(now.done_bytes, now.total_bytes, meter.line(now))
@@ -61,7 +61,7 @@ def build_bar(*, shown: bool) -> Iterator[tuple[Meter, "Callable[[BuildProgress]
 
 @contextmanager
 def bar(*, shown: bool = True) -> Iterator[Draw]:
-    """A function that draws a progress bar; the bar is removed at the end."""
+    """A context with a progress bar, which is removed at the end; yields a function to draw it."""
     # In a log file, each update of a bar would be a new line.
     if not (shown and sys.stderr.isatty()):
         yield lambda done, total, text: None

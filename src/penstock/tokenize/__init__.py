@@ -1,4 +1,4 @@
-"""Text to token ids.
+"""Encodes text to token ids.
 
 Takes batches of documents and returns flat arrays of ids with an offset for each document. The ids
 equal those of the reference implementation, `tokenizers`; every build compares its first documents.

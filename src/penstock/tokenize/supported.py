@@ -84,7 +84,7 @@ PATTERNS = frozenset([*(("|".join(each),) for each in _ALTERNATIVES), _DEEPSEEK]
 
 
 def refusal(config: Config, *, parse: bool) -> str | None:
-    """The reason why gigatoken may give other ids than `tokenizers`; None if it is known not to.
+    """The reason why gigatoken's ids may differ from those of `tokenizers`; None if they do not.
 
     Args:
         config: The tokenizer.json.
@@ -105,7 +105,7 @@ def is_byte_level(definition: Definition) -> bool:
 
 
 def knows_symbols(definition: Definition) -> bool:
-    """Whether its pattern has a class for symbols and punctuation."""
+    """Whether the definition's split pattern has a class for symbols and punctuation."""
     steps = _steps(definition.config.get("pre_tokenizer"), "pretokenizers")
     return any(r"\p{S}" in str(step.get("pattern", {}).get("Regex")) for step in steps)
 
@@ -113,7 +113,7 @@ def knows_symbols(definition: Definition) -> bool:
 def may_cut(definition: Definition, *, parse: bool) -> bool:
     """Whether a listed definition gives the same ids for a text and for the text cut in two.
 
-    The cuts are those of `penstock.tokenize.code_points.cut`. Every listed pattern ends a piece
+    The cuts are those of `penstock.tokenize.code_points.cut`. Every listed pattern splits the text
     there, whatever else is in the text. But an added token that contains a blank, or that strips
     the blanks beside it, could match across the cut, and `add_prefix_space` would put a space
     before each piece.
@@ -192,7 +192,7 @@ def _split_reason(config: Config) -> str | None:
         kind, shown, is_known = "pre-tokenizer", steps, _is_known_split(steps)
     if is_known:
         return None
-    # Cut: a precompiled character map would fill the screen.
+    # Each step is cut to 200 characters: a precompiled character map would fill the screen.
     text = ", ".join(str(step)[:200] for step in shown) or "none"
     return f"its {kind} is not among those that were compared: {text}"
 
@@ -213,9 +213,9 @@ def _is_known_split(steps: list[Config]) -> bool:
         return bool(last.get("use_regex", True))
     if last.get("use_regex", True) or last.get("add_prefix_space", True):
         return False
-    # Isolated keeps what a pattern does not match, and Removed with invert drops it. The listed
-    # patterns match everything, so both are the same; but of DeepSeek's three patterns, only all
-    # three together match everything.
+    # "Isolated" keeps text that the pattern does not match, and "Removed" with invert drops it. A
+    # single listed pattern matches all text, so both give the same result. Each of DeepSeek's three
+    # patterns leaves some text unmatched, so for them only "Isolated" is right.
     kept = [("Isolated", False), ("Removed", True)] if len(splits) == 1 else [("Isolated", False)]
     is_kept = all(
         step.get("type") == "Split" and (step.get("behavior"), bool(step.get("invert"))) in kept
@@ -283,7 +283,7 @@ def _flag_reason(token: Config, *, has_normalizer: bool) -> str | None:
 
 
 def _has_usual_ids(tokens: list[Config], vocab: dict[str, int]) -> bool:
-    """Whether the ids in the file are those that `tokenizers` gives the tokens in this order."""
+    """Whether `tokenizers`, which numbers tokens in this order, gives them the ids in the file."""
     largest = -1
     seen = set()
     for token in tokens:

@@ -89,7 +89,7 @@ class Tokenizer:
         return self.encode_documents(binary_array([data]))[0]
 
     def encode_documents(self, texts: pa.LargeBinaryArray) -> Encoded:
-        """The ids of many texts, concatenated, and the offsets of each text."""
+        """The ids of many texts, concatenated, and the offsets where each text begins and ends."""
         return self._checked(self.engine.encode(texts))
 
     def encode_batch(self, batch: Batch) -> Encoded:
@@ -160,7 +160,7 @@ class Tokenizer:
         self.definition.save(Path(directory))
 
     def _checked(self, encoded: Encoded) -> Encoded:
-        """`encoded`; raises if an id is outside the vocabulary.
+        """Return `encoded`, or raise if an id is outside the vocabulary.
 
         Token ids are never truncated to a narrower dtype: 65,536 stored in 16 bits would be 0.
         """
@@ -214,7 +214,8 @@ def load_tokenizer(
         raise TokenizerError(f'special_tokens={special_tokens!r} is not "text" or "parse".')
     more = checked_tokens(add_tokens or ())
     if isinstance(tokenizer, str) and tokenizer == "bytes":
-        # Treated like a loaded tokenizer: it has no definition and no other engine.
+        # "bytes" has no definition and no second engine, so it is treated like a `Tokenizer` that
+        # was loaded before.
         tokenizer = _bytes({})
     elif isinstance(tokenizer, str) and tokenizer.startswith("tiktoken:"):
         tokenizer = tiktoken_encoding(tokenizer.removeprefix("tiktoken:"))
@@ -265,7 +266,7 @@ def _extended(tokenizer: Tokenizer, tokens: Sequence[str]) -> Tokenizer:
 
 
 def with_special(tokenizer: Tokenizer, tokens: Iterable[str]) -> Tokenizer:
-    """A tokenizer that treats these ordinary tokens as special, so that no text contains them.
+    """A tokenizer that treats these ordinary tokens as special, so that no text is encoded to them.
 
     The digest stays the same, because all ids keep their meaning.
     """

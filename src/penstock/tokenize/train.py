@@ -1,4 +1,4 @@
-"""Training of a new byte-level BPE tokenizer on the user's text.
+"""Trains a new byte-level BPE tokenizer on the user's text.
 
 The alphabet is the 256 bytes, so any text can be encoded and is decoded to the same bytes. Words
 are split as GPT-2 splits them, which gigatoken supports. `tokenizers` learns the merges; its result
@@ -6,8 +6,8 @@ depends on the counts of words alone, so the same text gives the same file, what
 the number of cores. Memory grows with the number of distinct words and not with the text: 30 MB of
 text take 9 s and 250 MB of memory.
 
-A special token must not occur in ordinary text. One that merges can build too, such as "the", would
-end documents in the middle of a sentence, so it is refused.
+A special token must not occur in ordinary text. If merges can build it too, as they can build
+"the", it would end documents in the middle of a sentence, so it is refused.
 """
 
 import json
@@ -171,8 +171,8 @@ class _Reader:
                 break
             texts.append(text.decode())
             self.num_bytes += len(text)
-        # If a batch has edges, its last document may continue in the next batch. The tally counts
-        # each document once.
+        # If `batch.edges` is set, the last document of the batch may continue in the next batch.
+        # The tally counts each document once.
         self.num_documents += len(texts) if batch.edges is None else batch.tally.documents
         return texts
 

@@ -2,8 +2,8 @@
 
     recipe ── rows, plan, loader ── model ── run ──► checkpoints, metrics.jsonl, curve.svg
 
-Small enough to read in one sitting, and meant to be copied from: `model` is the GPT-2 family,
-`run` is the training loop. Both need only NumPy and torch.
+The trainer is short enough to read completely, and you may copy from it: `model` has GPT-2 and
+its variants, `run` has the training loop. Both need only NumPy and torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """`python -m penstock.train RECIPE`: the trainer, for machines with only NumPy and torch.
 
-With torchrun: `torchrun --nproc-per-node 8 -m penstock.train RECIPE`. It takes the flags of
-`penstock train`, except --json. That command also needs typer and rich.
+With torchrun: `torchrun --nproc-per-node 8 -m penstock.train RECIPE`. The flags are those of
+`penstock train`, except --json. The command `penstock train` also needs typer and rich.
 """
 
 import argparse

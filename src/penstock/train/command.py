@@ -64,7 +64,7 @@ _CPU_GUESSES: Tables = {
 
 
 def recipe_changes(settings: list[str], **flags: str | float | None) -> Tables:
-    """`NAME=VALUE` settings and flags, as changes to a recipe by dotted names.
+    """The changes to a recipe that `NAME=VALUE` settings and flags ask for, by dotted names.
 
     >>> recipe_changes(["training.compile=true"], batch_size=4, num_workers=0)
     {'training.batch_size': 4, 'training.prefetch': 0, 'training.compile': True}
@@ -90,7 +90,7 @@ def recipe_changes(settings: list[str], **flags: str | float | None) -> Tables:
 
 
 def choose_recipe(source: str | None, changes: Tables, device: str | None, log: Log) -> Recipe:
-    """The recipe of a command; if the command named none, a guess, and each setting is logged."""
+    """The recipe that a command names; otherwise a guessed recipe, and each guess is logged."""
     if source is not None and Path(source).suffix == ".toml":
         return read_recipe(source, changes)
     source = changes.get("data.train", source)
@@ -103,7 +103,8 @@ def choose_recipe(source: str | None, changes: Tables, device: str | None, log: 
         )
     guesses = _guess_recipe(source, device)
     if changes.get("data.val") or changes.get("data.stream"):
-        guesses.pop("data.split", None)  # nothing needs to be held out, or can be
+        # With separate validation data, no text needs to be held out; a stream cannot be split.
+        guesses.pop("data.split", None)
     tables: Tables = {}
     for name, value in {"data.train": source, **guesses, **changes}.items():
         set_value(tables, name, value)
@@ -184,7 +185,7 @@ def generate(
         TrainError: the logits are not finite.
     """
     device = model.token_embedding.weight.device
-    # A separate generator: the global one stays as it was.
+    # A separate generator is used, so that the state of torch's global one does not change.
     generator = torch.Generator(device).manual_seed(derive_key("sample", seed) >> 1)
     was_training = model.training
     model.eval()

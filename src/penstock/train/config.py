@@ -5,8 +5,9 @@
     [optimization]       OptimizationConfig    how gradients change the weights
     [training]           TrainingConfig        how long, how much at once, what is saved
 
-`penstock.recipe` fills them from a TOML file; its table [data] becomes a plan and rows. A script
-makes all of them itself, as a `TrainingJob`. Each dataclass checks its values when it is made.
+`penstock.recipe` fills these dataclasses from a TOML file; its table [data] becomes a plan and
+rows. A script creates all of them in Python, as a `TrainingJob`. Each dataclass checks its values
+when it is created.
 """
 
 import math
@@ -76,7 +77,7 @@ SIZES: dict[str, ModelConfig] = {
 
 
 def model_config(size: str, **changes: Any) -> ModelConfig:
-    """A size by its name, with some settings changed.
+    """The configuration of a model size by its name, with some settings changed.
 
     >>> model_config("124M", positions="rotary").width
     768
@@ -134,7 +135,8 @@ class TrainingConfig:
     """The length of a run, its batch sizes and precision, and what it saves."""
 
     steps: int | None = None
-    """Without it, the first steps are timed and the run plans as many as fit `max_minutes`."""
+    """Steps in total. If None, the first steps are timed, and as many are run as fit into
+    `max_minutes`."""
     max_minutes: float | None = None
     batch_size: int | Literal["auto"] = "auto"
     """Rows of a micro-batch, on each device. "auto" is the most that fit on the GPU, but no more
@@ -146,7 +148,8 @@ class TrainingConfig:
     recompute: bool = False
     """Whether the backward pass recomputes activations: less memory, more time."""
     prefetch: int = 2
-    """Blocks of batches that a background thread prepares ahead; 0 turns it off."""
+    """Blocks of consecutive batches that a background thread prepares ahead; with 0, there is no
+    such thread."""
     val_every: int = 250
     val_rows: int = 1_024
     """Rows of the validation set to read; the same ones every time."""

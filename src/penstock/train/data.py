@@ -36,7 +36,8 @@ from penstock.train.distributed import World
 _POLL_SECONDS = 0.2
 _LEAST_TOKENS = 2  # of a row: an input and its target
 _GPT2_VOCAB = 50_257
-_CHECKED_IDS = 1 << 24  # of a bare token file; their minimum and maximum take 0.1 seconds
+# The ids of a bare token file (without a manifest) that are checked, which takes 0.1 seconds.
+_CHECKED_IDS = 1 << 24
 _OTHER_TEXT = "That store belongs to this output. For other text or settings, use another one (-o)."
 TOKEN_FILES = (".npy", ".bin")
 _FIELDS = ("inputs", "targets", "position_ids", "document_ids")
@@ -131,7 +132,7 @@ class _Opener:
         return sides
 
     def streamed(self, given: str) -> Any:
-        """The rows of a text that a background build tokenizes from now on."""
+        """Start to build a store of a text in the background, and return its rows."""
         from penstock.streaming.stream import stream
 
         store = self._stores / "train"
@@ -178,7 +179,7 @@ class _Opener:
 
 
 def step_rows(config: TrainingConfig, rows: int, world: World) -> int:
-    """Rows of a step on all processes, which compute micro-batches of `rows` each."""
+    """The number of rows of a step on all processes; each computes micro-batches of `rows` rows."""
     total = config.global_batch_size or rows * world.size
     if total % (rows * world.size):
         raise PlanError(
@@ -224,11 +225,11 @@ def validation_loader(job: TrainingJob, world: World, rows: int) -> Loader | Non
 
 
 def microbatches(batch: dict[str, Tensor], rows: int) -> Iterator[list[Tensor | None]]:
-    """The batch in pieces of `rows` rows, as the arguments of `GPT.forward`."""
+    """The micro-batches of a batch, of up to `rows` rows each, as arguments of `GPT.forward`."""
     fields = [batch.get(name) for name in _FIELDS]
     for start in range(0, len(batch["inputs"]), rows):
-        # Views of one buffer have other strides than whole tensors, and compiled code would be
-        # compiled again for them.
+        # A slice is a view whose strides can differ from those of a whole tensor. torch would
+        # compile the model again for other strides, so the slice is made contiguous.
         piece = slice(start, start + rows)
         yield [None if each is None else each[piece].contiguous() for each in fields]
 

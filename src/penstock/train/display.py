@@ -48,7 +48,7 @@ class Display:
         self._last = ""
 
     def __call__(self, event: RunReport | str) -> None:
-        """Show a line of text at once, or a report if the last one is old enough."""
+        """Show a line of text at once; show a report only if the last one is old enough."""
         if isinstance(event, str):
             self._write(f"{visible(event)}\n")  # a sample of the model may have escape sequences
             return
@@ -233,7 +233,7 @@ def _documents_of(rows: Rows, sample: int) -> Iterator[str]:
     stream = rows.stream
     if stream is None or not stream.has_documents:
         return
-    # The pieces of a stream are the parts of its stores, one after the other.
+    # `rows.stream` is the tokens of all stores, concatenated. Its pieces are the parts of stores.
     stores = [each for each in stream.members if isinstance(each, TokenStore)]
     pieces = [(store, part) for store in stores for part in range(len(store.manifest.parts))]
     # The class of the rows is not tested, because rows can be wrapped, by a transform for example.

@@ -62,7 +62,7 @@ class Learner:
     def fitting_rows(self) -> int:
         """The most rows that can be computed at once on the GPU; without a GPU, 8.
 
-        With a `global_batch_size`, a divisor of the rows of this process.
+        With a `global_batch_size`, the result is a divisor of the rows of a step on this process.
         """
         total = self._config.global_batch_size
         # Fewer rows than processes are an error, but `step_rows` explains it better.

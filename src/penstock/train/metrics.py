@@ -27,8 +27,8 @@ from penstock.store.files import write_file
 from penstock.train.config import ModelConfig
 from penstock.train.distributed import World
 
-# For dense matrix products in bfloat16, from the makers' data sheets. The first entry that is part
-# of the device's name is used, so "H100 PCIe" must come before "H100".
+# Peak FLOP/s of dense matrix products in bfloat16, from the makers' data sheets. The first entry
+# that is part of the device's name is used, so "H100 PCIe" must come before "H100".
 _PEAK_FLOPS = {
     "H200": 989e12,
     "H100 PCIe": 756e12,
@@ -123,12 +123,12 @@ class Throughput:
 
     @property
     def seconds_per_step(self) -> float:
-        """The mean over the last ten steps."""
+        """The mean duration of the last ten steps."""
         return self._span / max(1, len(self._ends) - 1)
 
     @property
     def tokens_per_second(self) -> float:
-        """The mean over the last ten steps."""
+        """The mean speed of the last ten steps, on all processes together."""
         return sum(tokens for _, tokens, _ in list(self._ends)[1:]) / self._span
 
     def report(self, progress: RunProgress) -> RunReport:
@@ -155,7 +155,7 @@ class Metrics:
     Args:
         path: The file. Lines that are newer than the checkpoint are removed from it.
         step: The step of the checkpoint.
-        validated: The last validation that the checkpoint knows of.
+        validated: The step of the last validation that the checkpoint includes.
         tensorboard: Whether to write the same numbers for TensorBoard.
     """
 
@@ -164,8 +164,8 @@ class Metrics:
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._board = _tensorboard(path.parent, step) if tensorboard else None
-        # A checkpoint can be saved before the validation of the same step.
-        # Its validation then comes again, and must not be in the file twice.
+        # A checkpoint can be saved before the validation of the same step. A resumed run then
+        # repeats that validation, which must not be in the file twice.
         last = ("step", "val", "target") if validated == step else ("step",)
         kept = [
             each

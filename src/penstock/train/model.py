@@ -2,7 +2,7 @@
 
     tokens ─ embedding (+ positions) ─ [ attention, MLP ] x layers ─ norm ─ logits ─ loss
 
-The default settings are GPT-2 as it was published; `penstock.train.checkpoint` converts its
+The default settings are GPT-2 as it was published; `penstock.train.checkpoint` converts the
 weights to and from transformers. Three options make the model learn faster from the same tokens:
 rotary positions, normalised queries and keys, and squared ReLU.
 

@@ -9,7 +9,7 @@ next step, and only then reads the loss. So a loss that is not finite is noticed
 always before a checkpoint is saved. With `on_nonfinite="skip"` the loss is read at once, and the
 update of that step is skipped.
 
-The same command resumes a run that was killed, ran out of time or had another number of
+The same command resumes a run that was killed or ran out of time, also with another number of
 processes. On a CPU in float32 the losses are then bitwise those of an uninterrupted run.
 """
 
@@ -104,7 +104,7 @@ class _Loop:
         self.queued = self.saved = self.progress.step
         self.stopping = self.interrupted = False
         self.throughput = Throughput(job.model, world)
-        # A time in the past: as if the run had never been interrupted.
+        # The time that earlier sessions took is subtracted, as if there had been one session.
         self.started = time.perf_counter() - self.progress.seconds
         self.metrics: Metrics | None = None
 
@@ -142,7 +142,7 @@ class _Loop:
         return RunResult(self.progress, finished, rank, model, self.job.output)
 
     def _train(self, path: Path) -> None:
-        """Everything from the first step to the last checkpoint."""
+        """Take all steps, with validations and checkpoints, up to the last checkpoint."""
         self.learner.start()
         if self.world.is_main:
             now = self.progress
@@ -158,7 +158,7 @@ class _Loop:
             self._take_steps(iter(self.loader))
             if self.progress.validated != self.progress.step and not self.interrupted:
                 self._validate()
-                self.saved = -1  # a checkpoint of this step does not know this validation
+                self.saved = -1  # an existing checkpoint of this step lacks this validation
             if self.saved != self.progress.step:
                 self._save()
         finally:

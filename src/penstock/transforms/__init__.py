@@ -1,10 +1,10 @@
-"""Random changes to rows that repeat exactly.
+"""Changes rows at random, in a way that repeats exactly.
 
 A transform takes rows and one key per row and returns new rows: tokens masked, documents
 rearranged, or tokens dropped. The key is computed from (seed, rows, epoch, sample), and a
 plan's position determines epoch and sample. So a row is changed differently in every epoch,
 and always the same way at the same position, whatever the world size, batch size or number
-of threads. NumPy only; there is no random state to save.
+of threads. There is no random state to save. The package needs only NumPy.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Token dropout.
+"""Token dropout: replaces random inputs, or ignores random targets.
 
     tokens               the cat sat on the mat
     replace_with=UNK     the UNK sat on UNK mat     inputs change, targets stay
@@ -60,10 +60,10 @@ class TokenDropout:
         }
 
     def apply(self, fields: Fields, keys: Unsigned, length: int | None = None) -> Fields:
-        """Return `tokens` with some replaced and their original `targets`; or a `target_mask`.
+        """Return rows with replaced `tokens` and original `targets`, or with a `target_mask`.
 
-        Labels set by an earlier transform stay unchanged, and so does padding. If rows have no
-        token after the last input, shape (rows, length), the last column has no target.
+        Labels set by an earlier transform stay unchanged, and so does padding. If `tokens` has the
+        shape (rows, length), no token follows the last input, so the last column has no target.
         """
         tokens = fields["tokens"]
         length = tokens.shape[1] if length is None else length
@@ -80,7 +80,8 @@ class TokenDropout:
             changed[:, :length][dropped] = self.replace_with
             return {**with_targets, "tokens": changed}
         predicted = with_targets["labels" if "labels" in fields else "targets"]
-        # A column is dropped with its target, so it is the target that may be special.
+        # Here, dropping a column ignores its target. So the target, not the input, is compared
+        # with `special_ids`.
         kept = ~dropped | np.isin(predicted, self.special_ids)
         if "target_mask" in with_targets:
             kept &= with_targets["target_mask"].astype(np.bool_)

@@ -8,7 +8,11 @@ The three sentinel tokens replace three tokens of the document: the last three b
 token (g, h, i above). All other tokens are kept, once each. So documents keep their position
 and length in the row, and document borders and position ids stay correct. Both cuts are
 drawn uniformly from all gaps between the kept tokens, so prefix, middle or suffix can be
-empty. Pieces of three tokens or fewer have no room for sentinels and are not changed.
+empty.
+
+A piece is the range of columns that is rearranged: the tokens of one document in a row, or a
+whole row with within="row". Pieces of three tokens or fewer, not counting the end token, have
+no room for sentinels and are not changed.
 
 PSM and SPM are defined by Bavarian et al. (2022). SPM is the variant that begins like PSM,
 which StarCoder and Code Llama were trained with.
@@ -30,7 +34,7 @@ _CHANGE, _ORDER, _CUT, _OTHER_CUT = range(4)  # columns of a piece's random numb
 
 
 class _PieceColumns(NamedTuple):
-    """Column ranges of rows; each range holds tokens of one document."""
+    """Pieces: the row of each piece, its first column, and the column after its last one."""
 
     rows: NDArray[np.intp]
     starts: NDArray[np.intp]
@@ -59,7 +63,7 @@ class FillInTheMiddle:
     """"documents" rearranges each document, and needs rows that know where documents begin
     (`borders=True`); "row" rearranges whole rows."""
     eos_id: int | None = None
-    """If a piece ends with this token, it stays at the end."""
+    """If a piece ends with this token, the token stays at the end."""
 
     def __post_init__(self) -> None:
         check_probability("rate", self.rate)
@@ -84,8 +88,8 @@ class FillInTheMiddle:
         """Return rearranged `tokens`; with within="documents", also a `target_mask`.
 
         The token after the last input of a row stays where it is, because document borders are
-        known for inputs only. If the last piece was rearranged, that token does not follow it,
-        so it is excluded from the targets.
+        known for inputs only. If the last piece was rearranged, that token is no longer its
+        continuation, so it is excluded from the targets.
         """
         refuse_fields(fields, "FillInTheMiddle", "labels", "targets", "target_mask")
         largest_id = max(self.prefix_id, self.middle_id, self.suffix_id)

@@ -54,7 +54,8 @@ class MaskTokens:
     """Masks tokens as BERT does: 80 % mask, 10 % random, 10 % unchanged; all are predicted."""
 
     gives_labels = True
-    """Each position predicts itself, so nothing is shifted and a row's first token is a target."""
+    """Each position predicts its own token. So nothing is shifted, and a row's first token can be
+    a target."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class MaskTokens:
         return described
 
     def apply(self, fields: Fields, keys: Unsigned, length: int | None = None) -> Fields:
-        """Return masked `tokens`, their original `labels`, and a `target_mask` of the selected.
+        """Return masked `tokens`, original tokens as `labels`, and the selection as `target_mask`.
 
         Padding is never selected. With whole words, special tokens end a word. So an end token
         in `special_ids` keeps documents apart.
@@ -203,7 +204,7 @@ def begins_word(
 
     With "Ġ" and "▁", a token that starts with something other than a letter, a digit or a part
     of a character begins a word too: "!", "'t", a newline. A vocabulary does not say more:
-    the "foo" of "(foo" is taken as part of the word that "(" begins.
+    in "(foo", the token "foo" counts as part of the word that "(" begins.
 
     >>> begins_word({"[CLS]": 0, "un": 1, "##able": 2}, "##")
     array([ True,  True, False])

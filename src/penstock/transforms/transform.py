@@ -1,6 +1,6 @@
-"""The interface of a transform, chains, rows with a transform, and helpers of transforms.
+"""The interface of transforms, `Chain`, `Transformed`, and functions that transforms share.
 
-Rows are a dictionary of arrays. `length` is the number of inputs per row.
+Rows are a dictionary of arrays, its fields. `length` is the number of inputs per row.
 
     field            shape               set by      meaning
     tokens           (rows, length + 1)  rows        token ids, in the store's narrow dtype
@@ -17,15 +17,15 @@ Rows are a dictionary of arrays. `length` is the number of inputs per row.
 
 Ids keep the dtype of the store. The loader writes -100 when it makes a batch.
 
-Rows with a transform are rows like others, for a plan or a loader:
+Transformed rows can be used like any other rows, in a plan or a loader:
 
     Plan({"web": Windows(web, 1024), "code": Transformed(Windows(code, 1024), middle, seed=17)})
 
 A changed row depends only on (seed, rows, epoch, sample). A plan's position determines epoch
-and sample, so it determines the row. Each sample occurs once per epoch of its source, so no
-row is changed the same way twice. The position itself is not the key: then a row would
-change with the weights of the mixture. Here, two runs that differ only in weights read the
-same rows in a different order.
+and sample, so it determines the row. Each sample occurs once per epoch of its source, so the
+random choices for a row are new in every epoch. The position itself is not used: then a row would
+change with the weights of the mixture. As it is, two runs that differ only in weights read
+the same rows in a different order.
 """
 
 from functools import cached_property
@@ -103,8 +103,8 @@ class Chain:
 class Transformed(WrappedRows):
     """Rows changed by a transform. They work like all other rows, and have a separate digest.
 
-    Everything else (`num_tokens`, `part_rows`, `read_ahead`) is that of the rows.
-    Immutable, and safe to read from several threads if the rows are.
+    All other attributes (`num_tokens`, `part_rows`, `read_ahead`) are those of the original rows.
+    Immutable, and safe to read from several threads if the original rows are.
 
     Args:
         rows: The rows to change, such as `Windows`, or rows that are already transformed.
@@ -127,7 +127,7 @@ class Transformed(WrappedRows):
         return digest_json(["transformed", _FORMAT, self.rows.digest, self.seed, self._described])
 
     def describe(self) -> dict[str, Any]:
-        """Return the description of the rows, with a short one of the transform added."""
+        """Return the description of the rows, with a short description of the transform added."""
         described = self.rows.describe()
         # Eight digits of the settings' digest: a state names the transform in under 100 bytes.
         short = f"{self._described['kind']} {digest_json(self._described)[:8]}"
@@ -204,7 +204,7 @@ def spanned(starts: Integers, stops: Integers, width: int) -> NDArray[np.bool_]:
 
 
 def align_to_first_token(values: NDArray[Any], starts: Integers) -> NDArray[Any]:
-    """Shift random values, (rows, length), so that each row's begin at its first token.
+    """Return random values, (rows, length), shifted to begin at the first token of each row.
 
     A document is then changed the same way whichever side it is padded on, and to any width.
 
