@@ -1,4 +1,4 @@
-"""A template and a tokenizer that render conversations as tokens and loss masks.
+"""Renders conversations as tokens and loss masks, with one template and one tokenizer.
 
     chat = Chat("chatml", "gpt2", add_tokens="auto")
     tokens, loss = chat.render([{"role": "user", "content": "Hi"},

@@ -234,7 +234,7 @@ def traced_join(pieces: Iterable[str]) -> Traced:
 
 
 def derived(text: str, values: Iterable[object]) -> str:
-    """`text`, which was computed from `values`; every leaf in them is an origin of all of it."""
+    """`text`, computed from `values`; every leaf in the values is an origin of the whole text."""
     leaves = leaves_in(list(values))
     if not leaves or not text:  # all of it is the template's
         return text

@@ -124,7 +124,7 @@ class Renderer:
         return self.marks_generation or self._turn_format(Conversation([])).end is not None
 
     def prompt(self, conversation: Conversation) -> ChatText:
-        """The text that asks for the next answer, of which nothing is trained on."""
+        """The conversation with the words that ask for an answer; nothing of it is trained on."""
         text = self._run(conversation, conversation.messages, True)
         return ChatText(text.plain, _content(text), [])
 

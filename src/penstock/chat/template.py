@@ -54,7 +54,7 @@ class Template:
 
     @property
     def is_builtin(self) -> bool:
-        """Whether it is one of the built-in templates, unchanged."""
+        """Whether the template is one of the built-in ones, unchanged."""
         return self.name in _FORMATS and self.source == _builtin_source(self.name)
 
 
@@ -129,7 +129,7 @@ def _read_json(path: Path) -> JsonObject:
 
 
 def _configured(source: object, name: str, config: JsonObject) -> Template:
-    """The template in a configuration; if it has several, the one named "default"."""
+    """The template in a configuration; if there are several, the one named "default"."""
     if isinstance(source, list):
         source = {str(each.get("name")): each.get("template") for each in source}
     if isinstance(source, dict):

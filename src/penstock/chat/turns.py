@@ -35,7 +35,7 @@ class TurnFormat:
     prompt: str
     """The text that asks for an answer; "" if the template has none."""
     end: str | None
-    """The marker that ends a turn, if there is one."""
+    """The marker that ends a turn; None if the template has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class TurnFinder:
         return start + len(rest) - len(rest.lstrip())
 
     def _header(self, written: str, number: int) -> str | None:
-        """The words that ask for the turn, if reasoning or a tool call follows them.
+        """The words that ask for the turn, if reasoning or a tool call follows; None if not found.
 
         To find the end of these words, the message is replaced by a plain answer and rendered. A
         template may write empty reasoning (`<think>`) only before the last answer. So if that

@@ -13,7 +13,7 @@ from types import FrameType
 
 
 def main() -> None:
-    """Run the command line of this process; the console script `penstock`."""
+    """Run the command line of this process; the console script `penstock` calls this function."""
     # Python allows only the main thread to set a signal handler.
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:

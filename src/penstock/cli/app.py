@@ -144,7 +144,7 @@ def run() -> NoReturn:
 
 
 def _writable(stream: TextIO | None) -> TextIO:
-    """The stream; a null device if the caller closed it (`>&-`)."""
+    """`stream`, or the null device if the caller of the program closed the stream (`>&-`)."""
     if stream is None:
         return Path(os.devnull).open("w", encoding="utf-8")
     # A terminal can have an encoding such as Latin-1. Characters outside that encoding are written

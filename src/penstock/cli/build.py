@@ -210,7 +210,7 @@ def measured_build(
 
 
 def _counts(stores: dict[str, "TokenStore"]) -> dict[str, Any]:
-    """The numbers of a store; the counts of its last build cover both sides of a split."""
+    """The counts of a store for `--json`; those of its last build cover both sides of a split."""
     from penstock.store.summary import bytes_per_token, describe_rules
     from penstock.tokenize.definition import padded_vocab_size
 

@@ -113,7 +113,7 @@ class Definition:
 
     @cached_property
     def unk_token(self) -> str | None:
-        """The token for characters that the model does not know."""
+        """The token for characters that the model does not know; None if it has none."""
         model = self.config["model"]
         number = model.get("unk_id")
         if isinstance(model.get("vocab"), list) and isinstance(number, int):
@@ -174,7 +174,7 @@ def padded_vocab_size(vocab_size: int) -> int:
 
 
 def special_token(content: str, token_id: int) -> Config:
-    """A special token as tokenizer.json lists it."""
+    """The entry of a special token in the list `added_tokens` of a tokenizer.json."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": token_id, "content": content, "special": True, **flags}
 
@@ -202,7 +202,7 @@ def find_definition(name: str) -> Definition:
 
 
 def from_object(tokenizer: object) -> Definition | None:
-    """The definition inside a `tokenizers` or fast `transformers` tokenizer; None for others."""
+    """The definition in a tokenizer of `tokenizers`, or a fast one of `transformers`; else None."""
     # A fast tokenizer of `transformers` wraps one of `tokenizers`.
     backend: Any = getattr(tokenizer, "backend_tokenizer", None) or tokenizer
     if type(backend).__module__.partition(".")[0] != "tokenizers":

@@ -40,7 +40,7 @@ _MAX_CANDIDATES = 32
 
 
 def compare(tokenizer: Tokenizer, texts: pa.LargeBinaryArray) -> int:
-    """Compare both engines on the first 1,000 documents or 1 MB of `texts`.
+    """Compare both engines on the first 1,000 documents or 1 MB of `texts`, whichever is less.
 
     Returns the number of documents compared.
 

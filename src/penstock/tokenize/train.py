@@ -41,9 +41,9 @@ class TrainedTokenizer:
     vocab_size: int
     num_documents: int
     num_bytes: int
-    """The bytes of text trained on."""
+    """The number of bytes of text that the tokenizer was trained on."""
     num_rejects: int
-    """Records that were not valid documents, as in `build`."""
+    """The number of rejected records: those that are not valid documents, as in `build`."""
 
 
 def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)

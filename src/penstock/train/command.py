@@ -115,7 +115,7 @@ def choose_recipe(source: str | None, changes: Tables, device: str | None, log: 
 
 
 def open_job(recipe: Recipe, log: Log) -> TrainingJob:
-    """The job of a recipe, with its stores opened, and built first if the data is text."""
+    """Open the stores of a recipe and return the job; if the data is text, build them first."""
     plan, val = open_data(recipe.data, recipe.output, log=log)
     if val is None:
         log("there is no validation data; set it with data.val or --val_file")
@@ -130,7 +130,7 @@ def open_job(recipe: Recipe, log: Log) -> TrainingJob:
 
 
 def run_recipe(recipe: Recipe, *, device: str | None, log: Log) -> RunResult:
-    """Train as a recipe says, then write sample.txt beside the other files of the run."""
+    """Train with the settings of a recipe, then write sample.txt beside the run's other files."""
     select_device(device)  # reports a wrong name now, before any text is tokenized
     job = open_job(recipe, log)
     result = train(job, device=device, log=log)

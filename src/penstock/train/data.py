@@ -71,7 +71,10 @@ def open_data(
 
 
 def store_sides(path: Path) -> tuple[Path, Path | None] | None:
-    """The store at `path` and None, or both sides of a split store; None if there is no store."""
+    """The training and the validation side of a split store at `path`.
+
+    A store that is not split has no validation side (None). Without a store, the result is None.
+    """
     if path.suffix in TOKEN_FILES or (path / FILE_NAME).exists():
         return path, None
     return (path / "train", path / "val") if (path / "train" / FILE_NAME).exists() else None
@@ -99,7 +102,7 @@ class _Opener:
         return sides or self._built(given, store)
 
     def _built(self, given: str, store: Path) -> tuple[Path, Path | None]:
-        """The sides of the store of a text, built now unless an earlier run has built it."""
+        """Build the store of a text, unless an earlier run has built it; returns its sides."""
         from penstock.store.build import build
 
         existed = store_sides(store) is not None
@@ -247,7 +250,7 @@ def vocab_size_of(plan: AnyPlan) -> int:
 
 
 def _vocab_size(member: TokenStore | ArrayFile) -> int:
-    """The vocabulary of a store's tokenizer; of a bare file, its largest id and one more."""
+    """The vocabulary size of a store's tokenizer; for a bare file, one more than its largest id."""
     if isinstance(member, TokenStore):
         return int(member.manifest.contents["tokenizer"]["vocab_size"])
     # An unsigned dtype cannot be negative, but a .npy file may be of int32 or int64.

@@ -39,7 +39,7 @@ Point = tuple[float, float]
 
 
 class Display:
-    """Shows a run on a stream; pass it to `train` as `log`."""
+    """Shows a run on a text stream, by default stdout; pass it to `train` as `log`."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -160,7 +160,7 @@ def _scale(points: Sequence[Point], target: float | None) -> _Scale:
 
 
 def _averaged(points: Sequence[Point]) -> list[Point]:
-    """At most 600 points, each the mean of its neighbours."""
+    """At most 600 points, each the mean of a group of neighbouring points."""
     # 1,500 points make 500 groups of 3. A million points would be an SVG of 12 MB.
     size = max(1, -(-len(points) // _MAX_POINTS))
     groups = [points[start : start + size] for start in range(0, len(points), size)]
@@ -168,7 +168,7 @@ def _averaged(points: Sequence[Point]) -> list[Point]:
 
 
 def _ticks(low: float, high: float, most: int = 8) -> list[float]:
-    """Round numbers between two numbers, at most nine of them.
+    """At most nine round numbers from `low` to `high`, for the labels of an axis.
 
     >>> _ticks(0, 1000), _ticks(5.2, 6.3)
     ([0.0, 200.0, 400.0, 600.0, 800.0, 1000.0], [5.2, 5.4, 5.6, 5.8, 6.0, 6.2])

@@ -52,7 +52,7 @@ class RunProgress:
     steps: int | None = None
     """Steps in total, if that is known yet."""
     minutes: float | None = None
-    """The `max_minutes` that `steps` was planned from, if it was."""
+    """The `max_minutes` from which `steps` was computed; None if it was not."""
     tokens: int = 0
     """Targets trained on."""
     seconds: float = 0.0
@@ -109,7 +109,7 @@ class Throughput:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Do not count the time spent in this block."""
+        """A context whose time is not counted as training, such as a validation."""
         # There is no `finally`, because after an exception the run ends and needs no speed.
         started = time.perf_counter()
         yield

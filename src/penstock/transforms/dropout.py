@@ -51,7 +51,7 @@ class TokenDropout:
         return f"TokenDropout({self.rate:g} of the tokens, {how})"
 
     def describe(self) -> dict[str, Any]:
-        """Return every setting that affects the result, as JSON."""
+        """Return every setting that affects the result, in a dict that JSON can represent."""
         return {
             "kind": "token-dropout",
             "rate": float(self.rate),

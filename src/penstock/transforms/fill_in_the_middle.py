@@ -79,7 +79,7 @@ class FillInTheMiddle:
         return f"FillInTheMiddle({self.rate:g} of the {what}, {self.spm_rate:g} of them SPM)"
 
     def describe(self) -> dict[str, Any]:
-        """Return every setting that affects the result, as JSON."""
+        """Return every setting that affects the result, in a dict that JSON can represent."""
         # As floats: 1 and 1.0 are the same rate, so they must give the same digest.
         rates = {"rate": float(self.rate), "spm_rate": float(self.spm_rate)}
         return {"kind": "fill-in-the-middle", **asdict(self), **rates}

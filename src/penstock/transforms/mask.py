@@ -109,7 +109,7 @@ class MaskTokens:
         return f"MaskTokens({self.rate:g} of the tokens, {self.masked:g} masked{words})"
 
     def describe(self) -> dict[str, Any]:
-        """Return every setting that affects the result, as JSON."""
+        """Return every setting that affects the result, in a dict that JSON can represent."""
         described: dict[str, Any] = {
             "kind": "masked-tokens",
             "mask_id": self.mask_id,

@@ -48,8 +48,8 @@ Fields = dict[str, NDArray[Any]]
 class Transform(Protocol):
     """Changes rows; a pure function of each row and its key.
 
-    A row must not depend on other rows or on their number. Must be safe to call from several
-    threads.
+    The result for a row must not depend on other rows or on their number. A transform must be
+    safe to call from several threads.
     """
 
     def apply(self, fields: Fields, keys: Unsigned, length: int | None = None) -> Fields:
@@ -62,7 +62,10 @@ class Transform(Protocol):
         """
 
     def describe(self) -> dict[str, Any]:
-        """Return every setting that affects the result, as JSON; `kind` names the transform."""
+        """Return every setting that affects the result, in a dict that JSON can represent.
+
+        The key `kind` names the transform.
+        """
 
 
 def gives_labels(transform: Transform) -> bool:
