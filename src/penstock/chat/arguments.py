@@ -135,7 +135,7 @@ def _value(arguments: Traced, part: Part) -> object:
     value, start = part.value, part.start
     if isinstance(value, str):
         return _inside(arguments, value, start + 1)
-    if isinstance(value, bool) or value is None:  # Jinja writes these as Python does
+    if isinstance(value, bool) or value is None:  # Jinja writes True and None as Python does
         return value
     made = _WRITTEN_TYPES[type(value)](trace(value, arguments._runs[0][2]))
     made.written = _inside(arguments, arguments.plain[start : part.stop], start)

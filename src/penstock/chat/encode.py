@@ -147,7 +147,7 @@ class ChatEncoder:
             return 0
         reference = load_reference(self.tokenizer.definition.text, self.tokenizer.name)
         compared = 0
-        # One at a time, so that the message is about one conversation.
+        # One conversation at a time, so that an error message is about a single conversation.
         for chat in chats[:_MAX_COMPARED]:
             if not self._anywhere and self.special.is_in_content(chat):
                 continue

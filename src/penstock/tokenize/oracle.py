@@ -142,7 +142,8 @@ class SliceSample:
         for found in _positions(data[low : low + size], begins)[:_MAX_CANDIDATES]:
             at = low + found
             row = int(np.searchsorted(starts, at, side="right")) - 1
-            # `at` has the first two bytes of a token; does all of it follow, in one document?
+            # The first bytes of a token are at `at`. `rest` shows whether the whole token follows,
+            # inside the same document.
             rest = data[at : min(int(stops[row]), at + len(tokens[0]))].tobytes()
             if row < 0 or room <= 0 or not rest.startswith(tokens):
                 continue

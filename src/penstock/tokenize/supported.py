@@ -49,9 +49,9 @@ _GEMMA = {
 # gigatoken has no regular expressions: it compares a definition's patterns with these as text, and
 # has code for each. An entry has the patterns of one or more `Split` steps, which come before a
 # `ByteLevel` step without a pattern. Two variants of GPT-4's pattern that gigatoken knows are not
-# listed, because there it follows tiktoken and not `tokenizers`. `\p{N}{1,3}+` matches all digits
-# in `tokenizers`, but only three in gigatoken; and with `\s*[\r\n]|\s+(?!\S)|\s+` it keeps the
-# blanks at the end of a text together.
+# listed, because gigatoken implements them as tiktoken does, and not as `tokenizers` does:
+# `\p{N}{1,3}+` matches all digits in `tokenizers`, but only three in gigatoken; and with
+# `\s*[\r\n]|\s+(?!\S)|\s+` gigatoken keeps the blanks at the end of a text together.
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _EDGE = r"[^\r\n\p{L}\p{N}]?"

@@ -115,8 +115,8 @@ class _Opener:
             try:
                 build(given, store, split=split, **self._settings)
             except StoreBusyError:
-                # Another process of this run is building it. Its lock ends with that process,
-                # however that ends, so this loop ends too.
+                # Another process of this run is building the store. Its lock is released when that
+                # process ends, for whatever reason, so this loop ends too.
                 time.sleep(_POLL_SECONDS)
             except StoreError as error:
                 if existed:

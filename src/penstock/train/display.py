@@ -64,7 +64,8 @@ class Display:
             self._write(self._last[:width] if self._in_terminal else f"{self._last}\n")
 
     def _write(self, text: str) -> None:
-        # The first column, then an escape sequence that clears the line: the last report.
+        # "\r" moves to the first column, and the escape sequence clears the line, which has the
+        # last report.
         self._stream.write(f"\r\x1b[K{text}" if self._in_terminal else text)
         self._stream.flush()
 

@@ -163,7 +163,7 @@ def stop_signals() -> Iterator[threading.Event]:
     def handle(number: int, _: object) -> None:
         nonlocal first
         # torchrun forwards a Ctrl-C to processes that already received it from the terminal.
-        # Only one that comes a second after the first is a second request.
+        # A Ctrl-C counts as a second request only if it comes later than a second after the first.
         if number == signal.SIGINT and time.monotonic() > first + _SECOND_CTRL_C_SECONDS:
             raise KeyboardInterrupt
         first = min(first, time.monotonic())

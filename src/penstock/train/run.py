@@ -252,7 +252,8 @@ class _Loop:
 
     def _on_nonfinite(self, step: int, loss: float, norm: float) -> None:
         """Name the documents of a step with a loss or norm that is not finite; stop or skip."""
-        # The loader is after the last queued step: this one, or the next if this is read late.
+        # The loader's position is after the last queued step. That is this step, or the next one
+        # if the loss of this step was read late.
         first = self.loader.position - (self.queued - step + 1) * self.step_rows
         last = first + self.step_rows - 1
         message = (

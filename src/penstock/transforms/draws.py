@@ -91,8 +91,8 @@ def integers_below(keys: Unsigned, columns: npt.ArrayLike, limits: npt.ArrayLike
         random_bits(keys, columns), np.asarray(columns), keys, limits
     )
     numbers = numbers.copy()
-    # 2^64 mod limit numbers are too many. In uint64, 0 - limit is 2^64 - limit, and
-    # (2^64 - limit) mod limit = 2^64 mod limit. Limit 10: the last 6 of 2^64 are rejected.
+    # The last (2^64 mod limit) of all 2^64 numbers are rejected: for a limit of 10, the last 6.
+    # In uint64, 0 - limit is 2^64 - limit, and (2^64 - limit) mod limit = 2^64 mod limit.
     largest = _LARGEST - (_0 - limits) % limits
     rejected = np.nonzero(numbers > largest)
     attempt = 1

@@ -172,8 +172,9 @@ class MaskTokens:
         self, selected: Booleans, labels: NDArray[Any], begins: Booleans, first_token: Integers
     ) -> Booleans:
         """Return a selection in which every token shares the choice of its word's first token."""
-        # A word begins at a marked token, at a special token, after one, and at each row's first
-        # column and first token (they differ in rows padded on the left).
+        # A word begins at a token that `begins_word` marks, at a special token, after a special
+        # token, and at each row's first column and first token (they differ in rows padded on the
+        # left).
         special = self._is_special[labels]
         starts = begins[labels] | special
         starts[:, 1:] |= special[:, :-1]
