@@ -299,7 +299,7 @@ class TurnReport:
                 self.num_conversations += 1
 
     def log(self) -> bool:
-        """Log a warning for each kind of turn; returns whether there were any."""
+        """Log a warning for each kind of turn that was counted; returns whether there were any."""
         advice = "Use a template that ends each turn with the same token as the last turn."
         if self.marks_generation:
             advice = (

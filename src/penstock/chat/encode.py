@@ -213,7 +213,7 @@ class SpanEncoder:
             ends = np.concatenate(([0], stops))[offsets - offsets[0]]
             if np.array_equal(ends, edges) and self._tokenizer.decode(ids) == b"".join(data):
                 return (ids, stops - self._widths[ids], stops), offsets - offsets[0]
-            # Some text changed. Only the texts that do not decode to themselves need the reference.
+            # The ids of some text do not decode to that text. Only such texts need the reference.
             own = [
                 self._by_widths(ids[low:high], int(begin), text)
                 for (low, high), begin, text in zip(pairwise(offsets), edges, data, strict=False)

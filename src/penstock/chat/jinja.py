@@ -42,7 +42,7 @@ _FAILURES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeE
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`: the text between them is the assistant's."""
+    """The tag `{% generation %}…{% endgeneration %}`, which marks text of the assistant."""
 
     tags = {"generation"}  # noqa: RUF012  (as Jinja declares it)
 
@@ -80,7 +80,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("%",))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """An attribute of `obj`; tool call arguments that are a string of JSON have `items`."""
+        """An attribute of `obj`; a JSON string with arguments of a tool call also has `items`."""
         if attribute == "items" and is_arguments(obj):
             return partial(items_of, obj)
         return super().getattr(obj, attribute)
@@ -148,7 +148,7 @@ def _join(pieces: Iterable[Any], d: str = "", attribute: str | None = None) -> s
 
 
 def _items(value: object) -> Iterator[tuple[object, object]]:
-    """The filter `items`, also for tool call arguments that are a string of JSON."""
+    """The filter `items`, also for a JSON string with the arguments of a tool call."""
     return iter(items_of(value)) if is_arguments(value) else FILTERS["items"](value)
 
 

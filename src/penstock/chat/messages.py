@@ -20,7 +20,7 @@ from penstock.chat.arguments import JsonObject, parts_of
 from penstock.errors import ChatError
 
 Span = tuple[int, int]
-"""Characters `[start, stop)`."""
+"""A range of characters, `[start, stop)`."""
 Message = JsonObject
 """A message: "role", "content" and more."""
 

@@ -17,7 +17,7 @@ from typing import Any, SupportsIndex
 
 from penstock.errors import ChatError
 
-# Roles that templates write themselves; see `trace`.
+# The usual roles, which stay plain strings; see `trace`.
 _ROLES = frozenset(
     ("system", "developer", "user", "assistant", "model", "tool", "function", "ipython")
 )

@@ -209,8 +209,9 @@ class TurnFinder:
         # The usual end follows directly: no need to render again.
         if usual >= 0 and not written[:usual].strip():
             return last + stop
-        # The template's text follows: the brackets of a tool call, or already the next turn. The
-        # part that also follows if this turn is the last one belongs to the turn.
+        # Other text of the template follows: the brackets of a tool call, or already the next turn.
+        # The conversation is rendered again up to this message. Text that also follows there
+        # belongs to the turn.
         alone = self.render(self.conversation.messages[: number + 1], False)
         end_alone = _hulls(alone._runs).get(number, (0, len(alone)))[1]
         closing = _shared_start(written, alone.plain[end_alone:], self.markers)

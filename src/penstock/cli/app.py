@@ -40,7 +40,7 @@ _INTERRUPTED = 130
 
 
 class Commands(TyperGroup):
-    """All commands. It turns exceptions into messages and exit codes."""
+    """The group of all commands, which turns exceptions into messages and exit codes."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **settings: Any) -> Any:
         """Parse the arguments and run; with `--json`, a usage error is JSON too."""

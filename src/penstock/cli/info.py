@@ -42,7 +42,8 @@ def show_summary(summary: "Summary") -> None:
         "documents": terminal.documents_text(summary.num_documents, summary.num_pieces),
         "tokens": f"{summary.num_tokens:,}",
     }
-    # A chat store records which tokens are trained on; their share is shown instead.
+    # A chat store records which tokens are trained on; their share is shown instead of the bytes
+    # per token.
     if summary.num_trained is not None:
         share = summary.num_trained / max(1, summary.num_tokens)
         facts["trained"] = f"{summary.num_trained:,} tokens, {share:.1%}"

@@ -121,7 +121,7 @@ class ByteEngine:
         return data.astype(np.uint32), offsets
 
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
-        """The bytes and the added tokens, without the end token."""
+        """The bytes and the texts of added tokens; the end token is left out."""
         # Without added tokens, one array operation is enough; with them, a loop over ids is needed.
         if not self._added or not (ids > 256).any():
             return bytes(ids[ids < 256].astype(np.uint8))

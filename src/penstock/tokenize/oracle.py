@@ -129,7 +129,7 @@ class SliceSample:
         """Choose text around added tokens, as long as `_COMPARED_SHARE` allows more."""
         data, starts, stops = spans
         separator = batch.separated.separator if batch.separated else None
-        # A separator is never inside a document.
+        # A separator is never inside a document, so it need not be searched for.
         tokens = tuple(token for token in self._tokens if token != separator)
         begins = {token[:2] for token in tokens}
         room = _AROUND * 2 + self._num_bytes // _COMPARED_SHARE - self._token_bytes

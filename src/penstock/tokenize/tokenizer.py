@@ -57,14 +57,16 @@ class Tokenizer:
 
     name: str
     digest: str | None
-    """None if the object cannot be digested; then only its canary identifies the tokenizer."""
+    """A digest of the tokenizer's settings. It is None for an object whose settings are unknown;
+    then only the canary identifies the tokenizer."""
     vocab_size: int
     eos_id: int | None
     bos_id: int | None
     special_tokens: SpecialTokens
     engine: Engine
     reference: Engine | None
-    """The engine whose ids are the right ones, if `engine` is another implementation."""
+    """The engine whose ids are right by definition; None if `engine` has no second engine to
+    compare with."""
     definition: Definition | None = None
     added_tokens: Mapping[str, int] = field(default_factory=dict)
     """The tokens that `add_tokens` added, and their ids."""
@@ -250,7 +252,7 @@ def _bytes(added: Mapping[str, int]) -> Tokenizer:
 
 
 def _extended(tokenizer: Tokenizer, tokens: Sequence[str]) -> Tokenizer:
-    """A tokenizer that was loaded before, with more tokens."""
+    """Return a tokenizer like `tokenizer`, which was loaded before, with `tokens` added."""
     if tokenizer.definition is not None:
         definition = extended_definition(tokenizer.definition, tokens)
         is_same = definition is tokenizer.definition

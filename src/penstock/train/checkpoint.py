@@ -78,7 +78,7 @@ class Checkpoints:
         self._keep_last = keep_last
 
     def paths(self) -> dict[int, Path]:
-        """The files by their step, oldest first."""
+        """The checkpoint files by their step, oldest first."""
         # The pattern excludes temporary files of `write_file`, which a kill can leave.
         found = {
             int(match[1]): path

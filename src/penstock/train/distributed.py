@@ -90,7 +90,7 @@ class HostCopy:
             self._copied.record()
 
     def read(self) -> list[Any]:
-        """The numbers; waits for the copy to end."""
+        """Wait for the copy to end, and return the numbers."""
         if self._copied is not None:
             self._copied.synchronize()
         return list(self._values.tolist())

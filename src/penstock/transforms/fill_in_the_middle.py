@@ -96,7 +96,8 @@ class FillInTheMiddle:
         tokens = copy_for_ids(fields["tokens"], largest_id)
         length = tokens.shape[1] if length is None else length
         pieces = self._pieces(fields, length)
-        # A row is a single piece: its key must not depend on the padding before it.
+        # With within="row", a row is a single piece. Its key must not depend on the padding before
+        # its first token.
         numbers = 0 if self.within == "row" else pieces.starts
         piece_keys = subkeys(keys[pieces.rows], numbers)
         full_stops = pieces.stops

@@ -40,7 +40,8 @@ from penstock.errors import PlanError
 from penstock.rows.protocol import RowsLike, WrappedRows
 from penstock.transforms.draws import Integers, row_keys, subkeys
 
-# Part of every digest. Increased when the same arguments produce different rows.
+# A version number that is part of every digest. It is increased when the same arguments begin to
+# produce different rows.
 _FORMAT = 2
 Fields = dict[str, NDArray[Any]]
 
