@@ -118,7 +118,7 @@ def is_arguments(value: object) -> TypeGuard[Traced]:
 
 
 def items_of(arguments: Traced) -> list[tuple[str, object]]:
-    """The (key, value) pairs of the JSON object in `arguments`; a key that occurs twice gives two.
+    """The (key, value) pairs of the JSON object in `arguments`; repeated keys give several pairs.
 
     Raises:
         TypeError: the arguments are not an object.

@@ -151,10 +151,10 @@ def _configured(source: object, name: str, config: JsonObject) -> Template:
 
 
 def write_plain(template: str, messages: list[Message]) -> ChatText | None:
-    """Render a conversation with a built-in template, without Jinja; None if it is not plain.
+    """Render a plain conversation with a built-in template, without Jinja; None for any other.
 
-    It is plain if each message has only a text, which is not empty, and a role that the template
-    expects there.
+    A conversation is plain if each message has only a text, which is not empty, and a role that the
+    template expects there.
     """
     opening, head, end, tail = _FORMATS[template]
     pieces = [opening]

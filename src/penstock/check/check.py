@@ -93,7 +93,7 @@ def check(
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         run.folder = Path(folder)
         for name, step in _STEPS.items():
-            # Later checks need the store that the first three make.
+            # Later checks need the store that the first three checks make.
             failed = [each.name for each in findings[:3] if not each.passed]
             try:
                 if failed:

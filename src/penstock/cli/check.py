@@ -108,7 +108,7 @@ def _to_json(report: "CheckReport") -> dict[str, object]:
     files = []
     for file in report.files:
         values = asdict(file)
-        # The texts are many, so their number is printed, and the first of them.
+        # There are many texts, so only their number and the first of them are printed.
         values["num_documents"], values["documents"] = len(values.pop("texts")), file.shown
         values["num_rejects"] = len(values.pop("rejects"))
         files.append(values)

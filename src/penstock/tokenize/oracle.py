@@ -84,7 +84,8 @@ class SliceSample:
     def __post_init__(self) -> None:
         definition = self.tokenizer.definition
         added = [token["content"] for token in definition.added_tokens] if definition else []
-        # Tokens of blanks are left out: every document contains them. The longest come first.
+        # Added tokens that consist of blanks are left out, because every document contains them.
+        # The longest tokens come first.
         contents = [content.encode() for content in added if content.strip()]
         self._tokens = tuple(sorted(contents, key=len, reverse=True))
 

@@ -276,7 +276,7 @@ def extended_definition(definition: Definition, tokens: Sequence[str]) -> Defini
     )
     if new and _has_gaps(definition):
         # `tokenizers` numbers new tokens by counting tokens instead of looking for the largest id.
-        # With gaps in the vocabulary, that id may be taken already or mean another token elsewhere.
+        # With gaps in the vocabulary, the id that it gives may already belong to another token.
         reference = load_reference(made.text, made.name)
         for token, number in new.items():
             if (other := reference.token_to_id(token)) != number:

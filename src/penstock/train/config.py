@@ -173,7 +173,7 @@ class TrainingConfig:
 def _check_numbers(
     config: OptimizationConfig | TrainingConfig, may_be_zero: tuple[str, ...]
 ) -> None:
-    """Raise a PlanError unless every number in a dataclass is finite and above 0."""
+    """Raise a PlanError unless all numbers are finite and above 0, or 0 if in `may_be_zero`."""
     for name, value in asdict(config).items():
         if not isinstance(value, int | float) or isinstance(value, bool):
             continue

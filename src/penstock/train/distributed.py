@@ -134,7 +134,7 @@ def join_processes(device: str | None = None) -> Iterator[World]:
     launched = not joined and torchrun_rank() is not None
     chosen = select_device(device)
     if chosen.type == "cuda":
-        # One GPU for each process of a node. nccl uses the current one, so it is set first.
+        # Each process of a node uses one GPU. nccl uses torch's current GPU, so it is set first.
         number = int(os.environ.get("LOCAL_RANK", "0")) if launched else chosen.index
         if number is not None:
             torch.cuda.set_device(number)

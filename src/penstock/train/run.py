@@ -251,7 +251,7 @@ class _Loop:
             self.log(self.throughput.report(self.progress))
 
     def _on_nonfinite(self, step: int, loss: float, norm: float) -> None:
-        """Log a step whose loss or norm is not finite, or raise; names the documents of the step."""
+        """Raise for a step whose loss or norm is not finite, or log it; names its documents."""
         # The loader's position is after the last queued step. That is this step, or the next one
         # if the loss of this step was read late.
         first = self.loader.position - (self.queued - step + 1) * self.step_rows
