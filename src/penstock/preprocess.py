@@ -75,7 +75,7 @@ def preprocess(
             threads=threads,
         )
         if not store.num_tokens:
-            raise SourceError(f"{path} holds no document: nothing but blank records.")
+            raise SourceError(f"{path} contains no document: all its records are blank.")
         # The old file stays in place until the new one is complete. The directory is synced too, so
         # that the rename survives a power cut.
         # The parts of a store are separate files. An array file has one header, then all tokens.
@@ -101,8 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     option("--train_file", type=Path, default=Path("training_data/owt_train.txt"))
     option("--val_file", type=Path, default=Path("training_data/owt_valid.txt"))
     option("--output_dir", type=Path, default=Path("training_data"))
-    option("--tokenizer", default="gpt2", help="as in penstock build")
-    option("--documents", default="lines", help="lines, paragraphs, file, a separator")
+    option("--tokenizer", default="gpt2", help="a name or a path, as for penstock build")
+    option("--documents", default="lines", help="lines, paragraphs, file or sep:SEPARATOR")
     option("--threads", type=int, default=None, help="default: one for each core")
     given = vars(parser.parse_args(arguments))
     settings = {name: given[name] for name in ("tokenizer", "documents", "threads")}

@@ -81,7 +81,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         # Check ranges, and settings that contradict each other. `_value` checks the types.
         if (self.train is None) == (not self.sources):
-            raise PlanError("Set either data.train or data.sources, not both.")
+            raise PlanError("Set data.train or data.sources: exactly one of them.")
         if self.length < 1:
             raise PlanError(f"length must be at least 1 token; got {self.length}.")
         weights = [source.weight for source in self.sources.values()]
@@ -270,7 +270,7 @@ def _as_kind(value: object, kind: Any, name: str) -> Any:
 
 
 def _kind_name(kind: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
     if get_origin(kind) is Literal:
         return " or ".join(f'"{each}"' for each in get_args(kind))
     if get_origin(kind) is tuple:

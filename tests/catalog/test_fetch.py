@@ -269,6 +269,14 @@ def test_a_file_of_the_user_is_not_overwritten(play, copies, tmp_path):
     assert (tmp_path / "play.txt").read_text() == "mine"
 
 
+def test_a_fetched_file_that_was_edited_is_not_said_to_be_unknown(play, copies, tmp_path):
+    (tmp_path / fetch("play", tmp_path, source=copies).files["train"].name).write_text("edited")
+    with pytest.raises(FetchError, match="with other contents than the dataset's, so") as caught:
+        fetch("play", tmp_path, source=copies)
+
+    assert "no fetch wrote it" not in str(caught.value)
+
+
 def test_a_split_of_the_user_is_not_overwritten(play, copies, tmp_path):
     (tmp_path / "val.txt").write_text("mine")
     with pytest.raises(FetchError, match=r"val\.txt already exists"):

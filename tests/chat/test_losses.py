@@ -164,18 +164,20 @@ def test_a_build_says_that_it_does_not_add_the_token_that_begins_texts(
     named, unnamed = begins(processor, bos_token="<s>"), begins(processor, bos_token="</s>")
     store = penstock.build(penstock.Texts(["a"]), tmp_path / "a", tokenizer=named, eos=False)
     other = penstock.build(penstock.Texts(["a"]), tmp_path / "b", tokenizer=unnamed, eos=False)
-    lines = [each.message for each in caplog.records if "begins each text" in each.message]
+    lines = [
+        each.message for each in caplog.records if "at the beginning of each text" in each.message
+    ]
     caplog.clear()
     asked = penstock.build(
         penstock.Texts(["a"]), tmp_path / "c", tokenizer=named, eos=False, bos=True
     )
 
-    assert lines[0].endswith("This build does not; bos=True (--bos) does.")
-    assert lines[1].endswith('This build does not; bos="<s>" (--bos-token "<s>") does.')
+    assert lines[0].endswith("but this build does not. To add it, use bos=True (--bos).")
+    assert lines[1].endswith('To add it, use bos="<s>" (--bos-token "<s>").')
     assert named.backend_tokenizer.token_to_id("<s>") == BOS
     assert BOS not in [*store.document(0), *other.document(0)]
     assert asked.document(0)[0] == BOS
-    assert not [each for each in caplog.records if "begins each text" in each.message]
+    assert not [each for each in caplog.records if "at the beginning of each text" in each.message]
 
 
 def test_a_template_that_begins_with_that_token_is_not_told_of_it(begins, tmp_path, caplog):
@@ -184,5 +186,9 @@ def test_a_template_that_begins_with_that_token_is_not_told_of_it(begins, tmp_pa
     for number, chat in enumerate(("{{ bos_token }}" + bare, bare)):
         conversation = texts([ASKED, PLAIN])
         penstock.build(conversation, tmp_path / f"{number}", tokenizer=tokenizer, chat=chat)
-        lines = [each.message for each in caplog.records if "begins each text" in each.message]
+        lines = [
+            each.message
+            for each in caplog.records
+            if "at the beginning of each text" in each.message
+        ]
         assert len(lines) == number

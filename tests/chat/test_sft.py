@@ -106,7 +106,7 @@ def test_a_run_goes_on_from_its_state_on_other_ranks(chat):
         begun += [answered(next(each)[1][0]) for each in ranks]
 
     assert begun == expected
-    with pytest.raises(ResumeError, match="of 10 rows, and this one has 9"):
+    with pytest.raises(ResumeError, match="of 10 rows, but this one has 9"):
         sft_data_generator(ROWS[:9], 1, chat).load_state_dict(state)
 
 

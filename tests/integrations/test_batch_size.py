@@ -113,7 +113,9 @@ def test_a_row_that_does_not_fit_is_an_error():
         precision_plugin=SimpleNamespace(forward_context=nullcontext),
     )
 
-    with pytest.raises(torch.cuda.OutOfMemoryError, match="Not one row of 1,024 tokens fits on"):
+    with pytest.raises(
+        torch.cuda.OutOfMemoryError, match="Even one row of 1,024 tokens does not fit"
+    ):
         largest_lightning_batch(Model(), trainer, 1024)
 
 

@@ -65,7 +65,10 @@ def test_good_batches_pass_and_tell_their_convention():
 
 BAD = {
     "no batch": ([], "has no batch"),
-    "no labels": ([{"input_ids": ROWS}], r"has \['input_ids'\], and no input_ids and labels"),
+    "no labels": (
+        [{"input_ids": ROWS}],
+        r"has the keys \['input_ids'\], but needs input_ids and labels",
+    ),
     "a tensor": ([ROWS], "is a Tensor, not a dictionary or a pair"),
     "narrow": ([changed(SAME, labels=ROWS.int())], "labels is torch.int32; embeddings"),
     "a list": ([{"input_ids": [[1]], "labels": ROWS}], "input_ids is list; embeddings"),
@@ -75,7 +78,7 @@ BAD = {
     "negative": ([changed(SAME, input_ids=ROWS - 1)], "input_ids run from -1 to 10; ids are 0"),
     "all ignored": ([changed(SAME, labels=ROWS * 0 - 100)], "every label is -100"),
     "neither": ([changed(SAME, labels=ROWS.flip(1))], "neither shifted nor the same"),
-    "both": ([SAME, SHIFTED], "Some batches have shifted labels and others"),
+    "both": ([SAME, SHIFTED], "Some batches have shifted labels, and others"),
 }
 
 

@@ -196,7 +196,7 @@ def test_packs_and_items_are_for_models_too(store, windows):
     assert item["input_ids"].tolist() == windows.read([3])["tokens"][0, :17].tolist()
     assert torch.equal(item["input_ids"], item["labels"])
     assert len(RowItems(windows)) == len(windows)
-    with pytest.raises(IndexError, match="is not among"):
+    with pytest.raises(IndexError, match="does not exist; there are"):
         RowItems(windows)[len(windows)]
 
 

@@ -12,7 +12,8 @@ import torch
 pytest.importorskip("lightning", reason="needs penstock[lightning]")
 
 from penstock import Packs, Texts, TokenStore, build
-from penstock.errors import PlanError, ResumeError, SourceError
+from penstock.errors import PlanError, ResumeError, SourceError, TokenizerError
+from penstock.integrations.huggingface import hf_tokenizer
 from penstock.integrations.lightning import LLMDataModule, debug_datamodule
 from penstock.integrations.lightning.loaders import evaluation_cuts
 from penstock.sources.slices import cut
@@ -99,7 +100,7 @@ def test_a_loader_before_setup_says_so(sides):
 def test_a_side_that_was_not_given_is_named(module, sides):
     made = module(data={"train": sides["train"]})
 
-    with pytest.raises(PlanError, match='no "val" in data=, which has train') as error:
+    with pytest.raises(PlanError, match='data= has no "val"; it has train') as error:
         made.val_dataloader()
     assert "Trainer(limit_val_batches=0)" in str(error.value)
     with pytest.raises(PlanError, match='Add "test" to data='):
@@ -196,7 +197,7 @@ def test_shifted_labels_are_of_what_follows(module):
         ({"labels": "shift"}, "labels='shift' is not"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"batch_size": -1}, "batch_size=-1 must be at least 1"),
-        ({"batch_size": None}, "batch_size=None needs global_batch_size"),
+        ({"batch_size": None}, "batch_size and global_batch_size are both None"),
         ({"global_batch_size": 0}, "global_batch_size=0 must be at least 1"),
     ],
 )
@@ -522,6 +523,13 @@ print(before, hf_tokenizer("gpt2").encode("Hello world"), "transformers" in sys.
 """
 
     assert python(code).stdout == "False [15496, 995] True\n"
+
+
+def test_a_name_of_tiktoken_is_refused_with_advice_that_can_be_followed():
+    with pytest.raises(TokenizerError, match=r"tiktoken:gpt2 .*Use a tokenizer\.json") as caught:
+        hf_tokenizer("tiktoken:gpt2")
+
+    assert "tokenizer=" not in str(caught.value)  # hf_tokenizer has no such argument
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bytes"])

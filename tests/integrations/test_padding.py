@@ -93,7 +93,7 @@ def test_edges_are_put_where_they_are_missing():
     padded = pad_collate([[1, 5], [5, 9], []], 0, bos_id=1, eos_id=9)
 
     assert padded["input_ids"].tolist() == [[1, 5, 9], [1, 5, 9], [1, 9, 0]]
-    with pytest.raises(PlanError, match="need rows without labels"):
+    with pytest.raises(PlanError, match="cannot be added to rows that have labels"):
         pad_collate([([1], [1])], 0, eos_id=9)
 
 
@@ -132,7 +132,7 @@ def test_options_that_cannot_be_are_refused(options, message):
         ([None], "Row 0 is None"),
         ([[None]], r"Row 0 is \[None\]"),
         ([["a"]], r"Row 0 is \['a'\]"),
-        ([{"labels": [1]}], r"Row 0 has \['labels'\], and no input_ids"),
+        ([{"labels": [1]}], r"Row 0 has the keys \['labels'\], but needs input_ids"),
     ],
 )
 def test_rows_that_are_none_are_refused(batch, message):
@@ -141,7 +141,9 @@ def test_rows_that_are_none_are_refused(batch, message):
 
 
 def test_gpt2_has_no_pad_token_and_pads_with_its_end_token():
-    with pytest.raises(TokenizerError, match=r"as GPT-2's has none\. Pad with its end token"):
+    with pytest.raises(
+        TokenizerError, match=r"no pad token, like GPT-2's\. Use pad_id=special_ids"
+    ):
         pad_collate(ROWS, None)
     assert special_ids("gpt2") == SpecialIds(50_256, 50_256, 50_256)
     hugging_face = Tokenizer.from_str(find_definition("gpt2").text)

@@ -255,7 +255,7 @@ def test_a_run_without_end_has_no_length_and_goes_on(numbered):
     assert [epoch for batch in epochs for epoch in batch] == [at // 5 for at in range(400)]
     with pytest.raises(PlanError, match=r"This run has no end, so no length; give the loader epo"):
         len(loader)
-    with pytest.raises(IndexError, match="step -1 is not in a run without end"):
+    with pytest.raises(IndexError, match="step -1 does not exist: this run has no end"):
         loader[-1]
 
 
@@ -276,7 +276,7 @@ def test_any_step_can_be_asked_for_without_moving(windows):
     assert loader[-1]["inputs"].tolist() == expected[-1]
     assert loader.position == 24
     for step in (len(loader), -len(loader) - 1):
-        with pytest.raises(IndexError, match=rf"is not in a run of {len(loader)} steps"):
+        with pytest.raises(IndexError, match=rf"does not exist: this run has {len(loader)} steps"):
             loader[step]
 
 
@@ -335,7 +335,7 @@ def test_settings_may_be_numpy_integers(numbered):
 
 @pytest.mark.parametrize("position", [-1, 10**9])
 def test_seek_stays_inside_the_run(windows, position):
-    with pytest.raises(PlanError, match=rf"Position {position:,} is not in a run of"):
+    with pytest.raises(PlanError, match=rf"Position {position:,} is not in this run, which has"):
         Loader(windows, 8, steps=7).seek(position)
 
 
@@ -485,7 +485,7 @@ WEIGHTED = {"weights": {"data": 1}}
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"fields": "tuple", "ids": True}, "ids=True adds named fields, which a tuple has not"),
+        ({"fields": "tuple", "ids": True}, "ids=True adds named fields, which a tuple does not"),
         ({"fields": "narrow", "lengths": {0: 8}}, "so lengths={0: 8} cannot cut them."),
         ({"fingerprint": "text"}, "fingerprint='text' is not \"samples\" or"),
     ],
@@ -507,22 +507,25 @@ def test_a_format_refuses_settings_that_contradict_each_other(settings, message)
         ),
         (
             {"global_batch_size": 500, "rank": 0, "world_size": 8},
-            "a global batch of 500 rows does not divide over 8 ranks; 4 rows would be left over at "
-            "every step. Use 496 or 504.",
+            "A global batch of 500 rows cannot be divided equally over 8 ranks: 4 rows would be "
+            "left over in every step. Use global_batch_size=496 or 504.",
         ),
         (
             {"global_batch_size": {0: 8, 100: 9}, "rank": 0, "world_size": 4},
-            "a global batch of 9 rows does not divide over 4 ranks; 1 row would be left over at",
+            "A global batch of 9 rows cannot be divided equally over 4 ranks: 1 row would be left",
         ),
         ({"batch_size": 4, "rank": 1}, "rank=1 and world_size=None: give both or neither."),
         (
             {"batch_size": 4, "rank": 4, "world_size": 4},
             "rank must be from 0 to world_size - 1; got rank=4",
         ),
-        ({"batch_size": 0}, "batch_size must be at least 1 and at most 2^40; got 0"),
-        ({"batch_size": 4, "epochs": 1, "steps": 1}, "epochs=1 and steps=1 both end the run; gi"),
-        ({"batch_size": 4, "epochs": 0}, "epochs=0 is not possible; use at least 1."),
-        ({"batch_size": 4, "steps": -3}, "steps=-3 is not possible; use at least 1."),
+        ({"batch_size": 0}, "A batch cannot have 0 rows on all ranks together. Use a"),
+        (
+            {"batch_size": 4, "epochs": 1, "steps": 1},
+            "epochs=1 and steps=1 cannot be combined: both say where the run ends. Pass only one",
+        ),
+        ({"batch_size": 4, "epochs": 0}, "epochs must be at least 1; got 0."),
+        ({"batch_size": 4, "steps": -3}, "steps must be at least 1; got -3."),
         ({"batch_size": 4, "prefetch": -1}, "prefetch=-1 must be at least 0."),
         (
             {"batch_size": 4, "format": "jax"},
@@ -530,8 +533,8 @@ def test_a_format_refuses_settings_that_contradict_each_other(settings, message)
         ),
         (
             {"batch_size": 4, "format": BatchFormat(lengths={0: 5})},
-            "lengths={0: 5} asks for rows of 5 tokens from position 0 on. Rows of 16 are cut into "
-            "equal ones, so it must divide that.",
+            "lengths={0: 5}: rows of 16 tokens cannot be cut into equal rows of 5 tokens from "
+            "position 0 on. Use a length that divides 16.",
         ),
     ],
 )
@@ -545,7 +548,7 @@ def test_refuses_what_cannot_be_a_run(windows, settings, message):
 def test_refuses_settings_that_belong_to_the_plan(windows):
     plan = Plan(windows, weights={"data": 1})
 
-    with pytest.raises(PlanError, match=r"seed=1 is set on the plan; pass it to Plan\(…\)"):
+    with pytest.raises(PlanError, match=r"seed=1 was passed to the loader .* Pass it to Plan\(…\)"):
         Loader(plan, 4, seed=1, shuffle="full")
     with pytest.raises(PlanError, match="epochs=2 is not defined for a mixture: every source"):
         Loader(plan, 4, epochs=2)

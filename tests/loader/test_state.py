@@ -203,7 +203,7 @@ def test_another_run_is_refused_by_name(what, windows, other_store, tmp_path, gp
 
     assert str(caught.value).startswith(
         "This checkpoint belongs to another order of the data, so position 16 would hold "
-        "another row. Changed since: "
+        "another row. Changed after it was written: "
     )
     assert named in str(caught.value)
     assert "To begin the new order at 0, start without this state" in str(caught.value)

@@ -20,8 +20,8 @@ REFUSED = {
     ),
     "rows that nothing tells from others": (
         {"rows": [1, 2, 3]},
-        'Source "data" must be rows, such as Windows("stores/web", length=1024); got a list. A '
-        "class of your own needs len() and .digest.",
+        'Source "data" must be rows, such as Windows("stores/web", length=1024); got a list. '
+        "Your own class must have __len__ and a string digest.",
     ),
     "weight missing": (
         {"weights": {"web": 1}},
@@ -50,7 +50,8 @@ REFUSED = {
     ),
     "weights and temperature": (
         {"weights": WEB_CODE, "temperature": 2},
-        "weights={'web': 1, 'code': 1} and temperature=2 both say how to mix. Give one of them.",
+        "weights={'web': 1, 'code': 1} and temperature=2 cannot be combined. Pass only one "
+        "of them.",
     ),
     "temperature below zero": (
         {"temperature": -1},
@@ -91,8 +92,8 @@ REFUSED = {
     ),
     "max_epochs without weights": (
         {"max_epochs": 3},
-        "max_epochs=3 needs weights: without them every source has as many epochs as the run. "
-        "Give the run its number of epochs.",
+        "max_epochs=3 needs weights=. Without weights, all sources have the same number of epochs; "
+        "pass it to the loader: Loader(plan, …, epochs=2).",
     ),
     "max_epochs of no source": (
         {"weights": WEB_CODE, "max_epochs": {"books": 3}},
@@ -105,8 +106,8 @@ REFUSED = {
     ),
     "max_epochs of less than a row": (
         {"weights": WEB_CODE, "max_epochs": 0.01},
-        'max_epochs of "web" is 0.01, which is less than one of its 9 rows. Give it weight 0, '
-        "or at least one row.",
+        'max_epochs of "web" is 0.01: that is less than one row, because the source has 9 rows. '
+        "Set its weight to 0, or raise its max_epochs.",
     ),
     "parts unknown": (
         {"shuffle": "part"},
@@ -171,9 +172,9 @@ def test_past_the_end_names_source_cap_and_position(numbers):
         plan.locate([0, 1000])
 
     assert str(caught.value) == (
-        f'Position 1,000 is past the end of this plan at {plan.end}: there "code" has reached '
-        "its max_epochs of 4. Ask for fewer rows, raise max_epochs, or let other sources continue: "
-        'Caps(…, "redistribute").'
+        f"Position 1,000 is after the end of this plan. The plan ends at position {plan.end}, "
+        'because "code" has reached its max_epochs of 4. Ask for fewer rows, raise max_epochs, '
+        'or let other sources continue: Caps(…, "redistribute").'
     )
 
 
@@ -182,7 +183,9 @@ def test_past_the_end_of_everything(numbers):
     plan = Plan({"web": numbers(9), "code": numbers(5)}, weights=WEB_CODE, max_epochs=caps)
 
     assert plan.end == 28
-    with pytest.raises(PlanError, match="at 28: there every source has reached its max_epochs"):
+    with pytest.raises(
+        PlanError, match="at position 28, because every source has reached its max_epochs"
+    ):
         plan.locate([28])
 
 
@@ -190,8 +193,8 @@ def test_past_the_end_of_everything(numbers):
     ("arguments", "message"),
     [
         (("books", 0, 0), 'There is no source "books"; this plan has "web", "code".'),
-        (("code", 5, 0), 'Source "code" has no row 5; it has 5.'),
-        (("code", -1, 0), 'Source "code" has no row -1; it has 5.'),
+        (("code", 5, 0), 'Source "code" has no row 5; its 5 rows are numbered from 0.'),
+        (("code", -1, 0), 'Source "code" has no row -1; its 5 rows are numbered from 0.'),
         (("code", 1, -1), "There is no epoch -1; they are 0 to 2^62 - 1."),
         (
             ("code", 1),
@@ -219,7 +222,7 @@ def test_refuses_to_list_more_positions_than_anyone_reads(numbers):
 
 def test_refuses_to_count_more_rows_than_there_are(numbers):
     plan = Plan(numbers(9), weights={"data": 1}, max_epochs=2)
-    with pytest.raises(PlanError, match=r"^19 rows cannot be counted; this plan has 18\.$"):
+    with pytest.raises(PlanError, match="from 0 to 18, where this plan ends; got 19"):
         plan.counts(19)
 
 

@@ -66,20 +66,20 @@ def test_another_number_of_ranks_reads_the_same_rows_at_each_step(before, after)
         (
             500,
             8,
-            "a global batch of 500 rows does not divide over 8 ranks; 4 rows would be left over "
-            "at every step. Use 496 or 504.",
+            "A global batch of 500 rows cannot be divided equally over 8 ranks: 4 rows would be "
+            "left over in every step. Use global_batch_size=496 or 504.",
         ),
         (
             5,
             8,
-            "a global batch of 5 rows does not divide over 8 ranks; 5 rows would be left over "
-            "at every step. Use 8.",
+            "A global batch of 5 rows cannot be divided equally over 8 ranks: 5 rows would be "
+            "left over in every step. Use global_batch_size=8.",
         ),
         (
             9,
             2,
-            "a global batch of 9 rows does not divide over 2 ranks; 1 row would be left over at "
-            "every step. Use 8 or 10.",
+            "A global batch of 9 rows cannot be divided equally over 2 ranks: 1 row would be "
+            "left over in every step. Use global_batch_size=8 or 10.",
         ),
     ],
 )
@@ -91,7 +91,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_those_that_do(size, world_
 
 
 def test_every_size_of_a_ramp_must_divide():
-    with pytest.raises(PlanError, match="a global batch of 10 rows does not divide over 4 ranks"):
+    with pytest.raises(PlanError, match="A global batch of 10 rows cannot be divided"):
         Shard(Steps({0: 8, 100: 10}), rank=0, world_size=4)
 
 

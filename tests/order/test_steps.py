@@ -62,15 +62,19 @@ def test_sizes_that_no_step_begins_with_do_not_occur():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Steps(0), "batch_size must be at least 1 and at most 2^40; got 0."),
+        (
+            lambda: Steps(0),
+            "A batch cannot have 0 rows on all ranks together. Use a batch_size or "
+            "global_batch_size from 1 to 2^40.",
+        ),
         (
             lambda: Steps({0: 4, -5: 4}),
-            "batch_size changes at position -5; positions are 0 to 2^62 - 1.",
+            "global_batch_size has a size for position -5; positions are 0 to 2^62 - 1.",
         ),
         (
             lambda: Steps({100: 8}),
-            "batch_size has no size for position 0; its first one is for position 100. Add the "
-            "size to begin with.",
+            "global_batch_size={100: 8} has no size for position 0. Add one, for example "
+            "{0: 8, …}.",
         ),
         (lambda: Steps(4, start=-1), "A run must start at a position from 0 to 2^62 - 1; got -1."),
         (

@@ -82,7 +82,7 @@ def test_stores_of_two_tokenizers_do_not_share_a_row(write_store, tmp_path):
 
 
 def test_bare_files_have_no_borders(files, parted):
-    with pytest.raises(PlanError, match="borders=True needs stores; bare token files do not"):
+    with pytest.raises(PlanError, match="borders=True needs stores: bare token files do not"):
         Windows([parted, files / "little.npy"], 4, borders=True)
     with pytest.raises(StoreError, match="does not record where documents end"):
         open_stream(files / "little.npy").bounds(0)

@@ -116,8 +116,8 @@ def test_a_column_whose_name_has_a_dot_is_found(read, tmp_path):
 @pytest.mark.parametrize(
     ("column", "field", "message"),
     [
-        (["a"], "body", r'no column "body"; it has "text"\. Name the right one with field='),
-        (["a"], "text.body", r'no column "text.body"; it has no such level'),
+        (["a"], "body", r'no column "body"; it has "text"\. Name a column of strings with field='),
+        (["a"], "text.body", r'no column "text.body"; it has no columns at that level'),
         ([1, 2], "text", r'column "text" holds int64, not text'),
         ([["a"]], "text", r'column "text" holds list<.*string>, not text'),
         ([{"b": "x"}], "text", r'column "text" holds struct<b: string>, not text'),

@@ -156,7 +156,7 @@ def test_a_tail_split_cannot_grow(inputs, more, tmp_path):
         inputs, tmp_path / "split", tokenizer="bytes", split="tail:0.2", documents="lines"
     )
 
-    with pytest.raises(StoreError, match=r'cannot grow: its validation side .*split="hash"'):
+    with pytest.raises(StoreError, match=r'cannot be appended .*split="tail".*split="hash"'):
         penstock.build(
             more,
             tmp_path / "split",
@@ -175,7 +175,8 @@ def test_what_was_appended_is_not_called_new(tmp_path):
     penstock.build(files[1], tmp_path / "s", tokenizer="bytes", append=True, documents="lines")
 
     with pytest.raises(
-        StoreError, match=r"built differently: in 2 builds, by appending\. Delete it"
+        StoreError,
+        match=r"built differently: by 2 builds, the later ones with append=True\. Delete it",
     ):
         penstock.build(files[:2], tmp_path / "s", tokenizer="bytes", documents="lines")
     with pytest.raises(

@@ -218,7 +218,7 @@ def test_an_array_that_is_damaged_is_refused(tmp_path, build):
     path = _written(tmp_path / "a.json", b'[{"messages": ')
 
     with pytest.raises(
-        SourceError, match=r"begins like a JSON array and is not one.*one conversation per"
+        SourceError, match=r"begins with \[ but is not a valid JSON array.*one conversation per"
     ):
         build(path, tmp_path / "store", chat="chatml")
 

@@ -47,12 +47,12 @@ def test_two_hundred_flipped_bits_are_all_found(built):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda data: data[:-1], "bytes, and"),
-        (lambda data: data[:64], "bytes, and"),
-        (lambda data: b"", "bytes, and"),
-        (lambda data: data + b"\0", "bytes, and"),
-        (lambda data: bytes(len(data)), "does not begin like|is damaged"),
-        (lambda data: data[:6] + bytes(len(data) - 6), "does not begin like|is damaged"),
+        (lambda data: data[:-1], "bytes, but"),
+        (lambda data: data[:64], "bytes, but"),
+        (lambda data: b"", "bytes, but"),
+        (lambda data: data + b"\0", "bytes, but"),
+        (lambda data: bytes(len(data)), "does not have the header|is damaged"),
+        (lambda data: data[:6] + bytes(len(data) - 6), "does not have the header|is damaged"),
     ],
     ids=["cut", "torn", "empty", "longer", "zeros", "zeros after the magic"],
 )
@@ -147,11 +147,11 @@ def test_arrays_that_do_not_fit_together_are_found_behind_the_right_digests(buil
     def put(place, value):
         return lambda array: array.__setitem__(place, value)
 
-    assert "holds the id 300; the vocabulary has 257" in lie("tokens", put(3, 300))
-    assert "do not end in order" in lie("bounds", put(0, 0))
-    assert "do not end in order" in lie("bounds", put(5, 2**40))
-    assert "do not end in order" in lie("bounds", put(-1, 7))
-    assert "names input file 9, and there are 2" in lie("origin", put(0, 9))
+    assert "holds the token id 300, but the vocabulary has 257 ids" in lie("tokens", put(3, 300))
+    assert "bounds do not ascend to" in lie("bounds", put(0, 0))
+    assert "bounds do not ascend to" in lie("bounds", put(5, 2**40))
+    assert "bounds do not ascend to" in lie("bounds", put(-1, 7))
+    assert "names input file 9, but the store has 2" in lie("origin", put(0, 9))
 
 
 class Payload:

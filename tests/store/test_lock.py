@@ -92,7 +92,7 @@ def test_a_lock_that_is_another_file_leaves_that_file_alone(tmp_path, kind):
     else:
         target = precious if kind == "link" else tmp_path / "made.txt"
         lock.symlink_to(target)
-        with pytest.raises(StoreError, match=r"\.lock is a link to another file.*delete the link"):
+        with pytest.raises(StoreError, match=r"\.lock is a link to another file.*Delete the link"):
             penstock.build(Texts(["b"]), store, tokenizer="bytes", append=True)
 
     assert precious.read_text() == "not to be lost"

@@ -254,7 +254,7 @@ def test_a_tokenizer_without_a_place_is_refused_above_one_slice(
     path.write_bytes(gzip.compress(text) if suffix.endswith("gz") else text)
     options = {"tokenizer": tokenizer_of(name), "eos": False}
 
-    with pytest.raises(SourceError, match=r'cut near byte .*documents="lines", "paragraphs"'):
+    with pytest.raises(SourceError, match=r'after byte .*documents="lines", "paragraphs"'):
         ps.build(path, tmp_path / "refused", **options)
     small = tmp_path / "small.txt"
     small.write_bytes(text[:5_000])

@@ -76,7 +76,7 @@ def test_any_step_can_be_asked_for_also_before_it_is_there(stream, finished, sam
     steps = [len(alone) - 1, 0, len(alone) // 2]
 
     assert same([loader[step] for step in steps], [alone[step] for step in steps])
-    with pytest.raises(IndexError, match="is not in a run of"):
+    with pytest.raises(IndexError, match="does not exist: this run has"):
         loader[len(alone)]
 
 
@@ -143,7 +143,7 @@ def test_orders_that_need_all_rows_are_refused(stream):
 
     with pytest.raises(PlanError, match="shuffle='full' needs all rows"):
         Loader(windows, 8, shuffle="full")
-    with pytest.raises(StoreError, match="is read alone"):
+    with pytest.raises(StoreError, match="cannot be combined with other stores"):
         Windows([stream(), stream()], 32)
 
 

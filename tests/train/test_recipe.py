@@ -89,7 +89,7 @@ def test_settings_become_the_fields_of_the_objects():
         ({"model": {"length": 64}}, r"sets model\.length, .* It belongs in \[data\]\."),
         ({"training": {"steps": 1, "learning_rate": 1}}, r"It belongs in \[optimization\]\."),
         ({"model": {"seed": 1}}, r"It belongs in \[data\] or \[training\]\."),
-        ({"output": 3}, r"here: output is 3, but must be a text"),
+        ({"output": 3}, r"here: output is 3, but must be a string"),
         ({"data": {"sources": {"a": {}}}}, r"\[data\.sources\.a\] is not complete"),
         ({"data": 3}, r"data is 3, but must be a table"),
     ],
@@ -103,13 +103,17 @@ def test_a_refused_value_is_named_with_its_table():
     with pytest.raises(PlanError, match="needs an end") as caught:
         parse_recipe({**LEAST, "training": {}}, "here")
     assert caught.value.__notes__ == ["In [training] of here."]
-    with pytest.raises(PlanError, match=r"either data\.train or data\.sources"):
-        parse_recipe({**LEAST, "data": {}}, "here")
     with pytest.raises(PlanError, match="cannot be split into 5 heads") as caught:
         parse_recipe({**LEAST, "model": {"heads": 5}}, "here")
     assert caught.value.__notes__ == ["In [model] of here."]
     with pytest.raises(RecipeError, match=r"has no table \[training\]"):
         parse_recipe({"data": {"train": "x"}}, "here")
+
+
+@pytest.mark.parametrize("data", [{}, {"train": "x", "sources": {"a": {"train": "y"}}}])
+def test_a_recipe_needs_exactly_one_of_train_and_sources(data):
+    with pytest.raises(PlanError, match=r"data\.train or data\.sources: exactly one of them"):
+        parse_recipe({**LEAST, "data": data}, "here")
 
 
 def test_a_file_that_is_no_toml_is_refused(tmp_path):

@@ -340,7 +340,8 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Row]]:
                     continue
                 if len(cells) != width or width < 4:
                     raise SourceError(
-                        f"{where} has {len(cells)} cells, but the first row has {width}."
+                        f"{where} has {len(cells)} cells. A row needs a question, two or more "
+                        f"choices and an answer, in as many cells as the first row ({width})."
                     )
                 question, *choices, answer = cells
                 yield where, {"question": question, "choices": choices, "answer": answer}

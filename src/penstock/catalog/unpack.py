@@ -54,7 +54,8 @@ def unpacked(
                 done += len(piece)
                 if done > limit:
                     raise FetchError(
-                        f"{path}: {file.member or file.name} unpacks to more than {limit:,} bytes."
+                        f"{path}: {file.member or file.name} unpacks to more than {limit:,} bytes. "
+                        "Delete the archive and fetch it again."
                     )
                 # The unpacked size of a .gz is not known: progress counts bytes of the archive.
                 progress(raw.tell() if packing == "gzip" else done, size)
@@ -87,6 +88,6 @@ def _member(opened: zipfile.ZipFile, archive: Path, file: EntryFile) -> zipfile.
     if member.file_size > limit:
         raise FetchError(
             f"{archive}: {file.member} would unpack to {member.file_size:,} bytes, but at most "
-            f"{limit:,} are allowed."
+            f"{limit:,} are allowed. Delete the archive and fetch it again."
         )
     return member

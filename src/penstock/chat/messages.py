@@ -164,7 +164,7 @@ def _from_instruction(record: JsonObject) -> list[Message]:
     if isinstance(examples := record.get("instances"), list):
         if len(examples) != 1:
             found = f'"instances" holds {len(examples)} examples'
-            raise ChatError("bad_shape", f"{found}; make each a record.")
+            raise ChatError("bad_shape", f"{found}; it must hold one. Write each as a record.")
         record = {**record, **examples[0]}
     # Alpaca has "output" and "input", Dolly "response" and "context".
     answer, context = ("output", "input") if "output" in record else ("response", "context")

@@ -261,8 +261,9 @@ class Renderer:
         if turns_at - {number} or is_missing or (turns_at and not is_trained):
             raise ChatError(
                 "disagreement",
-                f"Tracing and search disagree about message {number} under the template "
-                f"{self.template.name}, so its loss mask cannot be trusted. Use another template.",
+                f"penstock looked in two ways for the text of message {number} in the output of "
+                f"the template {self.template.name}, and the results differ. So the loss mask "
+                "could be wrong. Use another template.",
             )
 
 

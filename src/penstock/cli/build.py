@@ -60,7 +60,8 @@ def build_command(
     max_bad: options.MaxBad = 0.001,
     max_document_bytes: Annotated[int, option("Reject longer documents.", "BYTES")] = 1 << 30,
     max_expansion: Annotated[
-        int, option("Refuse files that decompress to more than this many times.", "TIMES")
+        int,
+        option("Refuse files that decompress to more than this many times their size.", "TIMES"),
     ] = 200,
     engine: Annotated[
         Literal["auto", "gigatoken", "tokenizers"],

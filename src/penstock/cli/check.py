@@ -32,7 +32,9 @@ def check_command(
     field: options.Field = "text",
     errors: options.Errors = "strict",
     length: Annotated[int, option("Tokens per row of the test loader.", "NUMBER", least=1)] = 1024,
-    batch_size: Annotated[int, option("Rows per batch of it.", "NUMBER", least=1)] = 32,
+    batch_size: Annotated[
+        int, option("Rows per batch of the test loader.", "NUMBER", least=1)
+    ] = 32,
     sample: Annotated[float, option("Megabytes of text to read.", "MB", least=0.001)] = 16,
     directory: Annotated[
         Path, option("Directory of stores; its space is checked.", "DIRECTORY", "--output", "-o")

@@ -24,7 +24,7 @@ def decode_command(
     ],
     count: Annotated[int, option("How many documents.", "NUMBER", "--count", "-n", least=1)] = 1,
     tokenizer: Annotated[
-        str | None, option("If it is not found by its recorded name.", "NAME")
+        str | None, option("The store's tokenizer, if its recorded name is not found.", "NAME")
     ] = None,
     raw: Annotated[bool, option("Write the documents' exact bytes.", None, "--raw")] = False,
     as_json: options.AsJson = False,

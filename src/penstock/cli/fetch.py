@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 def fetch_command(
     name: Annotated[str | None, argument("The dataset; --list shows all names.", "NAME")] = None,
     directory: Annotated[
-        Path | None, option("By default data/NAME.", "DIRECTORY", "--output", "-o")
+        Path | None,
+        option("Directory to write to. By default data/NAME.", "DIRECTORY", "--output", "-o"),
     ] = None,
     source: Annotated[
         str | None, option("A copy or a mirror: a directory, file or URL.", "SOURCE", "--from")
     ] = None,
     split: Annotated[
-        float | None, option("Share for training, if it is one file. By default 0.9.", "SHARE")
+        float | None,
+        option("Share for training, if the dataset is one file. By default 0.9.", "SHARE"),
     ] = None,
     build: Annotated[bool, option("Also build a store for each split.", None, "--build")] = False,
     tokenizer: options.Tokenizer = "gpt2",

@@ -28,9 +28,11 @@ def tokenizer() -> None:
 def train_command(
     inputs: options.Inputs,
     path: Annotated[Path, option("The tokenizer.json to write.", "FILE", "--output", "-o")],
-    vocab_size: Annotated[int, option("256 bytes, special and learned tokens.", "NUMBER")],
+    vocab_size: Annotated[
+        int, option("Size of the vocabulary, with 256 bytes and special tokens.", "NUMBER")
+    ],
     special_token: Annotated[
-        list[str], option("A token that text never becomes. Repeatable.", "TOKEN")
+        list[str], option("A special token: no text is encoded as it. Repeatable.", "TOKEN")
     ] = ["<|endoftext|>"],  # noqa: B006  (typer copies it)
     max_bytes: Annotated[
         int | None, option("Read this much text. 100000000 are usually enough.", "BYTES")

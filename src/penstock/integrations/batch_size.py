@@ -158,7 +158,7 @@ def largest_lightning_batch(module: Any, trainer: Any, length: int) -> int:
         torch.cuda.empty_cache()
     if found == 0:
         raise torch.cuda.OutOfMemoryError(
-            f"Not one row of {length:,} tokens fits on {device} beside this model. Use a shorter "
-            "max_length, or a smaller model."
+            f"Even one row of {length:,} tokens does not fit into the memory of {device} together "
+            "with this model. Use a shorter max_length, or a smaller model."
         )
     return found

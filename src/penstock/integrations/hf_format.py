@@ -192,7 +192,10 @@ def hf_tokenizer(name: str) -> "PreTrainedTokenizerFast":
             'Install it with: pip install "penstock[lightning]"'
         ) from None
     if name.startswith("tiktoken:"):
-        raise TokenizerError(f"{name} has no tokenizer.json; use its tokenizer.json, or tokenizer=")
+        raise TokenizerError(
+            f"{name} cannot become a tokenizer of transformers, because tiktoken has no "
+            "tokenizer.json. Use a tokenizer.json, or a name on the Hub, with the same vocabulary."
+        )
     definition = None if name == "bytes" else find_definition(name)
     end = _END if definition is None else definition.eos_token
     return PreTrainedTokenizerFast(

@@ -69,8 +69,8 @@ def build_dataset(
     """
     if not is_dataset(dataset):
         raise PlanError(
-            f"{dataset!r:.80} is not a datasets.Dataset or IterableDataset; of a DatasetDict, name "
-            'a split: dataset["train"].'
+            f"{dataset!r:.80} is not a datasets.Dataset or IterableDataset. If it is a "
+            'DatasetDict, pass one of its splits: dataset["train"].'
         )
     target = Path(store)
     files = export_texts(dataset, target.with_name(f"{target.name}.texts"), column)
@@ -119,7 +119,7 @@ class RowItems(Dataset[Tensors]):
 
     def __getitem__(self, index: int) -> Tensors:
         if not 0 <= index < len(self):
-            raise IndexError(f"row {index:,} is not among {len(self):,}")
+            raise IndexError(f"row {index:,} does not exist; there are {len(self):,} rows")
         if self._unchecked:
             self._unchecked = False
             check_packed()
@@ -264,7 +264,8 @@ class StepLoader(DataLoader[Tensors]):
         if step is None:
             raise ResumeError(
                 f"This state is at position {loader.position:,}, where no step of "
-                f"{self.source.global_batch:,} rows begins. Keep batch_size times ranks as it was."
+                f"{self.source.global_batch:,} rows begins. Use the batch_size times ranks of the "
+                "run that saved it."
             )
         self._steps.set_epoch(position // len(self.source.plan))
         self._steps.skipped = step

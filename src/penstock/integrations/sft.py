@@ -233,8 +233,9 @@ class SFTBatches:
         saved = unsealed(state, _VERSION, _FIELDS, of="SFT batches")
         if saved["num_rows"] != len(self._dataset):
             raise ResumeError(
-                f"The state is of a dataset of {saved['num_rows']:,} rows, and this one has "
-                f"{len(self._dataset):,}; rows would be repeated or left out."
+                f"The state is of a dataset of {saved['num_rows']:,} rows, but this one has "
+                f"{len(self._dataset):,}: rows would be repeated or left out. Use the dataset that "
+                "the state was saved with."
             )
         self.position = saved["position"]
         self._ready = []  # rendered for the old position

@@ -255,8 +255,8 @@ def _private(root: Path) -> Path:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(
-            f"{root} cannot be made ({error.strerror}), and tokenized text is kept there. Name "
-            "another directory with cache_dir= or the environment variable PENSTOCK_CACHE."
+            f"The cache directory {root} for tokenized text cannot be created ({error.strerror}). "
+            "Name another directory with cache_dir= or the environment variable PENSTOCK_CACHE."
         ) from error
     return root
 

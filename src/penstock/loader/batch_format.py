@@ -62,11 +62,13 @@ class BatchFormat:
         if self.fingerprint not in ("samples", "tokens"):
             raise PlanError(f'fingerprint={self.fingerprint!r} is not "samples" or "tokens".')
         if self.ids and self.fields == "tuple":
-            raise PlanError('ids=True adds named fields, which a tuple has not; use "dict".')
+            raise PlanError(
+                'ids=True adds named fields, which a tuple does not have. Use fields="dict".'
+            )
         if self.fields == "narrow" and self.lengths:
             raise PlanError(
                 f'format="narrow" returns rows as they are stored, so lengths={self.lengths} '
-                "cannot cut them."
+                "cannot cut them. Leave lengths out, or use another format."
             )
 
 
@@ -81,9 +83,9 @@ class Shape:
         for position, each in self.lengths:
             if each < 1 or length % each:
                 raise PlanError(
-                    f"lengths={dict(self.lengths)} asks for rows of {each:,} tokens from position "
-                    f"{position:,} on. Rows of {length:,} are cut into equal ones, so it must "
-                    "divide that."
+                    f"lengths={dict(self.lengths)}: rows of {length:,} tokens cannot be cut into "
+                    f"equal rows of {each:,} tokens from position {position:,} on. Use a length "
+                    f"that divides {length:,}."
                 )
 
     def length_at(self, position: int) -> int:

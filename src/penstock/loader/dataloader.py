@@ -152,8 +152,8 @@ class WorkerOptions(NamedTuple):
                 # People search for this text without a value, as PyTorch writes it.
                 shown = name if name == "prefetch_factor" else f"{name}={given[name]!r}"
                 raise PlanError(
-                    f"{shown} is not valid with num_workers=0: it is {meaning}. Set num_workers=1 "
-                    f"or more, or leave {name} out."
+                    f"{shown} is not valid with num_workers=0. It sets {meaning}. Set "
+                    f"num_workers=1 or more, or leave {name} out."
                 )
         return self
 

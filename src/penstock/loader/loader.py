@@ -104,7 +104,8 @@ class Loader:
         side = self._assembler.side
         if chosen.lengths and side:
             raise PlanError(
-                f"lengths={chosen.lengths}: rows of Documents are as long as their documents."
+                f"lengths={chosen.lengths} cannot cut rows of Documents, which have the lengths of "
+                "their documents. Leave lengths out, or use Documents(…, max_length=…)."
             )
         self.shape = Shape(chosen, self._assembler.length)
         self.shape.check_targets(self.plan.sources)
@@ -139,14 +140,15 @@ class Loader:
         if step < 0 and limit is not None:
             step += limit
         if step < 0 or (limit is not None and step >= limit):
-            run = "without end" if limit is None else f"of {limit:,} steps"
-            raise IndexError(f"step {step:,} is not in a run {run}")
+            size = "no end" if limit is None else f"{limit:,} steps"
+            raise IndexError(f"step {step:,} does not exist: this run has {size}, numbered from 0")
         return self.make(step).batch
 
     def make(self, step: int) -> Made:
         """Return the batch of a step with its fingerprint and the position after it."""
         if isinstance(self.plan, StreamedPlan) and not self.run.has_step(step):
-            raise IndexError(f"step {step:,} is not in a run of {len(self):,} steps")
+            size = f"{len(self):,} steps"
+            raise IndexError(f"step {step:,} does not exist: this run has {size}, numbered from 0")
         copy = DeviceCopy(self.device) if self.device.type == "cuda" else None
         made = next(self._maker.batches(self._assembler.block(step, step + 1), copy))
         if made.finish is not None:
@@ -247,7 +249,10 @@ class Loader:
         position = index(position)
         limit = self.run.limit
         if not 0 <= position <= limit:
-            raise PlanError(f"Position {position:,} is not in a run of {limit:,} rows.")
+            raise PlanError(
+                f"Position {position:,} is not in this run, which has {limit:,} rows. Use a "
+                f"position from 0 to {limit:,}."
+            )
         self._stop_iterator()  # before the position changes: the thread reads `run`
         self.run.position = position
         self.run.lay_out()

@@ -68,7 +68,10 @@ def keep_documents_apart(model: Any) -> Any:
             'LLMDataModule, which concatenate rows; or load it with attn_implementation="sdpa".'
         )
     if model not in _prepared:
-        raise PlanError(f"{type(model).__name__} contains no model of transformers.")
+        raise PlanError(
+            f"{type(model).__name__} contains no model of transformers. Pass a model that was "
+            "loaded with transformers."
+        )
     return model
 
 

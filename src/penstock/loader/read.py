@@ -269,7 +269,10 @@ def _readable(plan: AnyPlan) -> list[Rows]:
             )
     if len({rows.length for _, rows in found}) > 1:
         shown = ", ".join(f'"{name}" {rows.length:,}' for name, rows in found[:5])
-        raise PlanError(f"Rows of one batch must have the same length; these have: {shown}.")
+        raise PlanError(
+            f"Rows of one batch must have the same length; these have: {shown}. Use the same "
+            "length for all sources."
+        )
     names = {digest: name for name, rows in found if (digest := rows.tokenizer_digest)}
     if len(names) > 1:
         shown = ", ".join(f'"{name}" {digest[:8]}' for digest, name in list(names.items())[:5])
@@ -285,7 +288,10 @@ def _padded_side(found: list[Rows]) -> Side | None:
     """Return the side on which all rows are padded; None if some have a fixed width."""
     sides = {rows.side for rows in found}
     if len(sides - {None}) > 1:
-        raise PlanError("Some sources of this plan are padded on the left and others on the right.")
+        raise PlanError(
+            "Some sources of this plan are padded on the left and others on the right. Use the "
+            "same side= for all of them."
+        )
     return sides.pop() if len(sides) == 1 else None
 
 

@@ -56,10 +56,13 @@ class Run:
         drop_last: bool,
     ) -> None:
         if epochs is not None and num_steps is not None:
-            raise PlanError(f"epochs={epochs} and steps={num_steps} both end the run; give one.")
+            raise PlanError(
+                f"epochs={epochs} and steps={num_steps} cannot be combined: both say where the run "
+                "ends. Pass only one of them."
+            )
         for name, value in (("epochs", epochs), ("steps", num_steps)):
             if value is not None and value < 1:
-                raise PlanError(f"{name}={value} is not possible; use at least 1.")
+                raise PlanError(f"{name} must be at least 1; got {value}.")
         self.plan = plan
         self._streamed = plan if isinstance(plan, StreamedPlan) else None
         self._sizes = sizes
@@ -88,8 +91,8 @@ class Run:
             end = self._steps_from(0, 0).span(index(self._asked_steps) - 1)[1]
             if end > plan.end:
                 raise PlanError(
-                    f"steps={self._asked_steps:,} needs {end:,} rows, and the plan ends after "
-                    f"{plan.end:,}."
+                    f"steps={self._asked_steps:,} needs {end:,} rows, but the plan ends after "
+                    f"{plan.end:,}. Use fewer steps, or raise max_epochs."
                 )
             return end
         return plan.end if plan.end < END else None
@@ -248,7 +251,8 @@ def plan_of(
         for name, value in (("seed", seed), ("shuffle", shuffle)):
             if value is not None:
                 raise PlanError(
-                    f"{name}={value!r} is set on the plan; pass it to Plan(…), not to the loader."
+                    f"{name}={value!r} was passed to the loader together with a plan. Pass it to "
+                    "Plan(…) instead."
                 )
         return rows
     rows = as_rows(rows)

@@ -140,8 +140,8 @@ def another_order(state: State, changed: str) -> ResumeError:
     """Return the error for a state of another order; `changed` says what differs."""
     return ResumeError(
         f"This checkpoint belongs to another order of the data, so position {state['position']:,} "
-        f"would hold another row. Changed since: {changed}. Restore that to resume exactly. To "
-        "begin the new order at 0, start without this state, or call "
+        f"would hold another row. Changed after it was written: {changed}. Restore the old values "
+        "to resume exactly. To begin the new order at 0, start without this state, or call "
         'Loader.load_state_dict(state, on_change="restart").'
     )
 

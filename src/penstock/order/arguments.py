@@ -106,8 +106,8 @@ def read_stages(
     """Return the arguments of each stage, in order; by default, one stage of all sources."""
     if weights is not None and temperature is not None:
         raise PlanError(
-            f"weights={dict(weights)!r} and temperature={temperature!r} both say how to mix. "
-            "Give one of them."
+            f"weights={dict(weights)!r} and temperature={temperature!r} cannot be combined. "
+            "Pass only one of them."
         )
     stages = []
     if weights is not None or temperature is not None:
@@ -199,8 +199,8 @@ def cap_rows(caps: Caps, names: Sequence[str], sizes: Sequence[int]) -> list[int
         rows = None if epochs is None or not size else math.floor(as_fraction(epochs) * size)
         if rows == 0:
             raise PlanError(
-                f'max_epochs of "{name}" is {epochs!r}, which is less than one of its {size:,} '
-                "rows. Give it weight 0, or at least one row."
+                f'max_epochs of "{name}" is {epochs!r}: that is less than one row, because the '
+                f"source has {size:,} rows. Set its weight to 0, or raise its max_epochs."
             )
         most.append(rows)
     return most

@@ -77,8 +77,8 @@ class Budget:
         self.multiple = index(rows_multiple_of)
         if self.multiple < 1 or self.window < self.multiple:
             raise PlanError(
-                f"window={self.window:,} and rows_multiple_of={self.multiple:,}: a window holds at "
-                "least one batch of at least 1 row."
+                f"window={self.window:,} and rows_multiple_of={self.multiple:,}: rows_multiple_of "
+                "must be at least 1, and window at least rows_multiple_of."
             )
         for name, rows in plan.sources.items():
             if rows.side is None:

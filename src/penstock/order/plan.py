@@ -130,8 +130,9 @@ class Plan:
         if not self.is_weighted:
             if self._caps is not None:
                 raise PlanError(
-                    f"max_epochs={self._caps.epochs!r} needs weights: without them every source "
-                    "has as many epochs as the run. Give the run its number of epochs."
+                    f"max_epochs={self._caps.epochs!r} needs weights=. Without weights, all "
+                    "sources have the same number of epochs; pass it to the loader: "
+                    "Loader(plan, …, epochs=2)."
                 )
             stages = arguments.read_members(self._stages, self.names, self.sizes)
             return EpochOrder(stages, sources)
@@ -193,7 +194,9 @@ class Plan:
         number = self.names.index(source)
         size = self.sizes[number]
         if not 0 <= sample < size:
-            raise PlanError(f'Source "{source}" has no row {sample:,}; it has {size:,}.')
+            raise PlanError(
+                f'Source "{source}" has no row {sample:,}; its {size:,} rows are numbered from 0.'
+            )
         if before is None:
             before = self.end
         if epoch is not None:
@@ -223,7 +226,9 @@ class Plan:
         a multiplication, and rows of the last epoch are counted one by one, at about 30 ns each.
         """
         if not 0 <= num_rows <= self.end:
-            raise PlanError(f"{num_rows:,} rows cannot be counted; this plan has {self.end:,}.")
+            raise PlanError(
+                f"num_rows must be from 0 to {self.end:,}, where this plan ends; got {num_rows:,}."
+            )
         return dict(zip(self.names, self._layout.counts(num_rows), strict=True))
 
     @cached_property
@@ -312,9 +317,9 @@ class Plan:
             name = self.names[number]
             cause = f'"{name}" has reached its max_epochs of {self._caps.of(name)}'
         return PlanError(
-            f"Position {position:,} is past the end of this plan at {self.end:,}: there {cause}. "
-            "Ask for fewer rows, raise max_epochs, or let other sources continue: "
-            'Caps(…, "redistribute").'
+            f"Position {position:,} is after the end of this plan. The plan ends at position "
+            f"{self.end:,}, because {cause}. Ask for fewer rows, raise max_epochs, or let other "
+            'sources continue: Caps(…, "redistribute").'
         )
 
 

@@ -322,9 +322,9 @@ class Schedule:
     def _forgotten(self, position: int) -> PlanError:
         return PlanError(
             f"Position {position:,} is before position {self.origin.position:,}, where this order "
-            "was resumed. Its rows depend on weights that changed earlier, and a state only has "
-            "what later rows depend on. Ask the run that set those weights, or give all weights "
-            "as a schedule from the start."
+            "was resumed. Its rows depend on earlier weights, which a state does not contain. Read "
+            "this position in the run that set those weights, or pass all weights as schedule= "
+            "from the start."
         )
 
 

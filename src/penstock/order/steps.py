@@ -53,15 +53,19 @@ class Steps:
             raise PlanError(f"A run must start at a position from 0 to 2^62 - 1; got {start:,}.")
         if 0 not in sizes:
             raise PlanError(
-                f"batch_size has no size for position 0; its first one is for position "
-                f"{min(sizes, default=0):,}. Add the size to begin with."
+                f"global_batch_size={dict(sizes)} has no size for position 0. Add one, for "
+                "example {0: 8, …}."
             )
         for position, rows in sizes.items():
             if not 1 <= rows <= 2**40:
-                raise PlanError(f"batch_size must be at least 1 and at most 2^40; got {rows:,}.")
+                raise PlanError(
+                    f"A batch cannot have {rows:,} rows on all ranks together. Use a batch_size or "
+                    "global_batch_size from 1 to 2^40."
+                )
             if not 0 <= position < END:
                 raise PlanError(
-                    f"batch_size changes at position {position:,}; positions are 0 to 2^62 - 1."
+                    f"global_batch_size has a size for position {position:,}; positions are 0 to "
+                    "2^62 - 1."
                 )
         self.start = start
         # Of each stage: its first step, where that step begins, and its batch size.
@@ -134,9 +138,9 @@ def rows_per_rank(global_batch_rows: int, world_size: int) -> int:
     if left_over:
         below = f"{rows * world_size:,} or " if rows else ""
         raise PlanError(
-            f"a global batch of {global_batch_rows:,} rows does not divide over {world_size:,} "
-            f"ranks; {left_over:,} row{'s' * (left_over > 1)} would be left over at every step. "
-            f"Use {below}{(rows + 1) * world_size:,}."
+            f"A global batch of {global_batch_rows:,} rows cannot be divided equally over "
+            f"{world_size:,} ranks: {left_over:,} row{'s' * (left_over > 1)} would be left over in "
+            f"every step. Use global_batch_size={below}{(rows + 1) * world_size:,}."
         )
     return rows
 

@@ -69,7 +69,10 @@ class Documents(PieceRows):
         super().__init__(store, f"documents-{overflow}", self.max_length, lay_out)
         self.pad_id = _end_id(self.stream) if pad_id is None else index(pad_id)
         if not 0 <= self.pad_id <= np.iinfo(self.stream.dtype).max:
-            raise PlanError(f"pad_id={self.pad_id:,} does not fit ids of {self.stream.dtype}.")
+            raise PlanError(
+                f"pad_id={self.pad_id:,} does not fit the ids of the store, which are "
+                f"{self.stream.dtype}. Use an id of its vocabulary."
+            )
 
     def __repr__(self) -> str:
         if not self.stream.sealed:

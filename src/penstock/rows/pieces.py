@@ -50,13 +50,14 @@ class PieceRows(StreamRows):
     ) -> None:
         if not 2 <= length <= LONGEST:
             raise PlanError(
-                f"length={length:,} is not possible for rows of documents. A row has at least 2 "
-                f"tokens, an input and its target, and at most {LONGEST:,}."
+                f"The length of a row of documents must be from 2 tokens (an input and its target) "
+                f"to {LONGEST:,}; got {length:,}."
             )
         super().__init__(store)
         if not self.stream.has_documents:
             raise PlanError(
-                "Rows of documents need stores; bare token files do not record where documents end."
+                "Rows of documents need stores: bare token files do not record where documents "
+                "end. Use Windows, or build a store."
             )
         self._kind, self._longest, self._lay_out = kind, length, lay_out
         self._open_index()

@@ -123,7 +123,10 @@ class Rows:
 
     def over(self, stream: "Stream") -> "Rows":
         """Return the same rows over a later snapshot of a store that is being written."""
-        raise PlanError(f"{self.type_name} cannot read a store that is still being written.")
+        raise PlanError(
+            f"{self.type_name} cannot read a store that is still being written. Use Windows, Packs "
+            "or Documents, or build the store first."
+        )
 
 
 class WrappedRows(Rows):
@@ -189,7 +192,8 @@ def checked(samples: Integers, num_rows: int) -> Integers:
     # As unsigned integers, negative numbers are larger than any `num_rows`.
     if len(numbers) and numbers.view(np.uint64).max() >= num_rows:
         raise IndexError(
-            f"rows {numbers.min():,} to {numbers.max():,} are not all among {num_rows:,} rows"
+            f"rows {numbers.min():,} to {numbers.max():,} were requested, but there are "
+            f"{num_rows:,} rows, numbered from 0"
         )
     return numbers
 
@@ -205,7 +209,7 @@ def as_rows(rows: RowsLike, name: str = "data") -> Rows:
     if not isinstance(getattr(rows, "digest", None), str):
         raise PlanError(
             f'Source "{name}" must be rows, such as Windows("stores/web", length=1024); got a '
-            f"{type(rows).__name__}. A class of your own needs len() and .digest."
+            f"{type(rows).__name__}. Your own class must have __len__ and a string digest."
         )
     return _AdaptedRows(rows)
 

@@ -55,7 +55,9 @@ class ArrayFile:
     def __init__(self, path: str | os.PathLike[str], dtype: str | None = None) -> None:
         self.path = Path(path)
         if not self.path.is_file():
-            raise StoreError(f"{self.path} is not a file.")
+            raise StoreError(
+                f"{self.path} does not exist or is not a file (working directory: {Path.cwd()})."
+            )
         self._size = self.path.stat().st_size
         self._array = self._map_npy() if self.path.suffix == ".npy" else self._map_raw(dtype)
         self.dtype: np.dtype[Any] = self._array.dtype.newbyteorder("=")
@@ -137,7 +139,7 @@ class Stream:
 
     def __init__(self, members: Sequence[TokenStore | ArrayFile]) -> None:
         if not members:
-            raise StoreError("No store was given to read rows from.")
+            raise StoreError("No store was given to read rows from. Pass at least one.")
         self.members = tuple(members)
         self._stores = [member for member in self.members if isinstance(member, TokenStore)]
         _refuse_mixed(self._stores)
@@ -145,8 +147,9 @@ class Stream:
         """Whether all tokens are available; False for a snapshot of an unfinished store."""
         if not self.sealed and len(self.members) > 1:
             raise StoreError(
-                "A store that is still being written is read alone, because the offset of the next "
-                "store is not known yet. Pass all inputs to ps.stream, or build this store first."
+                "A store that is still being written cannot be combined with other stores, because "
+                "the offset of the next store is not known yet. Pass all inputs to ps.stream, or "
+                "build this store first."
             )
         # The widest dtype: ids of a narrower member fit it, and none is truncated.
         self.dtype: np.dtype[Any] = np.result_type(*(member.dtype for member in self.members))

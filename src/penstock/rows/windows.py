@@ -142,7 +142,8 @@ class Windows(StreamRows):
         self.gives_positions = borders is True
         if borders and not self.stream.has_documents:
             raise PlanError(
-                f"borders={borders!r} needs stores; bare token files do not record documents."
+                f"borders={borders!r} needs stores: bare token files do not record where documents "
+                "end. Leave borders out, or build a store."
             )
         self.tail_targets = 0
         """Tokens after the last target of the last full row."""
@@ -196,7 +197,7 @@ class Windows(StreamRows):
     def __repr__(self) -> str:
         if not self.stream.sealed:
             return f"Windows({self.stream.members[0]!r}, {self.length:,}, stride={self.stride:,})"
-        left = f"; {self.unread_targets:,} targets in none" if self.unread_targets else ""
+        left = f"; {self.unread_targets:,} targets in no row" if self.unread_targets else ""
         return f"Windows({len(self):,} rows of {self.length:,} tokens, {self.stride:,} apart{left})"
 
     @cached_property

@@ -62,9 +62,9 @@ class Expanded:
             if self._file.compression and self.position > self._limit:
                 raise SourceError(
                     f"{self._file.name} ({self._file.size:,} bytes) expands to more than "
-                    f"{self._limit:,} bytes, over {self._max_expansion} times its size: a "
-                    "decompression bomb, or very repetitive text. If the file is right, raise "
-                    "max_expansion."
+                    f"{self._limit:,} bytes, with max_expansion={self._max_expansion}. It may be "
+                    "a decompression bomb, or very repetitive text. If you trust the file, use a "
+                    "larger max_expansion, or decompress it first."
                 )
         # Usually there is one piece, which is returned without a copy.
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -150,8 +150,8 @@ def _expand(pattern: str, reading: ReadSettings) -> list[InputFile]:
     with suppress(OSError):  # the folder may be missing too
         nearby = sorted(entry.name for entry in path.parent.iterdir())
     raise SourceError(
-        f"{pattern} matches no file (looked from {Path.cwd()})."
-        + (f" Nearby: {', '.join(nearby[:5])}." if nearby else "")
+        f"{pattern} matches no file (working directory: {Path.cwd()})."
+        + (f" In {Path.cwd() / path.parent}: {', '.join(nearby[:5])}." if nearby else "")
     )
 
 
@@ -172,9 +172,9 @@ def _expand_directory(path: Path, reading: ReadSettings) -> list[InputFile]:
     if unknown and reading.format == "auto":
         shown = ", ".join(str(file) for file in sorted(unknown)[:5])
         raise SourceError(
-            f"{len(unknown):,} of {len(found):,} files in {path} have suffixes that name no format "
-            f"({shown}). Name what to read with a glob such as '{path}/**/*.txt', or give "
-            f'format="text" to read all of them as text.'
+            f"The format of {len(unknown):,} of {len(found):,} files in {path} is not known from "
+            f"their suffixes ({shown}). Name the files to read with a glob such as "
+            f"'{path}/**/*.txt', or use format=\"text\" to read all of them as text."
         )
     return [_input_file(str(file), reading) for file in found]
 
@@ -202,7 +202,9 @@ def _input_file(path: str, reading: ReadSettings) -> InputFile:
     try:
         size, stamp = _state(path)
     except FileNotFoundError:
-        raise SourceError(f"{name} does not exist, or is a link to nothing.") from None
+        raise SourceError(
+            f"{name} does not exist, or is a broken link. Check the name, or delete the link."
+        ) from None
     except OSError as error:
         raise SourceError(f"{name} cannot be read: {error.strerror or error}.") from error
     if not is_remote and not stat.S_ISREG(file_mode(path)):

@@ -109,7 +109,10 @@ def _parquet_rows(
             row += batch.num_rows
     # Arrow stops too early in some damaged files, without an error.
     if row != end:
-        raise SourceError(f"{file.name} is damaged: it ends at row {row:,} and not at {end:,}.")
+        raise SourceError(
+            f"{file.name} is damaged: it ends at row {row:,} and not at {end:,}. Download or write "
+            "it again."
+        )
 
 
 def _arrow_batches(file: InputFile) -> Iterator[Any]:
@@ -155,10 +158,10 @@ def _refuse_no_text(schema: Any, file: InputFile, field: str) -> None:
     for name in _path(schema, field):
         known = [each.name for each in kind] if isinstance(kind, pa.StructType) else []
         if name not in known:
-            shown = ", ".join(f'"{each}"' for each in known[:5]) or "no such level"
+            shown = ", ".join(f'"{each}"' for each in known[:5]) or "no columns at that level"
             raise SourceError(
                 f'{file.name} has no column "{field}"; it has {shown}. '
-                f"Name the right one with field=."
+                "Name a column of strings with field=."
             )
         found = kind.field(name)
         kind = found.type

@@ -230,10 +230,10 @@ def _no_place(file: InputFile, wanted: int, is_safe: IsCutSafe | None) -> Source
             "tokenizer."
         )
     return SourceError(
-        f'{file.name} is one document for documents="auto", and too long to be tokenized at once. '
-        f"It must be cut near byte {wanted:,}, but in the {RANGE_BYTES:,} bytes that follow there "
-        "is no line end or space between two other characters at which the tokenizer gives the "
-        "same ids for both sides as for the text across it. Say what separates documents in it: "
-        'documents="lines", "paragraphs" or "sep:SEPARATOR"; or documents="file", which needs '
-        "memory for all of it."
+        f'No separator was found in {file.name}, so documents="auto" takes it as one document. It '
+        "is too long to be tokenized at once, and penstock found no safe place to cut it in the "
+        f"{RANGE_BYTES:,} bytes after byte {wanted:,}: there is no line end or space, or a cut "
+        'there would change token ids. Say what separates documents: documents="lines", '
+        '"paragraphs" or "sep:SEPARATOR". Or use documents="file", which needs memory for the '
+        "whole file."
     )

@@ -199,8 +199,8 @@ def _refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
     size = sum(file.size for file in job.files)
     if counted != size:
         raise StoreError(
-            f"The inputs have {size:,} bytes, and the build accounted for {counted:,}. This is a "
-            "defect of penstock; the store was not finished."
+            f"The inputs have {size:,} bytes, but the build read {counted:,}. This is a bug in "
+            "penstock: please report it. The store was not finished."
         )
 
 

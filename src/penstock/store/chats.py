@@ -97,9 +97,15 @@ def chat_stage(settings: "BuildSettings") -> ChatStage:
         loaded = load_tokenizer(settings.tokenizer, engine=settings.engine)
         chat = Chat(chat, loaded, special_in_content=parsed, add_tokens=settings.add_tokens)
     elif parsed:
-        raise StoreError('Give special_in_content=True to Chat, and not special_tokens="parse".')
+        raise StoreError(
+            'chat= is a Chat, so special_tokens="parse" has no effect. Leave it out, and use '
+            "Chat(…, special_in_content=True)."
+        )
     elif settings.add_tokens:
-        raise StoreError("Give add_tokens= to Chat, which has the tokenizer already.")
+        raise StoreError(
+            "chat= is a Chat, which has a tokenizer already. Leave add_tokens= out, and use "
+            "Chat(…, add_tokens=…)."
+        )
     eos = False if settings.eos is True and chat.ends_turns else settings.eos
     return ChatStage(chat, eos, chat.report())
 
@@ -150,8 +156,8 @@ def _array_items(file: InputFile) -> list[Any]:
         items: list[Any] = json.loads(data)
     except ValueError as error:
         raise SourceError(
-            f"{file.name} begins like a JSON array and is not one: {error}. Give an array of "
-            "conversations, or JSON Lines with one conversation per line."
+            f"{file.name} begins with [ but is not a valid JSON array: {error}. Use an array "
+            "of conversations, or JSON Lines with one conversation per line."
         ) from None
     is_message = [isinstance(each, dict) and ("role" in each or "from" in each) for each in items]
     # An array of messages is one conversation.

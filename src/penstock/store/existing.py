@@ -118,20 +118,22 @@ def _refuse_append(directory: Path, manifest: Manifest, settings: JsonObject) ->
     """Raise if the inputs cannot be appended to the store."""
     if (settings["split"] or "").startswith("tail"):
         raise StoreError(
-            'A store with split="tail" cannot grow: its validation side is the end of the data. '
-            'Build with split="hash", which holds out the same documents when data is added.'
+            'Inputs cannot be appended to a store with split="tail": its validation side is the '
+            'end of the data. Build a store with split="hash", which holds out the same documents '
+            "when inputs are appended."
         )
     old, new = shared_settings(manifest.contents), shared_settings(settings)
     if old != new:
         raise StoreError(
-            f"{directory} was built with other settings, and ids of two kinds cannot share a "
-            f"store: {differences(old, new)}."
+            f"{directory} was built with other settings: {differences(old, new)}. Inputs can be "
+            "appended only with the settings of the store. Use those, or build another store."
         )
     present = {each["name"] for each in manifest.inputs}
     if twice := [each["name"] for each in settings["inputs"] if each["name"] in present]:
         raise StoreError(
             f"{_listed(twice)} {'is' if len(twice) == 1 else 'are'} in {directory} already. If "
-            "they were appended again, their documents would be trained on twice as often."
+            "they were appended again, their documents would be trained on twice as often. "
+            "Name only new inputs."
         )
 
 
@@ -145,7 +147,7 @@ def _refuse_other(directory: Path, manifest: Manifest, settings: JsonObject) -> 
         if canonical_json(one) == canonical_json(settings):
             return
     changed = differences({**whole, "inputs": manifest.inputs}, settings)
-    changed = changed or f"in {len(manifest.builds)} builds, by appending"
+    changed = changed or f"by {len(manifest.builds)} builds, the later ones with append=True"
     present = {each["name"] for each in manifest.inputs}
     new = [each["name"] for each in settings["inputs"] if each["name"] not in present]
     is_same_kind = shared_settings(manifest.contents) == shared_settings(settings)

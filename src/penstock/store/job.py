@@ -240,8 +240,8 @@ def _log_omitted_start(tokenizer: Tokenizer, bos: bool | str, stage: "ChatStage 
         return
     known = tokenizer.bos_id is not None and definition.token_id(token) == tokenizer.bos_id
     how = "bos=True (--bos)" if known else f'bos="{token}" (--bos-token "{token}")'
-    does = f"begins each text with {token} when it is called by itself"
-    _log.warning("%s %s. This build does not; %s does.", tokenizer.name, does, how)
+    does = f"{tokenizer.name} adds {token} at the beginning of each text"
+    _log.warning("%s, but this build does not. To add it, use %s.", does, how)
 
 
 def _edge_id(tokenizer: Tokenizer, wanted: bool | str, which: Literal["eos", "bos"]) -> int | None:

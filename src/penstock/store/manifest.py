@@ -239,12 +239,16 @@ def read_manifest(directory: Path) -> Manifest:
     claimed = data[: len(_ZEROS) + 64].decode(errors="replace")
     found = re.match(r'\{\s*"digest": "([0-9a-f]{64})"', claimed)
     if not found:
-        raise StoreError(f"{path} does not begin with a digest: it is damaged or not a manifest.")
+        raise StoreError(
+            f"{path} does not begin with a digest: it is damaged or not a manifest. Restore it "
+            "from a copy, or build the store again."
+        )
     actual = digest_bytes(data.replace(found[1].encode(), _ZEROS.encode(), 1))
     if actual != found[1]:
         raise StoreError(
-            f"{path} was changed after it was written: its digest is {actual[:8]}, and it says "
-            f"{found[1][:8]}. Restore it from a copy, or build the store again."
+            f"{path} was changed after it was written: the digest of its contents is "
+            f"{actual[:8]}, but the digest written in it is {found[1][:8]}. Restore it from a "
+            "copy, or build the store again."
         )
     return _checked(data, path)
 
@@ -261,7 +265,10 @@ def _absent(directory: Path) -> str:
     sides = [side for side in ("train", "val") if (directory / side / FILE_NAME).exists()]
     if sides:
         return f"{directory} was built with a split. Open {directory / sides[0]} instead."
-    return f"{directory} has no {FILE_NAME}, so it is not a store."
+    return (
+        f"{directory} has no {FILE_NAME}, so it is not a store. Name a directory that penstock "
+        "build wrote."
+    )
 
 
 def _checked(data: bytes, path: Path) -> Manifest:
@@ -275,7 +282,7 @@ def _checked(data: bytes, path: Path) -> Manifest:
         manifest = Manifest(contents["digest"], contents, tuple(map(PartRecord.of, entries)))
         for name, total in counts(manifest.parts).items():
             if (counted := contents["counts"][name]) != total:
-                raise ValueError(f"its parts hold {total:,} {name}, and it counts {counted:,}")
+                raise ValueError(f"its parts hold {total:,} {name}, but its counts say {counted:,}")
         numbers = [part.number for part in manifest.parts]
         # Gaps are allowed, where a slice had no documents. But the order of the parts is the order
         # of the data, so numbers must ascend.
@@ -284,7 +291,9 @@ def _checked(data: bytes, path: Path) -> Manifest:
     except ValueError as error:
         raise StoreError(f"{path} cannot be used: {error}.") from error
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StoreError(f"{path} has a missing or wrong field: {error!r}.") from error
+        raise StoreError(
+            f"{path} has a missing or wrong field: {error!r}. Build the store again."
+        ) from error
     return manifest
 
 

@@ -117,7 +117,7 @@ class TokenStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["path"])  # type: ignore[misc]
         if self.digest != state["digest"]:
-            raise StoreError(f"{self.path} changed after the store was pickled.")
+            raise StoreError(f"{self.path} changed after the store was pickled. Open it again.")
 
     def __len__(self) -> int:
         """The number of documents; one that is stored in pieces counts once for each piece."""
@@ -252,14 +252,15 @@ class TokenStore:
             size = os.fstat(stream.fileno()).st_size
             if size != part.files[kind][0]:
                 raise StoreError(
-                    f"{path} has {size:,} bytes, and its manifest says {part.files[kind][0]:,}. It "
-                    "was cut off or overwritten, perhaps during a copy. Copy or build it again."
+                    f"{path} has {size:,} bytes, but its manifest says {part.files[kind][0]:,}. It "
+                    "was cut off or overwritten, perhaps during a copy. Copy or build the store "
+                    "again."
                 )
             # The header contains type and shape, so this also finds swapped files of equal size.
             if stream.read(HEADER_BYTES) != header(dtype, shape):
                 raise StoreError(
-                    f"{path} does not begin like the {kind} file of part {part.number}: it is "
-                    "another file, or damaged. Copy or build it again."
+                    f"{path} does not have the header of the {kind} file of part {part.number}, so "
+                    "it is another file or damaged. Copy or build the store again."
                 )
             if 0 in shape:
                 return np.zeros(shape, dtype)

@@ -37,6 +37,7 @@ from penstock.store.manifest import JsonObject, PartRecord, part_file, rejects_f
 from penstock.store.reader import TokenStore
 
 _SHOWN = 5
+_ADVICE = "Copy it from a good store, or build this one again."
 # The digests of `chain` that were computed. A loader saves its state often, so they are kept.
 _chains: "WeakKeyDictionary[TokenStore, list[str]]" = WeakKeyDictionary()
 
@@ -68,15 +69,15 @@ def verify(
 
 def _check_file(path: Path, size: int, digest: str) -> None:
     if not path.exists():
-        raise StoreError(f"{path} is missing.")
+        raise StoreError(f"{path} is missing. {_ADVICE}")
     if (found := path.stat().st_size) != size:
-        raise StoreError(f"{path} has {found:,} bytes, and the manifest says {size:,}.")
+        raise StoreError(f"{path} has {found:,} bytes, but the manifest says {size:,}. {_ADVICE}")
     # The size is compared before the digest: it is known at once, and says more about the cause.
     actual = digest_file(path)
     if actual != digest:
         raise StoreError(
-            f"{path} is damaged: its SHA-256 is {actual[:8]}…, the manifest says {digest[:8]}…. "
-            "Copy it from a good store, or build this one again."
+            f"{path} is damaged: its SHA-256 is {actual[:8]}…, but the manifest says "
+            f"{digest[:8]}…. {_ADVICE}"
         )
 
 
@@ -90,17 +91,17 @@ def _check_meaning(store: TokenStore, number: int, part: PartRecord) -> None:
     last_file, num_files = int(arrays["origin"][:, 0].max(initial=0)), len(store.manifest.inputs)
     problem = None
     if int(edges[-1]) != part.num_tokens or (edges[1:] <= edges[:-1]).any():
-        problem = f": its documents do not end in order at token {part.num_tokens:,}"
+        problem = f": its bounds do not ascend to {part.num_tokens:,}, the number of its tokens"
     elif largest_id >= vocab_size:  # it would be an index error in the embedding
-        problem = f" holds the id {largest_id:,}; the vocabulary has {vocab_size:,}"
+        problem = f" holds the token id {largest_id:,}, but the vocabulary has {vocab_size:,} ids"
     elif "chat" in store.manifest.contents and "loss" not in arrays:
-        problem = " has no loss mask, and the store holds chats"
+        problem = " has no loss mask, but it is a store of chats"
     elif "loss" in arrays and int(arrays["loss"].max()) > 1:
         problem = " has a loss mask with values other than 0 and 1"
     elif last_file >= num_files:
-        problem = f" names input file {last_file}, and there are {num_files}"
+        problem = f" names input file {last_file}, but the store has {num_files}, counted from 0"
     if problem:
-        raise StoreError(f"{store.path}, part {part.number}{problem}.")
+        raise StoreError(f"{store.path}, part {part.number}{problem}. {_ADVICE}")
 
 
 def chain(store: TokenStore, num_parts: int) -> str:

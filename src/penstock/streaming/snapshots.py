@@ -307,7 +307,8 @@ class StreamedStore:
         builder, what = self._builder, f"part {len(self._manifest.parts)}"
         self.check()
         if builder is not None and builder.closed:
-            raise StoreError(f"{self.path}: {what} is not written, and the stream was closed.")
+            problem = f"the stream was closed before {what} was built"
+            raise StoreError(f"{self.path}: {problem}. Open it again to continue the build.")
         waited = timer.seconds(self._num_slices)
         if waited > self._timeout:
             from penstock.store.lock import lock_holder  # a loader needs no filelock

@@ -81,8 +81,8 @@ class Learner:
         rows = largest_batch(step, weights, device, most=most, divides=share)
         if rows == 0:
             raise PlanError(
-                f"Not one row of {length:,} tokens fits on {device}. Use recompute=true, a shorter "
-                "length or a smaller model."
+                f"Even one row of {length:,} tokens does not fit into the memory of {device}. Use "
+                "recompute=true, a shorter length or a smaller model."
             )
         return rows
 

@@ -106,7 +106,7 @@ class LLMDataModule(base.ResumableDataModule):
         """
         super().__init__(model_name, batch_size, max_length, labels, **common)
         if batch_size is None and self._global_batch_size is None:
-            raise PlanError("batch_size=None needs global_batch_size=; give one of them.")
+            raise PlanError("batch_size and global_batch_size are both None. Pass one of them.")
         if packing and overflow == "split":
             raise PlanError('packing=True truncates nothing; leave out overflow="split".')
         self.model_name = model_name
@@ -128,7 +128,8 @@ class LLMDataModule(base.ResumableDataModule):
             self._fetched = list(data.values())
         if unknown := [side for side in data if side not in _SIDES]:
             raise SourceError(
-                f"data= has no side {unknown[0]!r}; name train, val (or validation) and test."
+                f"data= has the key {unknown[0]!r}; its keys must be train, val (or validation) "
+                "and test."
             )
         self._data: dict[str, Inputs] = {_SIDES[side]: given for side, given in data.items()}
         self.settings = StoreSettings(
@@ -212,10 +213,13 @@ class LLMDataModule(base.ResumableDataModule):
     def opened(self, side: str) -> base.ModuleRows:
         """Return the rows of one side; raise if `data=` lacks it or `setup` has not opened it."""
         if side not in self._data:
+            without = {
+                "train": " Trainer.validate and Trainer.test need no training data.",
+                "val": " To train without validation, use Trainer(limit_val_batches=0).",
+            }
             raise PlanError(
-                f'There is no "{side}" in data=, which has {", ".join(self._data)}. Add "{side}" '
-                "to data=, or do without: Trainer(limit_val_batches=0) trains without validation, "
-                "and Trainer.validate reads no training data."
+                f'data= has no "{side}"; it has {", ".join(self._data)}. Add "{side}" to data=.'
+                + without.get(side, "")
             )
         return super().opened(side)
 

@@ -158,7 +158,7 @@ class _ShardedSampler(SequentialSampler, DistributedSampler[Any]):
     def __len__(self) -> int:
         length = self._length()  # a function, because the length may become known later
         if length is None:
-            raise TypeError("The number of rows is not known before all text was read.")
+            raise TypeError("The length of the loader is not known until all text is tokenized.")
         return length
 
     def __iter__(self) -> Iterator[RankSpan]:  # type: ignore[override]

@@ -285,7 +285,10 @@ def _token_counts(lengths: Lengths, datasets: Sequence[tuple[str, Any]]) -> tupl
     totals = []
     for (name, rows), given in zip(datasets, listed, strict=True):
         if not isinstance(given, Iterable):
-            raise PlanError(f'lengths of "{name}" is {given!r:.40}; give a number per example.')
+            raise PlanError(
+                f'lengths of "{name}" is {given!r:.40}, but must be a list with the number of '
+                "tokens of each example."
+            )
         counts = [whole_number(f'lengths of "{name}"', value) for value in given]
         if len(counts) != len(rows) or min(counts) < 0 or not any(counts):
             raise PlanError(

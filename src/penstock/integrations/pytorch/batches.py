@@ -78,8 +78,9 @@ def pad_collate(  # noqa: PLR0913  (a function for DataLoader's collate_fn: flat
     """
     if pad_id is None:
         raise TokenizerError(
-            "pad_id=None: this tokenizer has no pad token, as GPT-2's has none. Pad with its end "
-            "token, special_ids(tokenizer).pad_id: the mask marks padding, not the id."
+            "pad_id is None: this tokenizer has no pad token, like GPT-2's. Use "
+            "pad_id=special_ids(tokenizer).pad_id, which is its end token. This is safe, because "
+            "attention_mask and labels mark padding by position."
         )
     _check_options(side, multiple_of, max_length, overflow, labels)
     # `bos_id` and `eos_id` are added before rows are truncated, so that max_length includes them.
@@ -121,7 +122,7 @@ def _row(item: Any, number: int, bos_id: int | None, eos_id: int | None) -> Row:
     ids, labels = item, None
     if isinstance(item, dict):
         if "input_ids" not in item:
-            raise PlanError(f"Row {number} has {sorted(item)}, and no input_ids.")
+            raise PlanError(f"Row {number} has the keys {sorted(item)}, but needs input_ids.")
         ids, labels = item["input_ids"], item.get("labels")
     # A tuple of two integers is a row of two ids, not a pair of inputs and labels.
     elif isinstance(item, tuple) and len(item) == 2 and not isinstance(item[0], int):
@@ -132,7 +133,10 @@ def _row(item: Any, number: int, bos_id: int | None, eos_id: int | None) -> Row:
         if len(given) != len(row):
             raise PlanError(f"Row {number} has {len(row):,} ids and {len(given):,} labels.")
         if not (bos_id is None and eos_id is None):
-            raise PlanError("bos_id and eos_id need rows without labels: they would need labels.")
+            raise PlanError(
+                "bos_id and eos_id cannot be added to rows that have labels, because the added "
+                "tokens would have none. Leave out bos_id and eos_id, or the labels."
+            )
         return row, given
     # Neither of them is added twice.
     if bos_id is not None and row[:1].tolist() != [bos_id]:
@@ -243,7 +247,10 @@ def check_dataloader(
         )
     # No single setting of the model would be right for both conventions.
     if {"shifted", "same"} <= found:
-        raise PlanError("Some batches have shifted labels and others labels equal to the inputs.")
+        raise PlanError(
+            "Some batches have shifted labels, and others have labels equal to the inputs. Make "
+            "them all alike: the model expects one of the two."
+        )
     # A batch that fits both conventions says nothing; any other one decides.
     convention: Convention = next((each for each in found if each != "either"), "either")
     if labels is not None and convention not in (labels, "either"):
@@ -259,7 +266,9 @@ def _fields(batch: object, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         for inputs, labels in (("input_ids", "labels"), ("inputs", "targets")):
             if inputs in batch and labels in batch:
                 return batch[inputs], batch[labels]
-        raise PlanError(f"Batch {number} has {sorted(batch)}, and no input_ids and labels.")
+        raise PlanError(
+            f"Batch {number} has the keys {sorted(batch)}, but needs input_ids and labels."
+        )
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[0], batch[1]
     raise PlanError(f"Batch {number} is a {type(batch).__name__}, not a dictionary or a pair.")

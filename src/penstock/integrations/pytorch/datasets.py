@@ -73,7 +73,10 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         check_labels(labels)
         self.length, self.stride = index(length), index(stride)
         if self.length < 1 or self.stride < 1:
-            raise PlanError(f"A length of {length} and stride={stride} must be at least 1.")
+            raise PlanError(
+                "The length of a window and stride must be at least 1; got "
+                f"{self.length} and {self.stride}."
+            )
         self._file, self._layout, self._shifted = Path(path), layout, labels == "shifted"
         # None after unpickling; see __getstate__.
         self._tokenizer: GivenTokenizer | None = (given := as_given(tokenizer))
@@ -130,7 +133,7 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
     def __getitem__(self, idx: int) -> Item:
         number = index(idx)
         if not -len(self) <= number < len(self):
-            raise IndexError(f"window {number:,} is not among {len(self):,}")
+            raise IndexError(f"window {number:,} does not exist; there are {len(self):,} windows")
         inputs, labels = self._pairs([number])
         return self.item(inputs[0], labels[0])
 
@@ -164,7 +167,8 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         wanted[filled] = 0
         wanted[wanted < 0] += len(self)  # as in a list, they count from the end
         if self._windows is None or wanted.min(initial=0) < 0 or wanted.max(initial=0) >= len(self):
-            raise IndexError(f"windows {list(numbers)[:5]} are not all among {len(self):,}")
+            shown = list(numbers)[:5]
+            raise IndexError(f"windows {shown} do not all exist; there are {len(self):,} windows")
         view = self._view
         rows = self._windows.read(wanted)["tokens"] if view is None else view[wanted]
         # int64, because embeddings and losses need it, and new arrays, because the store is
@@ -181,8 +185,8 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         """The tokenizer that was given, or the one that its name stands for."""
         if self._tokenizer is None:
             raise AttributeError(
-                "The tokenizer stayed in the process that made this dataset: many cannot be "
-                "pickled, and a worker needs none."
+                "This copy of the dataset was unpickled, and tokenizers are not pickled. Use the "
+                "tokenizer in the process that created the dataset."
             )
         return self._tokenizer.given
 
@@ -328,7 +332,7 @@ class WindowBatch(Sequence[Item], Generic[Item]):
         if isinstance(number, slice):
             return list(self)[number]
         if not -len(self) <= number < len(self):
-            raise IndexError(f"item {number:,} is not among {len(self):,}")
+            raise IndexError(f"item {number:,} does not exist; there are {len(self):,} items")
         return self._dataset.item(self._inputs[number], self._labels[number])
 
     def __iter__(self) -> Iterator[Item]:

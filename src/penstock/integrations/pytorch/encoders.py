@@ -188,7 +188,7 @@ def _token_id(tokenizer: AnyTokenizer, token: str) -> int:
         if find is not None and (found := find(token)) is not None:
             return int(found)
     raise TokenizerError(
-        f"{type(tokenizer).__name__} cannot be asked for the id of {token!r}. Give it: eos=ID."
+        f"{type(tokenizer).__name__} gives no id for {token!r}. Pass the id instead: eos=ID."
     )
 
 

@@ -89,7 +89,10 @@ def _not_utf8(path: Path) -> SourceError:
                     "compressed files."
                 )
             place += len(line)
-    return SourceError(f"{path} was not UTF-8, and has changed since.")
+    return SourceError(
+        f"{path} changed while it was read: it was not UTF-8 before, and now it is. Try again when "
+        "no program writes to it."
+    )
 
 
 def _json_text(line: str, where: str) -> str:
@@ -115,7 +118,7 @@ def _json_text(line: str, where: str) -> str:
         near = text[max(0, error.start - 20) : error.start + 20]
         raise SourceError(
             f"{where} holds half of a surrogate pair ({text[error.start]!r} in {near!r}), which is "
-            "not a character and has no ids."
+            "not a character and has no ids. Remove it from the text."
         ) from None
     return text
 
