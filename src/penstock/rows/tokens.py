@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from penstock.digest import digest_bytes, digest_json
-from penstock.errors import StoreError, UnknownLengthError
+from penstock.errors import MissingStoreError, StoreError, UnknownLengthError
 from penstock.ranges import group_rows
 from penstock.rows.protocol import Array, Integers, Rows
 from penstock.store.reader import TokenStore
@@ -53,6 +53,9 @@ class ArrayFile:
 
     def __init__(self, path: str | os.PathLike[str], dtype: str | None = None) -> None:
         self.path = Path(path)
+        if not self.path.exists():
+            where = f"working directory: {Path.cwd()}"
+            raise MissingStoreError(f"{self.path} does not exist ({where}).")
         if not self.path.is_file():
             raise StoreError(f"{self.path} is not a file.")
         self._size = self.path.stat().st_size

@@ -21,7 +21,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import StoreError
+from penstock.errors import MissingStoreError, StoreError
 from penstock.store.files import HEADER_BYTES, array_layout, header
 from penstock.store.manifest import Manifest, PartRecord, part_file, read_manifest
 
@@ -246,7 +246,7 @@ class TokenStore:
         path = self.path / part_file(part.number, kind)
         dtype, shape = array_layout(kind, self.dtype, part.num_documents, part.num_tokens)
         if not path.exists():
-            raise StoreError(f"{path} is missing. Copy or build the store again.")
+            raise MissingStoreError(f"{path} is missing. Copy or build the store again.")
         with path.open("rb", buffering=0) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size != part.files[kind][0]:
