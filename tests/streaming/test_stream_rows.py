@@ -230,6 +230,23 @@ def test_a_snapshot_is_an_ordinary_store_over_the_parts_so_far(stream, held, tmp
     assert [last.document(number).tolist() for number in range(len(first))] == documents
 
 
+def test_rows_are_indexed_as_far_as_they_are_known(stream, held, tmp_path, conftest):
+    path = tmp_path / "in.txt"
+    path.write_text(conftest.lines(held_at=[600]))
+    streamed = stream(path, tokenizer=held)
+    plan = StreamedPlan(Windows(streamed, 32))
+    plan.reach(1)
+
+    assert plan.rows[0]["tokens"].tolist() == streamed.snapshot().tokens(0, 33).tolist()
+    assert "StreamedPlan(Windows(Snapshot('" in repr(plan)
+    assert f"; {plan.num_rows:,} rows so far, seed 0)" in repr(plan)
+    assert plan._repr_html_() == f"<pre>{plan}</pre>"
+    assert "so far" in repr(streamed)
+    for number in (-1, 10**9):
+        with pytest.raises(UnknownLengthError, match="still being written"):
+            plan.rows[number]
+
+
 @pytest.mark.parametrize("kind", [Windows, Packs])
 def test_the_documents_of_rows_are_named_while_others_are_still_made(
     stream, held, tmp_path, conftest, kind
