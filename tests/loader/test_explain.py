@@ -73,6 +73,16 @@ def test_each_rank_explains_its_rows(store):
     assert sorted(positions) == [row.position for row in one.explain(1).rows]
 
 
+def test_batches_of_a_budget_are_explained_too(store):
+    loader = ps.Loader(ps.Budget(ps.Plan(ps.Documents(store, 32)), 512), format="narrow")
+    tokens, explained = loader[4]["tokens"], loader.explain(4)
+
+    assert len(explained.rows) == len(tokens)
+    for ids, row in zip(tokens.tolist(), explained.rows, strict=True):
+        assert ids[: len(row.tokens)] == row.tokens.tolist()
+        assert row.origins == loader.plan.origins(row.position)
+
+
 def test_rows_without_a_tokenizer_are_explained_by_their_ids(tmp_path, numbered):
     np.save(tmp_path / "ids.npy", np.arange(97, 97 + 20, dtype=np.uint16))
     loader = ps.Loader(ps.Windows(tmp_path / "ids.npy", 4), 1, shuffle="none")

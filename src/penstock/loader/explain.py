@@ -81,6 +81,7 @@ def explain_step(
     real = positions[positions != PADDING]
     sources, epochs, samples = plan.locate(real)
     rows = []
+    tokenizers: dict[str, Tokenizer | None] = {}
     for each in range(len(real)):
         name = plan.names[int(sources[each])]
         chosen = slice(each, each + 1)
@@ -90,7 +91,9 @@ def explain_step(
         fields = source.read_epochs(samples[chosen], epochs[chosen])
         (start,), (stop,) = token_spans(fields)
         tokens = fields["tokens"][0, start:stop]
-        known = _tokenizer_of(source, tokenizer)
+        if name not in tokenizers:  # to load one may take a second
+            tokenizers[name] = _tokenizer_of(source, tokenizer)
+        known = tokenizers[name]
         text = None if known is None else known.decode(tokens)
         place = int(real[each]), name, int(epochs[each]), int(samples[each])
         rows.append(ExplainedRow(*place, tokens, text, source.origins(place[3])))

@@ -107,7 +107,8 @@ class Budget:
         return True  # without this, bool() would ask for the length
 
     def __repr__(self) -> str:
-        return f"Budget({self.tokens:,} tokens a batch, windows of {self.window:,} rows)"
+        size = f"{self.tokens:,} tokens a batch, windows of {self.window:,} rows"
+        return f"Budget({size}; {self.plan!r})"
 
     def __str__(self) -> str:
         return f"{self.plan}\n{self!r}"
