@@ -104,3 +104,15 @@ def test_rows_of_bare_token_files_have_no_origins(tmp_path):
     np.save(tmp_path / "ids.npy", np.arange(100, dtype=np.uint16))
 
     assert ps.Windows(tmp_path / "ids.npy", 16).origins(0) == []
+
+
+def test_rows_of_your_own_may_say_their_origins():
+    class Own(list):
+        digest = "a name for the contents"
+
+    class Known(Own):
+        def origins(self, sample):
+            return [f"row {sample}"]
+
+    assert ps.Plan(Own("abc"), shuffle="none").origins(1) == []
+    assert ps.Plan(Known("abc"), shuffle="none").origins(1) == ["row 1"]

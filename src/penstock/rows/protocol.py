@@ -287,7 +287,9 @@ def as_rows(rows: RowsLike, name: str = "data") -> Rows:
 
 
 _OPTIONAL = "stream stride side multiple gives_positions gives_loss gives_labels whole_documents"
-_OPTIONAL += " part_rows tokenizer_digest describe read_epochs read_ahead widths spans unread"
+_OPTIONAL += (
+    " part_rows tokenizer_digest describe read_epochs read_ahead widths spans origins unread"
+)
 
 
 class _AdaptedRows(Rows):
