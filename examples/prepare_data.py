@@ -50,8 +50,8 @@ def main() -> int:
 
     # Training reads pairs: x is a row of tokens, and y is the same row, one token later.
     x, y = next(iter(ps.Loader(ps.Windows(stores["train"], 64), 1, format="tuple", seed=1)))
-    print(f"x {tuple(x.shape)}: {tokenizer.decode(x[0].numpy()).decode(errors='replace')!r:.60}…")
-    print(f"y {tuple(y.shape)}: {tokenizer.decode(y[0].numpy()).decode(errors='replace')!r:.60}…")
+    print(f"x {tuple(x.shape)}: {tokenizer.decode(x[0].numpy())!r:.60}…")
+    print(f"y {tuple(y.shape)}: {tokenizer.decode(y[0].numpy())!r:.60}…")
     return 0
 
 

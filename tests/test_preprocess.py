@@ -91,7 +91,7 @@ def test_a_missing_file_is_told_without_a_traceback(here, capsys):
 
     assert main([]) == 1
     told = capsys.readouterr().err
-    assert told.startswith("SourceError: training_data/owt_valid.txt does not exist")
+    assert told.startswith("MissingInputError: training_data/owt_valid.txt does not exist")
     assert f"working directory: {here}" in told
     assert "penstock fetch openwebtext" in told
 

@@ -73,6 +73,15 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
         penstock.nope  # noqa: B018
 
 
+@pytest.mark.parametrize("package", NAMES)
+def test_dir_is_the_public_surface(package):
+    pytest.importorskip("lightning" if package.endswith(".lightning") else "penstock")
+    import_module("penstock.testing")  # a module that was imported is no public name
+    module = import_module(package)
+
+    assert [name for name in dir(module) if not name.startswith("__")] == NAMES[package]
+
+
 def test_importing_penstock_imports_few_modules_and_nothing_heavy(python):
     code = f"""
 import sys

@@ -2,23 +2,29 @@
 
     PenstockError
     ├── SourceError       (ValueError)     an input cannot be read
+    │   ├── MissingInputError (FileNotFoundError)     an input does not exist
     │   ├── FetchError    (OSError)        a file cannot be downloaded, or is not the right one
     │   └── ChatError     (ValueError)     a conversation cannot be rendered
     │       └── TemplateError (ValueError) a chat template cannot be used at all
+    │           └── MissingTemplateError (FileNotFoundError) a chat template does not exist
     ├── TokenizerError    (ValueError)     a tokenizer cannot be loaded or trusted
+    │   ├── MissingTokenizerError (FileNotFoundError) a tokenizer does not exist
     │   └── TokenMismatchError (ValueError) two tokenizers gave different ids for one document
     ├── StoreError        (ValueError)     a store is unfinished, damaged or not the expected one
+    │   ├── MissingStoreError (FileNotFoundError)     a store, or a file of it, does not exist
     │   └── StoreBusyError (RuntimeError)  another process is writing the store
     ├── DiskFullError     (OSError)        the disk is full; finished parts are kept
     ├── PlanError         (ValueError)     arguments do not describe a valid order of the data
     │   └── UnknownLengthError (TypeError) a length is not known yet
     ├── ResumeError       (ValueError)     a state belongs to other data or another order
     ├── RecipeError       (ValueError)     a recipe is not valid
+    │   └── MissingRecipeError (FileNotFoundError)    a recipe does not exist
     ├── TrainError        (RuntimeError)   a training run cannot continue
     └── MissingExtraError (ImportError)    an optional package is not installed
 
 Each message says what happened, with the values; why that is a problem; and what to do. Each class
-is also a subclass of the builtin error in parentheses, which callers would expect.
+is also a subclass of the builtin error in parentheses, which callers would expect. So
+`except FileNotFoundError` catches every path that does not exist.
 """
 
 
@@ -28,6 +34,10 @@ class PenstockError(Exception):
 
 class SourceError(PenstockError, ValueError):
     """An input cannot be read."""
+
+
+class MissingInputError(SourceError, FileNotFoundError):
+    """An input does not exist."""
 
 
 class FetchError(SourceError, OSError):
@@ -60,8 +70,16 @@ class TemplateError(ChatError):
         return type(self), (str(self),)
 
 
+class MissingTemplateError(TemplateError, FileNotFoundError):
+    """A chat template does not exist: no file, directory or built-in template has this name."""
+
+
 class TokenizerError(PenstockError, ValueError):
     """A tokenizer cannot be loaded, or its tokens cannot be trusted."""
+
+
+class MissingTokenizerError(TokenizerError, FileNotFoundError):
+    """A tokenizer does not exist: no file, directory or known tokenizer has this name."""
 
 
 class TokenMismatchError(TokenizerError):
@@ -70,6 +88,10 @@ class TokenMismatchError(TokenizerError):
 
 class StoreError(PenstockError, ValueError):
     """A store is unfinished, damaged, or not the expected one."""
+
+
+class MissingStoreError(StoreError, FileNotFoundError):
+    """A store, or a file of it, does not exist."""
 
 
 class StoreBusyError(StoreError, RuntimeError):
@@ -94,6 +116,10 @@ class ResumeError(PenstockError, ValueError):
 
 class RecipeError(PenstockError, ValueError):
     """A recipe is not valid."""
+
+
+class MissingRecipeError(RecipeError, FileNotFoundError):
+    """A recipe does not exist."""
 
 
 class TrainError(PenstockError, RuntimeError):

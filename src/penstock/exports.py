@@ -41,4 +41,8 @@ def lazy_exports(
         setattr(this, name, value)
         return value
 
-    return sorted(homes), get, lambda: sorted({*vars(this), *homes})
+    def public() -> list[str]:
+        # Only what is promised: modules that were imported, and this function, are not.
+        return sorted({*homes, *(name for name in vars(this) if name.startswith("__"))})
+
+    return sorted(homes), get, public

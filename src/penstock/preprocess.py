@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cli.terminal import message_of, print_error
-from penstock.errors import PenstockError, SourceError
+from penstock.errors import MissingInputError, PenstockError, SourceError
 from penstock.store.build import build
 from penstock.store.files import header, sync_directory, write_file
 
@@ -61,7 +61,7 @@ def preprocess(
     """
     path, target = Path(text), Path(output)
     if "://" not in os.fspath(text) and not path.is_file():
-        raise SourceError(f"{path} does not exist (working directory: {Path.cwd()}).")
+        raise MissingInputError(f"{path} does not exist (working directory: {Path.cwd()}).")
     target.parent.mkdir(parents=True, exist_ok=True)
     # The temporary store is beside the target: only the disk that the user chose can become full.
     making = Path(tempfile.mkdtemp(prefix=".preprocess-", dir=target.parent))

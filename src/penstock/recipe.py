@@ -20,7 +20,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from penstock.errors import PlanError, RecipeError
+from penstock.errors import MissingRecipeError, PlanError, RecipeError
 from penstock.train.config import (
     SIZES,
     ModelConfig,
@@ -150,7 +150,8 @@ def read_recipe(path: str | Path, changes: Tables | None = None) -> Recipe:
         # utf-8-sig: editors on Windows put a byte order mark first, which TOML does not allow.
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
-        raise RecipeError(f"{path} does not exist (working directory: {Path.cwd()}).") from error
+        missing = f"{path} does not exist (working directory: {Path.cwd()})."
+        raise MissingRecipeError(missing) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not TOML: {error}.") from error
     # Without an output, the run is named after the recipe.

@@ -244,7 +244,7 @@ def test_other_sources_are_refused(play, tmp_path, source, words):
             fetch("play", tmp_path, source="http://me:secret@127.0.0.1:9/x?y", limits=QUICK)
         assert "secret" not in str(caught.value) + str(caught.value.__notes__)
         return
-    with pytest.raises(FetchError, match=words):
+    with pytest.raises(SourceError, match=words):
         fetch("play", tmp_path, source=source)
 
 

@@ -54,7 +54,7 @@ def test_each_marker_is_one_token_that_no_message_can_write(template, tokenizer)
     assert list(added.values()) == list(range(*sorted_edges(added)))
     assert set(added.values()) & set(plain.tolist())
     assert [t for t in tokens if t in added.values()] == [t for t in plain if t in added.values()]
-    assert chat.tokenizer.decode(plain).decode() == chat.render(TURNS).text
+    assert chat.tokenizer.decode(plain) == chat.render(TURNS).text
 
 
 def sorted_edges(added):
@@ -245,7 +245,7 @@ def test_tiktoken_encodings_are_extended():
     chat = Chat("chatml", small, add_tokens="auto")
 
     assert chat.tokenizer.added_tokens == {"<|im_start|>": 257, "<|im_end|>": 258}
-    assert chat.tokenizer.decode(chat.render(TURNS).tokens).decode() == chat.render_text(TURNS).text
+    assert chat.tokenizer.decode(chat.render(TURNS).tokens) == chat.render_text(TURNS).text
 
 
 def test_tokens_that_are_there_are_not_added_again(gpt2):

@@ -33,9 +33,9 @@ def test_a_token_that_straddles_a_border_is_trained_on(gpt2_chat):
     joined = Chat(VICUNA, gpt2_chat).render(TURNS)
     cut = Chat(VICUNA, gpt2_chat, borders="cut").render(TURNS)
 
-    assert gpt2_chat.decode(joined.tokens[joined.loss == 1]).decode().startswith(" It is 4")
-    assert gpt2_chat.decode(cut.tokens[cut.loss == 1]).decode().startswith("It is 4")
-    assert gpt2_chat.decode(joined.tokens) == gpt2_chat.decode(cut.tokens) == joined.text.encode()
+    assert gpt2_chat.decode(joined.tokens[joined.loss == 1]).startswith(" It is 4")
+    assert gpt2_chat.decode(cut.tokens[cut.loss == 1]).startswith("It is 4")
+    assert gpt2_chat.decode(joined.tokens) == gpt2_chat.decode(cut.tokens) == joined.text
 
 
 def tiktoken_encoding():
@@ -53,7 +53,7 @@ def test_any_tokenizer_masks_the_same_text(make):
     chat = Chat("chatml", make(), add_tokens="auto")
     rendered = chat.render(TURNS)
 
-    assert chat.tokenizer.decode(rendered.tokens[rendered.loss == 1]).decode() == (
+    assert chat.tokenizer.decode(rendered.tokens[rendered.loss == 1]) == (
         TURNS[1]["content"] + "<|im_end|>"
     )
 
@@ -139,7 +139,7 @@ def test_a_normalizer_that_changes_characters_costs_time_and_no_token(make_token
 
     assert chat.compare(scripts) == 3
     said = encoded.ids[encoded.loss == 1]
-    assert chat.tokenizer.decode(said).decode() == f"y<|im_end|>{joined}<|im_end|>y<|im_end|>"
+    assert chat.tokenizer.decode(said) == f"y<|im_end|>{joined}<|im_end|>y<|im_end|>"
 
 
 def test_a_template_never_begins_with_two_begin_tokens(gpt2_chat):
@@ -172,7 +172,7 @@ def test_a_lone_surrogate_is_refused(gpt2_chat):
 def test_the_prompt_asks_for_the_next_answer(gpt2_chat):
     chat = Chat("chatml", gpt2_chat)
 
-    assert gpt2_chat.decode(chat.prompt(TURNS[:1])).decode().endswith("<|im_start|>assistant\n")
+    assert gpt2_chat.decode(chat.prompt(TURNS[:1])).endswith("<|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize("template", ["chatml", "nanochat"])

@@ -73,7 +73,7 @@ def test_an_error_is_a_name_and_a_message_without_a_traceback(penstock):
 
     assert done.returncode == 1
     assert done.stdout == b""
-    assert done.stderr == b"StoreError: nowhere does not exist, so there is no store.\n"
+    assert done.stderr == b"MissingStoreError: nowhere does not exist, so there is no store.\n"
 
 
 def test_an_error_as_json_is_one_object_on_stdout(penstock):
@@ -82,7 +82,7 @@ def test_an_error_as_json_is_one_object_on_stdout(penstock):
     assert done.returncode == 1
     assert done.stderr == b""
     message = "nowhere does not exist, so there is no store."
-    assert json.loads(done.stdout) == {"error": {"type": "StoreError", "message": message}}
+    assert json.loads(done.stdout) == {"error": {"type": "MissingStoreError", "message": message}}
 
 
 def test_an_error_of_the_system_has_no_traceback(invoke, corpus):
@@ -195,7 +195,11 @@ def test_a_stream_that_the_caller_closed_is_ignored(corpus, tmp_path, closed):
         ("penstock info store --json", 1, b"OSError: [Errno 28] No space left on device\n"),
         ("penstock info store", 1, b"OSError: [Errno 28] No space left on device\n"),
         ("penstock --version", 1, b"OSError: [Errno 28] No space left on device\n"),
-        ("penstock info no --json", 1, b"StoreError: no does not exist, so there is no store.\n"),
+        (
+            "penstock info no --json",
+            1,
+            b"MissingStoreError: no does not exist, so there is no store.\n",
+        ),
         ("penstock info --json", 2, b"UsageError: Missing argument 'STORE'.\n"),
     ],
 )

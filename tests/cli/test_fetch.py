@@ -104,7 +104,7 @@ def test_a_name_is_needed(invoke):
     [
         (["tinyshakespear"], "SourceError: 'tinyshakespear' is not in the catalog"),
         (["wikitext-2", "--split", "0.9"], "SourceError: wikitext-2 comes split"),
-        (["wikitext-2", "--from", "nowhere"], "FetchError: nowhere does not exist"),
+        (["wikitext-2", "--from", "nowhere"], "MissingInputError: nowhere does not exist"),
         (["openwebtext", "--from", "."], "FetchError: . does not hold owt_train.txt.gz"),
     ],
 )

@@ -15,7 +15,7 @@ def test_it_trains_what_build_then_uses(invoke, data):
     store = ps.TokenStore("store")
     assert store.manifest.contents["tokenizer"]["vocab_size"] == 1000
     assert store.manifest.contents["eos_id"] == 0
-    assert store.decode(0) == text.read_bytes()
+    assert store.decode_bytes(0) == text.read_bytes()
 
 
 def test_json_describes_the_training(run_json, corpus):

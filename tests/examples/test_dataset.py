@@ -24,7 +24,7 @@ def test_it_goes_from_two_files_to_batches(tmp_path):
     )
 
     assert done.returncode == 0, done.stderr
-    assert "x as text: b'Line 0: the quick" in done.stdout
+    assert "x as text: 'Line 0: the quick" in done.stdout
     assert "  Input shape: torch.Size([32, 64])\n" in done.stdout
     assert "  Input and label alignment check: True\n" in done.stdout
     assert re.search(r"[\d.,]+ million tokens per second\n$", done.stdout)

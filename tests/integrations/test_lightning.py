@@ -123,6 +123,19 @@ def test_a_catalog_dataset_is_read_under_the_names_that_fetch_gives_its_files(tm
     assert len(made.train_dataset) == len(made.val_dataset) == 50
 
 
+@pytest.mark.parametrize("packing", [False, True])
+def test_train_dataset_can_be_indexed_and_iterated(module, packing):
+    rows = module(packing=packing).train_dataset
+
+    assert len(list(rows)) == len(rows)
+    assert rows[0]["tokens"].tolist() == next(iter(rows))["tokens"].tolist()
+    assert rows[-1]["tokens"].tolist() == rows[len(rows) - 1]["tokens"].tolist()
+    assert rows[0]["attention_mask"].any()
+    assert rows.origins(0)[0].text().startswith(ROWS[0][:5])
+    with pytest.raises(IndexError, match="is not among"):
+        rows[len(rows)]
+
+
 def test_labels_are_the_ids_and_ignored_exactly_where_the_mask_is_zero(module):
     batch = next(iter(module().train_dataloader()))
 

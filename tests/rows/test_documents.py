@@ -173,10 +173,11 @@ def test_settings_that_make_no_sense_are_refused(store, settings, message):
 
 def test_says_what_it_is_and_what_it_loses(store):
     rows = Documents(store, 16)
+    place = repr(str(rows.stream.members[0].path))
     lost = sum(max(0, number * 17 % 40 + 1 - 16) for number in range(96))
 
-    assert repr(rows) == f"Documents(96 rows of at most 16 tokens; {lost} tokens cut off)"
-    assert repr(Documents(store, 40)) == "Documents(96 rows of at most 40 tokens)"
+    assert repr(rows) == f"Documents({place}: 96 rows of at most 16 tokens; {lost} tokens cut off)"
+    assert repr(Documents(store, 40)) == f"Documents({place}: 96 rows of at most 40 tokens)"
 
 
 def test_copies_and_digests_are_of_what_is_in_the_rows(store):

@@ -218,7 +218,7 @@ def test_ends_where_the_plan_ends(store):
 def test_shows_itself_with_its_plan(store):
     made = budget(store)
 
-    assert repr(made) == "Budget(480 tokens a batch, windows of 96 rows)"
+    assert repr(made) == f"Budget(480 tokens a batch, windows of 96 rows; {made.plan!r})"
     assert str(made).endswith(repr(made))
     assert len(made) == 240
     assert made

@@ -183,7 +183,7 @@ def test_the_digest_tells_apart_what_differs_in_its_rows(packs, write_store, tmp
 def test_says_what_it_is(packs):
     share = packs.num_padding / (32 * len(packs))
     assert repr(packs) == (
-        f"Packs({len(packs)} rows of 32 tokens, {share:.3%} padding; "
+        f"Packs({packs.stream}: {len(packs)} rows of 32 tokens, {share:.3%} padding; "
         f"{packs.num_split} documents split)"
     )
     assert packs.tokenizer_digest == packs.stream.tokenizer_digest

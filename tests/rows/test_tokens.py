@@ -96,8 +96,8 @@ def test_nothing_at_all_is_refused():
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("none.npy", None, "is not a file"),
-        ("none.bin", None, "is not a file"),
+        ("none.npy", None, "does not exist"),
+        ("none.bin", None, "does not exist"),
         ("empty.npy", b"", "cannot be read as an array"),
         ("text.npy", b"tokens", "cannot be read as an array"),
         ("zip.npy", b"PK\x03\x04" + b"\0" * 100, "cannot be read as an array"),

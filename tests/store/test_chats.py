@@ -277,7 +277,7 @@ def test_an_end_token_is_put_and_trained_on_where_the_template_has_none(tmp_path
     assert gpt2_chat.eos_id not in ended.document(0)
     tokens, loss = documents(put)[0]
     assert (tokens[-1], tokens[:-1].tolist()) == (gpt2_chat.eos_id, without.document(0).tolist())
-    assert gpt2_chat.decode(tokens[loss == 1]).decode() == " It is 2.\n<|endoftext|>"
+    assert gpt2_chat.decode(tokens[loss == 1]) == " It is 2.\n<|endoftext|>"
     asked = {"messages": [*record(1)["messages"], record(2)["messages"][0]]}
     last = build(penstock.Texts([json.dumps(asked)]), tmp_path / "e", chat=PLAIN)
     assert documents(last)[0][1][-1] == 0  # it ends what the user said
@@ -378,5 +378,5 @@ def test_the_shared_sets_are_built_with_exact_masks(data, tmp_path, gpt2_chat, b
     assert done["rejects"]["reasons"] == {"nothing_to_train": 1}
     tokens, loss = documents(store)[0]
     first = json.loads((data / "chat" / "alpaca_en_demo.json").read_bytes())[0]
-    assert gpt2_chat.decode(tokens[loss == 1]).decode() == first["output"] + "<|im_end|>"
+    assert gpt2_chat.decode(tokens[loss == 1]) == first["output"] + "<|im_end|>"
     assert Path(store.origin(0).file).name == "alpaca_en_demo.json"

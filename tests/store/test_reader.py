@@ -38,6 +38,21 @@ def test_documents_are_found_by_number_from_either_end(store):
         assert store.text(number - 200) == text
 
 
+def test_decode_gives_str_everywhere_and_bytes_on_request(store, tmp_path):
+    tokenizer = penstock.load_tokenizer("bytes")
+    half = "é".encode()[:1]
+
+    assert store.decode(3) == tokenizer.decode(store.document(3)[:-1]) == TEXTS[3]
+    assert store.decode_bytes(3) == tokenizer.decode_bytes(store.document(3)[:-1])
+    assert store.decode_bytes(3) == TEXTS[3].encode()
+    # Ids may end inside a character.
+    assert tokenizer.decode([97, *half]) == "a\ufffd"
+    assert tokenizer.decode([97, *half], errors="ignore") == "a"
+    assert tokenizer.decode_bytes([97, *half]) == b"a" + half
+    with pytest.raises(UnicodeDecodeError, match="unexpected end of data"):
+        tokenizer.decode([97, *half], errors="strict")
+
+
 @pytest.mark.parametrize("number", [200, -201, 10**9])
 def test_a_document_that_is_not_there_is_an_index_error(store, number):
     for method in (store.document, store.origin, store.text):

@@ -314,7 +314,7 @@ def test_a_document_in_pieces_is_the_document(
     offsets = [store.origin(number).offset for number in range(len(store))]
     assert offsets[0] == 0
     for number, (start, stop) in enumerate(pairwise([*offsets, len(text)])):
-        assert store.decode(number) == text[start:stop]
+        assert store.decode_bytes(number) == text[start:stop]
     assert [store.edges(number) for number in range(len(store))] == [
         (number == 0, number == len(store) - 1) for number in range(len(store))
     ]
@@ -417,7 +417,7 @@ def test_every_byte_is_kept(data, tmp_path, gpt2):
     (tmp_path / "mark.txt").write_bytes(b"\xef\xbb\xbf" + data)
     for name, lead in (("a", 0), ("mark", 3)):
         store = ps.build(tmp_path / f"{name}.txt", tmp_path / name, tokenizer=gpt2)
-        assert [store.decode(number) for number in range(len(store))] == [data]
+        assert [store.decode_bytes(number) for number in range(len(store))] == [data]
         assert store.origin(0).offset == lead
         counts = store.manifest.contents["builds"][0]["counts"]
         assert (counts["document_bytes"], counts["separator_bytes"]) == (len(data), lead)
@@ -520,7 +520,7 @@ def test_a_piece_that_is_not_utf8_is_refused_and_may_be_replaced(text, tmp_path)
     with pytest.raises(SourceError, match=r"stored in pieces.*invalid_utf8.*errors=.replace"):
         ps.build(tmp_path / "a.txt", tmp_path / "store", tokenizer="bytes")
     store = ps.build(tmp_path / "a.txt", tmp_path / "mended", tokenizer="bytes", errors="replace")
-    found = b"".join(store.decode(number) for number in range(len(store)))
+    found = b"".join(store.decode_bytes(number) for number in range(len(store)))
     assert found == data.replace(b"\xff", "\ufffd".encode())
 
 
@@ -564,7 +564,7 @@ def test_one_document_is_split_at_a_character(
         store = ps.verify(tmp_path / "store" / side)
         expected = [*ids_of(tokenizer_of("gpt2"), part), 50_256]
         assert store.tokens(0, store.num_tokens).tolist() == expected
-        assert b"".join(map(store.decode, range(len(store)))) == part.encode()
+        assert b"".join(map(store.decode_bytes, range(len(store)))) == part.encode()
         assert store.manifest.num_documents == 1
         assert store.manifest.contents["side"] == side
 
@@ -595,7 +595,7 @@ def test_all_pieces_of_a_document_are_on_one_side(text, tmp_path, gpt2):
     ps.build(f"{tmp_path}/*.txt", tmp_path / "s", tokenizer=gpt2, split="tail:0.2")
     train, val = (ps.TokenStore(tmp_path / "s" / side) for side in ("train", "val"))
 
-    assert b"".join(map(train.decode, range(len(train)))) == (
+    assert b"".join(map(train.decode_bytes, range(len(train)))) == (
         text + (tmp_path / "b.txt").read_bytes()
     )
     assert [val.text(number) for number in range(len(val))] == ["the last one"]

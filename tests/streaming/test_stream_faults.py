@@ -16,7 +16,7 @@ from penstock.errors import DiskFullError, SourceError, StoreBusyError, StoreErr
 from penstock.loader import BatchFormat
 from penstock.loader.loader import Loader
 from penstock.rows.windows import Windows
-from penstock.streaming.snapshots import StallTimer
+from penstock.streaming.waits import StallTimer
 
 DEADLINE = 60
 
@@ -174,7 +174,7 @@ def test_a_reader_gives_up_after_its_deadline_and_says_on_what(stream, held, tmp
 
 def test_a_process_that_was_stopped_has_not_waited(monkeypatch):
     clock = iter([0.0, 0.5, 1.0, 1_000.0, 1_000.1, 1_000.2])
-    monkeypatch.setattr("penstock.streaming.snapshots.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("penstock.streaming.waits.time.monotonic", lambda: next(clock))
     timer = StallTimer()
 
     assert [timer.seconds(7) for _ in range(3)] == [0.0, 0.5, 1.5]

@@ -230,6 +230,46 @@ def test_a_snapshot_is_an_ordinary_store_over_the_parts_so_far(stream, held, tmp
     assert [last.document(number).tolist() for number in range(len(first))] == documents
 
 
+def test_rows_are_indexed_as_far_as_they_are_known(stream, held, tmp_path, conftest):
+    path = tmp_path / "in.txt"
+    path.write_text(conftest.lines(held_at=[600]))
+    streamed = stream(path, tokenizer=held)
+    plan = StreamedPlan(Windows(streamed, 32))
+    plan.reach(1)
+
+    assert plan.rows[0]["tokens"].tolist() == streamed.snapshot().tokens(0, 33).tolist()
+    assert "StreamedPlan(Windows(Snapshot('" in repr(plan)
+    assert f"; {plan.num_rows:,} rows so far, seed 0)" in repr(plan)
+    assert plan._repr_html_() == f"<pre>{plan}</pre>"
+    assert "so far" in repr(streamed)
+    for number in (-1, 10**9):
+        with pytest.raises(UnknownLengthError, match="still being written"):
+            plan.rows[number]
+
+
+def test_a_streamed_store_is_indexed_and_waits_for_the_document(stream, tmp_path):
+    streamed = stream(penstock.Texts([f"text {n}" for n in range(300)]), tokenizer="bytes")
+
+    assert bytes(streamed[299][:-1].astype(np.uint8)) == b"text 299"  # waits
+    with pytest.raises(IndexError, match="document 300 is not in a store of 300 documents"):
+        streamed[300]
+    assert streamed[-1].tolist() == streamed[299].tolist()
+    assert len(streamed[10:20]) == 10
+
+
+def test_the_end_of_a_streamed_store_is_not_known_while_it_is_written(
+    stream, held, tmp_path, conftest
+):
+    path = tmp_path / "in.txt"
+    path.write_text(conftest.lines(held_at=[600]))
+    streamed = stream(path, tokenizer=held)
+
+    assert len(streamed[0])
+    for index in (-1, slice(0, 3)):
+        with pytest.raises(UnknownLengthError, match="the number of documents is not known"):
+            streamed[index]
+
+
 @pytest.mark.parametrize("kind", [Windows, Packs])
 def test_the_documents_of_rows_are_named_while_others_are_still_made(
     stream, held, tmp_path, conftest, kind

@@ -76,7 +76,7 @@ for name in ("vocab.bpe", "encoder.json"):
 loaded = penstock.load_tokenizer("tiktoken:gpt2")
 text = "Hello <|endoftext|> wörld  \\n\\n 12345 'll 😀"
 assert loaded.encode(text).tolist() == penstock.load_tokenizer("gpt2").encode(text).tolist()
-assert loaded.decode(loaded.encode(text)) == text.encode()
+assert loaded.decode(loaded.encode(text)) == text
 assert (loaded.vocab_size, loaded.eos_id, len(loaded.digest)) == (50257, 50256, 64)
 assert loaded.digest == penstock.load_tokenizer("tiktoken:gpt2").digest
 store = penstock.build(penstock.Texts([text]), cache / "store", tokenizer="tiktoken:gpt2")
@@ -115,7 +115,7 @@ def test_any_object_with_encode_will_do(wrap):
     loaded = load_tokenizer(Letters(wrap))
 
     assert loaded.encode("aé").tolist() == [97, 233]
-    assert loaded.decode([97, 233]) == "aé".encode()
+    assert loaded.decode([97, 233]) == "aé"
     assert (loaded.digest, loaded.eos_id, loaded.dtype) == (None, None, np.uint32)
 
 
@@ -125,7 +125,7 @@ def test_bytes_are_their_own_tokens(text):
     ids = loaded.encode(text)
 
     assert bytes(ids.astype(np.uint8)) == text.encode()
-    assert loaded.decode([*ids, 256]) == text.encode()
+    assert loaded.decode([*ids, 256]) == text
     assert (loaded.vocab_size, loaded.eos_id, loaded.dtype) == (257, 256, np.uint16)
 
 
@@ -179,7 +179,7 @@ def test_special_tokens_in_text_are_what_the_reference_makes_of_them(small, how,
         ids = loaded.encode(text).tolist()
         assert ids == reference.encode(text, add_special_tokens=False).ids
         assert (end in ids) == (how == "parse" and "<|endoftext|>" in text)
-        assert loaded.decode(ids) == text.encode()
+        assert loaded.decode(ids) == text
 
 
 @pytest.fixture(scope="module", params=["text", "parse"])
@@ -197,7 +197,7 @@ def test_both_engines_agree_on_any_text(engines, text, gpt2):
 
     assert ids.tolist() == expected.tolist()
     assert offsets.tolist() == places.tolist()
-    assert gpt2.decode(ids) == (text + text[::-1]).encode()
+    assert gpt2.decode(ids) == text + text[::-1]
 
 
 @pytest.mark.parametrize(

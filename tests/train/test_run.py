@@ -286,7 +286,7 @@ def test_the_documents_of_a_row_are_those_of_its_tokens(store, kind):
     for sample in plan.samples(0, 40):
         logged = documents_at(plan, sample.position, sample.position + 1)
         named = [int(each) for each in re.findall(r"document (\d+) of ", logged)]
-        spans = rows.spans(sample.sample) if kind is ps.Packs else [(sample.sample * 32, 32)]
+        spans = rows.spans(sample.sample)
         offsets = np.concatenate([np.arange(start, start + size) for start, size in spans])
         right = np.searchsorted(ends, offsets, side="right").tolist()
 

@@ -22,7 +22,7 @@ from penstock.catalog.download import ByteProgress, DownloadLimits, download
 from penstock.catalog.entries import Entry, EntryFile, Packing, RemoteFile, find_entry
 from penstock.catalog.receipt import Receipt, wait_for_lock
 from penstock.catalog.unpack import unpacked
-from penstock.errors import FetchError, SourceError
+from penstock.errors import FetchError, MissingInputError, SourceError
 from penstock.store.files import digest_file
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _find_source(entry: Entry, source: str | PathLike[str]) -> str | Path:
         raise FetchError(f"{scheme}:// is not supported. Name a path or an http(s):// URL.")
     path = Path(unquote(urlsplit(text).path) if scheme else text)
     if not path.exists():
-        raise FetchError(f"{path} does not exist (working directory: {Path.cwd()}).")
+        raise MissingInputError(f"{path} does not exist (working directory: {Path.cwd()}).")
     if path.is_file() and len(entry.remotes) > 1:
         names = ", ".join(remote.name for remote in entry.remotes)
         raise FetchError(

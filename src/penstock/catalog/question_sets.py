@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import SourceError
+from penstock.errors import MissingInputError, SourceError
 
 _LETTERS = "ABCDEFGHIJ"
 _ARC_SUBSETS = ("ARC-Easy", "ARC-Challenge")
@@ -112,7 +112,7 @@ class _QuestionSet:
                     return found
         wanted = " ".join(filter(None, (self.entry, self.subset, self.split)))
         searched = " or ".join(map(str, directories))
-        raise SourceError(
+        raise MissingInputError(
             f"{wanted} is not in {searched} (working directory: {Path.cwd()}); looked for "
             f"{', '.join(dict.fromkeys(patterns))}. Fetch it with: penstock fetch {self.entry}; "
             "or pass its directory as directory=."

@@ -211,7 +211,7 @@ class SpanEncoder:
             # The sum of widths must reach each text's end exactly, and the bytes must be the same.
             stops = np.cumsum(self._widths[ids])
             ends = np.concatenate(([0], stops))[offsets - offsets[0]]
-            if np.array_equal(ends, edges) and self._tokenizer.decode(ids) == b"".join(data):
+            if np.array_equal(ends, edges) and self._tokenizer.decode_bytes(ids) == b"".join(data):
                 return (ids, stops - self._widths[ids], stops), offsets - offsets[0]
             # The ids of some text do not decode to that text. Only such texts need the reference.
             own = [
@@ -237,7 +237,7 @@ class SpanEncoder:
 
     def _by_widths(self, ids: NDArray[np.uint32], begin: int, text: bytes) -> TokenSpans | None:
         """The tokens of `text`, which begins at byte `begin`; None if `ids` do not decode to it."""
-        if self._widths is None or not len(ids) or self._tokenizer.decode(ids) != text:
+        if self._widths is None or not len(ids) or self._tokenizer.decode_bytes(ids) != text:
             return None
         stops = begin + np.cumsum(self._widths[ids])
         return ids, stops - self._widths[ids], stops

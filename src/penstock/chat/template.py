@@ -25,7 +25,7 @@ from pathlib import Path
 from penstock.chat.arguments import JsonObject
 from penstock.chat.messages import ChatText, Message, Span
 from penstock.digest import digest_json
-from penstock.errors import TemplateError
+from penstock.errors import MissingTemplateError, TemplateError
 from penstock.tokenize.engines import read_attribute
 
 _CHATML_ROLES = ("system", "user", "assistant")
@@ -87,7 +87,7 @@ def load_template(template: object) -> Template:
         return Template(f"jinja-{digest_json(text)[:8]}", text)
     if Path(text).exists():
         return _from_path(Path(text))
-    raise TemplateError(
+    raise MissingTemplateError(
         f"{text!r} is not a chat template: it is neither a built-in name ({', '.join(_FORMATS)}), "
         "nor Jinja source, nor the path of a file or directory."
     )

@@ -215,7 +215,7 @@ class _Run:
         step = max(1, len(texts) // _MAX_ROUND_TRIPS)
         tried = texts[::step][:_MAX_ROUND_TRIPS]
         for number, text in enumerate(tried):
-            if tokenizer.decode(tokenizer.encode(text)) != text:
+            if tokenizer.decode_bytes(tokenizer.encode(text)) != text:
                 raise _CheckFailedError(
                     f"document {number * step:,} of the sample is not the same after encoding and "
                     f"decoding with {tokenizer.name}: {text[:60]!r}"

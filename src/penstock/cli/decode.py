@@ -47,7 +47,7 @@ def decode_command(
         if raw:
             # sys.stdout would encode text; the bytes of a document need not be UTF-8.
             for number in numbers:
-                sys.stdout.buffer.write(opened.decode(number, loaded))
+                sys.stdout.buffer.write(opened.decode_bytes(number, loaded))
             sys.stdout.buffer.flush()
         elif as_json:
             print_json({"documents": [_to_json(opened, number, loaded) for number in numbers]})
@@ -85,7 +85,7 @@ def _numbers(store: "TokenStore", document: int, count: int) -> range:
 
 
 def _to_json(store: "TokenStore", number: int, tokenizer: "Tokenizer | None") -> dict[str, object]:
-    text, num_tokens = store.text(number, tokenizer), len(store.document(number))
+    text, num_tokens = store.decode(number, tokenizer), len(store.document(number))
     # False if the document continues in the piece before or after this one.
     begins, ends = store.edges(number)
     values = {"num_tokens": num_tokens, "text": text, "begins": begins, "ends": ends}
@@ -110,7 +110,7 @@ def show_document(
     origin = store.origin(number)
     tokens = number_of(len(store.document(number)), "token")
     piece = "" if all(store.edges(number)) else ", a piece of a longer document"
-    lines = store.text(number, tokenizer).split("\n")
+    lines = store.decode(number, tokenizer).split("\n")
     out = console()
     out.print(f"document {number:,} of {len(store):,}, {tokens}{piece}", style="bold")
     file = visible(origin.file, lines=False)

@@ -159,7 +159,7 @@ def _show_batch(plan: "Plan", tokenizer: "Tokenizer") -> None:
         for name, ids in (("inputs", inputs[row]), ("targets", targets[row])):
             texts = (tokenizer.decode([each]) for each in ids[:_SHOWN_TOKENS].tolist())
             # Tokens are quoted, so that spaces and line ends can be seen.
-            quoted = " ".join(json.dumps(text.decode(errors="replace")) for text in texts)
+            quoted = " ".join(json.dumps(text) for text in texts)
             write(f"  {name:<8} {quoted} …")
 
 

@@ -158,7 +158,7 @@ class SFTBatches:
     >>> chat = Chat("chatml", "gpt2", add_tokens="auto")
     >>> inputs, targets = next(sft_data_generator([row], 1, chat))
     >>> chat.tokenizer.decode(targets[targets != -1])
-    b'Hello.<|im_end|>'
+    'Hello.<|im_end|>'
     """
 
     def __init__(  # noqa: PLR0913  (a drop-in: the arguments of the code it replaces)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from penstock.loader.dataloader import as_dataloader as as_dataloader
     from penstock.loader.dataloader import log_fingerprints as log_fingerprints
     from penstock.loader.dataloader import read_log as read_log
+    from penstock.loader.explain import ExplainedRow as ExplainedRow
+    from penstock.loader.explain import ExplainedStep as ExplainedStep
     from penstock.loader.loader import Loader as Loader
     from penstock.loader.packed import keep_documents_apart as keep_documents_apart
 else:
@@ -23,6 +25,7 @@ else:
             "loader": "Loader",
             "dataloader": "as_dataloader log_fingerprints read_log",
             "batch_format": "BatchFormat",
+            "explain": "ExplainedRow ExplainedStep",
             "packed": "keep_documents_apart",
         },
     )

@@ -24,8 +24,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from penstock.loader.batch_format import IGNORED, Batch, Shape, Tensors
 from penstock.loader.read import IDS, StepBlock
 from penstock.order.steps import PADDING
-from penstock.rows.documents import narrowed
-from penstock.rows.protocol import Array, Fields, Side
+from penstock.rows.protocol import Array, Fields, Side, narrowed
 from penstock.rows.windows import cu_seqlens
 
 ToBatch = Callable[[Tensors], Batch]

@@ -31,6 +31,7 @@ from penstock.streaming.plan import StreamedPlan
 
 if TYPE_CHECKING:
     from penstock.loader.dataloader import LoaderBatches
+    from penstock.loader.explain import ExplainedStep
 
 
 class Loader:
@@ -115,6 +116,14 @@ class Loader:
         """The fingerprint of the last batch on this rank. The sum over all ranks does not depend
         on their number."""
 
+    def __repr__(self) -> str:
+        run, sizes = self.run, self.run.steps.sizes
+        rows = f"{sizes[0]:,}" if len(set(sizes)) == 1 else "a varying number of"
+        steps = "" if run.num_steps is None else f" of {run.num_steps:,}"
+        place = f"rank {self.rank} of {self.world_size}, {self.device}"
+        at = f"at step {self.step:,}{steps}, position {self.position:,}"
+        return f"Loader({self.plan!r}; global batches of {rows} rows, {place}; {at})"
+
     @property
     def position(self) -> int:
         """The position of the next row, in rows of all ranks together."""
@@ -136,24 +145,49 @@ class Loader:
 
     def __getitem__(self, step: int) -> Batch:
         """Return the batch of any step, without changing the position."""
+        return self.make(self._checked_step(step)).batch
+
+    def _checked_step(self, step: int) -> int:
+        """Return the number of a step that may be counted from the end."""
         limit = self.run.num_steps
         if step < 0 and limit is not None:
             step += limit
         if step < 0 or (limit is not None and step >= limit):
             size = "no end" if limit is None else f"{limit:,} steps"
             raise IndexError(f"step {step:,} does not exist: this run has {size}, numbered from 0")
-        return self.make(step).batch
+        return step
 
-    def make(self, step: int) -> Made:
-        """Return the batch of a step with its fingerprint and the position after it."""
+    def _refuse_no_step(self, step: int) -> None:
+        """Raise if a streamed run has no such step; wait until that is known."""
         if isinstance(self.plan, StreamedPlan) and not self.run.has_step(step):
             size = f"{len(self):,} steps"
             raise IndexError(f"step {step:,} does not exist: this run has {size}, numbered from 0")
+
+    def make(self, step: int) -> Made:
+        """Return the batch of a step with its fingerprint and the position after it."""
+        self._refuse_no_step(step)
         copy = DeviceCopy(self.device) if self.device.type == "cuda" else None
         made = next(self._maker.batches(self._assembler.block(step, step + 1), copy))
         if made.finish is not None:
             made.finish()
         return made
+
+    def explain(self, step: int, tokenizer: object = None) -> "ExplainedStep":
+        """Return the rows of a step on this rank, their documents and their text.
+
+        Print it, or use its `rows`. The position does not change.
+
+        Args:
+            step: The number of the step, as in `loader[step]`.
+            tokenizer: The tokenizer of the stores, if its recorded name does not find it, or of
+                bare token files.
+        """
+        from penstock.loader.explain import explain_step
+
+        number = self._checked_step(step)
+        self._refuse_no_step(number)
+        positions = self.run.shard.positions(number, number + 1, end=self.run.end)
+        return explain_step(self.plan, number, positions, tokenizer)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches from `position` to the end of the pass; at its end, the next pass.

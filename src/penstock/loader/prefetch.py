@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from penstock.streaming.snapshots import use_for_waits
+from penstock.streaming.waits import use_for_waits
 
 _MOST_BLOCKS = 64
 _BLOCKS_PER_WAIT = 4

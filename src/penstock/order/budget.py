@@ -23,7 +23,7 @@ from bisect import bisect_right
 from functools import cached_property
 from operator import index
 from threading import Lock
-from typing import NamedTuple, Self, final
+from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,9 @@ from penstock.order.plan import Plan, Sample, list_samples
 from penstock.order.steps import Steps
 from penstock.ranges import group_rows
 from penstock.rows.protocol import Settings
+
+if TYPE_CHECKING:
+    from penstock.rows.protocol import RowOrigin
 
 _MOST_KEPT = 16  # windows, of 40 KB each
 
@@ -104,7 +107,8 @@ class Budget:
         return True  # without this, bool() would call len()
 
     def __repr__(self) -> str:
-        return f"Budget({self.tokens:,} tokens a batch, windows of {self.window:,} rows)"
+        size = f"{self.tokens:,} tokens a batch, windows of {self.window:,} rows"
+        return f"Budget({size}; {self.plan!r})"
 
     def __str__(self) -> str:
         return f"{self.plan}\n{self!r}"
@@ -142,6 +146,11 @@ class Budget:
     def samples(self, start: int, stop: int) -> list[Sample]:
         """Return the samples at the positions from `start` to before `stop`."""
         return list_samples(self.names, start, self.locate(np.arange(start, stop)))
+
+    def origins(self, position: int) -> "list[RowOrigin]":
+        """Return the documents in the row at a position; see `Plan.origins`."""
+        ((_, source, _, sample),) = self.samples(position, position + 1)
+        return self.sources[source].origins(sample)
 
     def positions_of(
         self, source: str, sample: int, epoch: int | None = None, before: int | None = None

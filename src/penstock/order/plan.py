@@ -11,8 +11,9 @@ of positions.
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from html import escape
 from operator import index
-from typing import NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +26,13 @@ from penstock.order.epochs import EpochOrder
 from penstock.order.integers import END, Integers, as_unsigned
 from penstock.order.schedule import Schedule
 from penstock.order.shuffle import Block, Domain, Mode, Sources, mode_to_json
-from penstock.order.weighted import Mixture, percent
+from penstock.order.tree import draw_tree
+from penstock.order.weighted import Mixture
 from penstock.order.weights import Weight
 from penstock.rows.protocol import Rows, RowsLike, Settings, as_rows
+
+if TYPE_CHECKING:
+    from penstock.rows.protocol import RowOrigin
 
 ORDER_FORMAT = 1
 """Part of every digest. Increased when the same arguments produce another order."""
@@ -36,7 +41,6 @@ ORDER_FORMAT = 1
 _CHANGING_FORMAT = 2
 
 _CHUNK_ROWS = 8_192  # their arrays fit in the cache, which is twice as fast
-_DRAWN_STAGES = 10
 _MOST_EPOCHS = 10_000_000  # a minute of work, and 80 MB of positions
 
 
@@ -175,6 +179,14 @@ class Plan:
         """Return the samples at the positions from `start` to before `stop`."""
         return list_samples(self.names, start, self.locate(np.arange(start, stop, dtype=np.int64)))
 
+    def origins(self, position: int) -> "list[RowOrigin]":
+        """Return the documents in the row at a position, and where they come from.
+
+        See `Rows.origins`; the row itself is `plan.sources[source][sample]` of `samples`.
+        """
+        ((_, source, _, sample),) = self.samples(position, position + 1)
+        return self.sources[source].origins(sample)
+
     def positions_of(
         self, source: str, sample: int, epoch: int | None = None, before: int | None = None
     ) -> Integers:
@@ -269,45 +281,23 @@ class Plan:
             ├── web   8,000 rows  asked 70 %  delivered 7,000 rows  70 %  0.88 epochs
             └── code  1,000 rows  asked 30 %  delivered 3,000 rows  30 %  3.00 epochs
         """
-        if num_rows is None:
-            num_rows = min(self.end, self._layout.default_num_rows)
-        counts, asked = self.counts(num_rows), self._layout.asked(num_rows)
-        table = [
-            [
-                name,
-                f"{size:,} rows",
-                "" if source.num_tokens is None else f"{source.num_tokens:,} tokens",
-                f"asked {share}",
-                f"delivered {counts[name]:,} rows",
-                percent(counts[name] / max(num_rows, 1)),
-                f"{counts[name] / max(size, 1):,.2f} epochs",
-            ]
-            for (name, source), size, share in zip(
-                self.sources.items(), self.sizes, asked, strict=True
-            )
-        ]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = []
-        for name, *others in table:
-            aligned = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-            # A column is empty in all lines or in none, except for unknown numbers of tokens.
-            lines.append("  ".join([name.ljust(widths[0]), *filter(str.strip, aligned)]))
-        num_stages = self._layout.num_stages
-        drawn = min(num_stages, _DRAWN_STAGES) if num_stages > 1 else 0
-        lines += [self._layout.stage(number) for number in range(drawn)]
-        if num_stages > _DRAWN_STAGES:
-            lines.append(f"… and {num_stages - drawn:,} more stages")
-        mode = mode_to_json(self.shuffle)["mode"]
-        heading = (
-            f"plan {self.digest[:8]}, seed {self.seed}, shuffle {mode}; "
-            f"in the first {num_rows:,} rows:"
-        )
-        # The last line has another corner, whether it is a source or a stage.
-        *branches, last = lines
-        return "\n".join([heading, *(f"├── {branch}" for branch in branches), f"└── {last}"])
+        return draw_tree(self, self._layout, num_rows)
 
     def __str__(self) -> str:
         return self.tree()
+
+    def __repr__(self) -> str:
+        sizes = zip(self.names, self.sizes, strict=True)
+        shown = [f"{name}: {size:,} rows" for name, size in sizes]
+        more = f" and {len(shown) - 5:,} more" if len(shown) > 5 else ""
+        mixed = "weighted" if self.is_weighted else "each once per epoch"
+        mode = mode_to_json(self.shuffle)["mode"]
+        rows = ", ".join(shown[:5]) + more
+        return f"Plan({rows}; {mixed}, seed {self.seed}, shuffle {mode})"
+
+    def _repr_html_(self) -> str:
+        """Return the tree, for notebooks."""
+        return f"<pre>{escape(self.tree())}</pre>"
 
     def _past_the_end(self, position: int) -> PlanError:
         assert isinstance(self._layout, Mixture)  # the others have no end

@@ -11,6 +11,7 @@ from penstock.exports import lazy_exports
 
 if TYPE_CHECKING:
     from penstock.rows.documents import Documents as Documents
+    from penstock.rows.origins import RowOrigin as RowOrigin
     from penstock.rows.packs import Packs as Packs
     from penstock.rows.protocol import Rows as Rows
     from penstock.rows.protocol import as_rows as as_rows
@@ -23,6 +24,7 @@ else:
             "windows": "Windows",
             "packs": "Packs",
             "documents": "Documents",
+            "origins": "RowOrigin",
             "tokens": "ArrayFile",
             "protocol": "Rows as_rows",
         },

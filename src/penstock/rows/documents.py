@@ -78,7 +78,8 @@ class Documents(PieceRows):
         if not self.stream.sealed:
             return f"Documents({self.stream.members[0]!r}, {self.max_length:,})"
         lost = f"; {self.cut_tokens:,} tokens cut off" if self.cut_tokens else ""
-        return f"Documents({len(self):,} rows of at most {self.max_length:,} tokens{lost})"
+        rows = f"{len(self):,} rows of at most {self.max_length:,} tokens{lost}"
+        return f"Documents({self.stream}: {rows})"
 
     @cached_property
     def digest(self) -> str:
@@ -135,16 +136,3 @@ def _end_id(stream: Stream) -> int:
         if isinstance(member, TokenStore) and member.manifest.contents["eos_id"] is not None:
             return int(member.manifest.contents["eos_id"])
     return 0
-
-
-def narrowed(arrays: Fields, width: int, length: int, side: Side) -> Fields:
-    """Return the arrays of a batch, as views, without the columns that are padding in every row.
-
-    >>> batch = {"tokens": np.array([[7, 8, 0, 0, 0]]), "position": np.array([4])}
-    >>> narrowed(batch, width=2, length=4, side="right")["tokens"].tolist()
-    [[7, 8, 0]]
-    """
-    # `tokens` has one column more than the other fields, and keeps it.
-    spare = length - width
-    kept = slice(spare, None) if side == "left" else slice(0, -spare or None)
-    return {name: each[:, kept] if each.ndim == 2 else each for name, each in arrays.items()}

@@ -53,7 +53,7 @@ class Packs(PieceRows):
             return f"Packs({self.stream.members[0]!r}, {self.length:,})"
         split = f"; {self.num_split:,} documents split" if self.num_split else ""
         return (
-            f"Packs({len(self):,} rows of {self.length:,} tokens, "
+            f"Packs({self.stream}: {len(self):,} rows of {self.length:,} tokens, "
             f"{self.padding_share:.3%} padding{split})"
         )
 

@@ -9,7 +9,8 @@ receives it. No other code tests which methods an object has.
 This module imports NumPy only, so that plans and transforms can use it without reading stores.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from penstock.errors import PlanError
 
 if TYPE_CHECKING:
+    from penstock.rows.origins import RowOrigin as RowOrigin  # plans import it from here
     from penstock.rows.tokens import Stream
 
 
@@ -74,6 +76,37 @@ class Rows:
     def __len__(self) -> int:
         raise NotImplementedError
 
+    def __getitem__(self, sample: int | slice) -> Fields:
+        """Return one row: the fields of `read`, without their first dimension.
+
+        A slice returns several rows, as `read` does. `Documents` are padded to the widest of
+        them only. Negative numbers count from the end, as in a list.
+        """
+        if isinstance(sample, slice):
+            numbers = np.arange(*sample.indices(len(self)))
+        else:
+            numbers = np.array([self._number(sample)])
+        fields = self.read(numbers)
+        if self.side is not None and len(numbers):
+            fields = narrowed(fields, int(self.widths(numbers).max()), self.length, self.side)
+        if isinstance(sample, slice):
+            return fields
+        return {name: values[0] for name, values in fields.items()}
+
+    def __iter__(self) -> Iterator[Fields]:
+        """Yield each row, in the order of the store. A `Loader` reads many rows at once."""
+        return (self[number] for number in range(len(self)))
+
+    def _number(self, sample: int) -> int:
+        """Return the number of a row that may be counted from the end."""
+        number = index(sample)
+        if 0 <= number < self.num_readable:
+            return number
+        size = len(self)  # not known while a store is being written, which raises an error
+        if not -size <= number < size:
+            raise IndexError(f"row {number:,} is not among {size:,} rows")
+        return number % size
+
     @property
     def digest(self) -> str:
         """A digest of the contents of all rows."""
@@ -111,6 +144,14 @@ class Rows:
     def spans(self, sample: int) -> list[tuple[int, int]]:
         """Return the offset in `stream` and the size of each piece of a row, in order."""
         return []
+
+    def origins(self, sample: int) -> "list[RowOrigin]":
+        """Return the documents in a row, in the order of its tokens, and where they come from.
+
+        The list is empty if that is not recorded: for bare token files, and rows of your own.
+        Transforms change tokens after this.
+        """
+        return [] if self.stream is None else self.stream.origins(self.spans(self._number(sample)))
 
     def unread(self, per_row: int) -> int:
         """Return how many tokens are the target of no row if a row trains on `per_row` targets."""
@@ -198,6 +239,42 @@ def checked(samples: Integers, num_rows: int) -> Integers:
     return numbers
 
 
+def narrowed(arrays: Fields, width: int, length: int, side: Side) -> Fields:
+    """Return the arrays of a batch, as views, without the columns that are padding in every row.
+
+    >>> batch = {"tokens": np.array([[7, 8, 0, 0, 0]]), "position": np.array([4])}
+    >>> narrowed(batch, width=2, length=4, side="right")["tokens"].tolist()
+    [[7, 8, 0]]
+    """
+    # `tokens` has one column more than the other fields, and keeps it.
+    spare = length - width
+    kept = slice(spare, None) if side == "left" else slice(0, -spare or None)
+    return {name: each[:, kept] if each.ndim == 2 else each for name, each in arrays.items()}
+
+
+def token_spans(fields: Fields) -> tuple[Integers, Integers]:
+    """Return the first column of each row's tokens and the column after the last one.
+
+    All other columns are padding.
+
+    >>> token_spans({"tokens": np.zeros((2, 6)), "num_targets": np.array([5, 2])})
+    (array([0, 0]), array([6, 3]))
+    >>> token_spans({"tokens": np.zeros((1, 6)), "attention_mask": np.array([[0, 0, 1, 1, 1]])})
+    (array([2]), array([5]))
+    """
+    num_rows, width = fields["tokens"].shape
+    if "attention_mask" in fields:
+        # Tokens are contiguous, so the first 1 and the number of 1s describe them.
+        real = fields["attention_mask"].astype(np.bool_)
+        starts = real.argmax(axis=1)
+        return starts, starts + real.sum(axis=1)
+    starts = np.zeros(num_rows, np.int64)
+    if "num_targets" in fields:
+        # n targets come from n + 1 tokens, as the first token is not a target.
+        return starts, np.minimum(fields["num_targets"].astype(np.int64) + 1, width)
+    return starts, np.full(num_rows, width, np.int64)
+
+
 def as_rows(rows: RowsLike, name: str = "data") -> Rows:
     """Return `rows` themselves, or an adapter if they do not inherit from `Rows`.
 
@@ -215,7 +292,9 @@ def as_rows(rows: RowsLike, name: str = "data") -> Rows:
 
 
 _OPTIONAL = "stream stride side multiple gives_positions gives_loss gives_labels whole_documents"
-_OPTIONAL += " part_rows tokenizer_digest describe read_epochs read_ahead widths spans unread"
+_OPTIONAL += (
+    " part_rows tokenizer_digest describe read_epochs read_ahead widths spans origins unread"
+)
 
 
 class _AdaptedRows(Rows):

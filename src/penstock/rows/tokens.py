@@ -18,8 +18,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from penstock.digest import digest_bytes, digest_json
-from penstock.errors import StoreError, UnknownLengthError
+from penstock.errors import MissingStoreError, StoreError, UnknownLengthError
 from penstock.ranges import group_rows
+from penstock.rows.origins import RowOrigin, find_origins
 from penstock.rows.protocol import Array, Integers, Rows
 from penstock.store.reader import TokenStore
 
@@ -54,6 +55,9 @@ class ArrayFile:
 
     def __init__(self, path: str | os.PathLike[str], dtype: str | None = None) -> None:
         self.path = Path(path)
+        if not self.path.exists():
+            where = f"working directory: {Path.cwd()}"
+            raise MissingStoreError(f"{self.path} does not exist ({where}).")
         if not self.path.is_file():
             raise StoreError(
                 f"{self.path} does not exist or is not a file (working directory: {Path.cwd()})."
@@ -168,6 +172,10 @@ class Stream:
         """The offset after each piece."""
         self.starts: Integers = self.ends - np.array(lengths, np.int64)
 
+    def __str__(self) -> str:
+        more = f" and {len(self.members) - 1:,} more" if len(self.members) > 1 else ""
+        return f"{str(self.members[0].path)!r}{more}"
+
     @property
     def num_tokens(self) -> int:
         """Ids in all pieces."""
@@ -244,6 +252,15 @@ class Stream:
             start = upto
             number += 1
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def origins(self, spans: Sequence[tuple[int, int]]) -> list[RowOrigin]:
+        """Return the documents at some offsets of the stream, each with its size, in order."""
+        return [each for start, size in spans for each in find_origins(self, start, start + size)]
+
+    def store_part(self, number: int) -> tuple[TokenStore, int] | None:
+        """Return the store of a piece and the part of it; None for a bare token file."""
+        source, part = self._pieces[number]
+        return (source, part) if isinstance(source, TokenStore) else None
 
     def read_ahead(self, starts: Integers, length: int) -> None:
         """Ask the kernel to load `length` ids from each of `starts`; return without waiting."""

@@ -198,7 +198,8 @@ class Windows(StreamRows):
         if not self.stream.sealed:
             return f"Windows({self.stream.members[0]!r}, {self.length:,}, stride={self.stride:,})"
         left = f"; {self.unread_targets:,} targets in no row" if self.unread_targets else ""
-        return f"Windows({len(self):,} rows of {self.length:,} tokens, {self.stride:,} apart{left})"
+        rows = f"{len(self):,} rows of {self.length:,} tokens, {self.stride:,} apart{left}"
+        return f"Windows({self.stream}: {rows})"
 
     @cached_property
     def digest(self) -> str:
@@ -279,6 +280,11 @@ class Windows(StreamRows):
             numbers = np.searchsorted(self.stream.ends, starts + 1, side="right")
             read["target_mask"] = gather_loss(self.stream, numbers, starts + 1, self.length)
         return read
+
+    def spans(self, sample: int) -> list[tuple[int, int]]:
+        """Return the offset in `stream` and the number of the tokens of a row."""
+        start = int(checked(np.array([sample]), self.num_readable)[0]) * self.stride
+        return [(start, min(self.length + 1, self.stream.num_tokens - start))]
 
     def read_ahead(self, samples: Integers) -> None:
         """Ask the kernel to load these rows from disk; return without waiting."""

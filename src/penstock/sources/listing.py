@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from penstock.errors import MissingExtraError, SourceError
+from penstock.errors import MissingExtraError, MissingInputError, SourceError
 from penstock.sources.settings import ReadSettings, Texts
 from penstock.sources.walk import file_mode, find_files, matching, refuse_unlisted
 
@@ -149,7 +149,7 @@ def _expand(pattern: str, reading: ReadSettings) -> list[InputFile]:
     nearby: list[str] = []
     with suppress(OSError):  # the folder may be missing too
         nearby = sorted(entry.name for entry in path.parent.iterdir())
-    raise SourceError(
+    raise MissingInputError(
         f"{pattern} matches no file (working directory: {Path.cwd()})."
         + (f" In {Path.cwd() / path.parent}: {', '.join(nearby[:5])}." if nearby else "")
     )
@@ -202,7 +202,7 @@ def _input_file(path: str, reading: ReadSettings) -> InputFile:
     try:
         size, stamp = _state(path)
     except FileNotFoundError:
-        raise SourceError(
+        raise MissingInputError(
             f"{name} does not exist, or is a broken link. Check the name, or delete the link."
         ) from None
     except OSError as error:
@@ -249,7 +249,7 @@ def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
     else:
         paths = [pattern]
     if not paths:
-        raise SourceError(f"{_redacted(pattern)} matches no file.")
+        raise MissingInputError(f"{_redacted(pattern)} matches no file.")
     # fsspec returns most paths without their protocol. In file:// and memory:// a leading slash is
     # part of the name; in other protocols it is not.
     prefix, slashes = f"{protocol}://", "" if protocol in ("file", "memory") else "/"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.digest import digest_bytes
-from penstock.errors import StoreError
+from penstock.errors import MissingStoreError, StoreError
 from penstock.store.files import HEADER_BYTES
 
 JsonObject = dict[str, Any]
@@ -232,7 +232,7 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / FILE_NAME
     if not path.exists():
-        raise StoreError(_absent(directory))
+        raise _absent(directory)
     data = path.read_bytes()
     # A pattern finds the digest, and not a JSON parser: nothing is parsed before the digest is
     # right. 64 more bytes have room for the brace, the key and white space.
@@ -253,19 +253,20 @@ def read_manifest(directory: Path) -> Manifest:
     return _checked(data, path)
 
 
-def _absent(directory: Path) -> str:
+def _absent(directory: Path) -> StoreError:
     if not directory.exists():
-        return f"{directory} does not exist, so there is no store."
+        return MissingStoreError(f"{directory} does not exist, so there is no store.")
     whole = directory.parent if directory.name in ("train", "val") else directory
     if (whole / ".building.json").exists():
-        return (
+        return StoreError(
             f"{directory} holds a build that was not finished. Run the same `penstock build` "
             "command again to resume it."
         )
     sides = [side for side in ("train", "val") if (directory / side / FILE_NAME).exists()]
     if sides:
-        return f"{directory} was built with a split. Open {directory / sides[0]} instead."
-    return (
+        open_one = f"Open {directory / sides[0]} instead."
+        return StoreError(f"{directory} was built with a split. {open_one}")
+    return MissingStoreError(
         f"{directory} has no {FILE_NAME}, so it is not a store. Name a directory that penstock "
         "build wrote."
     )

@@ -12,16 +12,17 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import StoreError
+from penstock.errors import MissingStoreError, StoreError
 from penstock.store.files import HEADER_BYTES, array_layout, header
 from penstock.store.manifest import Manifest, PartRecord, part_file, read_manifest
 
@@ -110,6 +111,20 @@ class TokenStore:
             f"{self.num_tokens:,} tokens, {self.manifest.contents['tokenizer']['name']})"
         )
 
+    def _repr_html_(self) -> str:
+        """Return a table of what the manifest says, for notebooks."""
+        contents = self.manifest.contents
+        facts = {
+            "store": self.path,
+            "documents": f"{self.manifest.num_documents:,}",
+            "tokens": f"{self.num_tokens:,} ({contents['dtype']})",
+            "tokenizer": contents["tokenizer"]["name"],
+            "parts": f"{len(self.manifest.parts):,}",
+            "digest": self.manifest.digest[:16],
+        }
+        rows = (f"<tr><th>{name}</th><td>{escape(str(facts[name]))}</td></tr>" for name in facts)
+        return f"<table>{''.join(rows)}</table>"
+
     def __getstate__(self) -> dict[str, Any]:
         # Maps and locks are not copied: the other process opens the files it needs.
         return {"path": self.path, "digest": self.digest}
@@ -127,6 +142,16 @@ class TokenStore:
         """The tokens of each document, in order."""
         for part in range(len(self.manifest.parts)):
             yield from self.part_documents(part)
+
+    @overload
+    def __getitem__(self, index: int) -> NDArray[Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[NDArray[Any]]: ...
+    def __getitem__(self, index: int | slice) -> NDArray[Any] | list[NDArray[Any]]:
+        """The tokens of one document, or a list of them for a slice; see `document`."""
+        if isinstance(index, slice):
+            return [self.document(number) for number in range(*index.indices(len(self)))]
+        return self.document(index)
 
     def part_documents(self, part: int) -> Iterator[NDArray[Any]]:
         """The tokens of each document of one part, in order."""
@@ -206,15 +231,20 @@ class TokenStore:
         ends = within < parts[part].num_documents - 1 or not parts[part].num_continued
         return begins, ends
 
-    def decode(self, index: int, tokenizer: object = None) -> bytes:
-        """The bytes of document `index`, without its begin and end tokens.
+    def decode(self, index: int, tokenizer: object = None, errors: str = "replace") -> str:
+        """The text of document `index`, without its begin and end tokens.
 
         A document that is stored in pieces has one index for each piece.
 
         Args:
             index: The number of the document.
             tokenizer: The tokenizer of the store, if its recorded name does not find it.
+            errors: What happens to bytes that are not UTF-8, as in `bytes.decode`.
         """
+        return self.decode_bytes(index, tokenizer).decode(errors=errors)
+
+    def decode_bytes(self, index: int, tokenizer: object = None) -> bytes:
+        """The exact bytes of document `index`; see `decode`."""
         tokens, contents = self.document(index), self.manifest.contents
         begins, ends = self.edges(index)
         # A token is removed only where the build may have added it, not inside a document.
@@ -222,11 +252,11 @@ class TokenStore:
             tokens = tokens[:-1]
         if begins and tokens[:1].tolist() == [contents["bos_id"]]:
             tokens = tokens[1:]
-        return tokenizer_of(self.manifest, tokenizer).decode(tokens)
+        return tokenizer_of(self.manifest, tokenizer).decode_bytes(tokens)
 
     def text(self, index: int, tokenizer: object = None) -> str:
-        """The text of document `index`; see `decode`."""
-        return self.decode(index, tokenizer).decode(errors="replace")
+        """The text of document `index`; the same as `decode`."""
+        return self.decode(index, tokenizer)
 
     def part_array(self, part: int, kind: str) -> NDArray[Any]:
         """One array of one part; it is checked and mapped into memory on first use."""
@@ -247,7 +277,7 @@ class TokenStore:
         path = self.path / part_file(part.number, kind)
         dtype, shape = array_layout(kind, self.dtype, part.num_documents, part.num_tokens)
         if not path.exists():
-            raise StoreError(f"{path} is missing. Copy or build the store again.")
+            raise MissingStoreError(f"{path} is missing. Copy or build the store again.")
         with path.open("rb", buffering=0) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size != part.files[kind][0]:

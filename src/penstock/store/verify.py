@@ -31,7 +31,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from penstock.digest import digest_json
-from penstock.errors import StoreError
+from penstock.errors import MissingStoreError, StoreError
 from penstock.store.files import digest_file
 from penstock.store.manifest import JsonObject, PartRecord, part_file, rejects_file
 from penstock.store.reader import TokenStore
@@ -69,7 +69,7 @@ def verify(
 
 def _check_file(path: Path, size: int, digest: str) -> None:
     if not path.exists():
-        raise StoreError(f"{path} is missing. {_ADVICE}")
+        raise MissingStoreError(f"{path} is missing. {_ADVICE}")
     if (found := path.stat().st_size) != size:
         raise StoreError(f"{path} has {found:,} bytes, but the manifest says {size:,}. {_ADVICE}")
     # The size is compared before the digest: it is known at once, and says more about the cause.

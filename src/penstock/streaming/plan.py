@@ -7,6 +7,7 @@ in the finished store.
 """
 
 from dataclasses import dataclass
+from html import escape
 from operator import index
 from threading import Lock
 from typing import NamedTuple, final
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from penstock.errors import PlanError, UnknownLengthError
 from penstock.order.integers import END, Integers, as_unsigned
 from penstock.order.plan import Plan, Sample
+from penstock.rows.origins import RowOrigin
 from penstock.rows.protocol import Rows, Settings
 from penstock.rows.tokens import Stream
 from penstock.streaming.snapshots import Snapshot
@@ -131,6 +133,13 @@ class StreamedPlan:
             return str(self.whole)
         return f"plan of a store that is still being written, {self.num_rows:,} rows so far"
 
+    def __repr__(self) -> str:
+        return f"StreamedPlan({self.rows!r}; {self.num_rows:,} rows so far, seed {self.seed})"
+
+    def _repr_html_(self) -> str:
+        """Return the plan as text, for notebooks."""
+        return f"<pre>{escape(str(self))}</pre>"
+
     def _exchange(self) -> bool:
         """Replace the snapshot by the latest one; return whether that is the finished store."""
         with self._lock:  # of two threads, neither may put back an earlier snapshot
@@ -180,6 +189,11 @@ class StreamedPlan:
         """Return the samples at the positions `[start, stop)`."""
         self.reach(stop)
         return [] if self._known.plan is None else self._known.plan.samples(start, stop)
+
+    def origins(self, position: int) -> list[RowOrigin]:
+        """Return the documents in the row at a position; wait for it. See `Plan.origins`."""
+        _, _, samples = self.locate([position])
+        return self.readable(samples).origins(int(samples[0]))
 
     def parts_before(self, position: int) -> int:
         """Return how many parts, counted from the first, the rows before a position start in."""

@@ -8,11 +8,6 @@ each sealed slice, and the manifest is written at the end. So any process can bu
 that starts later finds the existing parts at once. Sealed parts never change, so a snapshot is an
 ordinary store over a prefix of the parts, and rows over it are ordinary rows. Only the plan of a
 loader (`penstock.streaming.plan`) replaces a snapshot by the next one.
-
-A thread that prefetches batches may have to wait for the next part. It sleeps for a few
-milliseconds at a time, and checks in between whether its reader has stopped. A fork waits until
-such threads are between two steps of work (see `penstock.loader.prefetch`), but not for a thread
-that sleeps here, because that thread holds no lock.
 """
 
 import os
@@ -21,7 +16,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, final
+from typing import TYPE_CHECKING, Self, final, overload
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreBusyError, StoreError, UnknownLengthError
@@ -29,6 +24,7 @@ from penstock.rows.protocol import Array, Settings
 from penstock.store.manifest import FILE_NAME, Manifest, PartRecord, read_manifest, shared_settings
 from penstock.store.reader import TokenStore
 from penstock.store.verify import differences
+from penstock.streaming.waits import StallTimer, pause
 
 if TYPE_CHECKING:
     # Only for types: these modules import Arrow, which reading a store does not need.
@@ -39,62 +35,6 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.004
 # How often it asks the build to use all threads, which writes to the disk.
 _ASK_SECONDS = 0.05
-
-
-class _Waits(threading.local):
-    """The stop event and the lock of the current thread; None in threads that do not prefetch."""
-
-    stop: threading.Event | None = None
-    working: "threading.RLock | None" = None
-
-
-_own = _Waits()
-
-
-class WaitCancelled(Exception):  # noqa: N818  (not an error: the reader has stopped)
-    """The reader of this thread has stopped, so the wait ended."""
-
-
-def use_for_waits(stop: threading.Event, working: "threading.RLock") -> None:
-    """End each wait of this thread when `stop` is set; release `working` while it sleeps."""
-    _own.stop, _own.working = stop, working
-
-
-def pause(seconds: float) -> None:
-    """Sleep for some seconds; raise WaitCancelled if the reader of this thread has stopped."""
-    stop, working = _own.stop, _own.working
-    if stop is None or working is None:
-        time.sleep(seconds)
-        return
-    # Another thread may fork only while this lock is free.
-    working.release()
-    try:
-        stopped = stop.wait(seconds)
-    finally:
-        working.acquire()
-    if stopped:
-        raise WaitCancelled
-
-
-class StallTimer:
-    """Measures how long a wait has lasted without progress.
-
-    At most one second is counted between two calls: a process that was suspended did not wait.
-    """
-
-    def __init__(self) -> None:
-        self._last_call = time.monotonic()
-        self._progress = -1
-        self._waited = 0.0
-
-    def seconds(self, progress: int) -> float:
-        """Return the seconds waited since `progress` last changed."""
-        now = time.monotonic()
-        self._waited += min(now - self._last_call, 1.0)
-        self._last_call = now
-        if progress != self._progress:
-            self._progress, self._waited = progress, 0.0
-        return self._waited
 
 
 @final
@@ -200,6 +140,23 @@ class StreamedStore:
         while self.await_parts(part + 1):
             yield from self.snapshot().part_documents(part)
             part += 1
+
+    @overload
+    def __getitem__(self, index: int) -> Array: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Array]: ...
+    def __getitem__(self, index: int | slice) -> Array | list[Array]:
+        """Return the tokens of one document; wait for it if it is not ready.
+
+        Slices, and numbers that count from the end, need the finished store.
+        """
+        if isinstance(index, slice) or index < 0:
+            self._finished("the number of documents")
+        else:
+            while index >= len(known := self.snapshot()):
+                if not self.await_parts(len(known.manifest.parts) + 1):
+                    break
+        return self.snapshot()[index]
 
     @property
     def sealed(self) -> bool:

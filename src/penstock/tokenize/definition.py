@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.digest import digest_json
-from penstock.errors import TokenizerError
+from penstock.errors import MissingTokenizerError, TokenizerError
 
 Config = dict[str, Any]
 """The parsed JSON of a tokenizer.json, or of one object in it."""
@@ -193,9 +193,10 @@ def find_definition(name: str) -> Definition:
         return _from_directory(path, name)
     if path.is_file():
         return _from_json(path.read_bytes(), name)
-    if name.startswith("hf:") or _HUB_NAME.fullmatch(name):
+    # "mine/tokenizer.json" is a file that is missing, though it has the form of a name on the Hub.
+    if name.startswith("hf:") or (_HUB_NAME.fullmatch(name) and path.suffix != ".json"):
         return _from_hub(name.removeprefix("hf:"))
-    raise TokenizerError(
+    raise MissingTokenizerError(
         f"{name!r} is not a known tokenizer: no file or directory has this path. Known names are "
         '"gpt2", "bytes", "tiktoken:NAME" and, on the Hub, "hf:NAME" or "ORGANISATION/NAME".'
     )
@@ -242,7 +243,7 @@ def _from_directory(path: Path, name: str) -> Definition:
     file = path / "tokenizer.json"
     if not file.is_file():
         found = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
-        raise TokenizerError(
+        raise MissingTokenizerError(
             f"{path} has no tokenizer.json in it; it holds {found}. Name the file, or a directory "
             "that has one."
         )

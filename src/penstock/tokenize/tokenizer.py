@@ -51,7 +51,7 @@ _CANARY = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tokenizer:
     """Encodes text to ids and decodes ids; deterministic, and safe to use from threads."""
 
@@ -70,6 +70,10 @@ class Tokenizer:
     definition: Definition | None = None
     added_tokens: Mapping[str, int] = field(default_factory=dict)
     """The tokens that `add_tokens` added, and their ids."""
+
+    def __repr__(self) -> str:
+        digest = f"digest {self.digest[:8]}" if self.digest else "no digest"
+        return f"Tokenizer({self.name!r}: {self.vocab_size:,} ids, {digest})"
 
     @property
     def padded_vocab_size(self) -> int:
@@ -104,12 +108,19 @@ class Tokenizer:
                 return self._checked(encoded)
         return self.encode_documents(batch.texts)
 
-    def decode(self, ids: ArrayLike) -> bytes:
-        """The bytes that `ids` stand for, special tokens included.
+    def decode(self, ids: ArrayLike, errors: str = "replace") -> str:
+        """The text that `ids` stand for, special tokens included.
+
+        Ids that begin or end inside a character are not UTF-8; `errors` says what happens to
+        these bytes, as in `bytes.decode`.
 
         >>> load_tokenizer("gpt2").decode([15496, 995, 50256])
-        b'Hello world<|endoftext|>'
+        'Hello world<|endoftext|>'
         """
+        return self.decode_bytes(ids).decode(errors=errors)
+
+    def decode_bytes(self, ids: ArrayLike) -> bytes:
+        """The exact bytes that `ids` stand for, special tokens included."""
         return self.engine.decode(np.ascontiguousarray(ids, dtype=np.uint32))
 
     def token_id(self, token: str) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from penstock.digest import derive_key
-from penstock.errors import PenstockError, RecipeError, SourceError, TrainError
+from penstock.errors import MissingInputError, PenstockError, RecipeError, SourceError, TrainError
 from penstock.recipe import Recipe, Tables, parse_recipe, read_recipe, set_value
 from penstock.store.files import write_file
 from penstock.store.reader import TokenStore
@@ -160,7 +160,7 @@ def _sample_text(job: TrainingJob, model: GPT) -> str:
     end = store.manifest.contents["eos_id"]
     first = [int(end)] if end is not None else [int(store.tokens(0, 1)[0])]
     tokens = generate(model, first, num_tokens=100, vocab_size=tokenizer.vocab_size)
-    return tokenizer.decode(tokens[len(first) :]).decode(errors="replace")
+    return tokenizer.decode(tokens[len(first) :])
 
 
 @torch.no_grad()
@@ -216,7 +216,7 @@ def _guess_recipe(source: str, device: str | None) -> Tables:
     path = Path(source)
     is_pattern = glob.has_magic(source) and not path.exists() and path.suffix not in TOKEN_FILES
     if not is_pattern and not path.exists():
-        raise SourceError(f"{path} does not exist (working directory: {Path.cwd()}).")
+        raise MissingInputError(f"{path} does not exist (working directory: {Path.cwd()}).")
     has_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cuda")
     guesses: Tables = {}
     if store_sides(path) is None:  # text, which is not tokenized yet

@@ -20,13 +20,9 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-import numpy as np
-
 from penstock.cli.terminal import visible
 from penstock.loader.run import AnyPlan
-from penstock.rows.protocol import Rows
 from penstock.store.files import write_file
-from penstock.store.reader import TokenStore
 from penstock.train.metrics import Line, RunReport
 
 _PRINT_SECONDS = 10.0  # between lines, without a terminal
@@ -217,7 +213,8 @@ def documents_at(plan: AnyPlan, start: int, stop: int) -> str:
     """The documents in the rows at positions `start` up to `stop`: the first few, by name."""
     names: list[str] = []
     for sample in plan.samples(start, stop):
-        for name in _documents_of(plan.sources[sample.source], sample.sample):
+        for at in plan.origins(sample.position):
+            name = f"document {at.document:,} of {at.store.path} ({at.file}, offset {at.offset:,})"
             full = name if len(plan.names) == 1 else f"{sample.source}: {name}"
             if full not in names:
                 names.append(full)
@@ -227,32 +224,3 @@ def documents_at(plan: AnyPlan, start: int, stop: int) -> str:
         return "rows that do not record their documents"
     more = " and more" if len(names) > _NAMED_DOCUMENTS else ""
     return ", ".join(names[:_NAMED_DOCUMENTS]) + more
-
-
-def _documents_of(rows: Rows, sample: int) -> Iterator[str]:
-    """The documents in one row of windows or packs; none if the stores are bare token files."""
-    stream = rows.stream
-    if stream is None or not stream.has_documents:
-        return
-    # `rows.stream` is the tokens of all stores, concatenated. Its pieces are the parts of stores.
-    stores = [each for each in stream.members if isinstance(each, TokenStore)]
-    pieces = [(store, part) for store in stores for part in range(len(store.manifest.parts))]
-    # The class of the rows is not tested, because rows can be wrapped, by a transform for example.
-    spans = rows.spans(sample)
-    if rows.stride is not None:
-        spans = [(sample * rows.stride, rows.length)]
-    for start, length in spans:
-        # A row can reach into the next piece.
-        first_piece = int(np.searchsorted(stream.ends, start, side="right"))
-        last_piece = int(np.searchsorted(stream.starts, start + length, side="left"))
-        for number in range(first_piece, last_piece):
-            store, part = pieces[number]
-            bounds, offset = stream.bounds(number), int(stream.starts[number])
-            before = sum(each.num_documents for each in store.manifest.parts[:part])
-            # Document d is at [bounds[d - 1], bounds[d]). The numbers are unsigned like the bounds;
-            # otherwise NumPy would convert all bounds to floats.
-            first = np.searchsorted(bounds, np.uint64(max(0, start - offset)), side="right")
-            last = np.searchsorted(bounds, np.uint64(start + length - offset), side="left")
-            for document in range(before + int(first), before + min(int(last) + 1, len(bounds))):
-                at = store.origin(document)
-                yield f"document {document:,} of {store.path} ({at.file}, offset {at.offset:,})"

@@ -15,13 +15,13 @@ import numpy as np
 
 from penstock.digest import Unsigned
 from penstock.errors import PlanError
+from penstock.rows.protocol import token_spans
 from penstock.transforms.draws import bernoulli_table, check_probability
 from penstock.transforms.transform import (
     Fields,
     align_to_first_token,
     copy_for_ids,
     exclude_padding,
-    token_spans,
 )
 
 

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 from penstock.digest import Unsigned
 from penstock.errors import PlanError
+from penstock.rows.protocol import token_spans
 from penstock.transforms.draws import bernoulli, check_probability, integers_below, subkeys
-from penstock.transforms.transform import Fields, copy_for_ids, refuse_fields, spanned, token_spans
+from penstock.transforms.transform import Fields, copy_for_ids, refuse_fields, spanned
 
 _SENTINELS = 3
 _CHANGE, _ORDER, _CUT, _OTHER_CUT = range(4)  # columns of a piece's random numbers

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from penstock.digest import Unsigned, digest_bytes
 from penstock.errors import PlanError
+from penstock.rows.protocol import token_spans
 from penstock.transforms import draws
 from penstock.transforms.draws import Integers, subkeys
 from penstock.transforms.transform import (
@@ -35,7 +36,6 @@ from penstock.transforms.transform import (
     copy_for_ids,
     exclude_padding,
     refuse_fields,
-    token_spans,
 )
 
 IGNORED = -100

@@ -37,7 +37,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock.digest import Unsigned, digest_json
 from penstock.errors import PlanError
-from penstock.rows.protocol import RowsLike, WrappedRows
+from penstock.rows.protocol import RowsLike, WrappedRows, token_spans
 from penstock.transforms.draws import Integers, row_keys, subkeys
 
 # A version number that is part of every digest. It is increased when the same arguments begin to
@@ -167,29 +167,6 @@ def copy_for_ids(tokens: NDArray[Any], largest_id: int) -> NDArray[Any]:
     # NumPy would store 65,536 in a uint16 array as 0, so the dtype is widened first.
     dtype = tokens.dtype if fits else np.promote_types(tokens.dtype, np.uint32)
     return tokens.astype(dtype, order="C")
-
-
-def token_spans(fields: Fields) -> tuple[Integers, Integers]:
-    """Return the first column of each row's tokens and the column after the last one.
-
-    All other columns are padding.
-
-    >>> token_spans({"tokens": np.zeros((2, 6)), "num_targets": np.array([5, 2])})
-    (array([0, 0]), array([6, 3]))
-    >>> token_spans({"tokens": np.zeros((1, 6)), "attention_mask": np.array([[0, 0, 1, 1, 1]])})
-    (array([2]), array([5]))
-    """
-    num_rows, width = fields["tokens"].shape
-    if "attention_mask" in fields:
-        # Tokens are contiguous, so the first 1 and the number of 1s describe them.
-        real = fields["attention_mask"].astype(np.bool_)
-        starts = real.argmax(axis=1)
-        return starts, starts + real.sum(axis=1)
-    starts = np.zeros(num_rows, np.int64)
-    if "num_targets" in fields:
-        # n targets come from n + 1 tokens, as the first token is not a target.
-        return starts, np.minimum(fields["num_targets"].astype(np.int64) + 1, width)
-    return starts, np.full(num_rows, width, np.int64)
 
 
 def exclude_padding(mask: NDArray[np.bool_], fields: Fields) -> NDArray[np.bool_]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
-from penstock.errors import MissingExtraError, PlanError, SourceError
+from penstock.errors import MissingExtraError, MissingInputError, PlanError
 from penstock.integrations import hf_format
 from penstock.integrations.batches import BatchSource, State
 from penstock.integrations.lightning import loaders
@@ -84,7 +84,8 @@ def check_sizes(**sizes: int | None) -> None:
 def check_exists(path: Path, advice: str) -> None:
     """Raise if there is no such file; `advice` says how to get it."""
     if not path.is_file():
-        raise SourceError(f"{path} does not exist (working directory: {Path.cwd()}). {advice}")
+        where = f"working directory: {Path.cwd()}"
+        raise MissingInputError(f"{path} does not exist ({where}). {advice}")
 
 
 class ResumableDataModule(LightningDataModule):  # type: ignore[misc]

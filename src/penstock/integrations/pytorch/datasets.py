@@ -26,7 +26,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, default_collate
 
-from penstock.errors import PlanError, SourceError
+from penstock.errors import MissingInputError, PlanError, SourceError
 from penstock.integrations.hf_format import Labels, check_labels
 from penstock.integrations.pytorch.encoders import (
     UNKNOWN_VOCABULARY,
@@ -84,7 +84,8 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         try:
             self._digest = digest_contents(self._file, self._root)
         except FileNotFoundError:
-            raise SourceError(f"{path} does not exist (working directory: {Path.cwd()}).") from None
+            where = f"working directory: {Path.cwd()}"
+            raise MissingInputError(f"{path} does not exist ({where}).") from None
         except IsADirectoryError:
             raise SourceError(f"{path} is a directory; give one file.") from None
         end_id = given.end_id(eos)

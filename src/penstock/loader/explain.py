@@ -1,0 +1,107 @@
+"""What the rows of a step are: their positions, documents, input files and text.
+
+    step 12, 2 rows
+    position 24: row 1,234 of data, epoch 0
+      document 17 of stores/web, tokens 100 to 165 (web.jsonl, offset 90,210)
+      'the text of the row …'
+
+Rows are computed from their positions, so any step can be explained at any time, before or after
+it was trained on.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.loader.run import AnyPlan
+from penstock.order.steps import PADDING
+from penstock.rows.origins import RowOrigin
+from penstock.rows.protocol import Array, Integers, Rows, token_spans
+from penstock.store.reader import TokenStore, tokenizer_of
+from penstock.streaming.plan import StreamedPlan
+from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
+
+_SHOWN_CHARACTERS = 200
+_SHOWN_DOCUMENTS = 5
+_SHOWN_IDS = 30
+
+
+class ExplainedRow(NamedTuple):
+    """One row of a step."""
+
+    position: int
+    source: str
+    epoch: int
+    sample: int
+    """The number of the row in its source."""
+    tokens: Array
+    """The ids of the row after transforms, without padding."""
+    text: str | None
+    """The text of the ids; None for rows without a known tokenizer."""
+    origins: list[RowOrigin]
+    """The documents in the row; empty if they are not recorded."""
+
+    def __str__(self) -> str:
+        origins = [f"  {each}" for each in self.origins[:_SHOWN_DOCUMENTS]]
+        if len(self.origins) > _SHOWN_DOCUMENTS:
+            origins.append(f"  … and {len(self.origins) - _SHOWN_DOCUMENTS:,} more documents")
+        text = "no tokenizer is known: ids " + " ".join(map(str, self.tokens[:_SHOWN_IDS]))
+        if self.text is not None:
+            # As Python writes it, so that control characters of a text cannot reach a terminal.
+            text = repr(self.text[:_SHOWN_CHARACTERS])
+            text += " …" if len(self.text) > _SHOWN_CHARACTERS else ""
+        row = f"position {self.position:,}: row {self.sample:,} of {self.source}"
+        return "\n".join([f"{row}, epoch {self.epoch:,}", *origins, f"  {text}"])
+
+
+@dataclass(frozen=True, repr=False)
+class ExplainedStep:
+    """The rows of a step on one rank; as text, a paragraph for each row."""
+
+    step: int
+    rows: tuple[ExplainedRow, ...]
+
+    def __str__(self) -> str:
+        rows = f"{len(self.rows):,} row{'s' * (len(self.rows) != 1)}"
+        return "\n".join([f"step {self.step:,}, {rows}", *map(str, self.rows)])
+
+    __repr__ = __str__
+
+
+def explain_step(
+    plan: AnyPlan, step: int, positions: Integers, tokenizer: object = None
+) -> ExplainedStep:
+    """Return the rows at some positions, which are those of a step.
+
+    Args:
+        plan: The order of the rows.
+        step: The number of the step.
+        positions: Its positions; `PADDING` is left out.
+        tokenizer: The tokenizer of the rows, if their stores do not name one that can be loaded.
+    """
+    real = positions[positions != PADDING]
+    sources, epochs, samples = plan.locate(real)
+    rows = []
+    tokenizers: dict[str, Tokenizer | None] = {}
+    for each in range(len(real)):
+        name = plan.names[int(sources[each])]
+        chosen = slice(each, each + 1)
+        source = plan.sources[name]
+        if isinstance(plan, StreamedPlan):
+            source = plan.readable(samples[chosen])
+        fields = source.read_epochs(samples[chosen], epochs[chosen])
+        (start,), (stop,) = token_spans(fields)
+        tokens = fields["tokens"][0, start:stop]
+        if name not in tokenizers:  # to load one may take a second
+            tokenizers[name] = _tokenizer_of(source, tokenizer)
+        known = tokenizers[name]
+        text = None if known is None else known.decode(tokens)
+        place = int(real[each]), name, int(epochs[each]), int(samples[each])
+        rows.append(ExplainedRow(*place, tokens, text, source.origins(place[3])))
+    return ExplainedStep(step, tuple(rows))
+
+
+def _tokenizer_of(rows: Rows, tokenizer: object) -> Tokenizer | None:
+    for member in rows.stream.members if rows.stream is not None else ():
+        if isinstance(member, TokenStore):
+            return tokenizer_of(member.manifest, tokenizer)
+    return None if tokenizer is None else load_tokenizer(tokenizer)
