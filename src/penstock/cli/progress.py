@@ -1,19 +1,23 @@
-"""Progress bars, on stderr and only in a terminal.
+"""Progress on stderr: a bar in a terminal, and otherwise a line every ten seconds.
 
 ━━━━━━━━━━━━━━━╸              52%  312 MB/s  71.2M tokens/s  0:12 left  3 rejected
+
+52%  312 MB/s  71.2M tokens/s  0:12 left  3 rejected
 """
 
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from penstock.cli.terminal import console
+from penstock.cli.terminal import console, visible
 from penstock.cli.units import clock_text, count_text, size_text
 
 if TYPE_CHECKING:
     from penstock.store.job import BuildProgress
+
+_LINE_SECONDS = 10.0  # between two lines, without a terminal
 
 Draw = Callable[[int, int, str], None]
 """Draws a bar: (done, total, the text beside the bar)."""
@@ -52,7 +56,7 @@ class Meter:
 
 
 @contextmanager
-def build_bar(*, shown: bool) -> Iterator[tuple[Meter, "Callable[[BuildProgress], None]"]]:
+def build_bar(*, shown: bool = True) -> Iterator[tuple[Meter, "Callable[[BuildProgress], None]"]]:
     """A bar for a build: its meter, and the callback for `progress=`."""
     meter = Meter()
     with bar(shown=shown) as draw:
@@ -61,10 +65,13 @@ def build_bar(*, shown: bool) -> Iterator[tuple[Meter, "Callable[[BuildProgress]
 
 @contextmanager
 def bar(*, shown: bool = True) -> Iterator[Draw]:
-    """A function that draws a progress bar; the bar is removed at the end."""
-    # In a log file, each update of a bar would be a new line.
-    if not (shown and sys.stderr.isatty()):
+    """A function that shows progress: on a bar that is removed at the end, or as lines."""
+    if not shown:
         yield lambda done, total, text: None
+        return
+    # In a log file, each update of a bar would be a new line with escape codes.
+    if not sys.stderr.isatty():
+        yield _line_writer()
         return
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
@@ -83,3 +90,20 @@ def bar(*, shown: bool = True) -> Iterator[Draw]:
         yield lambda done, total, text: progress.update(
             task, completed=done, total=total, text=text
         )
+
+
+def _line_writer() -> Draw:
+    """A function that writes a line to stderr, if the last one was written ten seconds ago."""
+    last = time.monotonic()  # work that takes less than ten seconds writes no line at all
+
+    def draw(done: int, total: int, text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last < _LINE_SECONDS:
+            return
+        last = time.monotonic()
+        # A closed pipe (`2>&1 | head`) or a full disk loses the line, but must not end the work.
+        with suppress(OSError):
+            sys.stderr.write(f"{done / max(1, total):.0%}  {visible(text, lines=False)}\n")
+            sys.stderr.flush()
+
+    return draw
