@@ -104,6 +104,8 @@ def choose_recipe(source: str | None, changes: Tables, device: str | None, log: 
     guesses = _guess_recipe(source, device)
     if changes.get("data.val") or changes.get("data.stream"):
         guesses.pop("data.split", None)  # nothing needs to be held out, or can be
+    if changes.get("training.steps"):
+        del guesses["training.max_minutes"]  # a guess must not end the run before these steps
     tables: Tables = {}
     for name, value in {"data.train": source, **guesses, **changes}.items():
         set_value(tables, name, value)
