@@ -168,3 +168,17 @@ def test_ctrl_c_is_acknowledged_at_once_during_validation_too(text, tmp_path):
     assert (code, errors) == (0, STOPPING)
     assert out.endswith("stopped as requested after step 0; the same command resumes it\n")
     assert not list(read_metrics(metrics))
+
+
+def test_the_build_before_a_run_logs_its_progress_every_ten_seconds(text, tmp_path):
+    # Ten seconds are too long for a test, so each report is a line here.
+    code = "import penstock.cli.progress as p; p._LINE_SECONDS = 0; "
+    code += "from penstock.cli import main; main()"
+    words = ["train", "input.txt", *QUICK, "--set", "data.tokenizer=bytes"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, timeout=60
+    )
+
+    assert done.returncode == 0
+    assert re.search(rb"\n100%( .*)?\na document is ", done.stdout)
+    assert done.stderr == b""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _LINE_SECONDS = 10.0  # between two lines, without a terminal
 
 Draw = Callable[[int, int, str], None]
-"""Draws a bar: (done, total, the text beside the bar)."""
+"""Shows progress: (done, total or 0 if it is not known, the text beside the bar)."""
 
 
 class Meter:
@@ -63,6 +63,12 @@ def build_bar(*, shown: bool = True) -> Iterator[tuple[Meter, "Callable[[BuildPr
         yield meter, lambda now: draw(now.done_bytes, now.total_bytes, meter.line(now))
 
 
+def build_lines(write: Callable[[str], None]) -> "Callable[[BuildProgress], None]":
+    """The callback for `progress=` that writes a line every ten seconds."""
+    meter, draw = Meter(), _line_writer(write)
+    return lambda now: draw(now.done_bytes, now.total_bytes, meter.line(now))
+
+
 @contextmanager
 def bar(*, shown: bool = True) -> Iterator[Draw]:
     """A function that shows progress: on a bar that is removed at the end, or as lines."""
@@ -71,7 +77,7 @@ def bar(*, shown: bool = True) -> Iterator[Draw]:
         return
     # In a log file, each update of a bar would be a new line with escape codes.
     if not sys.stderr.isatty():
-        yield _line_writer()
+        yield _line_writer(_write_error_line)
         return
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
@@ -88,22 +94,26 @@ def bar(*, shown: bool = True) -> Iterator[Draw]:
     task = progress.add_task("", total=None, text="starting")
     with progress:
         yield lambda done, total, text: progress.update(
-            task, completed=done, total=total, text=text
+            task, completed=done, total=total or None, text=text
         )
 
 
-def _line_writer() -> Draw:
-    """A function that writes a line to stderr, if the last one was written ten seconds ago."""
+def _line_writer(write: Callable[[str], None]) -> Draw:
+    """A function that writes progress as a line, if the last one was written ten seconds ago."""
     last = time.monotonic()  # work that takes less than ten seconds writes no line at all
 
     def draw(done: int, total: int, text: str) -> None:
         nonlocal last
-        if time.monotonic() - last < _LINE_SECONDS:
-            return
-        last = time.monotonic()
-        # A closed pipe (`2>&1 | head`) or a full disk loses the line, but must not end the work.
-        with suppress(OSError):
-            sys.stderr.write(f"{done / max(1, total):.0%}  {visible(text, lines=False)}\n")
-            sys.stderr.flush()
+        if time.monotonic() - last >= _LINE_SECONDS:
+            last = time.monotonic()
+            share = f"{done / total:.0%}  " if total else ""
+            write(f"{share}{visible(text, lines=False)}".rstrip())
 
     return draw
+
+
+def _write_error_line(line: str) -> None:
+    # A closed pipe (`2>&1 | head`) or a full disk loses the line, but must not end the work.
+    with suppress(OSError):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
