@@ -110,7 +110,7 @@ def test_the_display_and_the_metrics_show_the_learning_rate(penstock, text, tmp_
     metrics = list(read_metrics(tmp_path / "runs" / "input" / "metrics.jsonl"))
     rates = [each["learning_rate"] for each in metrics if each["kind"] == "step"]
 
-    assert re.search(r"step 1/6  loss \S+  val \S+  lr 1\.3e-03  ", shown)
+    assert re.search(r"step 1/6  loss \S+  val \S+  lr 0\.0013  ", shown)
     assert rates[:3] == pytest.approx([0.004 / 3, 0.008 / 3, 0.004])
     assert rates[2] > rates[4] > rates[5]
 

@@ -63,8 +63,8 @@ def report(**changes):
 
 def test_a_report_is_one_line():
     assert report_line(report()) == (
-        "step 1,200/4,800  loss 5.3121  val 5.4410  lr 2.8e-03  6,210 tok/s  MFU 41.2%  wait 0.1%  "
-        "1.2 GB  ETA 9:48"
+        "step 1,200/4,800  loss 5.3121  val 5.4410  lr 0.0028  6,210 tok/s  ETA 9:48  MFU 41.2%  "
+        "wait 0.1%  1.2 GB"
     )
     assert "MFU" not in report_line(report(mfu=None))
 
