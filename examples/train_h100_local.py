@@ -35,7 +35,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--max_length", type=int, default=1024)
     parser.add_argument("--num_workers", type=int, default=8, help="0 prepares no batches ahead")
     parser.add_argument("--prefetch_factor", type=int, default=4)
-    parser.add_argument("--max_minutes", type=float, default=90)
+    parser.add_argument("--max_minutes", type=float, help="by default 90, if --steps is not given")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--size", default="124M" if torch.cuda.is_available() else "nano")
     return parser.parse_args()
@@ -44,9 +44,11 @@ def parse_options() -> argparse.Namespace:
 def main() -> None:
     """Build both stores, then train."""
     options = parse_options()
+    if options.steps is None and options.max_minutes is None:
+        options.max_minutes = 90
     on_gpu = torch.cuda.is_available()
     stores = {
-        side: ps.build(file, options.output / "stores" / side, documents="lines")
+        side: ps.build(file, options.output / "stores" / side, documents="lines", progress=True)
         for side, file in (("train", options.train_file), ("val", options.val_file))
     }
     for side, store in stores.items():

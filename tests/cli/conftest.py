@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 
@@ -54,6 +55,29 @@ def penstock(tmp_path):
         )
 
     return penstock
+
+
+@pytest.fixture
+def read_terminal(tmp_path):
+    """Run a command whose stderr is a terminal; returns what the terminal got, and stdout."""
+
+    def read_terminal(command):
+        ours, theirs = pytest.importorskip("pty").openpty()
+        running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs)
+        os.close(theirs)
+        data = b""
+        while select.select([ours], [], [], 60)[0]:
+            try:
+                piece = os.read(ours, 65536)
+            except OSError:  # Linux says EIO when the other end is closed
+                break
+            if not piece:
+                break
+            data += piece
+        os.close(ours)
+        return data.decode(), running.communicate(timeout=60)[0]
+
+    return read_terminal
 
 
 @pytest.fixture

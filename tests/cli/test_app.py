@@ -159,11 +159,33 @@ def test_choices_are_those_of_the_library():
 
 def test_a_closed_pipe_is_not_an_error(corpus):
     """`penstock … | head -1` closes the pipe early."""
-    code = f"{sys.executable} -m penstock --help | true"
+    code = f"{sys.executable} -m penstock --help | true; exit ${{PIPESTATUS[0]}}"
 
     done = subprocess.run(["bash", "-c", code], capture_output=True, timeout=60, check=False)
 
-    assert done.stderr == b""
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_command_that_prints_while_it_works_does_not_claim_success_into_a_closed_pipe(tmp_path):
+    (tmp_path / "a.txt").write_text("some words\n" * 100)
+    train = f"{sys.executable} -m penstock train a.txt --steps 1 --max_length 8"
+    code = f"{train} | true; exit ${{PIPESTATUS[0]}}"
+
+    done = subprocess.run(
+        ["bash", "-c", code], cwd=tmp_path, capture_output=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_shell_completion_can_be_installed(penstock, tmp_path):
+    done = penstock("--install-completion", "bash", HOME=str(tmp_path))
+    script = tmp_path / ".bash_completions" / "penstock.sh"
+    asked = {"COMP_WORDS": "penstock in", "COMP_CWORD": "1", "_PENSTOCK_COMPLETE": "complete_bash"}
+
+    assert "penstock.sh" in done.stdout.decode()
+    assert "complete -o default -F _penstock_completion penstock" in script.read_text()
+    assert penstock(**asked).stdout.split() == [b"info"]
 
 
 def shell(command, directory):

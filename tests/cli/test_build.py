@@ -1,10 +1,7 @@
 """`penstock build`, as people and programs see it."""
 
 import json
-import os
 import re
-import select
-import subprocess
 import sys
 
 import pytest
@@ -222,30 +219,13 @@ def test_json_on_stdout_is_one_object(penstock, corpus):
     assert done.stderr == b""
 
 
-def test_progress_goes_to_the_terminal_of_stderr_and_not_to_a_redirected_stdout(tmp_path, corpus):
-    ours, theirs = pytest.importorskip("pty").openpty()
+def test_progress_goes_to_the_terminal_of_stderr_and_not_to_a_redirected_stdout(
+    corpus, read_terminal
+):
     command = [sys.executable, "-m", "penstock", "build", str(corpus), "--documents", "lines"]
-    command += ["-o", "store"]
-    running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs)
-    os.close(theirs)
-    shown = read_all(ours)
-    out = running.communicate(timeout=60)[0]
+    shown, out = read_terminal([*command, "-o", "store"])
 
     assert "━" in shown
     assert "100%" in shown
     assert b"\x1b" not in out
     assert "━" not in out.decode()
-
-
-def read_all(handle):
-    data = b""
-    while select.select([handle], [], [], 60)[0]:
-        try:
-            piece = os.read(handle, 65536)
-        except OSError:  # Linux says EIO when the other end is closed
-            break
-        if not piece:
-            break
-        data += piece
-    os.close(handle)
-    return data.decode()

@@ -4,11 +4,13 @@ import gzip
 import json
 import shutil
 from importlib import import_module
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+import penstock as ps
 from penstock.check import CHECKS, CheckSettings, check
 from penstock.sources.settings import ReadSettings
 
@@ -233,6 +235,61 @@ def test_a_disk_that_is_too_small_fails(pair, tmp_path, monkeypatch):
 
     assert [finding.passed for finding in report.findings] == [True] * 5 + [False]
     assert report.findings[5].message.endswith("10,000 are free")
+
+
+@pytest.fixture
+def tried(penstock, tmp_path):
+    """Runs `penstock check -o DIRECTORY`; returns the exit code and the last finding."""
+    (tmp_path / "a.txt").write_text("some words\n" * 1_000)
+
+    def tried(directory):
+        words = ("check", "a.txt", "--tokenizer", "bytes", "--json", "-o", directory)
+        done = penstock(*words, check=False)
+        return done.returncode, json.loads(done.stdout)["checks"][-1]["message"]
+
+    return tried
+
+
+def test_check_o_passes_a_directory_that_a_build_can_use(tried, tmp_path):
+    (tmp_path / "empty").mkdir()
+    ps.build(tmp_path / "a.txt", tmp_path / "same", tokenizer="bytes")
+    ps.build(tmp_path / "a.txt", tmp_path / "split", tokenizer="bytes", split="tail:0.1")
+    before = sorted(tmp_path.rglob("*"))
+
+    for name in ("new/store", "empty", "same", "split"):
+        assert tried(name)[0] == 0, name
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_check_o_tries_the_directory(tried, tmp_path):
+    (tmp_path / "b.txt").write_text("other\n" * 10)
+    ps.build(tmp_path / "b.txt", tmp_path / "finished", tokenizer="bytes", documents="lines")
+    ps.build(tmp_path / "b.txt", tmp_path / "split", tokenizer="bytes", split="tail:0.1")
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / ".building.json").write_text(
+        '{"inputs": [{"name": "b.txt", "bytes": 60}]}'
+    )
+
+    for directory, words in {
+        "finished": "finished is a finished store of other files; choose another directory (-o)",
+        "split": "split is a finished store of other files",
+        "begun": "begun is an unfinished build of other files",
+        "b.txt/store": "b.txt is a file, and a store is a directory",
+        ".": ". is not empty and not a store; it holds a.txt, b.txt, begun, ",
+    }.items():
+        code, message = tried(directory)
+        assert code == 1
+        assert words in message
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc here")
+def test_check_o_finds_that_a_directory_is_not_writable(tried):
+    """Nobody can write in /proc, not even root."""
+    code, message = tried("/proc/stores/a")
+
+    assert code == 1
+    assert message.startswith("/proc cannot be written to (")
+    assert "so no store can be built in /proc/stores/a; choose another" in message
 
 
 def test_a_loader_that_is_too_slow_fails(pair, tmp_path, monkeypatch):

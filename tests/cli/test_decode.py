@@ -1,7 +1,10 @@
 """`penstock decode`: text, origin, and nothing that acts on a terminal."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -136,3 +139,18 @@ def test_a_tokenizer_that_is_not_found_can_be_set(invoke, corpus, tmp_path, monk
     assert shown.endswith("To be, or not to be:\n")
     again = invoke("decode", "../store", "-d", 0, "--tokenizer", "nowhere.json", code=1).stderr
     assert "Set --tokenizer" not in again
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the shell of Windows is another")
+@pytest.mark.parametrize("option", ["", "--raw", "--json"])
+def test_decode_into_head_exits_0(tmp_path, option):
+    ps.build(ps.Texts(["many words\n" * 100] * 500), tmp_path / "long", tokenizer="bytes")
+    decode = f"{sys.executable} -m penstock decode long -d 0 -n 500 {option}"
+    code = f"{decode} | head -n 1; exit ${{PIPESTATUS[0]}}"
+
+    done = subprocess.run(
+        ["bash", "-c", code], cwd=tmp_path, capture_output=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.count(b"\n") == 1

@@ -2,8 +2,13 @@
 
 import json
 import re
+import subprocess
+import sys
+import time
 from dataclasses import asdict
 from itertools import pairwise
+
+import pytest
 
 import penstock as ps
 from penstock.cli.info import histogram_lines
@@ -75,6 +80,73 @@ def test_an_unfinished_store_says_what_to_do(invoke, tmp_path):
     (tmp_path / "store" / ".building.json").write_text("{}")
 
     assert "Run the same `penstock build`" in invoke("info", "store", code=1).stderr
+
+
+@pytest.fixture
+def running(tmp_path):
+    """A build that has sealed all parts and then waits for a line on its stdin."""
+    (tmp_path / "a.txt").write_text("some words\n" * 1_000)
+
+    def running(**settings):
+        code = (
+            "import sys, penstock; penstock.build('a.txt', 'store', tokenizer='bytes', "
+            f"documents='lines', progress=lambda now: sys.stdin.readline(), **{settings})"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=tmp_path, stdin=subprocess.PIPE, text=True
+        )
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "store" / ".slice-000000.json").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        started.append(process)
+        return process
+
+    started = []
+    yield running
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_info_on_a_store_being_built_says_so_and_how_far(penstock, running):
+    process = running()
+
+    shown = penstock("info", "store").stdout.decode()
+    assert shown.startswith(f"store is being built by process {process.pid}\n")
+    assert rows(shown)["done"] == "100% of the text: 11.0 kB in 1 finished part"
+    assert rows(shown)["documents"] == "1,000 so far"
+    values = json.loads(penstock("info", "store", "--json").stdout)
+    assert (values["finished"], values["process"]) == (False, str(process.pid))
+    assert (values["share"], values["num_documents"]) == (1.0, 1_000)
+
+    process.communicate("\n" * 100, timeout=60)
+    assert rows(penstock("info", "store").stdout.decode())["documents"] == "1,000"
+
+
+def test_info_on_a_build_that_was_killed_says_how_to_finish_it(penstock, running):
+    process = running(split="hash:0.5")
+    process.kill()
+    process.communicate()
+
+    for name in ("store", "store/train"):
+        shown = penstock("info", name).stdout.decode()
+        assert shown.startswith(f"{name} holds an unfinished build; no process continues it\n")
+        assert shown.endswith("next: run the same penstock build command again to resume it\n")
+    assert json.loads(penstock("info", "store", "--json").stdout)["process"] is None
+
+
+def test_info_on_a_store_that_grows_shows_the_store_and_the_append(penstock, running, tmp_path):
+    (tmp_path / "b.txt").write_text("more\n")
+    ps.build(tmp_path / "b.txt", tmp_path / "store", tokenizer="bytes", documents="lines")
+    process = running(append=True)
+
+    shown = penstock("info", "store").stdout.decode()
+
+    assert rows(shown)["inputs"] == "11.0 kB on disk"
+    assert f"store is being built by process {process.pid}\n" in shown
+    assert shown.startswith("store\n  documents    1 ")
 
 
 def test_names_of_inputs_cannot_act_on_the_terminal(invoke, tmp_path):

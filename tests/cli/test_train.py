@@ -1,6 +1,15 @@
 """`penstock train`, as people type it."""
 
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
 import pytest
+
+from penstock.train import read_metrics
 
 SMALL = ("--set", "model.layers=1", "--set", "model.width=16", "--set", "model.heads=2")
 QUICK = (*SMALL, "--steps", "6", "--max_length", "16", "--device", "cpu")
@@ -23,7 +32,7 @@ def test_a_text_file_is_all_it_takes(invoke, text, tmp_path):
         'guessed data.split = "tail:0.100000"',
         'guessed model.size = "nano"',
         "guessed training.batch_size = 4",
-        "guessed training.max_minutes = 10",
+        "guessed training.val_every = 100",
         "building runs/input/stores/train from input.txt",
         "step 6: validation loss ",
         "a sample of the model's text, from runs/input/sample.txt:",
@@ -80,8 +89,96 @@ runpy.run_module("penstock.train", run_name="__main__")
     words = (tmp_path / "store", *QUICK, "--batch-size", "4", "-o", tmp_path / "run")
     shown = python(code, *words, OMP_NUM_THREADS="1").stdout
 
-    assert "guessed training.max_minutes = 10" in shown
+    assert "guessed training.val_every = 100" in shown
     assert "guessed data.split" not in shown
     assert "step 6: validation loss " in shown
     assert "no sample of text: " in shown
     assert (tmp_path / "run" / "curve.svg").exists()
+
+
+def test_steps_given_win_over_a_guessed_time_limit(penstock, text):
+    shown = penstock("train", "input.txt", *QUICK).stdout.decode()
+
+    assert "guessed training.val_every" in shown
+    assert "max_minutes" not in shown
+    assert "6 steps, 384 tokens, " in shown
+
+
+def test_the_display_and_the_metrics_show_the_learning_rate(penstock, text, tmp_path):
+    flags = ("--set", "optimization.warmup_steps=3", "--set", "optimization.learning_rate=0.004")
+    shown = penstock("train", "input.txt", *QUICK, *flags).stdout.decode()
+    metrics = list(read_metrics(tmp_path / "runs" / "input" / "metrics.jsonl"))
+    rates = [each["learning_rate"] for each in metrics if each["kind"] == "step"]
+
+    assert re.search(r"step 1/6  loss \S+  val \S+  lr 0\.0013  ", shown)
+    assert rates[:3] == pytest.approx([0.004 / 3, 0.008 / 3, 0.004])
+    assert rates[2] > rates[4] > rates[5]
+
+
+def stopped(directory, ready, *flags):
+    """A run that gets a Ctrl-C when `ready()` is true: its exit code, stdout and stderr."""
+    words = ["train", "input.txt", "--val_file", "val.txt", *SMALL, "--device", "cpu", *flags]
+    words += ["--max_length", "16", "--steps", "1000000", "--set", "data.tokenizer=bytes"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "penstock", *words],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 60
+    while not ready() and running.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    # Both of them would take much longer than this if Ctrl-C waited for their end.
+    out, errors = running.communicate(timeout=60)
+    return running.returncode, out, errors
+
+
+STOPPING = (
+    "stopping: the run saves a checkpoint after this step; another Ctrl-C ends it at once, "
+    "without saving\n"
+)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
+def test_ctrl_c_is_acknowledged_at_once_during_training(text, tmp_path):
+    (tmp_path / "val.txt").write_text("Some words to validate on.\n" * 20)
+    metrics = tmp_path / "runs" / "input" / "metrics.jsonl"
+
+    def ready():
+        return metrics.exists() and '"kind": "step"' in metrics.read_text()
+
+    code, out, errors = stopped(tmp_path, ready)
+
+    assert (code, errors) == (0, STOPPING)
+    assert re.search(r"stopped as requested after step \d+; the same command resumes it\n$", out)
+    assert len(list((tmp_path / "runs" / "input" / "checkpoints").iterdir())) == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
+def test_ctrl_c_is_acknowledged_at_once_during_validation_too(text, tmp_path):
+    # 125,000 rows: the validation would take minutes.
+    (tmp_path / "val.txt").write_text("Some words to validate on.\n" * 75_000)
+    metrics = tmp_path / "runs" / "input" / "metrics.jsonl"
+
+    code, out, errors = stopped(tmp_path, metrics.exists, "--set", "training.val_rows=125000")
+
+    assert (code, errors) == (0, STOPPING)
+    assert out.endswith("stopped as requested after step 0; the same command resumes it\n")
+    assert not list(read_metrics(metrics))
+
+
+def test_the_build_before_a_run_logs_its_progress_every_ten_seconds(text, tmp_path):
+    # Ten seconds are too long for a test, so each report is a line here.
+    code = "import penstock.cli.progress as p; p._LINE_SECONDS = 0; "
+    code += "from penstock.cli import main; main()"
+    words = ["train", "input.txt", *QUICK, "--set", "data.tokenizer=bytes"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, timeout=60
+    )
+
+    assert done.returncode == 0
+    assert re.search(rb"\n100%( .*)?\na document is ", done.stdout)
+    assert done.stderr == b""

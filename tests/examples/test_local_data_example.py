@@ -1,6 +1,7 @@
 """The example runs with the commands of its docstring."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +43,32 @@ def test_six_checks_pass_and_batches_are_read(tmp_path):
         "✅ Performance PASSED (>100K tokens/sec)",
         "✅ Preprocessing PASSED",
     ]
-    assert "batches of (32, 1024)" in lines[6]
+    assert lines[6].startswith(
+        "✅ LocalOpenWebTextDataModule PASSED: the first batch (32, 1024) came after "
+    )
+
+
+def test_the_script_reports_no_speed_below_the_one_it_just_passed(tmp_path):
+    text = "The quick brown fox jumps over the lazy dog.\n"
+    (tmp_path / "t.txt").write_text(text * 10_000)
+    (tmp_path / "v.txt").write_text(text * 500)
+    done = run(tmp_path, "t.txt", "v.txt")
+
+    assert done.returncode == 0, done.stderr
+    (speeds,) = re.findall(r".*tokens/s.*", done.stdout)
+    assert speeds.startswith("✅ Performance PASSED (>100K tokens/sec): ")
+    assert int(re.search(r"([\d,]+) tokens/s loaded", speeds)[1].replace(",", "")) > 100_000
+
+
+def test_less_text_than_one_batch_is_a_message_and_not_a_traceback(tmp_path):
+    for name in ("t.txt", "v.txt"):
+        (tmp_path / name).write_text("a few words\n" * 100)
+    done = run(tmp_path, "t.txt", "v.txt")
+
+    assert done.returncode == 1
+    assert "❌ LocalOpenWebTextDataModule FAILED: " in done.stdout
+    assert "Use a smaller batch_size, or more text." in done.stdout
+    assert "Traceback" not in done.stderr
 
 
 def test_a_missing_file_fails_with_exit_code_one(tmp_path):

@@ -51,14 +51,20 @@ def test_a_run_of_nothing_and_losses_that_are_no_numbers_are_drawn_too():
 
 def report(**changes):
     now = RunProgress(step=1_200, steps=4_800, loss=5.31214, val_loss=5.441)
-    logged = {"tokens_per_second": 6210.4, "mfu": 0.412, "data_wait": 0.001, "seconds_left": 588.0}
+    logged = {
+        "learning_rate": 0.00283,
+        "tokens_per_second": 6210.4,
+        "mfu": 0.412,
+        "data_wait": 0.001,
+        "seconds_left": 588.0,
+    }
     return RunReport(progress=now, peak_memory=1_200_000_000, **{**logged, **changes})
 
 
 def test_a_report_is_one_line():
     assert report_line(report()) == (
-        "step 1,200/4,800  loss 5.3121  val 5.4410  6,210 tok/s  MFU 41.2%  wait 0.1%  1.2 GB  "
-        "ETA 9:48"
+        "step 1,200/4,800  loss 5.3121  val 5.4410  lr 0.0028  6,210 tok/s  ETA 9:48  MFU 41.2%  "
+        "wait 0.1%  1.2 GB"
     )
     assert "MFU" not in report_line(report(mfu=None))
 

@@ -174,6 +174,18 @@ def test_a_training_file_that_a_flag_names_is_read_line_by_line():
     assert changes["data.documents"] == "auto"
 
 
+@pytest.mark.parametrize(
+    ("flags", "minutes"),
+    [({"steps": 5}, None), ({"steps": 5, "max_minutes": 2}, 2), ({"batch_size": 1}, 10)],
+)
+def test_only_a_guessed_time_limit_gives_way_to_steps(tmp_path, flags, minutes):
+    (tmp_path / "a.txt").write_text("some words")
+    recipe = choose_recipe(str(tmp_path / "a.txt"), recipe_changes([], **flags), "cpu", ignore)
+
+    assert recipe.training.steps == flags.get("steps")
+    assert recipe.training.max_minutes == minutes
+
+
 def test_no_workers_make_nothing_ahead():
     assert recipe_changes([], num_workers=0) == {"training.prefetch": 0}
     assert recipe_changes([], num_workers=8) == {}

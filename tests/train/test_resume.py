@@ -1,5 +1,6 @@
 """Going on with a run: whatever happened to it, and whatever is changed."""
 
+import signal
 from dataclasses import replace
 
 import pytest
@@ -122,3 +123,22 @@ def test_packed_rows_in_parts_are_the_same_step(job, store):
     pairs = zip(whole.model.parameters(), parts.model.parameters(), strict=True)
     assert all(torch.allclose(one, two, atol=1e-5) for one, two in pairs)
     assert whole.progress.loss == pytest.approx(parts.progress.loss, abs=1e-5)
+
+
+def test_a_validation_that_ctrl_c_cut_short_is_made_up_for(job, tmp_path):
+    straight = replace(job(), output=tmp_path / "straight")
+    run(straight)
+
+    def ctrl_c(logged):
+        if at_step(6)(logged):  # step 6 ends with a validation and a checkpoint
+            signal.raise_signal(signal.SIGINT)
+
+    stopped = run(job(), log=ctrl_c)
+    assert not stopped.finished
+    assert (stopped.progress.step, stopped.progress.validated) == (6, 0)
+    assert [each["step"] for each in lines(job(), "val")] == [0]
+
+    assert run(job()).finished
+    for kind, value in (("val", "val_loss"), ("step", "loss")):
+        found = [[each[value] for each in lines(one, kind)] for one in (job(), straight)]
+        assert found[0] == found[1]

@@ -119,7 +119,7 @@ def build_stores(
     fetched: Fetched,
     *,
     tokenizer: Any = "gpt2",
-    progress: "Callable[[BuildProgress], None] | None" = None,
+    progress: "Callable[[BuildProgress], None] | bool | None" = None,
 ) -> "dict[str, TokenStore]":
     """Build one store per split beside the files, and return them by split.
 

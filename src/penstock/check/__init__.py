@@ -1,8 +1,8 @@
 """Checks the user's own files before a training run.
 
 Takes the names of files and the settings for reading them, and returns six findings with their
-figures. Only a temporary directory is written to. The time depends on the size of the sample and
-not on the size of the files.
+figures. Only a temporary directory is written to, and for a moment the directory of the store, if
+it is given. The time depends on the size of the sample and not on the size of the files.
 """
 
 from typing import TYPE_CHECKING

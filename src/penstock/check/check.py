@@ -16,6 +16,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.check.directory import directory_problem, nearest_existing
 from penstock.check.sample import FileSample, add_hints, read_sample, text_bytes
 from penstock.cli.units import number_of
 from penstock.errors import PenstockError
@@ -47,8 +48,9 @@ class CheckSettings:
     batch_size: int = 32
     sample_bytes: int = 16_000_000
     """Bytes of text to read, of all files together."""
-    directory: Path = Path()
-    """The directory for stores; its disk must have enough free space."""
+    directory: Path | None = None
+    """The directory of the store to build. It must be writable, have enough free space, and hold
+    nothing else. If it is not given, only the free space of the working directory counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,8 @@ def check(
 ) -> CheckReport:
     """Read a sample of `files` as a training run would, and report what is wrong.
 
-    Only a temporary directory is written to. Errors of penstock and of the operating system become
-    findings.
+    Only a temporary directory is written to, and an unnamed file where the store would be. Errors
+    of penstock and of the operating system become findings.
     """
     begun = time.monotonic()
     run = _Run([FileSample(fspath(each)) for each in files], settings or CheckSettings())
@@ -274,11 +276,10 @@ class _Run:
         sampled = sum(map(len, self._texts))
         # The store of the sample, scaled to all text.
         needed = sum(text_bytes(file) for file in self.files) / sampled * stored
-        directory = self._settings.directory.absolute()
-        # The directory need not exist yet; its nearest existing parent is on the same disk.
-        while not directory.exists():
-            directory = directory.parent
-        free = shutil.disk_usage(directory).free
+        directory = self._settings.directory
+        if directory is not None and (problem := directory_problem(directory, self._inputs)):
+            raise _CheckFailedError(f"{problem}; choose another directory (-o)")
+        free = shutil.disk_usage(nearest_existing(directory or Path())).free
         figures = (
             f"the sample built and verified in {self._build_seconds:.1f} s; all of it needs "
             f"about {needed:,.0f} bytes of disk, {free:,} are free"

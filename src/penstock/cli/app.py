@@ -37,6 +37,9 @@ from penstock.errors import PenstockError
 
 # As in a shell: 128 + 2, the number of SIGINT.
 _INTERRUPTED = 130
+# These print while they work, or their exit code is their result. If the reader of their output
+# leaves early, they end too early as well, so their exit code is not 0.
+_PRINT_WHILE_THEY_WORK = ("check", "demo", "train")
 
 
 class Commands(TyperGroup):
@@ -68,12 +71,21 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as error:
             _print_interrupt(error, as_json=as_json)
             raise typer.Exit(_INTERRUPTED) from None
-        except (PenstockError, OSError) as error:
-            # The reader of a pipe has closed it (`| head`). `run` handles that without a message.
-            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+        except (PenstockError, OSError, SystemExit) as error:
+            if _is_closed_pipe(error):
+                code = int(ctx.invoked_subcommand in _PRINT_WHILE_THEY_WORK)
+                raise typer.Exit(code) from None
+            if isinstance(error, SystemExit):
                 raise
             print_error(type(error).__name__, message_of(error), as_json=as_json)
             raise typer.Exit(1) from error
+
+
+def _is_closed_pipe(error: BaseException) -> bool:
+    """Whether the reader of the output has closed the pipe, as `| head` does."""
+    # rich and click catch the OSError and raise a SystemExit instead.
+    cause = error.__context__ if isinstance(error, SystemExit) else error
+    return isinstance(cause, OSError) and cause.errno == errno.EPIPE
 
 
 def _print_interrupt(error: KeyboardInterrupt, *, as_json: bool = False) -> None:
@@ -84,7 +96,6 @@ def _print_interrupt(error: KeyboardInterrupt, *, as_json: bool = False) -> None
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # half as many lines, and brackets are not read as markup
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -134,7 +145,7 @@ def run() -> NoReturn:
         code: object = 0
     # Typer ends every command with SystemExit, also after success.
     except SystemExit as leaving:
-        code = leaving.code
+        code = 0 if _is_closed_pipe(leaving) else leaving.code
     except OSError as error:  # outside of a command, while the version or the help is written
         code = _on_lost_output(error)
     except KeyboardInterrupt as error:  # outside of a command, while Python still imports
@@ -157,11 +168,12 @@ def _writable(stream: TextIO | None) -> TextIO:
 def _on_lost_output(error: OSError) -> int:
     """Report that output could not be written; returns the exit code.
 
-    It is not reported if the reader of a pipe has closed it, as `| head` does.
+    It is not an error if the reader of a pipe has closed it, as `| head` does.
     """
-    if error.errno != errno.EPIPE:
-        with suppress(OSError):
-            print_error(type(error).__name__, message_of(error), as_json=False)
+    if _is_closed_pipe(error):
+        return 0
+    with suppress(OSError):
+        print_error(type(error).__name__, message_of(error), as_json=False)
     return 1
 
 

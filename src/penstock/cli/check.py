@@ -37,14 +37,15 @@ def check_command(
     ] = 32,
     sample: Annotated[float, option("Megabytes of text to read.", "MB", least=0.001)] = 16,
     directory: Annotated[
-        Path, option("Directory of stores; its space is checked.", "DIRECTORY", "--output", "-o")
-    ] = Path(),
+        Path | None, option("Try to build a store here.", "DIRECTORY", "--output", "-o")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Check your files before you train on them.
 
     Reads a sample of each file, tokenizes it, and reads batches back, as a training run would.
     The report says how much of each file was read. If anything is wrong, ends with exit code 1.
+    With -o, also checks that the directory is writable, has room, and holds no other store.
     By default training_data/owt_train.txt and training_data/owt_valid.txt are checked.
 
     penstock check train.txt val.txt

@@ -56,9 +56,9 @@ def fetch_command(
     with bar(shown=not as_json) as draw:
 
         def report(now: "FetchProgress") -> None:
-            # Without a known total, the bar is drawn as full.
-            total = now.total_bytes or now.done_bytes
-            draw(now.done_bytes, total, f"{now.action} {terminal.visible(now.name, lines=False)}")
+            name = terminal.visible(now.name, lines=False)
+            text = f"{now.action} {name}, {size_text(now.done_bytes)}"
+            draw(now.done_bytes, now.total_bytes or 0, text)
 
         fetched = fetch(name, directory, source=source, split=split, progress=report)
     stores: dict[str, TokenStore] = {}

@@ -1,17 +1,21 @@
 """`penstock info`: the contents of a store, in numbers."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli import options, terminal
 from penstock.cli.options import by_side, stores_at
 from penstock.cli.units import number_of, size_text
+from penstock.errors import StoreBusyError
 
 if TYPE_CHECKING:
     from penstock.store.summary import Bin, Summary
 
 _SHOWN_INPUTS = 2
+_PLAIN = ("text", "jsonl", "texts")
 # Nine heights of one character: from empty to eight eighths.
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -21,11 +25,20 @@ def info_command(store: options.Store, as_json: options.AsJson = False) -> None:
 
     Prints the numbers of documents and tokens, the lengths of documents, the tokenizer, the
     inputs, and the records that were rejected. Reads the manifest and the document bounds, but
-    no tokens. For a store that was built with --split, shows both sides.
+    no tokens. For a store that was built with --split, shows both sides. For a store that is
+    still being built, shows how far the build is.
     """
+    from penstock.store.manifest import FILE_NAME
     from penstock.store.reader import TokenStore
     from penstock.store.summary import summarize
 
+    state = _build_state(store)
+    if state is not None and not (store / FILE_NAME).exists():
+        if as_json:
+            terminal.print_json(state)
+        else:
+            _show_state(state)
+        return
     summaries = {side: summarize(TokenStore(path)) for side, path in stores_at(store).items()}
     if as_json:
         terminal.print_json(by_side({side: asdict(summary) for side, summary in summaries.items()}))
@@ -34,6 +47,71 @@ def info_command(store: options.Store, as_json: options.AsJson = False) -> None:
         if number:
             terminal.write("")
         show_summary(summary)
+    if state is not None:  # a finished store, to which a build appends
+        _show_state(state)
+
+
+def _build_state(path: Path) -> dict[str, Any] | None:
+    """How far the build in a directory is; None if there is no unfinished build."""
+    from penstock.sources.document import Tally
+    from penstock.store.journal import Journal
+    from penstock.store.lock import lock_holder, locked
+    from penstock.store.manifest import FILE_NAME
+    from penstock.store.part import SIDES
+
+    # The journal of a split store is beside its two sides.
+    is_side = path.name in SIDES and not (path / ".building.json").exists()
+    whole = path.parent if is_side else path
+    journal = Journal(whole)
+    try:
+        begun, sealed = journal.begun(), journal.sealed()
+    except FileNotFoundError:  # the build ended just now, and removed its records
+        return None
+    if not begun or (is_side and (path / FILE_NAME).exists()):
+        return None
+    process = None
+    with suppress(OSError):  # if nobody can write here, nobody builds
+        try:
+            with locked(whole):  # for a moment, to see whether another process holds the lock
+                pass
+        except StoreBusyError:
+            process = lock_holder(whole)
+    inputs, tally = begun["inputs"], Tally.total(record.tally for record in sealed)
+    # How much text a compressed file or a table contains is not known before it is read.
+    is_plain = all(not each["compression"] and each["format"] in _PLAIN for each in inputs)
+    num_bytes = sum(each["bytes"] for each in inputs)
+    return {
+        "store": str(path),
+        "finished": False,
+        "process": process,
+        "text_bytes": tally.total_bytes,
+        "input_bytes": num_bytes,
+        "share": tally.total_bytes / max(1, num_bytes) if is_plain else None,
+        "num_parts": sum(len(record.parts) for record in sealed),
+        "num_documents": tally.documents,
+        "num_tokens": sum(part.num_tokens for each in sealed for part in each.parts.values()),
+        "num_rejects": tally.rejected,
+    }
+
+
+def _show_state(state: dict[str, Any]) -> None:
+    """Print how far an unfinished build is, and how to finish it."""
+    share = "" if state["share"] is None else f"{state['share']:.0%} of the text: "
+    text, inputs = size_text(state["text_bytes"]), size_text(state["input_bytes"])
+    rows: list[tuple[str, str | list[str]]] = [
+        ("done", f"{share}{text} in {number_of(state['num_parts'], 'finished part')}"),
+        ("inputs", f"{inputs} on disk"),
+        ("documents", f"{state['num_documents']:,} so far"),
+        ("tokens", f"{state['num_tokens']:,} so far"),
+        ("rejected", f"{state['num_rejects']:,} so far"),
+    ]
+    if state["process"] is not None:
+        terminal.print_facts(f"{state['store']} is being built by process {state['process']}", rows)
+        return
+    terminal.print_facts(
+        f"{state['store']} holds an unfinished build; no process continues it", rows
+    )
+    terminal.write("next: run the same penstock build command again to resume it")
 
 
 def show_summary(summary: "Summary") -> None:

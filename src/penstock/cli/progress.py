@@ -1,22 +1,26 @@
-"""Progress bars, on stderr and only in a terminal.
+"""Progress on stderr: a bar in a terminal, and otherwise a line every ten seconds.
 
 ━━━━━━━━━━━━━━━╸              52%  312 MB/s  71.2M tokens/s  0:12 left  3 rejected
+
+52%  312 MB/s  71.2M tokens/s  0:12 left  3 rejected
 """
 
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from penstock.cli.terminal import console
+from penstock.cli.terminal import console, visible
 from penstock.cli.units import clock_text, count_text, size_text
 
 if TYPE_CHECKING:
     from penstock.store.job import BuildProgress
 
+_LINE_SECONDS = 10.0  # between two lines, without a terminal
+
 Draw = Callable[[int, int, str], None]
-"""Draws a bar: (done, total, the text beside the bar)."""
+"""Shows progress: (done, total or 0 if it is not known, the text beside the bar)."""
 
 
 class Meter:
@@ -52,19 +56,28 @@ class Meter:
 
 
 @contextmanager
-def build_bar(*, shown: bool) -> Iterator[tuple[Meter, "Callable[[BuildProgress], None]"]]:
+def build_bar(*, shown: bool = True) -> Iterator[tuple[Meter, "Callable[[BuildProgress], None]"]]:
     """A progress bar for a build; yields its meter, and the callback for `progress=`."""
     meter = Meter()
     with bar(shown=shown) as draw:
         yield meter, lambda now: draw(now.done_bytes, now.total_bytes, meter.line(now))
 
 
+def build_lines(write: Callable[[str], None]) -> "Callable[[BuildProgress], None]":
+    """The callback for `progress=` that writes a line every ten seconds."""
+    meter, draw = Meter(), _line_writer(write)
+    return lambda now: draw(now.done_bytes, now.total_bytes, meter.line(now))
+
+
 @contextmanager
 def bar(*, shown: bool = True) -> Iterator[Draw]:
-    """A context with a progress bar, which is removed at the end; yields a function to draw it."""
-    # In a log file, each update of a bar would be a new line.
-    if not (shown and sys.stderr.isatty()):
+    """Yield a function that shows progress: on a bar that is removed at the end, or as lines."""
+    if not shown:
         yield lambda done, total, text: None
+        return
+    # In a log file, each update of a bar would be a new line with escape codes.
+    if not sys.stderr.isatty():
+        yield _line_writer(_write_error_line)
         return
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
@@ -81,5 +94,26 @@ def bar(*, shown: bool = True) -> Iterator[Draw]:
     task = progress.add_task("", total=None, text="starting")
     with progress:
         yield lambda done, total, text: progress.update(
-            task, completed=done, total=total, text=text
+            task, completed=done, total=total or None, text=text
         )
+
+
+def _line_writer(write: Callable[[str], None]) -> Draw:
+    """A function that writes progress as a line, if the last one was written ten seconds ago."""
+    last = time.monotonic()  # work that takes less than ten seconds writes no line at all
+
+    def draw(done: int, total: int, text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _LINE_SECONDS:
+            last = time.monotonic()
+            share = f"{done / total:.0%}  " if total else ""
+            write(f"{share}{visible(text, lines=False)}".rstrip())
+
+    return draw
+
+
+def _write_error_line(line: str) -> None:
+    # A closed pipe (`2>&1 | head`) or a full disk loses the line, but must not end the work.
+    with suppress(OSError):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()

@@ -7,6 +7,7 @@ the inputs and the settings alone, not on threads, timing or interruptions.
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Literal
 
@@ -47,7 +48,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     max_expansion: int = 200,
     engine: EngineName = "auto",
     threads: int | None = None,
-    progress: Report | None = None,
+    progress: Report | bool | None = None,
 ) -> TokenStore:
     """Tokenize `inputs` into a store in the directory `store`, and open it.
 
@@ -94,9 +95,11 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         engine: The program that tokenizes. The token ids do not depend on it.
         threads: How many slices are tokenized at once; by default one per core. Changes speed and
             memory only.
-        progress: Called about ten times a second with a `BuildProgress`, from the calling thread.
-            In the last call, just before the store is finished, `done_bytes` equals `total_bytes`.
-            Not called if the store is finished already.
+        progress: True shows a progress bar on stderr, as the command does; without a terminal, a
+            line every ten seconds. A function is called about ten times a second with a
+            `BuildProgress`, from the calling thread. In its last call, just before the store is
+            finished, `done_bytes` equals `total_bytes`. Not called if the store is finished
+            already.
 
     Raises:
         SourceError: an input cannot be read as asked, or too many records were rejected.
@@ -116,10 +119,15 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     progress = arguments.pop("progress")
     job = prepare(BuildSettings(**arguments))
     # So far only the directory was created, so a wrong argument leaves no file behind.
-    with locked(job.directory):
+    with locked(job.directory), ExitStack() as bars:
         begun = begin(job)
         if begun is not None:
-            execute(begun, progress)
+            report: Report | None = None if isinstance(progress, bool) else progress
+            if progress is True:
+                from penstock.cli.progress import build_bar  # needs rich, in a terminal
+
+                report = bars.enter_context(build_bar())[1]
+            execute(begun, report)
     return TokenStore(job.directory / job.sides[0])
 
 

@@ -105,6 +105,10 @@ class Journal:
             # On disk before any part is written: parts without settings belong to no build.
             write_file(self._settings, [canonical_json(settings)])
             sync_directory(self._directory)
+        return self.sealed()
+
+    def sealed(self) -> list[SealedSlice]:
+        """The slices whose parts are on disk, in order."""
         paths = sorted(self._directory.glob(".slice-*.json"))
         return [SealedSlice.parse(path.read_bytes()) for path in paths]
 

@@ -105,6 +105,8 @@ def choose_recipe(source: str | None, changes: Tables, device: str | None, log: 
     if changes.get("data.val") or changes.get("data.stream"):
         # With separate validation data, no text needs to be held out; a stream cannot be split.
         guesses.pop("data.split", None)
+    if changes.get("training.steps"):
+        del guesses["training.max_minutes"]  # a guess must not end the run before these steps
     tables: Tables = {}
     for name, value in {"data.train": source, **guesses, **changes}.items():
         set_value(tables, name, value)

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from penstock.cli.progress import build_lines
 from penstock.errors import PlanError, SourceError, StoreBusyError, StoreError
 from penstock.loader.loader import Loader
 from penstock.loader.run import AnyPlan
@@ -111,9 +112,10 @@ class _Opener:
         # With other validation data, nothing needs to be held out of the text.
         is_split = store.name == "train" and self._config.val is None
         split = self._config.split if is_split else None
+        report = build_lines(self._log)
         while True:
             try:
-                build(given, store, split=split, **self._settings)
+                build(given, store, split=split, progress=report, **self._settings)
             except StoreBusyError:
                 # Another process of this run is building the store. Its lock is released when that
                 # process ends, for whatever reason, so this loop ends too.

@@ -1,6 +1,6 @@
 """Shows a run: a line about its progress, the loss curve, and the names of documents.
 
-    step 1,200/4,800  loss 5.3121  val 5.4410  6,210 tok/s  wait 0.1%  1.2 GB  ETA 9:48
+    step 1,200/4,800  loss 5.3121  val 5.4410  lr 0.0028  6,210 tok/s  ETA 9:48  wait 0.1%  1.2 GB
 
     6 ┤╲                      curve.svg: the training loss, smoothed
       │ ╲__ •                 the validation loss, with dots
@@ -78,14 +78,15 @@ def report_line(report: RunReport) -> str:
     parts = [f"step {progress.step:,}{total}", f"loss {progress.loss:.4f}"]
     if progress.val_loss is not None:
         parts.append(f"val {progress.val_loss:.4f}")
-    parts.append(f"{report.tokens_per_second:,.0f} tok/s")
-    if report.mfu is not None:
-        parts.append(f"MFU {report.mfu:.1%}")
-    parts += [f"wait {report.data_wait:.1%}", f"{report.peak_memory / 1e9:.1f} GB"]
-    # Before the second step there is no speed, and the time left is infinite.
+    parts += [f"lr {report.learning_rate:.2g}", f"{report.tokens_per_second:,.0f} tok/s"]
+    # Before the second step there is no speed, and the time left is infinite. It precedes the
+    # other numbers, because a terminal of 80 columns cuts the end of the line.
     if report.seconds_left is not None and math.isfinite(report.seconds_left):
         minutes, seconds = divmod(round(report.seconds_left), 60)
         parts.append(f"ETA {minutes}:{seconds:02d}")
+    if report.mfu is not None:
+        parts.append(f"MFU {report.mfu:.1%}")
+    parts += [f"wait {report.data_wait:.1%}", f"{report.peak_memory / 1e9:.1f} GB"]
     return "  ".join(parts)
 
 

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 from penstock.errors import PlanError
 
 _SECOND_CTRL_C_SECONDS = 1.0
+_STOPPING = (
+    b"stopping: the run saves a checkpoint after this step; another Ctrl-C ends it at once, "
+    b"without saving\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +156,11 @@ def join_processes(device: str | None = None) -> Iterator[World]:
 
 
 @contextmanager
-def stop_signals() -> Iterator[threading.Event]:
+def stop_signals(world: World | None = None) -> Iterator[threading.Event]:
     """An event that SIGTERM and Ctrl-C set, instead of ending the process.
 
-    A step can take long or wait for data, so a second Ctrl-C raises KeyboardInterrupt at once.
+    The main process acknowledges the first signal on stderr at once. A step can take long or wait
+    for data, so a second Ctrl-C raises KeyboardInterrupt at once.
     """
     requested = threading.Event()
     first = math.inf
@@ -167,6 +172,11 @@ def stop_signals() -> Iterator[threading.Event]:
         if number == signal.SIGINT and time.monotonic() > first + _SECOND_CTRL_C_SECONDS:
             raise KeyboardInterrupt
         first = min(first, time.monotonic())
+        if not requested.is_set() and (world is None or world.is_main):
+            # Not `sys.stderr.write`: the signal may have interrupted a write to it.
+            with suppress(OSError):
+                # In a terminal, the line of the display has no newline yet.
+                os.write(2, b"\n" * os.isatty(2) + _STOPPING)
         requested.set()
 
     if threading.current_thread() is not threading.main_thread():

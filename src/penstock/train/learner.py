@@ -4,6 +4,7 @@ The loss of a step is the mean over all its targets, on all processes and in all
 rows with few targets count less, and the number of processes changes only the rounding.
 """
 
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -111,12 +112,17 @@ class Learner:
         return torch.stack([self._world.sum(total) / num_targets, norm])
 
     @torch.no_grad()
-    def evaluate(self, microbatches: Iterable[MicroBatch]) -> float:
-        """The mean loss over all targets, on all processes."""
+    def evaluate(
+        self, microbatches: Iterable[MicroBatch], stop: threading.Event | None = None
+    ) -> float | None:
+        """The mean loss over all targets, on all processes; None if `stop` was set."""
         self._parallel.eval()
         # The sums are float64: float32 cannot count past 2**24 targets.
         sums = torch.zeros(2, dtype=torch.float64, device=self._world.device)
         for microbatch in microbatches:
+            if stop is not None and stop.is_set():
+                self._parallel.train()
+                return None
             targets = microbatch[1]
             assert targets is not None  # every batch of the loader has targets
             sums += torch.stack([self._loss(microbatch).double(), (targets != -100).sum().double()])

@@ -1,6 +1,6 @@
 """The measurements of a run: its progress, its speed, and the file metrics.jsonl.
 
-    {"kind": "step", "step": 40, "loss": 6.31, "rate": 0.4, "norm": 0.8, "tokens": 20480, …}
+    {"kind": "step", "step": 40, "loss": 6.31, "learning_rate": 0.0024, "norm": 0.8, …}
     {"kind": "val", "step": 40, "val_loss": 6.52, …}
     {"kind": "target", "step": 900, "val_loss": 5.49, …}
 
@@ -70,6 +70,8 @@ class RunReport:
     """The state of a run after a step, for a display."""
 
     progress: RunProgress
+    learning_rate: float
+    """The learning rate of AdamW in this step."""
     tokens_per_second: float
     mfu: float | None
     """Model FLOPs utilisation: the share of the GPU's peak that the model's arithmetic uses."""
@@ -131,7 +133,7 @@ class Throughput:
         """The mean speed of the last ten steps, on all processes together."""
         return sum(tokens for _, tokens, _ in list(self._ends)[1:]) / self._span
 
-    def report(self, progress: RunProgress) -> RunReport:
+    def report(self, progress: RunProgress, learning_rate: float) -> RunReport:
         """A report with the speed of the last ten steps."""
         mfu = None
         if self._peak_flops is not None:
@@ -141,6 +143,7 @@ class Throughput:
         left = None if progress.steps is None else progress.steps - progress.step
         return RunReport(
             progress=progress,
+            learning_rate=learning_rate,
             tokens_per_second=self.tokens_per_second,
             mfu=mfu,
             data_wait=sum(waited for *_, waited in list(self._ends)[1:]) / self._span,

@@ -65,7 +65,11 @@ def train(job: TrainingJob, *, device: str | None = None, log: Log | None = None
         log: Called with a `RunReport` after every step, and with a line of text for other
             events. `Display` shows both.
     """
-    with join_processes(device) as world, stop_signals() as stop, locked_output(job.output, world):
+    with (
+        join_processes(device) as world,
+        stop_signals(world) as stop,
+        locked_output(job.output, world),
+    ):
         if world.device.type == "cuda":
             # TensorFloat-32: products of float32 are rounded to ten bits, and are much faster.
             torch.set_float32_matmul_precision("high")
@@ -78,7 +82,7 @@ class _QueuedStep(NamedTuple):
     step: int
     results: HostCopy  # loss, norm of the gradient
     counts: HostCopy  # targets, fingerprint, requests to stop
-    rate: float
+    rate: float  # a fraction of the highest learning rate
     waited: float
 
 
@@ -149,7 +153,9 @@ class _Loop:
             board = self.config.tensorboard
             self.metrics = Metrics(path, step=now.step, validated=now.validated, tensorboard=board)
         try:
-            if self.progress.step == 0:
+            # Before the first step, and after a stop that cut the validation of this step short.
+            validates = self.progress.step % self.config.val_every == 0
+            if validates and self.progress.validated != self.progress.step:
                 with self.throughput.pause():
                     self._validate()
                 if self.config.compile:
@@ -240,15 +246,17 @@ class _Loop:
         if self.progress.steps is None and self.throughput.num_steps == Throughput.TIMED_STEPS:
             self._plan_steps()
         speed = round(self.throughput.tokens_per_second, 1)
+        learning_rate = self.job.optimization.learning_rate * queued.rate
         # The fingerprint was summed as a signed number; the remainder is the unsigned one again.
         values = {
             "rate": queued.rate,
+            "learning_rate": learning_rate,
             "tokens_per_second": speed,
             "fingerprint": fingerprint % 2**64,
         }
         self._record("step", loss=loss, norm=norm, waited=round(queued.waited, 6), **values)
         if self.world.is_main:
-            self.log(self.throughput.report(self.progress))
+            self.log(self.throughput.report(self.progress, learning_rate))
 
     def _on_nonfinite(self, step: int, loss: float, norm: float) -> None:
         """Raise for a step whose loss or norm is not finite, or log it; names its documents."""
@@ -293,15 +301,19 @@ class _Loop:
 
     def _validate(self) -> None:
         """Compute the validation loss, and see whether it reaches the target."""
-        self.progress = replace(self.progress, validated=self.progress.step)
-        if self.val_loader is None:
-            return
         step, rows = self.progress.step, self.rows
+        if self.val_loader is None:
+            self.progress = replace(self.progress, validated=step)
+            return
         self.val_loader.seek(0)
         batches = chain.from_iterable(data.microbatches(batch, rows) for batch in self.val_loader)
-        loss = self.learner.evaluate(batches)
+        # Several processes must stop at the same batch, so these validate to the end.
+        loss = self.learner.evaluate(batches, self.stop if self.world.size == 1 else None)
+        if loss is None:
+            self.stopping = self.interrupted = True
+            return
         seconds = time.perf_counter() - self.started
-        self.progress = replace(self.progress, val_loss=loss, seconds=seconds)
+        self.progress = replace(self.progress, val_loss=loss, validated=step, seconds=seconds)
         self._record("val", val_loss=loss)
         if not math.isfinite(loss) and self.config.on_nonfinite == "stop":
             raise TrainError(
