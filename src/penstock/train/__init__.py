@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from penstock.train.learner import Learner as Learner
     from penstock.train.metrics import RunProgress as RunProgress
     from penstock.train.metrics import RunReport as RunReport
+    from penstock.train.metrics import RunResult as RunResult
     from penstock.train.metrics import read_metrics as read_metrics
     from penstock.train.model import GPT as GPT
     from penstock.train.optimize import Optimizers as Optimizers
-    from penstock.train.run import RunResult as RunResult
     from penstock.train.run import train as train
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
@@ -41,9 +41,9 @@ else:
             "display": "Display documents_at",
             "distributed": "World",
             "learner": "Learner",
-            "metrics": "RunProgress RunReport read_metrics",
+            "metrics": "RunProgress RunReport RunResult read_metrics",
             "model": "GPT",
             "optimize": "Optimizers",
-            "run": "RunResult train",
+            "run": "train",
         },
     )

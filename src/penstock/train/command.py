@@ -19,9 +19,9 @@ from penstock.store.reader import TokenStore
 from penstock.train.config import TrainingJob
 from penstock.train.data import TOKEN_FILES, open_data, store_sides, stores_of, vocab_size_of
 from penstock.train.distributed import select_device
-from penstock.train.metrics import Log
+from penstock.train.metrics import Log, RunResult
 from penstock.train.model import GPT
-from penstock.train.run import RunResult, train
+from penstock.train.run import train
 
 _FLAGS = {
     "train_file": "data.train",

@@ -26,6 +26,7 @@ from penstock.errors import MissingExtraError
 from penstock.store.files import write_file
 from penstock.train.config import ModelConfig
 from penstock.train.distributed import World
+from penstock.train.model import GPT
 
 # Peak FLOP/s of dense matrix products in bfloat16, from the makers' data sheets. The first entry
 # that is part of the device's name is used, so "H100 PCIe" must come before "H100".
@@ -63,6 +64,19 @@ class RunProgress:
     """The step of the last validation. It is also set if there is no validation data."""
     target_step: int | None = None
     """The step at which the validation loss first reached `target_val_loss`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """The outcome of a run."""
+
+    progress: RunProgress
+    finished: bool
+    """False if the run was asked to stop; the same call then resumes it."""
+    rank: int
+    """The rank of this process; rank 0 writes the files."""
+    model: GPT
+    output: Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -34,26 +34,19 @@ from penstock.train.config import TrainingJob
 from penstock.train.display import documents_at, write_curve
 from penstock.train.distributed import HostCopy, World, join_processes, stop_signals
 from penstock.train.learner import Learner
-from penstock.train.metrics import Log, Metrics, RunProgress, Throughput, read_metrics
-from penstock.train.model import GPT
+from penstock.train.metrics import (
+    Log,
+    Metrics,
+    RunProgress,
+    RunResult,
+    Throughput,
+    read_metrics,
+)
 
 _PLANNED_SHARE = 0.97  # of max_minutes; the rest is reserve for slower steps
 # Each process adds 1 to a sum if its time is over, and this number if it was asked to stop. It is
 # above any number of processes, so the sum shows both.
 _STOP_REQUEST = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """The outcome of a run."""
-
-    progress: RunProgress
-    finished: bool
-    """False if the run was asked to stop; the same call then resumes it."""
-    rank: int
-    """The rank of this process; rank 0 writes the files."""
-    model: GPT
-    output: Path
 
 
 def train(job: TrainingJob, *, device: str | None = None, log: Log | None = None) -> RunResult:
@@ -149,8 +142,7 @@ class _Loop:
         """Take all steps, with validations and checkpoints, up to the last checkpoint."""
         self.learner.start()
         if self.world.is_main:
-            now = self.progress
-            board = self.config.tensorboard
+            now, board = self.progress, self.config.tensorboard
             self.metrics = Metrics(path, step=now.step, validated=now.validated, tensorboard=board)
         try:
             # Before the first step, and after a stop that cut the validation of this step short.
