@@ -170,8 +170,10 @@ def test_a_build_says_that_it_does_not_add_the_token_that_begins_texts(
         penstock.Texts(["a"]), tmp_path / "c", tokenizer=named, eos=False, bos=True
     )
 
-    assert lines[0].endswith("This build does not; bos=True (--bos) does.")
-    assert lines[1].endswith('This build does not; bos="<s>" (--bos-token "<s>") does.')
+    assert lines[0].endswith("This build does not; bos=True (--bos) of penstock.build does.")
+    assert lines[1].endswith(
+        'This build does not; bos="<s>" (--bos-token "<s>") of penstock.build does.'
+    )
     assert named.backend_tokenizer.token_to_id("<s>") == BOS
     assert BOS not in [*store.document(0), *other.document(0)]
     assert asked.document(0)[0] == BOS

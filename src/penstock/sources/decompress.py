@@ -64,7 +64,7 @@ class Expanded:
                     f"{self._file.name} ({self._file.size:,} bytes) expands to more than "
                     f"{self._limit:,} bytes, over {self._max_expansion} times its size: a "
                     "decompression bomb, or very repetitive text. If the file is right, raise "
-                    "max_expansion."
+                    "max_expansion= (--max-expansion) of penstock.build."
                 )
         # Usually there is one piece, which is returned without a copy.
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

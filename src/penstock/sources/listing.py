@@ -173,8 +173,8 @@ def _expand_directory(path: Path, reading: ReadSettings) -> list[InputFile]:
         shown = ", ".join(str(file) for file in sorted(unknown)[:5])
         raise SourceError(
             f"{len(unknown):,} of {len(found):,} files in {path} have suffixes that name no format "
-            f"({shown}). Name what to read with a glob such as '{path}/**/*.txt', or give "
-            f'format="text" to read all of them as text.'
+            f"({shown}). Name what to read with a glob such as '{path}/**/*.txt', or "
+            'read all of them as text with format="text" (--format text) of penstock.build.'
         )
     return [_input_file(str(file), reading) for file in found]
 

@@ -236,7 +236,9 @@ def _log_omitted_start(tokenizer: Tokenizer, bos: bool | str, stage: "ChatStage 
     if definition is None or token is None or bos is not False or is_in_chat:
         return
     known = tokenizer.bos_id is not None and definition.token_id(token) == tokenizer.bos_id
-    how = "bos=True (--bos)" if known else f'bos="{token}" (--bos-token "{token}")'
+    how = "bos=True (--bos) of penstock.build"
+    if not known:
+        how = f'bos="{token}" (--bos-token "{token}") of penstock.build'
     does = f"begins each text with {token} when it is called by itself"
     _log.warning("%s %s. This build does not; %s does.", tokenizer.name, does, how)
 
