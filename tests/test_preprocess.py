@@ -96,6 +96,13 @@ def test_a_missing_file_is_told_without_a_traceback(here, capsys):
     assert "penstock fetch openwebtext" in told
 
 
+def test_a_missing_file_that_no_command_makes_is_not_advised_to_be_fetched(here, capsys):
+    assert main(["--train_file", "my.txt"]) == 1
+    told = capsys.readouterr().err
+    assert "my.txt does not exist" in told
+    assert told.endswith("Name another file with --train_file and --val_file.\n")
+
+
 def test_a_file_without_text_is_refused_and_leaves_nothing(here):
     (here / "blank.txt").write_text("\n\n  \n")
 

@@ -151,11 +151,21 @@ def test_every_error_is_drawn_in_the_tree_and_is_the_builtin_it_says():
     assert set(tree) | {"PenstockError"} == set(found)
 
 
+def blocks(page):
+    """The blocks of a page: the mark `<!-- no-run -->` or "", the language, and the code."""
+    pattern = r"(<!-- no-run -->|)\s*^```(\w*)\n(.*?)^```$"
+    return re.findall(pattern, page.read_text(encoding="utf-8"), re.M | re.S)
+
+
 def examples(page):
-    """The Python blocks of a page, but for those under `<!-- no-run -->`."""
-    text = page.read_text(encoding="utf-8")
-    pattern = r"(<!-- no-run -->\s*)?^```python\n(.*?)^```$"
-    return [code for skipped, code in re.findall(pattern, text, re.M | re.S) if not skipped]
+    """The Python and shell blocks of a page, as Python; without those marked `<!-- no-run -->`."""
+    found = [(language, code) for mark, language, code in blocks(page) if not mark]
+    shell = "__import__('subprocess').run(['bash', '-euc', {!r}], check=True)\n"
+    return [
+        code if language == "python" else shell.format(code)
+        for language, code in found
+        if language in ("python", "sh")
+    ]
 
 
 @pytest.mark.slow
@@ -164,6 +174,7 @@ def examples(page):
 )
 def test_the_examples_of_a_page_run_in_order(page, tmp_path):
     """In a directory with a text file, which is what a reader has."""
+    programs = Path(sys.executable).parent  # `penstock` of this environment
     text = "".join(f"Line {number}: the quick brown fox jumps.\n" for number in range(2_000))
     (tmp_path / "input.txt").write_text(text)
     script = tmp_path / "examples.py"
@@ -171,13 +182,24 @@ def test_the_examples_of_a_page_run_in_order(page, tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "src"),
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        },
         capture_output=True,
         text=True,
         timeout=280,
     )
 
     assert done.returncode == 0, done.stderr
+
+
+def test_every_block_of_the_readme_is_run_but_the_one_that_installs_penstock():
+    found = blocks(ROOT / "README.md")
+
+    assert {language for _, language, _ in found} == {"python", "sh"}
+    assert [code for mark, _, code in found if mark] == ["pip install penstock\n"]
 
 
 def test_the_first_example_of_the_readme_stands_before_line_25():

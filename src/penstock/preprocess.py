@@ -114,10 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (PenstockError, OSError) as error:
             # Callers of `preprocess` have no flags, so the advice is added here.
             if not text.exists():
-                error.add_note(
-                    "Name another file with --train_file and --val_file, or fetch the default "
-                    f"ones: penstock fetch openwebtext --output {text.parent}"
-                )
+                error.add_note("Name another file with --train_file and --val_file.")
+            if not text.exists() and text.name in ("owt_train.txt", "owt_valid.txt"):
+                error.add_note(f"Or fetch it: penstock fetch openwebtext --output {text.parent}")
             print_error(type(error).__name__, message_of(error), as_json=False)
             return 1
         except KeyboardInterrupt:

@@ -183,7 +183,7 @@ def test_what_was_added_is_logged_with_the_sizes_a_model_needs(caplog, gpt2):
     (line,) = [each.message for each in caplog.records if "only in this test" in each.message]
 
     assert "<|only in this test|> (50,257)" in line
-    assert "vocab_size is now 50,258" in line
+    assert "vocabulary now has 50,258 tokens" in line
     assert "multiple of 64 is 50,304" in line
 
 

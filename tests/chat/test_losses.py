@@ -172,8 +172,8 @@ def test_a_build_says_that_it_does_not_add_the_token_that_begins_texts(
         penstock.Texts(["a"]), tmp_path / "c", tokenizer=named, eos=False, bos=True
     )
 
-    assert lines[0].endswith("but this build does not. To add it, use bos=True (--bos).")
-    assert lines[1].endswith('To add it, use bos="<s>" (--bos-token "<s>").')
+    assert lines[0].endswith("To add it, use bos=True (--bos) of penstock.build.")
+    assert lines[1].endswith('To add it, use bos="<s>" (--bos-token "<s>") of penstock.build.')
     assert named.backend_tokenizer.token_to_id("<s>") == BOS
     assert BOS not in [*store.document(0), *other.document(0)]
     assert asked.document(0)[0] == BOS

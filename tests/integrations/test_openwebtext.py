@@ -184,6 +184,13 @@ def test_a_missing_file_names_path_directory_and_command(tmp_path, monkeypatch):
         LocalOpenWebTextDataModule(use_preprocessed=True).setup("fit")
 
 
+def test_a_missing_file_that_no_command_makes_is_not_advised_to_be_fetched(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(SourceError, match=r"my\.txt does not exist .* with train_file=\.$"):
+        LocalOpenWebTextDataModule("my.txt", "other.txt").prepare_data()
+
+
 def test_a_loader_before_setup_says_so(files):
     with pytest.raises(PlanError, match="call setup"):
         LocalOpenWebTextDataModule(**files).train_dataloader()

@@ -178,7 +178,9 @@ def test_appending_is_offered_where_it_would_be_taken(options, offered, tmp_path
 
     with pytest.raises(StoreError, match=r"new\.txt is new") as caught:
         penstock.build([old, new], store, **{"tokenizer": "bytes", "documents": "lines", **options})
-    assert (f"add {new} alone, by a build with append=True" in str(caught.value)) is offered
+    assert (
+        f"add {new} alone, with append=True (--append) of penstock.build" in str(caught.value)
+    ) is offered
 
 
 def test_a_file_is_not_taken_for_a_directory(inputs):
@@ -354,7 +356,9 @@ def test_bad_records_are_judged_in_the_order_of_the_input(threads, tmp_path):
 
 def test_a_build_that_stopped_at_bad_records_goes_on_with_a_higher_limit(tmp_path, sums):
     path = _bad_lines(tmp_path / "a.txt", 2_000, 11)
-    with pytest.raises(SourceError, match="raise max_bad; the build then resumes"):
+    with pytest.raises(
+        SourceError, match=r"raise max_bad= .* of penstock.build; the build then resumes"
+    ):
         penstock.build(path, tmp_path / "store", tokenizer="bytes", max_bad=0, documents="lines")
     penstock.build(path, tmp_path / "store", tokenizer="bytes", max_bad=0.5, documents="lines")
     penstock.build(path, tmp_path / "clean", tokenizer="bytes", max_bad=0.5, documents="lines")

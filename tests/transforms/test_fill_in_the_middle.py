@@ -187,7 +187,9 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 
 
 def test_rows_that_do_not_know_their_documents_are_refused(made):
-    with pytest.raises(PlanError, match=r"Use rows with borders=True, or within=\"row\""):
+    with pytest.raises(
+        PlanError, match=r"Use Packs or Windows with borders=True, or within=\"row\""
+    ):
         FillInTheMiddle(**SENTINELS).apply(made().fields, row_keys(0, "", np.arange(40)), 12)
 
 

@@ -203,7 +203,11 @@ class Program:
             raise
         except (JinjaError, *_FAILURES) as error:
             needs_date = "strftime_now" in str(error)
-            hint = " It asks for today's date: give one with date=." if needs_date else ""
+            hint = (
+                " It asks for today's date: give one with date= (--chat-date)."
+                if needs_date
+                else ""
+            )
             detail = f"{type(error).__name__}: {error}.{hint}"
             raise ChatError(
                 "template_failed", f"The template {self.name} failed on the conversation: {detail}"

@@ -239,7 +239,7 @@ class BatchSource:
             raise PlanError(
                 f"The training text makes {rows:,} rows, and one step of training takes "
                 f"{self.global_batch:,} ({self.global_batch // self.world_size:,} on each of "
-                f"{self.world_size:,} devices). Use a smaller batch_size, or more text."
+                f"{self.world_size:,} devices). Use a smaller batch size, or more text."
             )
 
     def steps(self, position: int) -> Iterator[EqualSteps]:

@@ -93,7 +93,7 @@ def as_dataloader(loader: "Loader", *, num_workers: int, **options: Any) -> Load
     if num_workers and loader.device.type != "cpu":
         raise PlanError(
             f"num_workers={num_workers} would make batches on {loader.device} in several "
-            "processes. Make the loader without device= and move batches to it in the training "
+            "processes. Make the Loader without device= and move batches to it in the training "
             "loop, or use num_workers=0."
         )
     return LoaderBatches(loader, num_workers=num_workers, **options)

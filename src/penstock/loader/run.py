@@ -227,7 +227,7 @@ class Run:
             self._warned = True
             steps = self._asked_steps
             read = f"its steps={steps:,} were" if steps is not None else "all of its rows were"
-            more = "a larger steps=" if steps is not None else "a larger max_epochs"
+            more = "a larger steps=" if steps is not None else "the Plan a larger max_epochs="
             warnings.warn(
                 f"This run is over: {read} read, so this loop has no batches. Give {more} to train "
                 "further, or call loader.seek(0) to read the same batches again.",

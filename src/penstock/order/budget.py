@@ -93,7 +93,8 @@ class Budget:
                 raise PlanError(
                     f'{self.multiple:,} rows of "{name}" may take {self.multiple:,} x '
                     f"{rows.length:,} = {rows.length * self.multiple:,} tokens, more than "
-                    f"tokens={self.tokens:,}. Raise it, or lower max_length or rows_multiple_of."
+                    f"tokens={self.tokens:,}. Raise it, or lower max_length= of Documents or "
+                    "rows_multiple_of=."
                 )
         self._kept: dict[int, _Window] = {}
 

@@ -64,7 +64,8 @@ class Expanded:
                     f"{self._file.name} ({self._file.size:,} bytes) expands to more than "
                     f"{self._limit:,} bytes, with max_expansion={self._max_expansion}. It may be "
                     "a decompression bomb, or very repetitive text. If you trust the file, use a "
-                    "larger max_expansion, or decompress it first."
+                    "larger max_expansion= (--max-expansion) of penstock.build, or decompress it "
+                    "first."
                 )
         # Usually there is one piece, which is returned without a copy.
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -174,7 +174,8 @@ def _expand_directory(path: Path, reading: ReadSettings) -> list[InputFile]:
         raise SourceError(
             f"The format of {len(unknown):,} of {len(found):,} files in {path} is not known from "
             f"their suffixes ({shown}). Name the files to read with a glob such as "
-            f"'{path}/**/*.txt', or use format=\"text\" to read all of them as text."
+            f"'{path}/**/*.txt', or read all of them as text with format=\"text\" (--format text) "
+            "of penstock.build."
         )
     return [_input_file(str(file), reading) for file in found]
 

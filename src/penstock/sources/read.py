@@ -185,8 +185,8 @@ class _SpanReader:
             raise SourceError(
                 f"{self.file.name} is one document that is stored in pieces, and the piece from "
                 f"byte {reject.offset:,} on cannot be stored: {reject.reason}, {reject.detail}. "
-                'documents="lines" rejects only the line, and errors="replace" puts U+FFFD where '
-                "bytes are not UTF-8."
+                'With penstock.build, documents="lines" (--documents lines) rejects only the line, '
+                'and errors="replace" (--errors replace) puts U+FFFD where bytes are not UTF-8.'
             )
         batch.tally = replace(
             batch.tally,

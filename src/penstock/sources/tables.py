@@ -161,7 +161,8 @@ def _refuse_no_text(schema: Any, file: InputFile, field: str) -> None:
             shown = ", ".join(f'"{each}"' for each in known[:5]) or "no columns at that level"
             raise SourceError(
                 f'{file.name} has no column "{field}"; it has {shown}. '
-                "Name a column of strings with field=."
+                "Name a column of strings with field= (--field) of penstock.build, or column= of "
+                "LLMDataModule."
             )
         found = kind.field(name)
         kind = found.type
@@ -173,7 +174,7 @@ def _refuse_no_text(schema: Any, file: InputFile, field: str) -> None:
         shown = f"the extension type {extension.decode(errors='replace')}" if extension else kind
         raise SourceError(
             f'{file.name}: column "{field}" holds {shown}, not text. Name a column of strings '
-            "with field=."
+            "with field= (--field) of penstock.build, or column= of LLMDataModule."
         )
 
 

@@ -218,9 +218,9 @@ def _refuse_only_bad(job: Job, done: list[SealedSlice]) -> None:
     if rejects and not any(record.tally.documents for record in done):
         raise SourceError(
             f"No document is left to store: all {len(rejects):,} records were rejected. The first: "
-            f"{job.located(rejects[0])}. Repair the input, or change how it is read: "
-            'errors="replace" puts U+FFFD where bytes are not UTF-8, and documents="lines" rejects '
-            "single lines."
+            f"{job.located(rejects[0])}. Repair the input, or change how it is read. "
+            'With penstock.build, errors="replace" (--errors replace) puts U+FFFD where bytes are '
+            'not UTF-8, and documents="lines" (--documents lines) rejects single lines.'
         )
 
 

@@ -70,7 +70,7 @@ def earlier_build(job: Job) -> Manifest | None:
     elif unfinished:
         raise StoreError(
             f"{job.directory} holds an append that was not finished. Repeat that append, with "
-            "append=True, to finish it."
+            "append=True (--append) of penstock.build, to finish it."
         )
     else:
         _refuse_other(job.directory, manifest, job.recorded)
@@ -152,7 +152,7 @@ def _refuse_other(directory: Path, manifest: Manifest, settings: JsonObject) -> 
     new = [each["name"] for each in settings["inputs"] if each["name"] not in present]
     is_same_kind = shared_settings(manifest.contents) == shared_settings(settings)
     can_append = new and is_same_kind and not (settings["split"] or "").startswith("tail")
-    also = f" You can also add {_listed(new)} alone, by a build with append=True."
+    also = f" You can also add {_listed(new)} alone, with append=True (--append) of penstock.build."
     raise StoreError(
         f"{directory} is a finished store that was built differently: {changed}. Delete it to "
         f"build it again, or choose another directory.{also if can_append else ''}"

@@ -344,6 +344,6 @@ class Workers:
                 raise SourceError(
                     f"{len(found):,} of {records:,} records were rejected, more than the "
                     f"{limit:,.0f} that max_bad={max_bad:g} allows. The first:\n{shown}\n"
-                    "Repair the input, name the right field or format, or raise max_bad; the "
-                    "build then resumes where it stopped."
+                    "Repair the input, name the right field or format, or raise max_bad= "
+                    "(--max-bad) of penstock.build; the build then resumes where it stopped."
                 )

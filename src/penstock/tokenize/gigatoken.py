@@ -67,7 +67,8 @@ def choose_engine(
     if engine == "gigatoken":
         raise TokenizerError(
             f'gigatoken is not used for {definition.name}: {reason}. Use engine="auto" '
-            "(--engine auto), which encodes with tokenizers here."
+            "of penstock.load_tokenizer or penstock.build (--engine auto), which encodes with "
+            "tokenizers here."
         )
     slow = TokenizersEngine(definition, parse=parse)
     slow.load()
@@ -76,7 +77,8 @@ def choose_engine(
         _log.warning(
             f"gigatoken is not used for {definition.name}: {reason}. tokenizers encodes instead, "
             'which gives the right ids and takes about 100 times as long. engine="tokenizers" '
-            "(--engine tokenizers) chooses it without this message."
+            "of penstock.load_tokenizer or penstock.build (--engine tokenizers) chooses it without "
+            "this message."
         )
     return slow
 

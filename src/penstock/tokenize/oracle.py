@@ -201,5 +201,6 @@ def _compare(tokenizer: Tokenizer, texts: list[bytes], names: list[str]) -> None
                 f"{tokenizer.engine.name} and {tokenizer.reference.name} disagree on "
                 f"{names[number]} from token {at:,} on: {found[at : at + 5]} and "
                 f"{right[at : at + 5]}, for {text[:60]!r}. The fast engine gives wrong ids for "
-                f'{tokenizer.name}. Build with engine="tokenizers" (--engine tokenizers).'
+                f'{tokenizer.name}. Use engine="tokenizers" of penstock.load_tokenizer or '
+                "penstock.build (--engine tokenizers)."
             )

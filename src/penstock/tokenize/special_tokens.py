@@ -100,7 +100,8 @@ class PlainText:
             raise TokenizerError(
                 f"The special token {lost[0]!r} of {self._definition.name} is also the only token "
                 "for that character, so a text with it cannot be encoded while special tokens are "
-                'text. Use special_tokens="parse", or give the model an unk_token.'
+                'text. Use special_tokens="parse" of penstock.load_tokenizer or penstock.build '
+                "(--special-tokens parse), or give the model an unk_token."
             )
         prefix = _BYTE_PREFIX if self.is_byte_level else _PREFIX * (num_prefixes + 1)
         while self.hidden and any(each.startswith(prefix) for each in self._definition.vocab):
@@ -164,7 +165,8 @@ class PlainText:
                 raise TokenizerError(
                     f"{self._definition.name} gave {self.forbidden[int(found[0])]!r}, the id "
                     f"{int(found[0]):,}, for a text. This tokenizer cannot treat special tokens in "
-                    'a text as text; special_tokens="parse" takes them as tokens.'
+                    'a text as text; special_tokens="parse" of penstock.load_tokenizer or '
+                    "penstock.build (--special-tokens parse) takes them as tokens."
                 )
 
 
@@ -307,7 +309,7 @@ def log_added(name: str, added: tuple[tuple[str, int], ...], vocab_size: int) ->
     pairs = [f"{token} ({number:,})" for token, number in added]
     more = [f"and {len(pairs) - 10:,} more"] if len(pairs) > 10 else []
     _log.warning(
-        f"{name} has these added tokens: {', '.join(pairs[:10] + more)}. Its vocab_size is now "
-        f"{vocab_size:,}, and the model's embedding needs as many rows; the next multiple of 64 is "
-        f"{padded_vocab_size(vocab_size):,}."
+        f"{name} has these added tokens: {', '.join(pairs[:10] + more)}. Its vocabulary "
+        f"now has {vocab_size:,} tokens, and the model's embedding needs as many rows; the "
+        f"next multiple of 64 is {padded_vocab_size(vocab_size):,}."
     )

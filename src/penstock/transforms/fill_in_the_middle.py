@@ -123,7 +123,8 @@ class FillInTheMiddle:
         if "document_ids" not in fields:
             raise PlanError(
                 "FillInTheMiddle rearranges documents, but these rows do not know where documents "
-                'begin. Use rows with borders=True, or within="row" to rearrange whole rows.'
+                'begin. Use Packs or Windows with borders=True, or within="row" to rearrange whole '
+                "rows."
             )
         begins = np.ones((num_rows, length), np.bool_)
         begins[:, 1:] = np.diff(fields["document_ids"], axis=1) != 0
@@ -186,5 +187,5 @@ def _refuse_several_documents(fields: Fields, starts: NDArray[Any], stops: NDArr
     if "attention_mask" not in fields or (inside & ~same).any():
         raise PlanError(
             f"{name} would move tokens from one document into another: these rows pack several "
-            'documents. Use Documents, or borders=True and within="documents".'
+            'documents. Use Documents, or Windows with borders=True and within="documents".'
         )

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.integrations.stores import Inputs
 
 _SIDES = {"valid": "val", "validation": "val", "train": "train", "val": "val", "test": "test"}
+_MADE = {"owt_train.txt", "owt_valid.txt", "owt_train_preprocessed.npy", "owt_val_preprocessed.npy"}
 
 
 class LLMDataModule(base.ResumableDataModule):
@@ -334,8 +335,13 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
                 f"{self.val_file} --output_dir"
             )
         # Both files are checked, also the one that is streamed: an error comes before training.
-        for path in files.values():
-            base.check_exists(path, f"Make it with: {command} {path.parent}")
+        for side, path in files.items():
+            argument = f"preprocessed_{side}" if self.use_preprocessed else f"{side}_file"
+            advice = f"Name an existing file with {argument}=."
+            # Neither command makes files with other names.
+            if path.name in _MADE:
+                advice = f"Make it with: {command} {path.parent}"
+            base.check_exists(path, advice)
         return files
 
     def rows(self, side: str) -> Windows:
