@@ -113,8 +113,7 @@ class Receipt:
 def _occupied(path: Path) -> FetchError:
     return FetchError(
         f"{path} already exists with other contents than the dataset's, so it is not "
-        "overwritten. Move it away, or choose another directory: --output DIRECTORY, or "
-        "directory= in Python."
+        "overwritten. Move it away, or choose another directory."
     )
 
 

@@ -261,9 +261,9 @@ class Renderer:
         if turns_at - {number} or is_missing or (turns_at and not is_trained):
             raise ChatError(
                 "disagreement",
-                f"penstock looked in two ways for the text of message {number} in the output of "
-                f"the template {self.template.name}, and the results differ. So the loss mask "
-                "could be wrong. Use another template.",
+                f"The text of message {number} was searched in two ways in the output of the "
+                f"template {self.template.name}, and the results differ. So the loss mask could "
+                "be wrong. Use another template.",
             )
 
 

@@ -290,7 +290,7 @@ def _padded_side(found: list[Rows]) -> Side | None:
     if len(sides - {None}) > 1:
         raise PlanError(
             "Some sources of this plan are padded on the left and others on the right. Use the "
-            "same side= for all of them."
+            "same Documents(side=…) for all of them."
         )
     return sides.pop() if len(sides) == 1 else None
 

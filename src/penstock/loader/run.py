@@ -92,7 +92,7 @@ class Run:
             if end > plan.end:
                 raise PlanError(
                     f"steps={self._asked_steps:,} needs {end:,} rows, but the plan ends after "
-                    f"{plan.end:,}. Use fewer steps, or raise max_epochs."
+                    f"{plan.end:,}. Use fewer steps, or a larger Plan(max_epochs=…)."
                 )
             return end
         return plan.end if plan.end < END else None

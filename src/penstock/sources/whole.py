@@ -231,7 +231,7 @@ def _no_place(file: InputFile, wanted: int, is_safe: IsCutSafe | None) -> Source
         )
     return SourceError(
         f'No separator was found in {file.name}, so documents="auto" takes it as one document. It '
-        "is too long to be tokenized at once, and penstock found no safe place to cut it in the "
+        "is too long to be tokenized at once, and there is no safe place to cut it in the "
         f"{RANGE_BYTES:,} bytes after byte {wanted:,}: there is no line end or space, or a cut "
         'there would change token ids. Say what separates documents: documents="lines", '
         '"paragraphs" or "sep:SEPARATOR". Or use documents="file", which needs memory for the '

@@ -147,7 +147,9 @@ def _refuse_other(directory: Path, manifest: Manifest, settings: JsonObject) -> 
         if canonical_json(one) == canonical_json(settings):
             return
     changed = differences({**whole, "inputs": manifest.inputs}, settings)
-    changed = changed or f"by {len(manifest.builds)} builds, the later ones with append=True"
+    changed = (
+        changed or f"by {len(manifest.builds)} builds, of which the later ones appended inputs"
+    )
     present = {each["name"] for each in manifest.inputs}
     new = [each["name"] for each in settings["inputs"] if each["name"] not in present]
     is_same_kind = shared_settings(manifest.contents) == shared_settings(settings)

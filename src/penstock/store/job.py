@@ -239,9 +239,11 @@ def _log_omitted_start(tokenizer: Tokenizer, bos: bool | str, stage: "ChatStage 
     if definition is None or token is None or bos is not False or is_in_chat:
         return
     known = tokenizer.bos_id is not None and definition.token_id(token) == tokenizer.bos_id
-    how = "bos=True (--bos)" if known else f'bos="{token}" (--bos-token "{token}")'
+    how = "bos=True (--bos) of penstock.build"
+    if not known:
+        how = f'bos="{token}" (--bos-token "{token}") of penstock.build'
     does = f"{tokenizer.name} adds {token} at the beginning of each text"
-    _log.warning("%s, but this build does not. To add it, use %s of penstock.build.", does, how)
+    _log.warning("%s, but this build does not. To add it, use %s.", does, how)
 
 
 def _edge_id(tokenizer: Tokenizer, wanted: bool | str, which: Literal["eos", "bos"]) -> int | None:

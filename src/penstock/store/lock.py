@@ -78,8 +78,8 @@ def _acquired(path: Path, directory: Path) -> FileLock:
     while True:
         if path.is_symlink():  # filelock refuses it too, with an error that does not say why
             raise StoreError(
-                f"{path} is a link to another file, but penstock needs a regular file there for "
-                "its lock. Delete the link and run this again."
+                f"{path} is a link to another file, but the lock must be a regular file. "
+                "Delete the link and run this again."
             )
         descriptors: list[int] = []
         # fallback_to_soft: without flock, filelock would use a marker file, which a killed
