@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from penstock.check.sample import FileSample, add_hints, read_sample, text_bytes
 from penstock.cli.units import number_of
 from penstock.errors import PenstockError
-from penstock.sources.listing import InputFile, list_files
+from penstock.sources.files import InputFile
+from penstock.sources.listing import list_files
 from penstock.sources.settings import ReadSettings, Texts
 
 if TYPE_CHECKING:

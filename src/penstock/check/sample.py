@@ -8,8 +8,8 @@ from typing import BinaryIO
 from penstock.errors import SourceError
 from penstock.sources.decompress import Expanded
 from penstock.sources.document import Reject
-from penstock.sources.listing import InputFile, open_file
-from penstock.sources.read import byte_order_mark, read_slice
+from penstock.sources.files import InputFile, byte_order_mark, open_file
+from penstock.sources.read import read_slice
 from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 from penstock.sources.splitters import splitter_for
@@ -47,7 +47,8 @@ def read_sample(file: FileSample, listed: InputFile, reading: ReadSettings, budg
     """Read documents of one file, about `budget` bytes of it, into `file`."""
     is_text = listed.format == "text"
     if is_text and reading.documents == "auto":
-        reading = replace(reading, documents=file_rule(listed, reading))
+        rule = file_rule(listed, reading)
+        reading = replace(reading, documents=rule if rule == "file" else f"sep:{rule}")
     file.rule = reading.documents if is_text else None
     if is_text and reading.documents == "file":
         file.texts, file.whole = _document_parts(listed, reading, budget)

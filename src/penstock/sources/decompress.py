@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from penstock.errors import SourceError
-from penstock.sources.listing import InputFile, open_file
+from penstock.sources.files import InputFile, open_file
 
 # A file may always expand to this size: 16 MiB fit into any memory.
 _FREE_BYTES = 16 << 20

@@ -16,8 +16,14 @@ import numpy as np
 from penstock.errors import SourceError
 from penstock.sources import document
 from penstock.sources.document import Batch, Edges, Reject, SeparatedTexts, Tally, binary_array
+from penstock.sources.files import (
+    InputFile,
+    byte_order_mark,
+    open_file,
+    read_fully,
+    refuse_changed,
+)
 from penstock.sources.jsonl import read_lines
-from penstock.sources.listing import InputFile, open_file, read_fully, refuse_changed
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings
 from penstock.sources.slices import InputSpan, Slice
 from penstock.sources.splitters import Spans, Splitter, splitter_for
@@ -26,13 +32,6 @@ from penstock.sources.validate import too_long, validate
 from penstock.sources.whole import IsCutSafe, block_borders, rule_of
 
 _LOOK_BYTES = 1 << 16
-BOM = b"\xef\xbb\xbf"
-_FOREIGN_BOMS = {
-    b"\xff\xfe\x00\x00": "UTF-32",
-    b"\x00\x00\xfe\xff": "UTF-32",
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
-}
 
 # How far back to search for the line end before a blank line that is full of spaces.
 _LOOK_BACK = 1 << 12
@@ -271,23 +270,6 @@ class _SpanReader:
             return Batch(texts, np.full(len(places), file, np.uint64), places, tally)
         texts = document.compact(body, spans.starts, spans.stops)
         return validate(texts, file=file, places=places, reading=reading)
-
-
-def byte_order_mark(block: bytes, file: InputFile) -> int:
-    """The length of a UTF-8 byte order mark at the start of a file; 0 if there is none.
-
-    Raises:
-        SourceError: the mark is that of another encoding.
-    """
-    if block.startswith(BOM):
-        return len(BOM)
-    for mark, name in _FOREIGN_BOMS.items():
-        if block.startswith(mark):
-            raise SourceError(
-                f"{file.name} begins with the byte order mark of {name}, and penstock reads UTF-8. "
-                f"Convert it: iconv -f {name} -t UTF-8 {file.name} > converted.txt"
-            )
-    return 0
 
 
 def _empty(tally: Tally, *rejects: Reject) -> Batch:

@@ -1,8 +1,9 @@
 """How inputs are read: every setting that can change what a document is, and texts in memory."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 from penstock.errors import SourceError
@@ -30,8 +31,8 @@ class ReadSettings:
     """The format of the files; "auto" decides by the suffix of each name."""
     documents: str = "auto"
     """What a document is in text files: "auto" (see `separators`), "lines", "paragraphs" (split at
-    blank lines), "file" (one document per file), or any other string, which is a separator.
-    "sep:lines" is the separator `lines`."""
+    blank lines), "file" (one document per file), or a separator, as "sep:SEPARATOR". "sep:" may
+    be left out if the separator contains a character that is not a letter or digit."""
     separators: tuple[str, ...] = ("<|endoftext|>",)
     """Separators that "auto" looks for in the first 64 MB of a file. The first one that is found
     separates the documents of the file; a file without any is one document."""
@@ -55,10 +56,20 @@ class ReadSettings:
                 f'documents="{self.documents}" separates nothing. Use "auto", "lines", '
                 '"paragraphs", "file" or a separator.'
             )
-        # "sep:---" and "---" mean the same, and both are recorded as "---". "sep:lines" stays.
+        # "sep:---" and "---" mean the same. "sep:lines" stays, and so does "sep:word".
         plain = self.documents.removeprefix("sep:")
-        if plain not in _NAMED and not plain.startswith("sep:"):
-            object.__setattr__(self, "documents", plain)  # recorded in only one way
+        if plain not in _NAMED and not plain.startswith("sep:") and not plain.isalnum():
+            object.__setattr__(self, "documents", plain)
+        # A word without "sep:" is a name that was mistyped, far more often than a separator.
+        if self.documents not in _NAMED and self.documents.isalnum():
+            close = get_close_matches(self.documents.lower(), _NAMED, n=1)
+            known = ", ".join(f'"{each}"' for each in _NAMED)
+            raise SourceError(
+                f"documents={self.documents!r} is not a rule"
+                + (f"; did you mean {close[0]}? " if close else ". ")
+                + f"The rules are {known}. A separator of letters and digits is written as "
+                f'"sep:{self.documents}".'
+            )
         if not self.field or not all(self.field.split(".")):
             raise SourceError(f"field={self.field!r} contains an empty name.")
         if self.max_document_bytes < 1 or self.max_expansion < 1:
@@ -71,11 +82,15 @@ class ReadSettings:
         """These settings as plain JSON, for the manifest."""
         described = asdict(self)
         separators = described.pop("separators")
+        # Recorded without "sep:" as long as that is clear: stores of earlier versions are found.
+        plain = self.documents.removeprefix("sep:")
+        if plain not in _NAMED and not plain.startswith("sep:"):
+            described["documents"] = plain
         return described | ({"separators": list(separators)} if self.documents == "auto" else {})
 
 
 class Texts:
-    """A list of strings as the documents of a build.
+    """Strings as the documents of a build.
 
     The class distinguishes texts from file names:
 
@@ -83,19 +98,27 @@ class Texts:
     Texts(2 documents, 19 bytes)
     """
 
-    def __init__(self, texts: Sequence[str], *, keep_blank: bool = False) -> None:
+    def __init__(self, texts: Iterable[str], *, keep_blank: bool = False) -> None:
         """Documents from `texts`.
 
         Args:
-            texts: One string a document.
+            texts: One string a document. A generator is read to its end and kept in memory.
             keep_blank: Build texts of white space as documents too, instead of skipping them.
         """
+        # A string is a sequence too, and each of its characters would become a document.
+        if isinstance(texts, str | bytes):
+            raise SourceError(
+                f"Texts takes a list of texts, and got a single {type(texts).__name__}: "
+                f"{texts!r:.60}. Put it into a list: Texts([text])."
+            )
+        if not isinstance(texts, Sequence):  # a generator can be read only once
+            texts = list(texts)
         for number, text in enumerate(texts):
             if not isinstance(text, str):
                 raise SourceError(
                     f"Text {number:,} is of type {type(text).__name__}, not a string: {text!r:.60}."
                 )
-        self._texts = texts
+        self._texts: Sequence[str] = texts
         self.keep_blank = keep_blank
 
     def __repr__(self) -> str:

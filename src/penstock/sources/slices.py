@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 from penstock.sources import whole
 from penstock.sources.decompress import Expanded
-from penstock.sources.listing import InputFile, open_file, read_fully
+from penstock.sources.files import InputFile, open_file, read_fully
 from penstock.sources.settings import RULE_BYTES, SLICE_BYTES, ReadSettings
 from penstock.sources.splitters import Splitter, splitter_for
 from penstock.sources.tables import table_spans, text_spans

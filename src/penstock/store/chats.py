@@ -19,7 +19,7 @@ from penstock.chat.chat import Chat, TurnReport
 from penstock.chat.messages import ChatText, to_conversation
 from penstock.errors import ChatError, SourceError, StoreError
 from penstock.sources.document import Batch, Reject, text_offsets
-from penstock.sources.listing import InputFile, open_file
+from penstock.sources.files import InputFile, open_file
 from penstock.sources.settings import Texts
 from penstock.store.part import PartBuilder
 from penstock.tokenize.tokenizer import load_tokenizer

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
-from penstock.sources.listing import InputFile
+from penstock.sources.files import InputFile
 from penstock.store.files import write_file
 from penstock.store.job import Job
 from penstock.store.journal import Journal

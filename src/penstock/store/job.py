@@ -19,7 +19,8 @@ import numpy as np
 
 from penstock.errors import StoreError, TokenizerError
 from penstock.sources.document import Batch, Reject, binary_array
-from penstock.sources.listing import InputFile, list_files
+from penstock.sources.files import InputFile
+from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
 from penstock.sources.settings import Format, ReadSettings, Texts
 from penstock.sources.slices import Slice, cut
