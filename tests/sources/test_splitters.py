@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 from penstock.sources.splitters import splitter_for
 
 WHITE = b" \t\r"
-HOW = ["lines", "paragraphs", "file", "<|endoftext|>", "\n\n", "aa", "aba", "\n", "a", "\r\n", "é"]
+HOW = [
+    "lines",
+    "paragraphs",
+    "file",
+    "<|endoftext|>",
+    "\n\n",
+    "sep:aa",
+    "sep:aba",
+    "\n",
+    "sep:a",
+    "\r\n",
+    "sep:é",
+]
 
 # Few letters, so that separators, blank lines and their halves are everywhere.
 scraps = st.lists(

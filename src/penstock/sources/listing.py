@@ -11,12 +11,14 @@ import os
 import re
 import stat
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import SourceError
-from penstock.sources.files import InputFile, file_state, file_system, redacted
+from penstock.sources.decompress import Expanded
+from penstock.sources.files import BOM, InputFile, file_state, file_system, redacted
 from penstock.sources.settings import ReadSettings, Texts
 from penstock.sources.walk import file_mode, find_files, matching, refuse_unlisted
 
@@ -24,7 +26,7 @@ _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _FORMATS = (
     dict.fromkeys((".txt", ".text", ".md"), "text")
     | dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl")
-    | {".parquet": "parquet", ".arrow": "arrow"}
+    | {".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".arrow": "arrow"}
 )
 # No chained protocols, and none that interpret the file they open (reference://, jinja): what
 # they read, or run, would not be the file that the user named.
@@ -136,9 +138,19 @@ def _input_file(path: str, reading: ReadSettings) -> InputFile:
     # These formats compress their columns themselves.
     if kind in ("parquet", "arrow"):
         compression = None
-    return InputFile(
+    file = InputFile(
         name=name, path=path, size=size, stamp=stamp, format=kind, compression=compression
     )
+    is_json = reading.format == "auto" and re.search(r"\.json(\.\w+)?$", name, re.IGNORECASE)
+    return replace(file, format="json") if is_json and _is_array(file, reading) else file
+
+
+def _is_array(file: InputFile, reading: ReadSettings) -> bool:
+    """Whether a .json file is one array; many such files are JSON Lines instead."""
+    if not file.size:
+        return False
+    with closing(Expanded(file, reading.max_expansion)) as stream:
+        return stream.read(1 << 16).removeprefix(BOM).lstrip()[:1] == b"["
 
 
 def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:

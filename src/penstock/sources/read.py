@@ -15,6 +15,8 @@ import numpy as np
 
 from penstock.errors import SourceError
 from penstock.sources import document
+from penstock.sources.arrays import as_lines
+from penstock.sources.delimited import DELIMITERS, Column, find_column, read_fields
 from penstock.sources.document import Batch, Edges, Reject, SeparatedTexts, Tally, binary_array
 from penstock.sources.files import (
     InputFile,
@@ -25,8 +27,8 @@ from penstock.sources.files import (
 )
 from penstock.sources.jsonl import read_lines
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings
-from penstock.sources.slices import InputSpan, Slice
-from penstock.sources.splitters import Spans, Splitter, splitter_for
+from penstock.sources.slices import InputSpan, Slice, damaged, record_splitter
+from penstock.sources.splitters import Spans, Splitter
 from penstock.sources.tables import read_rows
 from penstock.sources.validate import too_long, validate
 from penstock.sources.whole import IsCutSafe, block_borders, rule_of
@@ -67,7 +69,8 @@ def _read_spans(
             # The text of a compressed file was read to cut it. It begins at `span.start`.
             origin = 0 if span.data is None else span.start
             with open_file(file) if span.data is None else BytesIO(span.data) as stream:
-                reader = _SpanReader(file, span, reading, stream, origin)
+                column = find_column(file, reading) if file.format in DELIMITERS else None
+                reader = _SpanReader(file, span, reading, stream, origin, column)
                 yield from reader.batches(is_cut_safe)
         # After each span: a file that is written while it is read must not give a store.
         refuse_changed(file)
@@ -83,6 +86,8 @@ class _SpanReader:
     stream: BinaryIO
     origin: int
     """The offset in the file at which `stream` begins."""
+    column: Column | None = None
+    """Where the text is in the records of a CSV or TSV file."""
 
     def batches(self, is_cut_safe: IsCutSafe | None) -> Iterator[Batch]:
         """The documents, by the rule of the settings or of the file."""
@@ -98,7 +103,7 @@ class _SpanReader:
         if rule == "file" and is_cut and size and not is_rejected:
             batches = self._whole(data, is_cut_safe)
         else:
-            batches = self._records(rule if is_text else "lines")
+            batches = self._records(rule)
         for number, batch in enumerate(batches):
             if number == 0 and span.start == 0 and is_auto:
                 batch.rules.append((span.file, rule))
@@ -191,10 +196,13 @@ class _SpanReader:
 
     def _records(self, documents: str) -> Iterator[Batch]:
         """The documents of a span that begins and ends at record borders."""
-        splitter = splitter_for(documents)
+        splitter = record_splitter(self.file.format, documents)
         place, stop, size = self.span.start, self.span.stop, BLOCK_BYTES
-        if place == stop and documents == "file":
+        if place == stop and documents == "file" and self.file.format == "text":
             yield _empty(Tally(skipped=1))  # an empty file is a document without text
+        if splitter.in_order and place == 0:
+            place = splitter.head(self._read_at(0, min(_LOOK_BYTES, stop)))
+            yield _empty(Tally(separator_bytes=place))
         while place < stop:
             size = min(size, stop - place)
             ended = place + size == stop
@@ -205,7 +213,7 @@ class _SpanReader:
                 yield self._block(data if border == len(data) else data[:border], splitter, place)
                 place, size = place + border, BLOCK_BYTES
             # No border in `size` bytes, so the record is longer than that.
-            elif size > self.reading.max_document_bytes + BLOCK_BYTES:
+            elif not splitter.in_order and size > self.reading.max_document_bytes + BLOCK_BYTES:
                 length = self._record_bytes(splitter, place, size)
                 why = too_long(length, self.reading)
                 reject = Reject(self.span.file, place, length, *why)
@@ -243,10 +251,18 @@ class _SpanReader:
         # Only at the start of a file; anywhere else U+FEFF is an ordinary character.
         lead = byte_order_mark(block, self.file) if place == 0 else 0
         body = block[lead:] if lead else block
-        spans = splitter.spans(body)
-        if self.file.format == "jsonl":
-            start, number = place + lead, self.span.file
-            batch = read_lines(body, spans, file=number, start=start, reading=self.reading)
+        start, number = place + lead, self.span.file
+        try:
+            spans = splitter.spans(body)
+        except ValueError as error:
+            raise damaged(self.file, start + error.args[1], error.args[0]) from None
+        if self.file.format in ("jsonl", "json"):
+            places = (spans.starts + start).astype(np.uint64)
+            lines = (body, spans) if self.file.format == "jsonl" else as_lines(body, spans)
+            batch = read_lines(*lines, file=number, places=places, reading=self.reading)
+        elif self.column is not None:
+            column, reading = self.column, self.reading
+            batch = read_fields(body, spans, column, file=number, start=start, reading=reading)
         else:
             batch = self._text_batch(body, spans, splitter, place + lead)
         # Separators are the rest: what is neither document, nor reject, nor blank piece.

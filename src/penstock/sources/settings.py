@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from penstock.errors import SourceError
 
-Format = Literal["auto", "text", "jsonl", "parquet", "arrow"]
+Format = Literal["auto", "text", "jsonl", "json", "csv", "tsv", "parquet", "arrow"]
 _NAMED = ("auto", "lines", "paragraphs", "file")
 
 # About 64 MB of text become one part. That is little enough to repeat after a kill (0.2 s on two
@@ -28,7 +28,8 @@ class ReadSettings:
     """What a document is, and what happens to input that is not a valid document."""
 
     format: Format = "auto"
-    """The format of the files; "auto" decides by the suffix of each name."""
+    """The format of the files; "auto" decides by the suffix of each name. A .json file is "json",
+    an array of records, if it begins with `[`, and JSON Lines otherwise."""
     documents: str = "auto"
     """What a document is in text files: "auto" (see `separators`), "lines", "paragraphs" (split at
     blank lines), "file" (one document per file), or a separator, as "sep:SEPARATOR". "sep:" may
@@ -37,7 +38,7 @@ class ReadSettings:
     """Separators that "auto" looks for in the first 64 MB of a file. The first one that is found
     separates the documents of the file; a file without any is one document."""
     field: str = "text"
-    """The JSON field, Parquet column or Arrow column that holds the text; `a.b` is nested."""
+    """The JSON field or the column of a table that holds the text; `a.b` is nested."""
     errors: Literal["strict", "replace"] = "strict"
     """Invalid UTF-8: "strict" rejects the document, "replace" puts U+FFFD there."""
     max_document_bytes: int = 1 << 30

@@ -187,7 +187,8 @@ def _intact(job: Job, record: SealedSlice) -> bool:
 
 def _refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
     """Raise if the counts do not cover every byte of the plain text files."""
-    if any(file.compression or file.format not in ("text", "jsonl") for file in job.files):
+    by_bytes = ("text", "jsonl", "json", "csv", "tsv")
+    if any(file.compression or file.format not in by_bytes for file in job.files):
         return  # how many bytes of text they hold is not known beforehand
     # If a byte is missing, two slices were cut at different borders. Then a document is lost or
     # cut in two, and no later check would find it.
