@@ -5,6 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
+from penstock.cli.units import number_of
 from penstock.errors import SourceError
 from penstock.sources.decompress import Expanded
 from penstock.sources.document import Reject
@@ -123,16 +124,25 @@ def _decoded(listed: InputFile, start: int, data: bytes, reading: ReadSettings) 
     at_end = listed.compression is None and start + len(data) == listed.size
     decoder = getincrementaldecoder("utf-8")(reading.errors)
     try:
-        return decoder.decode(data[lead:], final=at_end).encode()
+        text = decoder.decode(data[lead:], final=at_end).encode()
+        return text.replace(b"\r\n", b"\n") if reading.newlines == "lf" else text
     except UnicodeDecodeError as error:
         at = start + lead + error.start
         raise SourceError(f"{listed.name} is not UTF-8 at byte {at:,}") from None
 
 
 def add_hints(file: FileSample) -> None:
-    """Add a hint if the documents look as if they should be read by another rule."""
+    """Add a hint if the documents look as if they should be read in another way."""
     # The first documents are enough for a hint, and keep this fast.
     sample = file.texts[:100]
+    # A document that is a line ends before its "\n".
+    with_crlf = sum(b"\r\n" in text or text.endswith(b"\r") for text in sample)
+    if with_crlf:
+        file.hints.append(
+            f"{with_crlf} of the first {number_of(len(sample), 'document')} "
+            f"{'has' if with_crlf == 1 else 'have'} Windows line ends (CRLF), which become tokens; "
+            "--newlines lf makes line feeds of them"
+        )
     if not sample or file.format != "text":
         return
     # GPT-2's end token separates documents in many public files, such as TinyStories.

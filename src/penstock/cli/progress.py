@@ -81,5 +81,5 @@ def bar(*, shown: bool = True) -> Iterator[Draw]:
     task = progress.add_task("", total=None, text="starting")
     with progress:
         yield lambda done, total, text: progress.update(
-            task, completed=done, total=total, text=text
+            task, completed=done, total=total or None, text=text
         )

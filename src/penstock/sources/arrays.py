@@ -1,6 +1,6 @@
 """JSON arrays: one document per element, which is an object as in JSON Lines.
 
-Commas at the top level of the array separate its elements. To find them, strings are skipped and
+Commas at the top level of the array separate its elements. To find them, strings are left out and
 brackets are counted, so a file is read in order, and no more of it than a slice is in memory. The
 elements are then parsed like lines.
 """
@@ -8,17 +8,14 @@ elements are then parsed like lines.
 import re
 
 import numpy as np
+from numpy.typing import NDArray
 
-from penstock.sources.splitters import Spans, Splitter
+from penstock.sources.splitters import Spans, Splitter, find_all
 
 _WHITE = b" \t\r\n"
 _HEAD = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\[")
-_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-# An object without others inside is matched as a whole: most records are such objects, and each
-# match is a step of a loop in Python. A quote alone is a string that the data ends in.
-_TOKEN = re.compile(
-    rb'%b|\{[^][{}"]*+(?:%b[^][{}"]*+)*+\}|[][{},"]' % (_STRING, _STRING), re.DOTALL
-)
+_MARKS = np.zeros(256, bool)
+_MARKS[list(b"[]{},")] = True
 
 
 class Elements(Splitter):
@@ -64,24 +61,37 @@ class Elements(Splitter):
 
 
 def _structure(data: bytes) -> tuple[list[int], int | None]:
-    """The places of the commas between elements, and the place where the array ends, or None."""
-    depth, commas = 0, []
-    for found in _TOKEN.finditer(data):
-        place = found.start()
-        byte = data[place]
-        if found.end() - place > 1:  # a string or a whole object
-            continue
-        if byte == ord(",") and depth == 0:
-            commas.append(place)
-        elif byte in b"[{":
-            depth += 1
-        elif byte in b"]}":
-            depth -= 1
-            if depth < 0:
-                return commas, place
-        elif byte == ord('"'):
-            break
-    return commas, None
+    """The places of the commas between elements, and the place where the array ends, or None.
+
+    NumPy takes half the time of a pattern that matches strings and brackets one by one.
+    """
+    text = np.frombuffer(data, np.uint8)
+    quotes = find_all(data, b'"')
+    quotes = quotes[~_escaped(text, quotes)]
+    places = np.flatnonzero(_MARKS[text])
+    # After an odd number of quotes, a bracket or comma is inside a string.
+    places = places[np.searchsorted(quotes, places) % 2 == 0]
+    marks = text[places]
+    opens, closes = (np.isin(marks, list(kind)) for kind in (b"[{", b"]}"))
+    depth = np.cumsum(opens.astype(np.int64) - closes)
+    ends = np.flatnonzero(depth < 0)
+    close = int(places[ends[0]]) if len(ends) else None
+    commas = places[(marks == ord(",")) & (depth == 0)]
+    # Brackets after the end of the array may have any depth.
+    return (commas if close is None else commas[commas < close]).tolist(), close
+
+
+def _escaped(text: NDArray[np.uint8], quotes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which quotes follow an odd number of backslashes, and so are characters of a string."""
+    is_escaped = np.zeros(len(quotes), bool)
+    rows, places = np.arange(len(quotes)), quotes - 1
+    # One backslash of all quotes per round; few quotes follow more than one.
+    while True:
+        more = (places >= 0) & (text[places] == ord("\\"))
+        rows, places = rows[more], places[more] - 1
+        if not len(rows):
+            return is_escaped
+        is_escaped[rows] ^= True
 
 
 def as_lines(data: bytes, spans: Spans) -> tuple[bytes, Spans]:

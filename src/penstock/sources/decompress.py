@@ -83,6 +83,8 @@ class Expanded:
 
     def take_disk_bytes(self) -> int:
         """How many bytes of the file on disk were read since the last call."""
+        if self._file.is_stdin:  # its size is not known, so its share is not either
+            return 0
         before, self._taken = self._taken, self._raw.tell()
         return self._taken - before
 

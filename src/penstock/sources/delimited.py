@@ -9,13 +9,11 @@ changed, and Arrow does not say where in the file a row is; the two patterns bel
 
 import re
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 
 from penstock.errors import SourceError
-from penstock.sources.decompress import Expanded
 from penstock.sources.document import Batch, binary_array
 from penstock.sources.files import BOM, InputFile, byte_order_mark
 from penstock.sources.settings import ReadSettings
@@ -23,7 +21,7 @@ from penstock.sources.splitters import Spans, Splitter, without_blank
 from penstock.sources.validate import Reason, validate
 
 DELIMITERS = {"csv": b",", "tsv": b"\t"}
-_MAX_HEADER = 1 << 20
+MAX_HEADER = 1 << 20
 # Every repetition keeps what it matched (`*+`), so a quote that is never closed is found in one
 # pass, and a field of many megabytes needs no memory for ways back.
 _QUOTED = rb'"[^"]*+(?:""[^"]*+)*+"'
@@ -92,12 +90,10 @@ class Column:
     """The offset of the first record after the header."""
 
 
-def find_column(file: InputFile, reading: ReadSettings) -> Column:
-    """The column that `reading.field` names in the header of `file`."""
+def find_column(data: bytes, file: InputFile, field: str) -> Column:
+    """The column that `field` names in the header of a file, which begins with `data`."""
     delimiter = DELIMITERS[file.format]
     records = Records(delimiter)
-    with closing(Expanded(file, reading.max_expansion)) as stream:
-        data = stream.read(_MAX_HEADER)
     place = lead = byte_order_mark(data, file)
     header = b""
     for end in records.ends(data[lead:]):
@@ -105,19 +101,19 @@ def find_column(file: InputFile, reading: ReadSettings) -> Column:
         if header.strip():  # blank lines may come before it
             break
     names = [each.decode(errors="replace") for each in records.fields(header)]
-    found = [number for number, name in enumerate(names) if name == reading.field]
+    found = [number for number, name in enumerate(names) if name == field]
     if len(found) != 1:
         shown = ", ".join(f'"{each:.40}"' for each in names[:8])
         problem = "no column" if not found else f"{len(found)} columns"
         raise SourceError(
-            f'{file.name} has {problem} "{reading.field}"; its first line names {shown}. Name the '
+            f'{file.name} has {problem} "{field}"; its first line names {shown}. Name the '
             "column that holds the text with field=. If the first line is no list of names, add it."
         )
     valid = rb'(?:%b|[^"%b\n][^%b\n]*+|)' % (_QUOTED, delimiter, delimiter)
     before, after = found[0], len(names) - found[0] - 1
     pattern = rb"(?:%b%b){%d}(%b)(?:%b%b){%d}"
-    field = re.compile(pattern % (valid, delimiter, before, valid, delimiter, valid, after))
-    return Column(records, field, len(names), place)
+    column = re.compile(pattern % (valid, delimiter, before, valid, delimiter, valid, after))
+    return Column(records, column, len(names), place)
 
 
 def _unquoted(field: bytes) -> bytes:

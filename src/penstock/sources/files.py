@@ -1,6 +1,7 @@
 """One input file: what is known of it, how it is opened, and whether it changed."""
 
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -8,6 +9,7 @@ from typing import Any, BinaryIO, cast
 from penstock.errors import MissingExtraError, SourceError
 from penstock.sources.settings import Texts
 
+STDIN = "-"
 BOM = b"\xef\xbb\xbf"
 _FOREIGN_BOMS = {
     b"\xff\xfe\x00\x00": "UTF-32",
@@ -35,6 +37,11 @@ class InputFile:
     """The documents, if they are in memory and not in a file."""
 
     @property
+    def is_stdin(self) -> bool:
+        """Whether this is standard input, which can be read once and in order."""
+        return self.path == STDIN
+
+    @property
     def remote(self) -> bool:
         """Whether the file is opened through fsspec."""
         return "://" in self.path
@@ -53,8 +60,15 @@ def open_file(file: InputFile) -> BinaryIO:
     """`file` opened for reading; a compressed file is not decompressed.
 
     Raises:
-        SourceError: the file was removed after it was listed.
+        SourceError: the file was removed after it was listed, or is standard input that was read.
     """
+    if file.is_stdin:
+        if sys.stdin is None or sys.stdin.buffer.closed:
+            raise SourceError(
+                "Standard input (-) can be read only once, and it was read already. If an option "
+                "needs the input twice, such as a split of its tail, write the input to a file."
+            )
+        return cast(BinaryIO, sys.stdin.buffer)
     try:
         if file.remote:
             return cast(BinaryIO, file_system(file.path).open(file.path, "rb"))
@@ -82,7 +96,7 @@ def refuse_changed(file: InputFile) -> None:
     Raises:
         SourceError: the size, modification time or ETag differ.
     """
-    if file.texts is not None:
+    if file.texts is not None or file.is_stdin:
         return
     try:
         size, stamp = file_state(file.path)

@@ -7,9 +7,11 @@ file that is listed twice, and a file with an unknown suffix in a directory are 
 
 import glob
 import json
+import logging
 import os
 import re
 import stat
+import uuid
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -18,10 +20,11 @@ from typing import Any
 
 from penstock.errors import SourceError
 from penstock.sources.decompress import Expanded
-from penstock.sources.files import BOM, InputFile, file_state, file_system, redacted
+from penstock.sources.files import BOM, STDIN, InputFile, file_state, file_system, redacted
 from penstock.sources.settings import ReadSettings, Texts
 from penstock.sources.walk import file_mode, find_files, matching, refuse_unlisted
 
+_log = logging.getLogger("penstock")
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _FORMATS = (
     dict.fromkeys((".txt", ".text", ".md"), "text")
@@ -56,7 +59,26 @@ def list_files(
     return files
 
 
+def _stdin(reading: ReadSettings) -> InputFile:
+    """Standard input as a file of unknown size."""
+    kind = reading.format if reading.format != "auto" else "text"
+    if kind in ("parquet", "arrow"):
+        raise SourceError(
+            f"A {kind} file cannot be read in order, from its beginning to its end, as standard "
+            "input (-) has to be. Name the file."
+        )
+    _log.warning(
+        "Standard input (-) is read as %s. If a build from it is interrupted, it cannot be "
+        "resumed and has to begin again in an empty directory.",
+        kind,
+    )
+    # No two runs have the same stamp, because their inputs cannot be compared.
+    return InputFile(name=STDIN, path=STDIN, size=0, stamp=uuid.uuid4().hex, format=kind)
+
+
 def _expand(pattern: str, reading: ReadSettings) -> list[InputFile]:
+    if pattern == STDIN:
+        return [_stdin(reading)]
     protocol, is_url, _ = pattern.partition("://")
     if is_url and not re.search(r"\s", protocol):
         return _expand_remote(pattern, reading)

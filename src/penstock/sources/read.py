@@ -16,7 +16,7 @@ import numpy as np
 from penstock.errors import SourceError
 from penstock.sources import document
 from penstock.sources.arrays import as_lines
-from penstock.sources.delimited import DELIMITERS, Column, find_column, read_fields
+from penstock.sources.delimited import read_fields
 from penstock.sources.document import Batch, Edges, Reject, SeparatedTexts, Tally, binary_array
 from penstock.sources.files import (
     InputFile,
@@ -69,8 +69,7 @@ def _read_spans(
             # The text of a compressed file was read to cut it. It begins at `span.start`.
             origin = 0 if span.data is None else span.start
             with open_file(file) if span.data is None else BytesIO(span.data) as stream:
-                column = find_column(file, reading) if file.format in DELIMITERS else None
-                reader = _SpanReader(file, span, reading, stream, origin, column)
+                reader = _SpanReader(file, span, reading, stream, origin)
                 yield from reader.batches(is_cut_safe)
         # After each span: a file that is written while it is read must not give a store.
         refuse_changed(file)
@@ -86,8 +85,6 @@ class _SpanReader:
     stream: BinaryIO
     origin: int
     """The offset in the file at which `stream` begins."""
-    column: Column | None = None
-    """Where the text is in the records of a CSV or TSV file."""
 
     def batches(self, is_cut_safe: IsCutSafe | None) -> Iterator[Batch]:
         """The documents, by the rule of the settings or of the file."""
@@ -260,8 +257,8 @@ class _SpanReader:
             places = (spans.starts + start).astype(np.uint64)
             lines = (body, spans) if self.file.format == "jsonl" else as_lines(body, spans)
             batch = read_lines(*lines, file=number, places=places, reading=self.reading)
-        elif self.column is not None:
-            column, reading = self.column, self.reading
+        elif self.span.column is not None:
+            column, reading = self.span.column, self.reading
             batch = read_fields(body, spans, column, file=number, start=start, reading=reading)
         else:
             batch = self._text_batch(body, spans, splitter, place + lead)
@@ -275,17 +272,27 @@ class _SpanReader:
         """The documents of a block of text; not copied if no part of it has to be left out."""
         file, reading = self.span.file, self.reading
         places = (spans.starts + place).astype(np.uint64)
+        is_plain = reading.newlines == "keep" or b"\r\n" not in body
+        if not is_plain:
+            spans = _without_returns(body, spans)
         lengths = spans.stops - spans.starts
         # Documents are used in place only if the whole block can be given to the tokenizer as it
         # is: a constant separator, no blank pieces with bytes in them, no long documents, UTF-8.
         fits = int(lengths.max(initial=0)) <= reading.max_document_bytes and not spans.skipped_bytes
-        if splitter.separator and fits and document.is_utf8(binary_array([body])):
+        if splitter.separator and fits and is_plain and document.is_utf8(binary_array([body])):
             texts = SeparatedTexts(body, splitter.separator, spans.starts, spans.stops)
             size = int(lengths.sum())
             tally = Tally(documents=len(places), document_bytes=size, text_bytes=size)
             return Batch(texts, np.full(len(places), file, np.uint64), places, tally)
         texts = document.compact(body, spans.starts, spans.stops)
         return validate(texts, file=file, places=places, reading=reading)
+
+
+def _without_returns(data: bytes, spans: Spans) -> Spans:
+    r"""The spans without a `\r` at their end, if the separator begins with `\n`."""
+    text = np.frombuffer(data + b" ", np.uint8)  # a span may end with the data
+    ends = (text[spans.stops] == ord("\n")) & (text[spans.stops - 1] == ord("\r"))
+    return replace(spans, stops=spans.stops - ends)
 
 
 def _empty(tally: Tally, *rejects: Reject) -> Batch:

@@ -41,6 +41,8 @@ class ReadSettings:
     """The JSON field or the column of a table that holds the text; `a.b` is nested."""
     errors: Literal["strict", "replace"] = "strict"
     """Invalid UTF-8: "strict" rejects the document, "replace" puts U+FFFD there."""
+    newlines: Literal["keep", "lf"] = "keep"
+    r"""Windows line ends: "keep" leaves `\r\n` in the text, "lf" makes `\n` of it."""
     max_document_bytes: int = 1 << 30
     """Longer documents are rejected."""
     max_expansion: int = 200
@@ -52,6 +54,8 @@ class ReadSettings:
             raise SourceError(f"format={self.format!r} is not known. Choose one of {known}.")
         if self.errors not in ("strict", "replace"):
             raise SourceError(f'errors={self.errors!r} is not "strict" or "replace".')
+        if self.newlines not in ("keep", "lf"):
+            raise SourceError(f'newlines={self.newlines!r} is not "keep" or "lf".')
         if self.documents in ("", "sep:"):
             raise SourceError(
                 f'documents="{self.documents}" separates nothing. Use "auto", "lines", '
@@ -83,6 +87,9 @@ class ReadSettings:
         """These settings as plain JSON, for the manifest."""
         described = asdict(self)
         separators = described.pop("separators")
+        # Left out as long as it has its default, so that stores of earlier versions are found.
+        if self.newlines == "keep":
+            del described["newlines"]
         # Recorded without "sep:" as long as that is clear: stores of earlier versions are found.
         plain = self.documents.removeprefix("sep:")
         if plain not in _NAMED and not plain.startswith("sep:"):

@@ -18,7 +18,7 @@ found only in order. A table (Parquet, Arrow) is cut between row groups or recor
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import BinaryIO
 
@@ -26,7 +26,7 @@ from penstock.errors import SourceError
 from penstock.sources import whole
 from penstock.sources.arrays import Elements
 from penstock.sources.decompress import Expanded
-from penstock.sources.delimited import DELIMITERS, Records
+from penstock.sources.delimited import DELIMITERS, MAX_HEADER, Column, Records, find_column
 from penstock.sources.files import InputFile, byte_order_mark, open_file, read_fully
 from penstock.sources.settings import RULE_BYTES, SLICE_BYTES, ReadSettings
 from penstock.sources.splitters import Splitter, splitter_for
@@ -57,6 +57,8 @@ class InputSpan:
     """False if the span continues a document of the span before it."""
     ends: bool = True
     """False if the next span continues a document of this one."""
+    column: Column | None = None
+    """Where the text is in the records of a CSV or TSV file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,16 @@ def cut(
             such a document is an error.
         border: The byte that divides an input of one document into two documents.
     """
+    if reading.newlines == "lf" and is_cut_safe is not None:
+        is_cut_safe = partial(_is_safe_with_lf, is_cut_safe)
     cutter = _Cutter(files, reading, slice_bytes, is_cut_safe, border)
     spans = (each for group in cutter.groups() for each in cutter.cut_group(group))
     return (Slice(index, tuple(each)) for index, each in enumerate(spans))
+
+
+def _is_safe_with_lf(is_cut_safe: IsCutSafe, left: str, right: str) -> bool:
+    # The tokenizer will see the text with other line ends.
+    return is_cut_safe(left.replace("\r\n", "\n"), right.replace("\r\n", "\n"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +142,7 @@ class _Cutter:
             file = self.files[number]
             # Plain files were grouped by their size. The size of others is known only when they
             # are read, so a group of them may give several slices.
-            ranged = file.compression is None and file.format in ("text", "jsonl")
+            ranged = not _is_stream(file) and file.format in ("text", "jsonl")
             for span, num_bytes in self._cut_file(file, number):
                 held.append(span)
                 size += num_bytes
@@ -172,10 +181,10 @@ class _Cutter:
         # Rounded, so that a file a little above one slice is not cut into a full and a tiny one.
         num_slices = max(1, round(file.size / self.slice_bytes))
         is_auto = reading.documents == "auto" and file.format == "text"
-        if is_auto and num_slices == 1 and self.border is None and not file.compression:
+        if is_auto and num_slices == 1 and self.border is None and not _is_stream(file):
             yield InputSpan(number, 0, file.size, file.size)  # the reader finds the rule
             return
-        opened = Expanded(file, reading.max_expansion) if file.compression else None
+        opened = Expanded(file, reading.max_expansion) if _is_stream(file) else None
         rule, found = "lines" if file.format == "jsonl" else reading.documents, None
         if is_auto and opened is not None:
             # Peeked, because a stream cannot be read from its beginning again.
@@ -221,6 +230,9 @@ class _Cutter:
         file, held, start = self.files[number], b"", 0
         try:
             head = _head(splitter, stream, file)
+            column = None
+            if file.format in DELIMITERS:
+                column = find_column(stream.peek(MAX_HEADER), file, self.reading.field)
             while True:
                 # As much again as is held, so that a long record is searched log(n) times. Above
                 # the limit the record will be rejected, and memory must not grow further.
@@ -236,12 +248,18 @@ class _Cutter:
                     raise damaged(file, start + border, "a record of more than 1 GiB begins here")
                 if border:
                     stop, on_disk = start + border, stream.take_disk_bytes()
-                    yield InputSpan(number, start, stop, on_disk, held[:border], rule)
+                    span = InputSpan(number, start, stop, on_disk, held[:border], rule)
+                    yield span if column is None else replace(span, column=column)
                     start, held = stop, held[border:]
                 if not more:
                     return
         finally:
             stream.close()
+
+
+def _is_stream(file: InputFile) -> bool:
+    """Whether a file can only be read from its beginning on, whatever its format."""
+    return file.compression is not None or file.is_stdin
 
 
 IN_ORDER = ("csv", "tsv", "json")

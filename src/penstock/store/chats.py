@@ -114,7 +114,7 @@ def chat_file(file: InputFile) -> InputFile:
     if file.texts is not None:
         return file
     is_table = file.format in ("parquet", "arrow")
-    if not is_table and (file.compression is not None or _is_lines(file)):
+    if not is_table and (file.compression is not None or file.is_stdin or _is_lines(file)):
         return replace(file, format="text")
     if file.size > _MAX_WHOLE:
         raise SourceError(

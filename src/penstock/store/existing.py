@@ -31,6 +31,20 @@ _SHOWN = 5
 _OURS = re.compile(r"\.lock|\.\.building\.json\.\d+\.\d+\.tmp")
 
 
+def refuse_stdin(job: Job) -> None:
+    """Raise if the inputs include standard input and the directory holds a build already."""
+    if not any(file.is_stdin for file in job.files):
+        return
+    unfinished = Journal(job.directory).begun() is not None
+    finished = (job.directory / job.sides[0] / FILE_NAME).exists()
+    if unfinished or (finished and not job.settings.append):
+        raise StoreError(
+            f"{job.directory} holds {'an unfinished' if unfinished else 'a finished'} build, and "
+            "standard input (-) cannot be read again to resume it or to compare it. Delete the "
+            "directory, or choose another one."
+        )
+
+
 def killed_at_the_end(job: Job) -> bool:
     """Whether this very build is committed already, and only its journal was left behind."""
     journal = Journal(job.directory)

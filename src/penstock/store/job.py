@@ -70,6 +70,7 @@ class BuildSettings:
     documents: str
     field: str
     errors: Literal["strict", "replace"]
+    newlines: Literal["keep", "lf"]
     eos: bool | str
     bos: bool | str
     special_tokens: SpecialTokens
@@ -106,6 +107,7 @@ class BuildSettings:
             documents=self.documents if self.chat is None else "lines",
             field=self.field,
             errors=self.errors,
+            newlines=self.newlines,
             max_document_bytes=self.max_document_bytes,
             max_expansion=self.max_expansion,
         )
