@@ -37,7 +37,7 @@ def naive(data, how):
     if how == "paragraphs":
         runs = groupby(data.split(b"\n"), key=lambda line: bool(line.strip(WHITE)))
         return [b"\n".join(lines) for full, lines in runs if full]
-    pieces = [data] if how == "file" else data.split(how.encode())
+    pieces = [data] if how == "file" else data.split(how.removeprefix("sep:").encode())
     return [piece for piece in pieces if piece.strip(WHITE + b"\n")]
 
 

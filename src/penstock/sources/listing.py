@@ -172,7 +172,10 @@ def _is_array(file: InputFile, reading: ReadSettings) -> bool:
     if not file.size:
         return False
     with closing(Expanded(file, reading.max_expansion)) as stream:
-        return stream.read(1 << 16).removeprefix(BOM).lstrip()[:1] == b"["
+        try:
+            return stream.read(1 << 16).removeprefix(BOM).lstrip()[:1] == b"["
+        except SourceError:  # a damaged file; the error comes when it is read
+            return False
 
 
 def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
