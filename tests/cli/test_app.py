@@ -100,8 +100,8 @@ def test_an_error_of_the_system_has_no_traceback(invoke, corpus):
     ("arguments", "words"),
     [
         (
-            ["build", "x", "-o", "y", "--format", "csv"],
-            ["auto", "text", "jsonl", "parquet", "arrow"],
+            ["build", "x", "-o", "y", "--format", "xlsx"],
+            ["auto", "text", "jsonl", "json", "csv", "tsv", "parquet", "arrow"],
         ),
         (["build", "x", "-o", "y", "--errors", "ignore"], ["strict", "replace"]),
         (["build", "x", "-o", "y", "--special-tokens", "drop"], ["text", "parse"]),
@@ -119,7 +119,7 @@ def test_a_usage_error_names_the_choices(invoke, arguments, words):
 
 
 def test_a_usage_error_is_json_with_json(run_json):
-    error = run_json("build", "x", "-o", "y", "--format", "csv", code=2)["error"]
+    error = run_json("build", "x", "-o", "y", "--format", "xlsx", code=2)["error"]
 
     assert error["type"] == "UsageError"
     assert "'parquet'" in error["message"]

@@ -161,7 +161,7 @@ def test_remote_tables_are_read(memory, read, request):
 
 
 def test_a_remote_file_that_changes_or_goes_is_refused(memory, request):
-    from penstock.sources.listing import refuse_changed
+    from penstock.sources.files import refuse_changed
 
     url = f"memory://{request.node.name}/a.txt"
     memory("a.txt", b"one")

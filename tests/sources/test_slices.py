@@ -27,7 +27,7 @@ def slices(folder, slice_bytes, **options):
 @given(
     parts=st.dictionaries(names, contents, min_size=1),
     slice_bytes=st.integers(1, 300),
-    documents=st.sampled_from(["lines", "paragraphs", "file", "\n\n", "xline"]),
+    documents=st.sampled_from(["lines", "paragraphs", "file", "\n\n", "sep:xline"]),
 )
 def test_slices_tile_every_file(parts, slice_bytes, documents, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiles")

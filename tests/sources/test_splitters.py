@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 from penstock.sources.splitters import splitter_for
 
 WHITE = b" \t\r"
-HOW = ["lines", "paragraphs", "file", "<|endoftext|>", "\n\n", "aa", "aba", "\n", "a", "\r\n", "é"]
+HOW = [
+    "lines",
+    "paragraphs",
+    "file",
+    "<|endoftext|>",
+    "\n\n",
+    "sep:aa",
+    "sep:aba",
+    "\n",
+    "sep:a",
+    "\r\n",
+    "sep:é",
+]
 
 # Few letters, so that separators, blank lines and their halves are everywhere.
 scraps = st.lists(
@@ -25,7 +37,7 @@ def naive(data, how):
     if how == "paragraphs":
         runs = groupby(data.split(b"\n"), key=lambda line: bool(line.strip(WHITE)))
         return [b"\n".join(lines) for full, lines in runs if full]
-    pieces = [data] if how == "file" else data.split(how.encode())
+    pieces = [data] if how == "file" else data.split(how.removeprefix("sep:").encode())
     return [piece for piece in pieces if piece.strip(WHITE + b"\n")]
 
 

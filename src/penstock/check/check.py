@@ -20,7 +20,8 @@ from penstock.check.directory import directory_problem, nearest_existing
 from penstock.check.sample import FileSample, add_hints, read_sample, text_bytes
 from penstock.cli.units import number_of
 from penstock.errors import PenstockError
-from penstock.sources.listing import InputFile, list_files
+from penstock.sources.files import STDIN, InputFile
+from penstock.sources.listing import list_files
 from penstock.sources.settings import ReadSettings, Texts
 
 if TYPE_CHECKING:
@@ -139,6 +140,8 @@ class _Run:
     def _list(self, file: FileSample) -> InputFile:
         """Fill in the size and the format of a file."""
         path = Path(file.name)
+        if file.name == STDIN:
+            raise _CheckFailedError("standard input (-) can be read only once; name a file")
         if "://" not in file.name and not path.exists():
             raise _CheckFailedError(f"{file.name} does not exist (working directory: {Path.cwd()})")
         if path.is_dir():

@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.sources.listing import InputFile
+from penstock.sources.files import InputFile
 
 _SHOWN = 5
 

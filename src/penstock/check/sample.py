@@ -5,11 +5,12 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
+from penstock.cli.units import number_of
 from penstock.errors import SourceError
 from penstock.sources.decompress import Expanded
 from penstock.sources.document import Reject
-from penstock.sources.listing import InputFile, open_file
-from penstock.sources.read import byte_order_mark, read_slice
+from penstock.sources.files import InputFile, byte_order_mark, open_file
+from penstock.sources.read import read_slice
 from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut
 from penstock.sources.splitters import splitter_for
@@ -47,7 +48,8 @@ def read_sample(file: FileSample, listed: InputFile, reading: ReadSettings, budg
     """Read documents of one file, about `budget` bytes of it, into `file`."""
     is_text = listed.format == "text"
     if is_text and reading.documents == "auto":
-        reading = replace(reading, documents=file_rule(listed, reading))
+        rule = file_rule(listed, reading)
+        reading = replace(reading, documents=rule if rule == "file" else f"sep:{rule}")
     file.rule = reading.documents if is_text else None
     if is_text and reading.documents == "file":
         file.texts, file.whole = _document_parts(listed, reading, budget)
@@ -122,16 +124,25 @@ def _decoded(listed: InputFile, start: int, data: bytes, reading: ReadSettings) 
     at_end = listed.compression is None and start + len(data) == listed.size
     decoder = getincrementaldecoder("utf-8")(reading.errors)
     try:
-        return decoder.decode(data[lead:], final=at_end).encode()
+        text = decoder.decode(data[lead:], final=at_end).encode()
+        return text.replace(b"\r\n", b"\n") if reading.newlines == "lf" else text
     except UnicodeDecodeError as error:
         at = start + lead + error.start
         raise SourceError(f"{listed.name} is not UTF-8 at byte {at:,}") from None
 
 
 def add_hints(file: FileSample) -> None:
-    """Add a hint if the documents look as if they should be read by another rule."""
+    """Add a hint if the documents look as if they should be read in another way."""
     # The first documents are enough for a hint, and keep this fast.
     sample = file.texts[:100]
+    # A document that is a line ends before its "\n".
+    with_crlf = sum(b"\r\n" in text or text.endswith(b"\r") for text in sample)
+    if with_crlf:
+        file.hints.append(
+            f"{with_crlf} of the first {number_of(len(sample), 'document')} "
+            f"{'has' if with_crlf == 1 else 'have'} Windows line ends (CRLF), which become tokens; "
+            "--newlines lf makes line feeds of them"
+        )
     if not sample or file.format != "text":
         return
     # GPT-2's end token separates documents in many public files, such as TinyStories.

@@ -30,6 +30,7 @@ def build_command(
     documents: options.Documents = "auto",
     field: options.Field = "text",
     errors: options.Errors = "strict",
+    newlines: options.Newlines = "keep",
     chat: Annotated[
         str | None, option("Read conversations, rendered with this chat template.", "TEMPLATE")
     ] = None,
@@ -128,6 +129,7 @@ def build_command(
             documents=documents,
             field=field,
             errors=errors,
+            newlines=newlines,
             eos=eos if eos_token is None else eos_token,
             bos=bos if bos_token is None else bos_token,
             special_tokens=in_text,
@@ -192,7 +194,9 @@ def measured_build(
             build(inputs, directory, progress=report, **settings)
     # The library does not know the command line, so the advice is added here.
     except KeyboardInterrupt as error:
-        error.add_note("Finished parts are kept: the same command resumes the build.")
+        kept = "Finished parts are kept: the same command resumes the build."
+        lost = f"Standard input cannot be read again: delete {directory} and build once more."
+        error.add_note(lost if inputs == ["-"] else kept)
         raise
     stores = {side: TokenStore(path) for side, path in stores_at(directory).items()}
     values = {

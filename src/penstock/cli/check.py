@@ -31,6 +31,7 @@ def check_command(
     ] = None,
     field: options.Field = "text",
     errors: options.Errors = "strict",
+    newlines: options.Newlines = "keep",
     length: Annotated[int, option("Tokens per row of the test loader.", "NUMBER", least=1)] = 1024,
     batch_size: Annotated[
         int, option("Rows per batch of the test loader.", "NUMBER", least=1)
@@ -57,7 +58,9 @@ def check_command(
     default_rule = "lines" if not files or len(files) == 2 else "auto"
     rule = documents or default_rule  # --documents has no default, so that it can be recognised
     trial = CheckSettings(
-        reading=ReadSettings(format=format, documents=rule, field=field, errors=errors),
+        reading=ReadSettings(
+            format=format, documents=rule, field=field, errors=errors, newlines=newlines
+        ),
         tokenizer=tokenizer,
         length=length,
         batch_size=batch_size,

@@ -27,7 +27,8 @@ def argument(help: str, metavar: str) -> object:
 
 AsJson = Annotated[bool, option("Print one JSON object and nothing else.", None, "--json")]
 Inputs = Annotated[
-    list[str], argument("Files, directories, globs or URLs; also .gz, .zst, .bz2, .xz.", "INPUTS")
+    list[str],
+    argument("Files (also .gz, .zst, .bz2, .xz), directories, globs, URLs; - is stdin.", "INPUTS"),
 ]
 Store = Annotated[Path, argument("The directory of the store.", "STORE")]
 Tokenizer = Annotated[
@@ -46,6 +47,9 @@ Field = Annotated[str, option("JSON field or column with the text; a.b is b in a
 Errors = Annotated[
     Literal["strict", "replace"],
     option("For documents that are not UTF-8. strict: reject; replace: put U+FFFD for bad bytes."),
+]
+Newlines = Annotated[
+    Literal["keep", "lf"], option("For Windows line ends (CRLF). lf: make them line feeds.")
 ]
 MaxBad = Annotated[
     float,

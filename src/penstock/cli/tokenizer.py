@@ -41,6 +41,7 @@ def train_command(
     documents: options.Documents = "auto",
     field: options.Field = "text",
     errors: options.Errors = "strict",
+    newlines: options.Newlines = "keep",
     max_bad: options.MaxBad = 0.001,
     as_json: options.AsJson = False,
 ) -> None:
@@ -61,7 +62,9 @@ def train_command(
             stage = f"reading {size_text(done)}" if done < total else "learning merges"
             draw(done, total, stage)
 
-        reading = ReadSettings(format=format, documents=documents, field=field, errors=errors)
+        reading = ReadSettings(
+            format=format, documents=documents, field=field, errors=errors, newlines=newlines
+        )
         trained = _in_thread(
             lambda: train_tokenizer(
                 inputs,

@@ -33,7 +33,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from penstock.digest import digest_json
 from penstock.errors import SourceError, StoreBusyError, StoreError
 from penstock.integrations.hf_format import export_texts, is_dataset
-from penstock.sources.listing import InputFile, list_files
+from penstock.sources.files import InputFile
+from penstock.sources.listing import list_files
 from penstock.sources.settings import ReadSettings, Texts
 from penstock.store.build import build
 from penstock.store.files import cache_directory, digest_file, write_file
@@ -70,6 +71,9 @@ class StoreSettings:
     column: str = "text"
     cache_dir: PathLike | None = None
     threads: int | None = None
+
+    def __post_init__(self) -> None:
+        ReadSettings(documents=self.documents)  # a rule that is mistyped is refused here
 
 
 def store_root(cache_dir: PathLike | None) -> Path:

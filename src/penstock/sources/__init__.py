@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from penstock.sources.listing import InputFile as InputFile
+    from penstock.sources.files import InputFile as InputFile
     from penstock.sources.listing import list_files as list_files
     from penstock.sources.settings import Format as Format
     from penstock.sources.settings import ReadSettings as ReadSettings
@@ -20,7 +20,8 @@ else:
     __all__, __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "listing": "InputFile list_files",
+            "files": "InputFile",
+            "listing": "list_files",
             "settings": "Format ReadSettings Texts",
         },
     )

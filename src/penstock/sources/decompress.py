@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from penstock.errors import SourceError
-from penstock.sources.listing import InputFile, open_file
+from penstock.sources.files import InputFile, open_file
 
 # A file may always expand to this size: 16 MiB fit into any memory.
 _FREE_BYTES = 16 << 20
@@ -84,6 +84,8 @@ class Expanded:
 
     def take_disk_bytes(self) -> int:
         """How many bytes of the file on disk were read since the last call."""
+        if self._file.is_stdin:  # its size is not known, so its share is not either
+            return 0
         before, self._taken = self._taken, self._raw.tell()
         return self._taken - before
 

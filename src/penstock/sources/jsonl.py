@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.json as pj
+from numpy.typing import NDArray
 
 from penstock.sources.document import ArrowArray, Batch, binary_array, bool_array, is_utf8
 from penstock.sources.settings import ReadSettings
@@ -29,8 +30,13 @@ from penstock.sources.validate import Reason, validate
 _MAX_BLOCK = (1 << 31) - 1024
 
 
-def read_lines(data: bytes, spans: Spans, *, file: int, start: int, reading: ReadSettings) -> Batch:
-    """The documents of a block of lines; `spans` are the lines that are not blank."""
+def read_lines(
+    data: bytes, spans: Spans, *, file: int, places: NDArray[np.uint64], reading: ReadSettings
+) -> Batch:
+    """The documents of a block of lines; `spans` are the lines that are not blank.
+
+    `places` are their offsets in the file.
+    """
     path = reading.field.split(".")
 
     def line(row: int) -> bytes:
@@ -58,7 +64,7 @@ def read_lines(data: bytes, spans: Spans, *, file: int, start: int, reading: Rea
     batch = validate(
         texts,
         file=file,
-        places=(spans.starts + start).astype(np.uint64),
+        places=places,
         record_bytes=spans.stops - spans.starts,
         reading=reading,
         why_null=why_null,
@@ -151,7 +157,7 @@ def _text_of(line: bytes, path: list[str], replace: bool) -> tuple[bytes, bool]:
         return _deep_text(line, path), False
     for depth, name in enumerate(path):
         if not isinstance(value, _Object):
-            inside = ".".join(path[:depth]) or "the line"
+            inside = ".".join(path[:depth]) or "the record"
             raise _RefusedLine("not_an_object", f"{inside} holds {_kind(value)}")
         # If a key occurs twice, Arrow uses one value and other parsers use the other value. So such
         # a line is refused.

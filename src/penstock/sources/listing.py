@@ -7,24 +7,29 @@ file that is listed twice, and a file with an unknown suffix in a directory are 
 
 import glob
 import json
+import logging
 import os
 import re
 import stat
+import uuid
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
-from penstock.errors import MissingExtraError, MissingInputError, SourceError
+from penstock.errors import MissingInputError, SourceError
+from penstock.sources.decompress import Expanded
+from penstock.sources.files import BOM, STDIN, InputFile, file_state, file_system, redacted
 from penstock.sources.settings import ReadSettings, Texts
 from penstock.sources.walk import file_mode, find_files, matching, refuse_unlisted
 
+_log = logging.getLogger("penstock")
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _FORMATS = (
     dict.fromkeys((".txt", ".text", ".md"), "text")
     | dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl")
-    | {".parquet": "parquet", ".arrow": "arrow"}
+    | {".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".arrow": "arrow"}
 )
 # Chained protocols are left out, and so are protocols that interpret the file they open
 # (reference://, jinja): they would read or run something else than the file that the user named.
@@ -32,38 +37,6 @@ _PROTOCOLS = (
     *("abfs", "abfss", "adl", "az", "file", "ftp", "gcs", "gs", "hdfs", "hf", "http"),
     *("https", "memory", "s3", "s3a", "sftp", "webhdfs"),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputFile:
-    """One file to read, with its state at the time it was listed."""
-
-    name: str
-    """The path or URL as the user wrote it, without credentials."""
-    path: str
-    """The path or URL to open."""
-    size: int
-    """Bytes on disk, before decompression."""
-    stamp: str
-    """Modification time or ETag, to detect a file that changed after it was listed."""
-    format: str
-    compression: str | None = None
-    texts: Texts | None = None
-    """The documents, if they are in memory and not in a file."""
-
-    @property
-    def remote(self) -> bool:
-        """Whether the file is opened through fsspec."""
-        return "://" in self.path
-
-    def describe(self) -> dict[str, str | int | None]:
-        """The file as JSON, for the manifest."""
-        return {
-            "name": self.name,
-            "bytes": self.size,
-            "format": self.format,
-            "compression": self.compression,
-        }
 
 
 def list_files(
@@ -86,55 +59,28 @@ def list_files(
     return files
 
 
-def open_file(file: InputFile) -> BinaryIO:
-    """Open `file` for reading; a compressed file is not decompressed.
-
-    Raises:
-        SourceError: the file was removed after it was listed.
-    """
-    try:
-        if file.remote:
-            return cast(BinaryIO, _filesystem(file.path).open(file.path, "rb"))
-        return Path(file.path).open("rb", buffering=0)
-    except FileNotFoundError:
-        raise _gone(file) from None
-
-
-def read_fully(stream: BinaryIO, num_bytes: int) -> bytes:
-    """Read `num_bytes` of `stream`, fewer only at its end; one `stream.read` may return less."""
-    # An unbuffered file returns what one system call gives: on Linux at most 2 GiB.
-    data = stream.read(num_bytes)
-    while len(data) < num_bytes and (more := stream.read(num_bytes - len(data))):
-        data += more
-    return data
-
-
-def _gone(file: InputFile) -> SourceError:
-    return SourceError(f"{file.name} was removed while it was read. Restore it and build again.")
-
-
-def refuse_changed(file: InputFile) -> None:
-    """Raise if `file` changed after it was listed.
-
-    Raises:
-        SourceError: the size, modification time or ETag differ.
-    """
-    if file.texts is not None:
-        return
-    try:
-        size, stamp = _state(file.path)
-    except FileNotFoundError:
-        raise _gone(file) from None
-    if (size, stamp) != (file.size, file.stamp):
+def _stdin(reading: ReadSettings) -> InputFile:
+    """Standard input as a file of unknown size."""
+    kind = reading.format if reading.format != "auto" else "text"
+    if kind in ("parquet", "arrow"):
         raise SourceError(
-            f"{file.name} changed while it was read ({file.size:,} bytes when the build began, "
-            f"{size:,} now, or another modification time). Its documents would be a mixture of "
-            "two versions. Run the build again when nothing writes to the file."
+            f"A {kind} file cannot be read in order, from its beginning to its end, as standard "
+            "input (-) has to be. Name the file."
         )
+    _log.warning(
+        "Standard input (-) is read as %s. If a build from it is interrupted, it cannot be "
+        "resumed and has to begin again in an empty directory.",
+        kind,
+    )
+    # No two runs have the same stamp, because their inputs cannot be compared.
+    return InputFile(name=STDIN, path=STDIN, size=0, stamp=uuid.uuid4().hex, format=kind)
 
 
 def _expand(pattern: str, reading: ReadSettings) -> list[InputFile]:
-    if "://" in pattern:
+    if pattern == STDIN:
+        return [_stdin(reading)]
+    protocol, is_url, _ = pattern.partition("://")
+    if is_url and not re.search(r"\s", protocol):
         return _expand_remote(pattern, reading)
     path = Path(pattern)
     # Existing files are looked for first, because a file name may contain characters of a glob.
@@ -146,6 +92,13 @@ def _expand(pattern: str, reading: ReadSettings) -> list[InputFile]:
     found = matching(pattern) if glob.has_magic(pattern) else []
     if found:
         return [_input_file(name, reading) for name in found]
+    # Several words without the suffix of a file are rather a text than a name.
+    if re.search(r"\s", pattern) and _suffixes(pattern)[0] is None:
+        raise SourceError(
+            f"There is no file {pattern!r:.60} (looked from {Path.cwd()}). Inputs are names of "
+            "files. If this is a text, give it as penstock.Texts([text]) in Python, or write it to "
+            "a file."
+        )
     nearby: list[str] = []
     with suppress(OSError):  # the folder may be missing too
         nearby = sorted(entry.name for entry in path.parent.iterdir())
@@ -189,19 +142,11 @@ def _dataset_files(state: Path) -> list[str]:
         raise SourceError(f"{state} does not list the files of a dataset: {error!r}.") from None
 
 
-def _state(path: str) -> tuple[int, str]:
-    """The size of a file, and its modification time or ETag."""
-    if "://" in path:
-        return _remote_state(_filesystem(path).info(path))
-    state = Path(path).stat()
-    return state.st_size, str(state.st_mtime_ns)
-
-
 def _input_file(path: str, reading: ReadSettings) -> InputFile:
     is_remote = "://" in path
-    name = _redacted(path) if is_remote else path
+    name = redacted(path) if is_remote else path
     try:
-        size, stamp = _state(path)
+        size, stamp = file_state(path)
     except FileNotFoundError:
         raise MissingInputError(
             f"{name} does not exist, or is a broken link. Check the name, or delete the link."
@@ -218,24 +163,37 @@ def _input_file(path: str, reading: ReadSettings) -> InputFile:
     # These formats compress their columns themselves.
     if kind in ("parquet", "arrow"):
         compression = None
-    return InputFile(
+    file = InputFile(
         name=name, path=path, size=size, stamp=stamp, format=kind, compression=compression
     )
+    is_json = reading.format == "auto" and re.search(r"\.json(\.\w+)?$", name, re.IGNORECASE)
+    return replace(file, format="json") if is_json and _is_array(file, reading) else file
+
+
+def _is_array(file: InputFile, reading: ReadSettings) -> bool:
+    """Whether a .json file is one array; many such files are JSON Lines instead."""
+    if not file.size:
+        return False
+    with closing(Expanded(file, reading.max_expansion)) as stream:
+        try:
+            return stream.read(1 << 16).removeprefix(BOM).lstrip()[:1] == b"["
+        except SourceError:  # a damaged file; the error comes when it is read
+            return False
 
 
 def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
     protocol = pattern.partition("://")[0]
     if "::" in pattern or protocol not in _PROTOCOLS:
         raise SourceError(
-            f"{_redacted(pattern)} uses the protocol {protocol}://, which penstock does not read. "
+            f"{redacted(pattern)} uses the protocol {protocol}://, which penstock does not read. "
             f"Choose one of: {', '.join(_PROTOCOLS)}."
         )
-    filesystem = _filesystem(pattern)
+    filesystem = file_system(pattern)
     try:
         is_directory = filesystem.isdir(pattern)
     except OSError as error:
         raise SourceError(
-            f"{_redacted(pattern)} cannot be reached: {error}. Check the address and the "
+            f"{redacted(pattern)} cannot be reached: {error}. Check the address and the "
             "network, or download the file and name the copy."
         ) from error
     if is_directory:
@@ -250,7 +208,7 @@ def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
     else:
         paths = [pattern]
     if not paths:
-        raise MissingInputError(f"{_redacted(pattern)} matches no file.")
+        raise MissingInputError(f"{redacted(pattern)} matches no file.")
     # fsspec returns most paths without their protocol. In file:// and memory:// a leading slash is
     # part of the name; in other protocols it is not.
     prefix, slashes = f"{protocol}://", "" if protocol in ("file", "memory") else "/"
@@ -268,30 +226,6 @@ def _refuse_unlisted_glob(filesystem: Any, pattern: str) -> None:
     refuse_unlisted(filesystem, f"{protocol}://{root}", depth)
 
 
-def _remote_state(info: dict[str, Any]) -> tuple[int, str]:
-    if info.get("size") is None:
-        raise SourceError(
-            f"{_redacted(str(info.get('name')))}: the server does not give the length of the file, "
-            "so an incomplete download could not be detected. Download it first."
-        )
-    # Each file system uses another key for its time or tag. The first key that has a value is used.
-    stamps = (info.get(key) for key in ("ETag", "etag", "LastModified", "mtime", "created"))
-    return int(info["size"]), next((str(stamp) for stamp in stamps if stamp is not None), "")
-
-
-def _filesystem(path: str) -> Any:
-    import fsspec
-
-    try:
-        return fsspec.core.url_to_fs(path)[0]
-    except ImportError as error:
-        extra = "s3" if path.startswith("s3") else None
-        advice = f' Install it with: pip install "penstock[{extra}]"' if extra else ""
-        raise MissingExtraError(
-            f"Reading {_redacted(path)} needs a package that is not installed: {error}.{advice}"
-        ) from error
-
-
 def _suffixes(name: str) -> tuple[str | None, str | None]:
     """Format and compression by suffix: `a.jsonl.gz` is ("jsonl", "gzip")."""
     suffixes = [suffix.lower() for suffix in Path(name).suffixes]
@@ -299,11 +233,6 @@ def _suffixes(name: str) -> tuple[str | None, str | None]:
     if compression:
         suffixes.pop()
     return (_FORMATS.get(suffixes[-1]) if suffixes else None), compression
-
-
-def _redacted(url: str) -> str:
-    """`url` without user, password and query, which may be secret."""
-    return re.sub(r"//[^/]*@", "//", url).partition("?")[0]
 
 
 def _refuse_duplicates(files: list[InputFile]) -> None:

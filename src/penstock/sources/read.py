@@ -15,24 +15,25 @@ import numpy as np
 
 from penstock.errors import SourceError
 from penstock.sources import document
+from penstock.sources.arrays import as_lines
+from penstock.sources.delimited import read_fields
 from penstock.sources.document import Batch, Edges, Reject, SeparatedTexts, Tally, binary_array
+from penstock.sources.files import (
+    InputFile,
+    byte_order_mark,
+    open_file,
+    read_fully,
+    refuse_changed,
+)
 from penstock.sources.jsonl import read_lines
-from penstock.sources.listing import InputFile, open_file, read_fully, refuse_changed
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings
-from penstock.sources.slices import InputSpan, Slice
-from penstock.sources.splitters import Spans, Splitter, splitter_for
+from penstock.sources.slices import InputSpan, Slice, damaged, record_splitter
+from penstock.sources.splitters import Spans, Splitter
 from penstock.sources.tables import read_rows
 from penstock.sources.validate import too_long, validate
 from penstock.sources.whole import IsCutSafe, block_borders, rule_of
 
 _LOOK_BYTES = 1 << 16
-BOM = b"\xef\xbb\xbf"
-_FOREIGN_BOMS = {
-    b"\xff\xfe\x00\x00": "UTF-32",
-    b"\x00\x00\xfe\xff": "UTF-32",
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
-}
 
 # How far back to search for the line end before a blank line that is full of spaces.
 _LOOK_BACK = 1 << 12
@@ -100,7 +101,7 @@ class _SpanReader:
         if rule == "file" and is_cut and size and not is_rejected:
             batches = self._whole(data, is_cut_safe)
         else:
-            batches = self._records(rule if is_text else "lines")
+            batches = self._records(rule)
         for number, batch in enumerate(batches):
             if number == 0 and span.start == 0 and is_auto:
                 batch.rules.append((span.file, rule))
@@ -200,10 +201,13 @@ class _SpanReader:
 
     def _records(self, documents: str) -> Iterator[Batch]:
         """The documents of a span that begins and ends at record borders."""
-        splitter = splitter_for(documents)
+        splitter = record_splitter(self.file.format, documents)
         place, stop, size = self.span.start, self.span.stop, BLOCK_BYTES
-        if place == stop and documents == "file":
+        if place == stop and documents == "file" and self.file.format == "text":
             yield _empty(Tally(skipped=1))  # an empty file is a document without text
+        if splitter.in_order and place == 0:
+            place = splitter.head(self._read_at(0, min(_LOOK_BYTES, stop)))
+            yield _empty(Tally(separator_bytes=place))
         while place < stop:
             size = min(size, stop - place)
             ended = place + size == stop
@@ -214,7 +218,7 @@ class _SpanReader:
                 yield self._block(data if border == len(data) else data[:border], splitter, place)
                 place, size = place + border, BLOCK_BYTES
             # No border in `size` bytes, so the record is longer than that.
-            elif size > self.reading.max_document_bytes + BLOCK_BYTES:
+            elif not splitter.in_order and size > self.reading.max_document_bytes + BLOCK_BYTES:
                 length = self._record_bytes(splitter, place, size)
                 why = too_long(length, self.reading)
                 reject = Reject(self.span.file, place, length, *why)
@@ -252,10 +256,18 @@ class _SpanReader:
         # A byte order mark is at the start of a file; elsewhere U+FEFF is an ordinary character.
         lead = byte_order_mark(block, self.file) if place == 0 else 0
         body = block[lead:] if lead else block
-        spans = splitter.spans(body)
-        if self.file.format == "jsonl":
-            start, number = place + lead, self.span.file
-            batch = read_lines(body, spans, file=number, start=start, reading=self.reading)
+        start, number = place + lead, self.span.file
+        try:
+            spans = splitter.spans(body)
+        except ValueError as error:
+            raise damaged(self.file, start + error.args[1], error.args[0]) from None
+        if self.file.format in ("jsonl", "json"):
+            places = (spans.starts + start).astype(np.uint64)
+            lines = (body, spans) if self.file.format == "jsonl" else as_lines(body, spans)
+            batch = read_lines(*lines, file=number, places=places, reading=self.reading)
+        elif self.span.column is not None:
+            column, reading = self.span.column, self.reading
+            batch = read_fields(body, spans, column, file=number, start=start, reading=reading)
         else:
             batch = self._text_batch(body, spans, splitter, place + lead)
         # All bytes that are not in a document, a reject or a blank piece belong to separators.
@@ -268,11 +280,14 @@ class _SpanReader:
         """The documents of a block of text; not copied if no part of it has to be left out."""
         file, reading = self.span.file, self.reading
         places = (spans.starts + place).astype(np.uint64)
+        is_plain = reading.newlines == "keep" or b"\r\n" not in body
+        if not is_plain:
+            spans = _without_returns(body, spans)
         lengths = spans.stops - spans.starts
         # Documents are used in place only if the whole block can be given to the tokenizer as it
         # is: a constant separator, no blank pieces with bytes in them, no long documents, UTF-8.
         fits = int(lengths.max(initial=0)) <= reading.max_document_bytes and not spans.skipped_bytes
-        if splitter.separator and fits and document.is_utf8(binary_array([body])):
+        if splitter.separator and fits and is_plain and document.is_utf8(binary_array([body])):
             texts = SeparatedTexts(body, splitter.separator, spans.starts, spans.stops)
             size = int(lengths.sum())
             tally = Tally(documents=len(places), document_bytes=size, text_bytes=size)
@@ -281,21 +296,11 @@ class _SpanReader:
         return validate(texts, file=file, places=places, reading=reading)
 
 
-def byte_order_mark(block: bytes, file: InputFile) -> int:
-    """The length of a UTF-8 byte order mark at the start of a file; 0 if there is none.
-
-    Raises:
-        SourceError: the mark is that of another encoding.
-    """
-    if block.startswith(BOM):
-        return len(BOM)
-    for mark, name in _FOREIGN_BOMS.items():
-        if block.startswith(mark):
-            raise SourceError(
-                f"{file.name} begins with the byte order mark of {name}, and penstock reads UTF-8. "
-                f"Convert it: iconv -f {name} -t UTF-8 {file.name} > converted.txt"
-            )
-    return 0
+def _without_returns(data: bytes, spans: Spans) -> Spans:
+    r"""The spans without a `\r` at their end, if the separator begins with `\n`."""
+    text = np.frombuffer(data + b" ", np.uint8)  # a span may end with the data
+    ends = (text[spans.stops] == ord("\n")) & (text[spans.stops - 1] == ord("\r"))
+    return replace(spans, stops=spans.stops - ends)
 
 
 def _empty(tally: Tally, *rejects: Reject) -> Batch:

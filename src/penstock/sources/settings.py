@@ -1,13 +1,14 @@
 """The settings that decide what a document is, and `Texts`, the class for inputs in memory."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 from penstock.errors import SourceError
 
-Format = Literal["auto", "text", "jsonl", "parquet", "arrow"]
+Format = Literal["auto", "text", "jsonl", "json", "csv", "tsv", "parquet", "arrow"]
 _NAMED = ("auto", "lines", "paragraphs", "file")
 
 # About 64 MB of text become one part. A part is small enough to be made again after a kill (0.2 s
@@ -27,11 +28,12 @@ class ReadSettings:
     """What a document is, and what happens to input that is not a valid document."""
 
     format: Format = "auto"
-    """The format of the files; "auto" decides by the suffix of each name."""
+    """The format of the files; "auto" decides by the suffix of each name. A .json file is "json",
+    an array of records, if it begins with `[`, and JSON Lines otherwise."""
     documents: str = "auto"
     """What a document is in text files: "auto" (see `separators`), "lines", "paragraphs" (split at
-    blank lines), "file" (one document per file), or any other string, which is a separator.
-    "sep:lines" is the separator `lines`."""
+    blank lines), "file" (one document per file), or a separator, as "sep:SEPARATOR". "sep:" may
+    be left out if the separator contains a character that is not a letter or digit."""
     separators: tuple[str, ...] = ("<|endoftext|>",)
     """Separators that "auto" looks for in the first 64 MB of a file. The first one that is found
     separates the documents of the file; a file without any is one document."""
@@ -40,6 +42,8 @@ class ReadSettings:
     errors: Literal["strict", "replace"] = "strict"
     """What happens to invalid UTF-8: "strict" rejects the document, "replace" replaces the
     invalid bytes by U+FFFD."""
+    newlines: Literal["keep", "lf"] = "keep"
+    r"""Windows line ends: "keep" leaves `\r\n` in the text, "lf" replaces it by `\n`."""
     max_document_bytes: int = 1 << 30
     """Longer documents are rejected."""
     max_expansion: int = 200
@@ -52,16 +56,28 @@ class ReadSettings:
             raise SourceError(f"format={self.format!r} is not known. Choose one of {known}.")
         if self.errors not in ("strict", "replace"):
             raise SourceError(f'errors={self.errors!r} is not "strict" or "replace".')
+        if self.newlines not in ("keep", "lf"):
+            raise SourceError(f'newlines={self.newlines!r} is not "keep" or "lf".')
         if self.documents in ("", "sep:"):
             raise SourceError(
                 f'documents="{self.documents}" separates nothing. Use "auto", "lines", '
                 '"paragraphs", "file" or a separator.'
             )
         # "sep:---" and "---" mean the same, and both are recorded as "---". "sep:lines" stays as it
-        # is, because "lines" means something else.
+        # is, because "lines" means something else, and so does "sep:word".
         plain = self.documents.removeprefix("sep:")
-        if plain not in _NAMED and not plain.startswith("sep:"):
-            object.__setattr__(self, "documents", plain)  # recorded in only one way
+        if plain not in _NAMED and not plain.startswith("sep:") and not plain.isalnum():
+            object.__setattr__(self, "documents", plain)
+        # A word without "sep:" is a name that was mistyped, far more often than a separator.
+        if self.documents not in _NAMED and self.documents.isalnum():
+            close = get_close_matches(self.documents.lower(), _NAMED, n=1)
+            known = ", ".join(f'"{each}"' for each in _NAMED)
+            raise SourceError(
+                f"documents={self.documents!r} is not a rule"
+                + (f"; did you mean {close[0]}? " if close else ". ")
+                + f"The rules are {known}. A separator of letters and digits is written as "
+                f'"sep:{self.documents}".'
+            )
         if not self.field or not all(self.field.split(".")):
             raise SourceError(f"field={self.field!r} contains an empty name.")
         if self.max_document_bytes < 1 or self.max_expansion < 1:
@@ -74,11 +90,18 @@ class ReadSettings:
         """These settings as plain JSON, for the manifest."""
         described = asdict(self)
         separators = described.pop("separators")
+        # Left out as long as it has its default, so that stores of earlier versions are found.
+        if self.newlines == "keep":
+            del described["newlines"]
+        # Recorded without "sep:" as long as that is clear: stores of earlier versions are found.
+        plain = self.documents.removeprefix("sep:")
+        if plain not in _NAMED and not plain.startswith("sep:"):
+            described["documents"] = plain
         return described | ({"separators": list(separators)} if self.documents == "auto" else {})
 
 
 class Texts:
-    """A list of strings as the documents of a build.
+    """Strings as the documents of a build.
 
     Without this class, `build` would take the strings as file names:
 
@@ -86,19 +109,27 @@ class Texts:
     Texts(2 documents, 19 bytes)
     """
 
-    def __init__(self, texts: Sequence[str], *, keep_blank: bool = False) -> None:
+    def __init__(self, texts: Iterable[str], *, keep_blank: bool = False) -> None:
         """Take each string of `texts` as one document.
 
         Args:
-            texts: One string for each document.
+            texts: One string for each document. A generator is read to its end and kept in memory.
             keep_blank: Whether texts of white space are documents too. By default they are skipped.
         """
+        # A string is a sequence too, and each of its characters would become a document.
+        if isinstance(texts, str | bytes):
+            raise SourceError(
+                f"Texts takes a list of texts, and got a single {type(texts).__name__}: "
+                f"{texts!r:.60}. Put it into a list: Texts([text])."
+            )
+        if not isinstance(texts, Sequence):  # a generator can be read only once
+            texts = list(texts)
         for number, text in enumerate(texts):
             if not isinstance(text, str):
                 raise SourceError(
                     f"Text {number:,} is of type {type(text).__name__}, not a string: {text!r:.60}."
                 )
-        self._texts = texts
+        self._texts: Sequence[str] = texts
         self.keep_blank = keep_blank
 
     def __repr__(self) -> str:

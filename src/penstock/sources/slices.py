@@ -13,17 +13,21 @@ names:
                                            into pieces where no token id changes
 
 For plain files, a slice contains byte ranges, which a worker reads itself. A slice of a compressed
-file carries its text. A table (Parquet, Arrow) is cut between row groups or record batches.
+file carries its text, and so does a slice of a CSV file or a JSON array, whose records can be found
+only in order. A table (Parquet, Arrow) is cut between row groups or record batches.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import BinaryIO
 
+from penstock.errors import SourceError
 from penstock.sources import whole
+from penstock.sources.arrays import Elements
 from penstock.sources.decompress import Expanded
-from penstock.sources.listing import InputFile, open_file, read_fully
+from penstock.sources.delimited import DELIMITERS, MAX_HEADER, Column, Records, find_column
+from penstock.sources.files import InputFile, byte_order_mark, open_file, read_fully
 from penstock.sources.settings import RULE_BYTES, SLICE_BYTES, ReadSettings
 from penstock.sources.splitters import Splitter, splitter_for
 from penstock.sources.tables import table_spans, text_spans
@@ -32,6 +36,8 @@ from penstock.sources.whole import IsCutSafe
 # The assumed ratio of text to compressed bytes when small files are grouped.
 _NOMINAL_EXPANSION = 4
 _LOOK_BYTES = 1 << 16
+# A longer record of a format that is read in order is a quote or bracket that is never closed.
+_MAX_RECORD = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,8 @@ class InputSpan:
     """False if the span continues a document of the span before it."""
     ends: bool = True
     """False if the next span continues a document of this one."""
+    column: Column | None = None
+    """Where the text is in the records of a CSV or TSV file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +94,16 @@ def cut(
             such a document is an error.
         border: The offset at which an input of one document is divided into two documents.
     """
+    if reading.newlines == "lf" and is_cut_safe is not None:
+        is_cut_safe = partial(_is_safe_with_lf, is_cut_safe)
     cutter = _Cutter(files, reading, slice_bytes, is_cut_safe, border)
     spans = (each for group in cutter.groups() for each in cutter.cut_group(group))
     return (Slice(index, tuple(each)) for index, each in enumerate(spans))
+
+
+def _is_safe_with_lf(is_cut_safe: IsCutSafe, left: str, right: str) -> bool:
+    # The tokenizer will see the text with other line ends.
+    return is_cut_safe(left.replace("\r\n", "\n"), right.replace("\r\n", "\n"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +142,7 @@ class _Cutter:
             file = self.files[number]
             # Plain files were grouped by their size. The size of others is known only when they
             # are read, so a group of them may give several slices.
-            ranged = file.compression is None and file.format in ("text", "jsonl")
+            ranged = not _is_stream(file) and file.format in ("text", "jsonl")
             for span, num_bytes in self._cut_file(file, number):
                 held.append(span)
                 size += num_bytes
@@ -159,17 +174,21 @@ class _Cutter:
     def _cut_text(self, file: InputFile, number: int) -> Iterator[InputSpan]:
         """The spans of a file of text; those of a file that is read in order carry their text."""
         reading = self.reading
+        if file.format in IN_ORDER:
+            stream = Expanded(file, reading.max_expansion)
+            yield from self._cut_stream(stream, number, record_splitter(file.format), None)
+            return
         # Rounded, so that a file a little above one slice is not cut into a full and a tiny one.
         num_slices = max(1, round(file.size / self.slice_bytes))
         is_auto = reading.documents == "auto" and file.format == "text"
-        if is_auto and num_slices == 1 and self.border is None and not file.compression:
+        if is_auto and num_slices == 1 and self.border is None and not _is_stream(file):
             yield InputSpan(number, 0, file.size, file.size)  # the reader finds the rule
             return
-        stream = Expanded(file, reading.max_expansion) if file.compression else None
+        opened = Expanded(file, reading.max_expansion) if _is_stream(file) else None
         rule, found = "lines" if file.format == "jsonl" else reading.documents, None
-        if is_auto and stream is not None:
+        if is_auto and opened is not None:
             # Peeked, because a stream cannot be read from its beginning again.
-            rule = found = whole.rule_of([stream.peek(RULE_BYTES)], reading.separators)
+            rule = found = whole.rule_of([opened.peek(RULE_BYTES)], reading.separators)
         elif is_auto:
             rule = found = whole.file_rule(file, reading)
         splitter = splitter_for(rule)
@@ -178,9 +197,9 @@ class _Cutter:
         # read as a whole, and rejected if it is too long.
         is_limited = reading.max_document_bytes < self.slice_bytes
         if rule == "file" and not is_limited and (found or self.border is not None):
-            yield from self._cut_document(file, number, stream, rule)
-        elif stream is not None:
-            yield from self._cut_stream(stream, number, splitter, found)
+            yield from self._cut_document(file, number, opened, rule)
+        elif opened is not None:
+            yield from self._cut_stream(opened, number, splitter, found)
         # To find a separator that may overlap itself, the file must be read from its beginning.
         elif num_slices > 1 and not splitter.cuts_anywhere and splitter.separator:
             stream = Expanded(file, reading.max_expansion)
@@ -209,23 +228,73 @@ class _Cutter:
     ) -> Iterator[InputSpan]:
         """Spans with their text, from a file that can only be read in order."""
         limit = self.reading.max_document_bytes + self.slice_bytes
-        held, start = b"", 0
+        file, held, start = self.files[number], b"", 0
         try:
+            head = _head(splitter, stream, file)
+            column = None
+            if file.format in DELIMITERS:
+                column = find_column(stream.peek(MAX_HEADER), file, self.reading.field)
             while True:
                 # Reads as much again as is held, so that a long record is searched log(n) times.
                 # Above the limit the record will be rejected, so reads do not grow further.
                 more = stream.read(max(self.slice_bytes, min(len(held), limit)))
                 held += more
                 # A span holds whole records. The text after the last border begins the next span.
-                border = splitter.last_border(held) if more else len(held)
+                border = splitter.last_border(held[head:]) if more else len(held)
+                if border and more:
+                    border, head = border + head, 0
+                if not (more or splitter.is_end(held)):
+                    raise damaged(file, start + len(held), "it was cut off; no ] closes the array")
+                if splitter.in_order and len(held) - border > max(limit, _MAX_RECORD):
+                    raise damaged(file, start + border, "a record of more than 1 GiB begins here")
                 if border:
                     stop, on_disk = start + border, stream.take_disk_bytes()
-                    yield InputSpan(number, start, stop, on_disk, held[:border], rule)
+                    span = InputSpan(number, start, stop, on_disk, held[:border], rule)
+                    yield span if column is None else replace(span, column=column)
                     start, held = stop, held[border:]
                 if not more:
                     return
         finally:
             stream.close()
+
+
+def _is_stream(file: InputFile) -> bool:
+    """Whether a file can only be read from its beginning on, whatever its format."""
+    return file.compression is not None or file.is_stdin
+
+
+IN_ORDER = ("csv", "tsv", "json")
+"""Formats whose records can be found only from the beginning of the file."""
+
+
+def record_splitter(format: str, documents: str = "lines") -> Splitter:
+    """The splitter for a file; `documents` counts for text only."""
+    if format in DELIMITERS:
+        return Records(DELIMITERS[format])
+    if format == "json":
+        return Elements()
+    return splitter_for(documents if format == "text" else "lines")
+
+
+def damaged(file: InputFile, place: int, reason: str) -> SourceError:
+    """The error for a file whose records cannot be found from `place` on."""
+    kind = "a JSON array" if file.format == "json" else file.format.upper()
+    return SourceError(
+        f"{file.name} cannot be read as {kind} from byte {place:,} on: {reason}. Repair the file, "
+        "or name its format with format=."
+    )
+
+
+def _head(splitter: Splitter, stream: Expanded, file: InputFile) -> int:
+    """How many bytes come before the first record of a file."""
+    if not splitter.in_order:
+        return 0
+    data = stream.peek(_LOOK_BYTES)
+    byte_order_mark(data, file)  # refuses other encodings
+    try:
+        return splitter.head(data)
+    except ValueError as error:
+        raise damaged(file, 0, error.args[0]) from None
 
 
 def _cut_range(file: InputFile, splitter: Splitter, num_slices: int) -> Iterator[tuple[int, int]]:

@@ -45,10 +45,22 @@ class Splitter:
     """The bytes between documents, if they are always the same."""
     lead: int = 0
     """How many bytes before the wanted place `first_border` needs."""
+    in_order: bool = False
+    """Whether a border depends on everything since the border before it, as in CSV. Then
+    `first_border` is not used, and `spans` raises ValueError with a reason and a place if the data
+    is damaged."""
+
+    def head(self, data: bytes) -> int:
+        """How many bytes at the beginning of a file come before its first record."""
+        return 0
+
+    def is_end(self, data: bytes) -> bool:
+        """Whether a file may end with `data`, which follows its last border."""
+        return True
 
     def spans(self, data: bytes) -> Spans:
         """The documents of `data`, which begins and ends at a record border."""
-        return _without_blank(data, np.zeros(1, np.int64), np.array([len(data)]))
+        return without_blank(data, np.zeros(1, np.int64), np.array([len(data)]))
 
     def last_border(self, data: bytes) -> int:
         """The last place in `data` where a record begins, or 0."""
@@ -113,7 +125,7 @@ class _Separated(Splitter):
 
     def spans(self, data: bytes) -> Spans:
         """The pieces of `data` between separators, without blank pieces."""
-        return _without_blank(data, *_pieces(data, self._places(data), self.lead))
+        return without_blank(data, *_pieces(data, self._places(data), self.lead))
 
     def last_border(self, data: bytes) -> int:
         """The place after the last separator, if separators are searched from left to right."""
@@ -221,7 +233,8 @@ def blank(data: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> N
     return is_blank
 
 
-def _without_blank(data: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Spans:
+def without_blank(data: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Spans:
+    """The pieces of `data` that are not blank, and counts of those that are."""
     is_blank = blank(data, starts, stops)
     if not is_blank.any():
         return Spans(starts, stops, 0, 0)

@@ -16,7 +16,7 @@ import pyarrow.compute
 
 from penstock.errors import SourceError
 from penstock.sources.document import ArrowArray, Batch, binary_array
-from penstock.sources.listing import InputFile, open_file
+from penstock.sources.files import InputFile, open_file
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings, Texts
 from penstock.sources.validate import validate
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 from numpy.typing import NDArray
 
 from penstock.sources import document
@@ -52,6 +53,8 @@ def validate(
     if not document.is_utf8(texts):
         texts, bad = _decoded(texts, reading, tally)
         reasons |= bad
+    if reading.newlines == "lf":
+        texts = pa.compute.replace_substring(texts, "\r\n", "\n")
     # After the replacement of invalid bytes, because U+FFFD is longer than the byte it replaces.
     lengths = document.byte_lengths(texts)
     for row in np.flatnonzero(lengths > reading.max_document_bytes):

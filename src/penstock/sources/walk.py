@@ -8,6 +8,7 @@ name and the reason.
 # Names stay as the user wrote them: Path would make "a.txt" of "./a.txt".
 # ruff: noqa: PTH116, PTH118, PTH208
 
+import errno
 import fnmatch
 import glob
 import os
@@ -106,6 +107,10 @@ def file_mode(path: str, *, follow: bool = True) -> int:
         try:
             return os.stat(path or os.curdir, follow_symlinks=follow).st_mode
         except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
+            return 0
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:  # no file has such a name; it may be a text
+                raise
             return 0
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from penstock.errors import SourceError
 from penstock.sources.decompress import Expanded
-from penstock.sources.listing import InputFile, open_file, read_fully
+from penstock.sources.files import InputFile, open_file, read_fully
 from penstock.sources.settings import BLOCK_BYTES, RULE_BYTES, ReadSettings
 
 IsCutSafe = Callable[[str, str], bool]

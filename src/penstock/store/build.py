@@ -16,7 +16,13 @@ from penstock.errors import SourceError, StoreError
 from penstock.sources.document import Tally
 from penstock.sources.settings import Format
 from penstock.store import manifest as manifests
-from penstock.store.existing import committed, earlier_build, killed_at_the_end, remember_stamps
+from penstock.store.existing import (
+    committed,
+    earlier_build,
+    killed_at_the_end,
+    refuse_stdin,
+    remember_stamps,
+)
 from penstock.store.files import remove_temporary, sync_directory, write_file
 from penstock.store.job import BuildSettings, EngineName, Inputs, Job, Report, prepare
 from penstock.store.journal import Journal, SealedSlice
@@ -36,6 +42,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     documents: str = "auto",
     field: str = "text",
     errors: Literal["strict", "replace"] = "strict",
+    newlines: Literal["keep", "lf"] = "keep",
     eos: bool | str = True,
     bos: bool | str = False,
     special_tokens: SpecialTokens = "text",
@@ -60,16 +67,20 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             .gz, .zst, .bz2 or .xz, and are read in the order of their names.
         store: The directory to write.
         tokenizer: A name, a path or an object; see `load_tokenizer`.
-        format: "text", "jsonl", "parquet" or "arrow"; "auto" decides by the file name's suffix.
+        format: "text", "jsonl", "json" (an array of records), "csv", "tsv", "parquet" or "arrow".
+            "auto" decides by the file name's suffix; a .json file that begins with `[` is an array,
+            and JSON Lines otherwise. The first line of .csv and .tsv files names their columns.
         documents: What a document is in text files. "auto" looks for `<|endoftext|>` and for the
             tokenizer's end token (except `</s>`) in the first 64 MB of a file. The first of these
             that is found separates the documents. A file with neither is one document, and all
             its bytes are kept. Other values: "lines", "paragraphs", "file", or "sep:SEPARATOR". A
-            JSON line or a row of a table is always a document.
+            JSON line or a row of a table is always a document. A separator of letters and digits
+            needs "sep:".
         field: The JSON field or table column that holds the text; `a.b` is the field `b` inside
             `a`.
         errors: "strict" rejects documents that are not UTF-8, "replace" puts U+FFFD where bytes
             are invalid.
+        newlines: "lf" turns Windows line ends (CRLF) into line feeds, "keep" leaves them.
         eos: Whether a document ends with the tokenizer's end token, or the name of the token.
         bos: Whether a document begins with the tokenizer's start token, or the name of the token.
             A token that is there already is not added a second time.
@@ -140,6 +151,7 @@ def begin(job: Job, *, live: bool = False) -> Job | None:
         job: The build.
         live: Whether its parts are read while others are built; see `Job`.
     """
+    refuse_stdin(job)
     if killed_at_the_end(job):
         return None
     earlier = earlier_build(job)
@@ -199,7 +211,8 @@ def _intact(job: Job, record: SealedSlice) -> bool:
 
 def _refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
     """Raise if the counts do not cover every byte of the plain text files."""
-    if any(file.compression or file.format not in ("text", "jsonl") for file in job.files):
+    by_bytes = ("text", "jsonl", "json", "csv", "tsv")
+    if any(f.compression or f.is_stdin or f.format not in by_bytes for f in job.files):
         return  # how many bytes of text they hold is not known beforehand
     # If a byte is missing, two slices were cut at different borders. Then a document is lost or
     # cut in two, and no later check would find it.

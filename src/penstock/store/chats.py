@@ -19,7 +19,7 @@ from penstock.chat.chat import Chat, TurnReport
 from penstock.chat.messages import ChatText, to_conversation
 from penstock.errors import ChatError, SourceError, StoreError
 from penstock.sources.document import Batch, Reject, text_offsets
-from penstock.sources.listing import InputFile, open_file
+from penstock.sources.files import InputFile, open_file
 from penstock.sources.settings import Texts
 from penstock.store.part import PartBuilder
 from penstock.tokenize.tokenizer import load_tokenizer
@@ -120,7 +120,7 @@ def chat_file(file: InputFile) -> InputFile:
     if file.texts is not None:
         return file
     is_table = file.format in ("parquet", "arrow")
-    if not is_table and (file.compression is not None or _is_lines(file)):
+    if not is_table and (file.compression is not None or file.is_stdin or _is_lines(file)):
         return replace(file, format="text")
     if file.size > _MAX_WHOLE:
         raise SourceError(

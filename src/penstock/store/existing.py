@@ -16,7 +16,7 @@ from pathlib import Path
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
-from penstock.sources.listing import InputFile
+from penstock.sources.files import InputFile
 from penstock.store.files import write_file
 from penstock.store.job import Job
 from penstock.store.journal import Journal
@@ -29,6 +29,20 @@ _SHOWN = 5
 # Files that a build leaves before its journal is written. The lock is inside the store if the
 # directory around it is not writable.
 _OURS = re.compile(r"\.lock|\.\.building\.json\.\d+\.\d+\.tmp")
+
+
+def refuse_stdin(job: Job) -> None:
+    """Raise if the inputs include standard input and the directory holds a build already."""
+    if not any(file.is_stdin for file in job.files):
+        return
+    unfinished = Journal(job.directory).begun() is not None
+    finished = (job.directory / job.sides[0] / FILE_NAME).exists()
+    if unfinished or (finished and not job.settings.append):
+        raise StoreError(
+            f"{job.directory} holds {'an unfinished' if unfinished else 'a finished'} build, and "
+            "standard input (-) cannot be read again to resume it or to compare it. Delete the "
+            "directory, or choose another one."
+        )
 
 
 def killed_at_the_end(job: Job) -> bool:

@@ -20,7 +20,8 @@ import numpy as np
 
 from penstock.errors import StoreError, TokenizerError
 from penstock.sources.document import Batch, Reject, binary_array
-from penstock.sources.listing import InputFile, list_files
+from penstock.sources.files import InputFile
+from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
 from penstock.sources.settings import Format, ReadSettings, Texts
 from penstock.sources.slices import Slice, cut
@@ -71,6 +72,7 @@ class BuildSettings:
     documents: str
     field: str
     errors: Literal["strict", "replace"]
+    newlines: Literal["keep", "lf"]
     eos: bool | str
     bos: bool | str
     special_tokens: SpecialTokens
@@ -107,6 +109,7 @@ class BuildSettings:
             documents=self.documents if self.chat is None else "lines",
             field=self.field,
             errors=self.errors,
+            newlines=self.newlines,
             max_document_bytes=self.max_document_bytes,
             max_expansion=self.max_expansion,
         )

@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 from penstock.errors import StoreError
 from penstock.sources.decompress import Expanded
 from penstock.sources.document import Batch, Edges
-from penstock.sources.listing import InputFile
-from penstock.sources.read import BOM
+from penstock.sources.files import BOM, InputFile
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings
 from penstock.sources.tables import num_rows
 from penstock.sources.whole import file_rule

@@ -35,6 +35,7 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
     documents: str = "auto",
     field: str = "text",
     errors: Literal["strict", "replace"] = "strict",
+    newlines: Literal["keep", "lf"] = "keep",
     eos: bool | str = True,
     bos: bool | str = False,
     special_tokens: SpecialTokens = "text",
@@ -66,6 +67,7 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
         field: The JSON field or table column that holds the text.
         errors: What to do with documents that are not UTF-8: "strict" rejects them, "replace"
             replaces invalid bytes.
+        newlines: "lf" turns Windows line ends (CRLF) into line feeds.
         eos: Whether a document ends with the tokenizer's end token, or the name of the token.
         bos: Whether a document begins with the tokenizer's start token, or the name of the token.
         special_tokens: "text" takes `<|endoftext|>` in a document as text, "parse" as a token.

@@ -23,7 +23,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from penstock.errors import SourceError, TokenizerError
 from penstock.sources.document import Batch, Reject
-from penstock.sources.listing import InputFile, list_files
+from penstock.sources.files import InputFile
+from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
 from penstock.sources.settings import ReadSettings
 from penstock.sources.slices import cut

@@ -1,0 +1,165 @@
+"""One input file: what is known of it, how it is opened, and whether it changed."""
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from penstock.errors import MissingExtraError, SourceError
+from penstock.sources.settings import Texts
+
+STDIN = "-"
+BOM = b"\xef\xbb\xbf"
+_FOREIGN_BOMS = {
+    b"\xff\xfe\x00\x00": "UTF-32",
+    b"\x00\x00\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile:
+    """One file to read, with its state at the time it was listed."""
+
+    name: str
+    """As the user wrote it, without credentials."""
+    path: str
+    """What to open."""
+    size: int
+    """Bytes on disk, before decompression."""
+    stamp: str
+    """Modification time or ETag, to detect a file that changed after it was listed."""
+    format: str
+    compression: str | None = None
+    texts: Texts | None = None
+    """The documents, if they are in memory and not in a file."""
+
+    @property
+    def is_stdin(self) -> bool:
+        """Whether this is standard input, which can be read once and in order."""
+        return self.path == STDIN
+
+    @property
+    def remote(self) -> bool:
+        """Whether the file is opened through fsspec."""
+        return "://" in self.path
+
+    def describe(self) -> dict[str, str | int | None]:
+        """The file as JSON, for the manifest."""
+        return {
+            "name": self.name,
+            "bytes": self.size,
+            "format": self.format,
+            "compression": self.compression,
+        }
+
+
+def open_file(file: InputFile) -> BinaryIO:
+    """`file` opened for reading; a compressed file is not decompressed.
+
+    Raises:
+        SourceError: the file was removed after it was listed, or is standard input that was read.
+    """
+    if file.is_stdin:
+        if sys.stdin is None or sys.stdin.buffer.closed:
+            raise SourceError(
+                "Standard input (-) can be read only once, and it was read already. If an option "
+                "needs the input twice, such as a split of its tail, write the input to a file."
+            )
+        return cast(BinaryIO, sys.stdin.buffer)
+    try:
+        if file.remote:
+            return cast(BinaryIO, file_system(file.path).open(file.path, "rb"))
+        return Path(file.path).open("rb", buffering=0)
+    except FileNotFoundError:
+        raise _gone(file) from None
+
+
+def read_fully(stream: BinaryIO, num_bytes: int) -> bytes:
+    """The next `num_bytes` of `stream`, fewer only at its end; one `read` may return less."""
+    # An unbuffered file returns what one system call gives: on Linux at most 2 GiB.
+    data = stream.read(num_bytes)
+    while len(data) < num_bytes and (more := stream.read(num_bytes - len(data))):
+        data += more
+    return data
+
+
+def _gone(file: InputFile) -> SourceError:
+    return SourceError(f"{file.name} was removed while it was read. Restore it and build again.")
+
+
+def refuse_changed(file: InputFile) -> None:
+    """Raise if `file` changed after it was listed.
+
+    Raises:
+        SourceError: the size, modification time or ETag differ.
+    """
+    if file.texts is not None or file.is_stdin:
+        return
+    try:
+        size, stamp = file_state(file.path)
+    except FileNotFoundError:
+        raise _gone(file) from None
+    if (size, stamp) != (file.size, file.stamp):
+        raise SourceError(
+            f"{file.name} changed while it was read ({file.size:,} bytes when the build began, "
+            f"{size:,} now, or another modification time). Its documents would be a mixture of "
+            "two versions. Run the build again when nothing writes to the file."
+        )
+
+
+def file_state(path: str) -> tuple[int, str]:
+    """The size of a file, and its modification time or ETag."""
+    if "://" in path:
+        return _remote_state(file_system(path).info(path))
+    state = Path(path).stat()
+    return state.st_size, str(state.st_mtime_ns)
+
+
+def _remote_state(info: dict[str, Any]) -> tuple[int, str]:
+    if info.get("size") is None:
+        raise SourceError(
+            f"{redacted(str(info.get('name')))}: the server does not give the length of the file, "
+            "so an incomplete download could not be detected. Download it first."
+        )
+    # Each file system calls it differently. The first one that is there decides.
+    stamps = (info.get(key) for key in ("ETag", "etag", "LastModified", "mtime", "created"))
+    return int(info["size"]), next((str(stamp) for stamp in stamps if stamp is not None), "")
+
+
+def file_system(path: str) -> Any:
+    """The file system of fsspec that opens `path`."""
+    import fsspec
+
+    try:
+        return fsspec.core.url_to_fs(path)[0]
+    except ImportError as error:
+        extra = "s3" if path.startswith("s3") else None
+        advice = f' Install it with: pip install "penstock[{extra}]"' if extra else ""
+        raise MissingExtraError(
+            f"Reading {redacted(path)} needs a package that is not installed: {error}.{advice}"
+        ) from error
+
+
+def byte_order_mark(block: bytes, file: InputFile) -> int:
+    """The length of a UTF-8 byte order mark at the start of a file; 0 if there is none.
+
+    Raises:
+        SourceError: the mark is that of another encoding.
+    """
+    if block.startswith(BOM):
+        return len(BOM)
+    for mark, name in _FOREIGN_BOMS.items():
+        if block.startswith(mark):
+            raise SourceError(
+                f"{file.name} begins with the byte order mark of {name}, and penstock reads UTF-8. "
+                f"Convert it: iconv -f {name} -t UTF-8 {file.name} > converted.txt"
+            )
+    return 0
+
+
+def redacted(url: str) -> str:
+    """`url` without user, password and query, which may be secret."""
+    return re.sub(r"//[^/]*@", "//", url).partition("?")[0]
