@@ -158,8 +158,7 @@ class Run:
         """Return the steps of a pass.
 
         Raises:
-            UnknownLengthError: the store is still being written.
-            PlanError: the run has no end.
+            UnknownLengthError: the run has no end, or the store is still being written.
         """
         if self.num_steps is None and self._streamed is not None and self._epochs is not None:
             self.find_end()
@@ -169,7 +168,9 @@ class Run:
                     f"{self._streamed.num_rows:,} rows are known so far. Give steps= for a length."
                 )
         if self.num_steps is None:
-            raise PlanError("This run has no end, so no length; give the loader epochs= or steps=.")
+            raise UnknownLengthError(
+                "This run has no end, so no length; give the loader epochs= or steps=."
+            )
         return self.num_steps
 
     def steps_before(self, step: int) -> int:
