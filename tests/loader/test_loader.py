@@ -543,7 +543,7 @@ def test_a_format_refuses_settings_that_contradict_each_other(settings, message)
         ({"batch_size": 4, "rank": 1}, "rank=1 and world_size=None: give both or neither."),
         (
             {"batch_size": 4, "rank": 4, "world_size": 4},
-            "rank must be from 0 to world_size - 1; got rank=4",
+            "rank=4 must be from 0 to 3: world_size is 4",
         ),
         ({"batch_size": 0}, "batch_size must be at least 1 and at most 2^40; got 0"),
         ({"batch_size": 4, "epochs": 1, "steps": 1}, "epochs=1 and steps=1 both end the run; gi"),

@@ -2,7 +2,7 @@
 
     build_dataset(load_dataset(…, split="train"), "stores/wiki")     # a dataset to a store
     class MyTrainer(RowsTrainer, transformers.Trainer): ...          # train on rows
-    loader = StepLoader(rows, 8, rank=…, world_size=…)               # for accelerate, or a loop
+    loader = StepLoader(rows, 8)                                     # for accelerate, or a loop
 
 Both `transformers.Trainer` and accelerate would shard the batches of a DataLoader over the ranks,
 and read and skip old batches when they resume. A `StepLoader` returns each rank its own share and
@@ -31,6 +31,7 @@ from penstock.integrations.hf_format import (
 )
 from penstock.loader.loader import Loader
 from penstock.loader.packed import check_packed, keep_documents_apart, prepare
+from penstock.loader.run import topology
 from penstock.order.plan import Plan
 from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
@@ -111,7 +112,8 @@ class RowItems(Dataset[Tensors]):
         if shape.packed and model is not None:
             keep_documents_apart(model)
         plan = Plan(shape.rows, shuffle="none")
-        self._loader = Loader(plan, 1, epochs=1, format=shape.format)
+        # All rows on every rank: a trainer shards these items itself.
+        self._loader = Loader(plan, 1, rank=0, world_size=1, epochs=1, format=shape.format)
         self._to_batch = shape.to_batch
 
     def __len__(self) -> int:
@@ -170,8 +172,8 @@ class StepLoader(DataLoader[Tensors]):
         rows: AnyRows,
         batch_size: int,
         *,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         seed: int = 0,
         pad_id: int | None = None,
         labels: Labels = "same",
@@ -187,8 +189,8 @@ class StepLoader(DataLoader[Tensors]):
                 one token so that every token is a target), `Documents` (also `attention_mask`)
                 or `Packs` (also `position_ids`, and no `attention_mask`).
             batch_size: Rows of a step on this rank.
-            rank: The number of this rank.
-            world_size: The number of ranks.
+            rank: The number of this rank; from `torch.distributed` if it is initialised.
+            world_size: The number of ranks; likewise.
             seed: Determines the order.
             pad_id: The id in padded places.
             labels: "same", for models that shift labels themselves, or "shifted".
@@ -200,6 +202,7 @@ class StepLoader(DataLoader[Tensors]):
         """
         shape = row_format(rows, pad_id, labels)
         self._packed = shape.packed
+        rank, world_size = topology(rank, world_size)
         self.source = BatchSource(
             plan=Plan(shape.rows, seed=seed),
             global_batch=batch_size * world_size,

@@ -13,6 +13,7 @@ for training, and it is over. The position determines the pass, so a state needs
 import warnings
 from collections.abc import Mapping
 from operator import index
+from typing import SupportsIndex
 
 import torch
 
@@ -264,10 +265,22 @@ def plan_of(
 
 
 def topology(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size: as given, from torch.distributed, or those of one process."""
+    """Return rank and world size: as given, from torch.distributed, or those of one process.
+
+    Every API that takes them calls this, so the defaults and the errors are the same in all.
+    """
     if (rank is None) != (world_size is None):
         raise PlanError(f"rank={rank} and world_size={world_size}: give both or neither.")
     if rank is not None and world_size is not None:
+        for name, value in (("rank", rank), ("world_size", world_size)):
+            if not isinstance(value, SupportsIndex):
+                raise PlanError(f"{name}={value!r} is not a whole number.")
+        if world_size < 1:
+            raise PlanError(f"world_size={world_size} must be at least 1.")
+        if not 0 <= rank < world_size:
+            raise PlanError(
+                f"rank={rank} must be from 0 to {world_size - 1}: world_size is {world_size}."
+            )
         return index(rank), index(world_size)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()

@@ -26,6 +26,7 @@ from penstock.integrations.pytorch.datasets import FILLER, TextDataset, Transfor
 from penstock.integrations.pytorch.encoders import AnyTokenizer, as_given
 from penstock.integrations.pytorch.samples import suffix_layout
 from penstock.loader.dataloader import WorkerOptions
+from penstock.loader.run import topology
 from penstock.order.permute import permute
 from penstock.order.shuffle import epoch_key
 from penstock.order.steps import Shard, Steps
@@ -50,8 +51,8 @@ class _Options(TypedDict, total=False):
     pin_memory: bool | None
     prefetch_factor: int | None
     multiprocessing_context: str | BaseContext | None
-    rank: int
-    world_size: int
+    rank: int | None
+    world_size: int | None
 
 
 def create_dataloaders(
@@ -97,8 +98,9 @@ def create_dataloaders(
             - `multiprocessing_context`: how workers are started: "fork", "spawn" or "forkserver".
             - `cache_dir`: where tokenized files are kept; see `penstock.integrations.stores`.
             - `rank`: the number of this process among those that train together. Each reads its
-              share of the windows.
-            - `world_size`: the number of processes.
+              share of the windows. If not given, that of `torch.distributed` where it is
+              initialised.
+            - `world_size`: the number of processes; likewise.
 
     Raises:
         PlanError: a file has too little text for one window, or for one batch of training.
@@ -140,8 +142,8 @@ def _pair(  # noqa: PLR0913  (the options of two functions, with their defaults)
     pin_memory: bool | None = None,
     prefetch_factor: int | None = None,
     multiprocessing_context: str | BaseContext | None = None,
-    rank: int = 0,
-    world_size: int = 1,
+    rank: int | None = None,
+    world_size: int | None = None,
     **windows: Any,
 ) -> Loaders:
     """A training and a validation loader, if each file has enough text."""
@@ -149,6 +151,7 @@ def _pair(  # noqa: PLR0913  (the options of two functions, with their defaults)
     context = multiprocessing_context if num_workers else None
     workers = WorkerOptions(num_workers, prefetch_factor, num_workers > 0, 0, None, context)
     workers = workers.checked(stacklevel=4)
+    rank, world_size = topology(rank, world_size)
     training, validation = (dataset(path, **windows) for path in paths)
     _refuse_too_short(training, paths[0], batch_size * world_size)
     _refuse_too_short(validation, paths[1], 1)
@@ -224,7 +227,8 @@ class EpochShuffle(Sampler[int]):
     >>> list(order), list(order)
     ([4, 2, 1, 3, 0], [3, 1, 4, 0, 2])
 
-    Each of several ranks takes its share of every global batch, as in `penstock.Loader`. All
+    Each of several ranks takes its share of every global batch, as in `penstock.Loader`; rank and
+    world size are those of `torch.distributed` if it is initialised and they are not given. All
     ranks leave out an incomplete global batch at the end of an epoch.
 
     >>> [list(EpochShuffle(5, seed=17, rank=rank, world_size=2)) for rank in (0, 1)]
@@ -236,10 +240,11 @@ class EpochShuffle(Sampler[int]):
         num_samples: int,
         *,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         batch_size: int = 1,
     ) -> None:
+        rank, world_size = topology(rank, world_size)
         self.num_samples, self.seed = index(num_samples), index(seed)
         # On one rank, the DataLoader drops an incomplete batch itself, and every number is yielded.
         self._rows = index(batch_size) if world_size > 1 else 1
