@@ -33,6 +33,7 @@ from penstock.loader.batch_format import Format
 from penstock.loader.loader import Loader
 from penstock.loader.packed import one_row
 from penstock.loader.run import AnyPlan
+from penstock.order.steps import shorter_steps
 from penstock.rows.documents import Documents
 from penstock.streaming.plan import StreamedPlan
 
@@ -69,16 +70,9 @@ class EpochCuts:
 
     def _sizes(self, left: int) -> tuple[int, tuple[int, ...]]:
         """The steps of the last `left` rows: how many are full, and the rows of the others."""
-        full, rest = divmod(left, self.global_batch)
-        if self.drop_last or not rest:
-            return full, ()
-        if rest >= self.world_size:
-            return full, (rest,)
-        # Fewer rows than ranks make no step, unless the step before leaves some of its rows. With
-        # one row a step on each rank, that is impossible.
-        if not full or self.global_batch == self.world_size:
-            return full, ()
-        return full - 1, (self.global_batch + rest - self.world_size, self.world_size)
+        batch = self.global_batch
+        others = () if self.drop_last else shorter_steps(left, batch, self.world_size)
+        return (left - sum(others)) // batch, others
 
     def _ahead(self, position: int) -> tuple[int, tuple[int, ...]]:
         """`_sizes` from a position to the end of its epoch; one full step if that is not known."""
