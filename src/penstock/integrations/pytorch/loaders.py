@@ -22,14 +22,16 @@ from torch.utils.data import DataLoader, Sampler
 
 from penstock.errors import PlanError
 from penstock.integrations.hf_format import Labels
-from penstock.integrations.pytorch.datasets import FILLER, TextDataset, TransformerDataset, stack
+from penstock.integrations.pytorch.datasets import TextDataset, TransformerDataset
 from penstock.integrations.pytorch.encoders import AnyTokenizer, as_given
 from penstock.integrations.pytorch.samples import suffix_layout
+from penstock.integrations.pytorch.windows import EPOCH, FILLER, stack
 from penstock.loader.dataloader import WorkerOptions
 from penstock.loader.run import topology
 from penstock.order.permute import permute
 from penstock.order.shuffle import epoch_key
 from penstock.order.steps import Shard, Steps
+from penstock.transforms.transform import Transform, gives_labels
 
 PathLike = str | os.PathLike[str]
 WindowDataset = TransformerDataset | TextDataset
@@ -46,6 +48,8 @@ class _Options(TypedDict, total=False):
     stride: int
     eos: bool | int | str
     labels: Labels
+    transform: Transform | None
+    val_transform: Transform | None
     cache_dir: PathLike | None
     seed: int
     pin_memory: bool | None
@@ -90,8 +94,13 @@ def create_dataloaders(
             - `stride`: the distance between windows; 1, and `seq_length` makes them disjoint.
             - `eos`: whether to put an end token after each sample, or which token; False.
             - `labels`: "shifted", or "same" for models that shift labels themselves.
-            - `seed`: determines the order. `train_loader.sampler.set_epoch(n)` continues with
-              epoch n.
+            - `transform`: changes the windows of training in another way each epoch: one of
+              `penstock.transforms`, such as `MaskTokens`, `FillInTheMiddle`, `TokenDropout`.
+            - `val_transform`: changes the windows of validation, in the same way each epoch. If
+              not given, `transform` if labels are of masked tokens, so that both losses mean the
+              same; otherwise nothing.
+            - `seed`: determines the order, and the choices of a transform.
+              `train_loader.sampler.set_epoch(n)` continues with epoch n.
             - `pin_memory`: whether batches are in pinned memory; if not given, when there is a
               GPU.
             - `prefetch_factor`: batches that each worker makes ahead.
@@ -139,6 +148,8 @@ def _pair(  # noqa: PLR0913  (the options of two functions, with their defaults)
     num_workers: int,
     *,
     seed: int = 0,
+    transform: Transform | None = None,
+    val_transform: Transform | None = None,
     pin_memory: bool | None = None,
     prefetch_factor: int | None = None,
     multiprocessing_context: str | BaseContext | None = None,
@@ -152,10 +163,16 @@ def _pair(  # noqa: PLR0913  (the options of two functions, with their defaults)
     workers = WorkerOptions(num_workers, prefetch_factor, num_workers > 0, 0, None, context)
     workers = workers.checked(stacklevel=4)
     rank, world_size = topology(rank, world_size)
-    training, validation = (dataset(path, **windows) for path in paths)
+    if val_transform is None and transform is not None and gives_labels(transform):
+        val_transform = transform
+    training, validation = (
+        dataset(path, transform=each, seed=seed, **windows)
+        for path, each in zip(paths, (transform, val_transform), strict=True)
+    )
     _refuse_too_short(training, paths[0], batch_size * world_size)
     _refuse_too_short(validation, paths[1], 1)
-    order = EpochShuffle(
+    numbers = EpochShuffle if transform is None else _EpochNumbers
+    order = numbers(
         len(training), seed=seed, rank=rank, world_size=world_size, batch_size=batch_size
     )
     # On one rank, PyTorch's SequentialSampler reads all windows in order.
@@ -274,3 +291,15 @@ class EpochShuffle(Sampler[int]):
             ).tolist()
             for first in range(0, total, some)
         )
+
+
+class _EpochNumbers(EpochShuffle):
+    """The order of `EpochShuffle`, in numbers that also say the epoch, for a transform.
+
+    >>> order = _EpochNumbers(5, seed=17)
+    >>> list(order), [number - EPOCH for number in order]
+    ([4, 2, 1, 3, 0], [3, 1, 4, 0, 2])
+    """
+
+    def __iter__(self) -> Iterator[int]:
+        return map((self.epoch * EPOCH).__add__, super().__iter__())
