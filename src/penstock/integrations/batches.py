@@ -21,7 +21,7 @@ another batch size, from the position at which the step begins.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from torch.utils.data import Dataset
 
 from penstock.errors import PlanError
 from penstock.integrations.hf_format import PaddedFormat, Tensors
-from penstock.loader.batch_format import Format
+from penstock.loader.batch_format import Format, LabelBatch
 from penstock.loader.loader import Loader
 from penstock.loader.packed import one_row
 from penstock.loader.run import AnyPlan
@@ -255,13 +255,13 @@ class BatchSource:
         """The positions of this rank in the step of `rows` rows at `position`."""
         return RankSpan(*self.cuts.share(position, rows, self.rank), (position, position + rows))
 
-    def finish(self, batch: Tensors) -> Tensors:
+    def finish(self, batch: Tensors) -> LabelBatch:
         """The user's batch, from the loader's."""
         made = self.to_batch(batch)
-        return one_row(made) if self.flat else made
+        return cast("LabelBatch", one_row(made) if self.flat else made)
 
 
-class StepBatches(Dataset[Tensors]):
+class StepBatches(Dataset[LabelBatch]):
     """A dataset whose items are batches, by their positions. Worker processes have a copy."""
 
     def __init__(self, source: BatchSource) -> None:
@@ -276,7 +276,7 @@ class StepBatches(Dataset[Tensors]):
         # Trainers report it as the number of examples on this rank.
         return (self.source.plan.epoch_rows or 0) // self.source.world_size
 
-    def __getitem__(self, span: RankSpan) -> Tensors:
+    def __getitem__(self, span: RankSpan) -> LabelBatch:
         source, real = self.source, span.stop - span.first
         full = span.step[1] - span.step[0] == source.global_batch
         # A full step is read as this rank's share, so the loader pads it as on all ranks. A
@@ -286,9 +286,9 @@ class StepBatches(Dataset[Tensors]):
         batch = source.to_batch(loader.make(loader.step).batch)
         if not full and source.world_size > 1:
             batch = self._filled(batch, span)
-        return one_row(batch) if source.flat else batch
+        return cast("LabelBatch", one_row(batch) if source.flat else batch)
 
-    def __getitems__(self, spans: list[RankSpan]) -> Tensors:
+    def __getitems__(self, spans: list[RankSpan]) -> LabelBatch:
         """The batch of the one step that a batch sampler asks for."""
         return self[spans[0]]
 

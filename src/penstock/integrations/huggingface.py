@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
@@ -23,12 +23,12 @@ from penstock.integrations.batches import BatchSource, RankSpan, State, StepBatc
 from penstock.integrations.hf_format import (
     Labels,
     MaskedPacks,
-    Tensors,
     export_texts,
     hf_tokenizer,
     is_dataset,
     row_format,
 )
+from penstock.loader.batch_format import LabelBatch
 from penstock.loader.loader import Loader
 from penstock.loader.packed import check_packed, keep_documents_apart, prepare
 from penstock.loader.run import topology
@@ -78,7 +78,7 @@ def build_dataset(
     return build(files, target, format="parquet", field="text", **settings)
 
 
-class RowItems(Dataset[Tensors]):
+class RowItems(Dataset[LabelBatch]):
     """Rows one by one, as a map-style dataset: for evaluation, which any trainer may shard.
 
     Items of `Windows` and `Packs` have one length. Items of `Documents` need a collator that
@@ -119,14 +119,14 @@ class RowItems(Dataset[Tensors]):
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __getitem__(self, index: int) -> Tensors:
+    def __getitem__(self, index: int) -> LabelBatch:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index:,} is not among {len(self):,}")
         if self._unchecked:
             self._unchecked = False
             check_packed()
         batch = self._to_batch(self._loader[index])
-        return {name: values[0] for name, values in batch.items()}
+        return cast("LabelBatch", {name: values[0] for name, values in batch.items()})
 
 
 class _EpochSampler(Sampler[list[RankSpan]]):
@@ -156,7 +156,7 @@ class _EpochSampler(Sampler[list[RankSpan]]):
         self.start = epoch * len(self._source.plan)
 
 
-class StepLoader(DataLoader[Tensors]):
+class StepLoader(DataLoader[LabelBatch]):
     """The steps of a run as a DataLoader that no trainer shards or skips a second time.
 
     An iteration is an epoch: every row once, in another order each epoch. The last step may be
@@ -229,7 +229,7 @@ class StepLoader(DataLoader[Tensors]):
             **options,
         )
 
-    def __iter__(self) -> Iterator[Tensors]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[LabelBatch]:  # type: ignore[override]
         if self._packed:
             check_packed()
         steps = self._steps
@@ -300,7 +300,7 @@ class RowsTrainer:
         self.train_rows = train_rows
         super().__init__(*arguments, **options)
 
-    def get_train_dataloader(self) -> DataLoader[Tensors]:
+    def get_train_dataloader(self) -> DataLoader[LabelBatch]:
         """Steps over `train_rows`; without them, the Trainer's loader of `train_dataset`."""
         args = self.args
         if self.train_rows is None:
@@ -318,7 +318,7 @@ class RowsTrainer:
             model=self.model,
         )
 
-    def get_eval_dataloader(self, eval_dataset: object = None) -> DataLoader[Tensors]:
+    def get_eval_dataloader(self, eval_dataset: object = None) -> DataLoader[LabelBatch]:
         """The Trainer's loader; packed items are stacked, without what its collator would add."""
         found = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(found, str):
@@ -326,7 +326,7 @@ class RowsTrainer:
         with self._stacking(found, self.args.eval_batch_size):
             return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc,no-any-return]
 
-    def get_test_dataloader(self, test_dataset: object) -> DataLoader[Tensors]:
+    def get_test_dataloader(self, test_dataset: object) -> DataLoader[LabelBatch]:
         """As `get_eval_dataloader`."""
         with self._stacking(test_dataset, self.args.eval_batch_size):
             return super().get_test_dataloader(test_dataset)  # type: ignore[misc,no-any-return]

@@ -39,11 +39,11 @@ from penstock.integrations.pytorch.windows import (
     EPOCH,
     FILLER,
     Item,
-    Pair,
     WindowBatch,
     read_changed,
 )
 from penstock.integrations.stores import cached_store, digest_contents, store_name, store_root
+from penstock.loader.batch_format import LabelBatch, PairBatch
 from penstock.rows.windows import Windows
 from penstock.store.build import build
 from penstock.store.job import cut_safety
@@ -175,7 +175,7 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
             return None
         return sliding_window_view(self.tokenized_data, self.length + 1)[:: self.stride]
 
-    def _pairs(self, numbers: Sequence[int]) -> Pair:
+    def _pairs(self, numbers: Sequence[int]) -> PairBatch:
         """Inputs and labels of some windows, (windows, length) each."""
         # One read for the whole batch. PyTorch would otherwise read and stack window by window.
         wanted = np.array(numbers, np.int64)
@@ -244,7 +244,7 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         return int(self.tokenized_data.max(initial=-1)) + 1
 
 
-class TransformerDataset(_WindowDataset[dict[str, torch.Tensor]]):
+class TransformerDataset(_WindowDataset[LabelBatch]):
     r"""Windows over the concatenated token ids of all samples of a file.
 
     Item i is `{"input_ids", "labels"}`, two tensors of `seq_length` int64: the ids from
@@ -300,12 +300,12 @@ class TransformerDataset(_WindowDataset[dict[str, torch.Tensor]]):
         self.is_jsonl = is_jsonl
         self.num_sequences = len(self)
 
-    def item(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    def item(self, inputs: torch.Tensor, labels: torch.Tensor) -> LabelBatch:
         """A dict of `input_ids` and `labels`."""
         return {"input_ids": inputs, "labels": labels}
 
 
-class TextDataset(_WindowDataset[Pair]):
+class TextDataset(_WindowDataset[PairBatch]):
     """Windows over the token ids of a text file, taken as one document.
 
     Item i is `(x, y)`, two tensors of `sequence_length` int64: the ids from `i * stride` on,
@@ -330,7 +330,7 @@ class TextDataset(_WindowDataset[Pair]):
         super().__init__(path, "file", tokenizer, *windows, cache_dir)
         self.sequence_length = sequence_length
 
-    def item(self, inputs: torch.Tensor, labels: torch.Tensor) -> Pair:
+    def item(self, inputs: torch.Tensor, labels: torch.Tensor) -> PairBatch:
         """The pair as it is."""
         return inputs, labels
 

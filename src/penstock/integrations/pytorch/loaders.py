@@ -26,6 +26,7 @@ from penstock.integrations.pytorch.datasets import TextDataset, TransformerDatas
 from penstock.integrations.pytorch.encoders import AnyTokenizer, as_given
 from penstock.integrations.pytorch.samples import suffix_layout
 from penstock.integrations.pytorch.windows import EPOCH, FILLER, stack
+from penstock.loader.batch_format import LabelBatch, PairBatch
 from penstock.loader.dataloader import WorkerOptions
 from penstock.loader.run import topology
 from penstock.order.permute import permute
@@ -36,7 +37,8 @@ from penstock.transforms.transform import Transform, gives_labels
 PathLike = str | os.PathLike[str]
 WindowDataset = TransformerDataset | TextDataset
 Batches = DataLoader[Any]
-Loaders = tuple[Batches, Batches]
+LabelLoaders = tuple[DataLoader[LabelBatch], DataLoader[LabelBatch]]
+PairLoaders = tuple[DataLoader[PairBatch], DataLoader[PairBatch]]
 
 _CHUNK = 8_192
 _NAMES = ("data",)  # the name that a plan gives to its only source
@@ -69,7 +71,7 @@ def create_dataloaders(
     *,
     is_jsonl: bool | None = None,
     **options: Unpack[_Options],
-) -> Loaders:
+) -> LabelLoaders:
     """DataLoaders over a training and a validation file; batches are `{"input_ids", "labels"}`.
 
     Training is shuffled, in a new order each epoch that depends on `seed` and the epoch alone,
@@ -132,7 +134,7 @@ def create_text_dataloaders(
     *,
     tokenizer: AnyTokenizer = "gpt2",
     **options: Unpack[_Options],
-) -> Loaders:
+) -> PairLoaders:
     """DataLoaders over two text files, each one document; batches are `(x, y)`.
 
     Everything else is as in `create_dataloaders`.
@@ -156,7 +158,7 @@ def _pair(  # noqa: PLR0913  (the options of two functions, with their defaults)
     rank: int | None = None,
     world_size: int | None = None,
     **windows: Any,
-) -> Loaders:
+) -> tuple[Batches, Batches]:
     """A training and a validation loader, if each file has enough text."""
     # Workers stay alive between epochs: each would have to open the store again.
     context = multiprocessing_context if num_workers else None

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import default_collate
 
 from penstock.errors import PlanError
-from penstock.loader.batch_format import BatchFormat, Shape
+from penstock.loader.batch_format import BatchFormat, LabelBatch, PairBatch, Shape
 from penstock.order.integers import Integers
 from penstock.transforms.transform import Transformed
 
@@ -25,11 +25,12 @@ EPOCH = 2**40
 FILLER = 2**62
 """The number of a window that only fills up a batch: inputs of 0, and labels of -100."""
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-Item = TypeVar("Item", dict[str, torch.Tensor], Pair)
+Item = TypeVar("Item", LabelBatch, PairBatch)
 
 
-def read_changed(rows: Transformed, samples: Integers, epochs: Integers, *, shifted: bool) -> Pair:
+def read_changed(
+    rows: Transformed, samples: Integers, epochs: Integers, *, shifted: bool
+) -> PairBatch:
     """Inputs and labels of changed windows, (windows, length) each, as a loader would make them.
 
     Raises:
