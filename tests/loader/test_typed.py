@@ -42,14 +42,9 @@ assert_type(TransformerDataset("train.txt", "gpt2")[0], LabelBatch)
 assert_type(TextDataset("train.txt")[0], PairBatch)
 assert_type(pad_collate([[1]], 0), LabelBatch)
 LLMDataModule()
-"""
-WRONG = """
-from torch import Tensor
-
-from penstock.loader import TargetBatch
 
 
-def loss(batch: TargetBatch) -> Tensor:
+def wrong(batch: TargetBatch) -> Tensor:
     return batch["input_ids"]
 """
 
@@ -74,13 +69,15 @@ def test_batches_are_typed_with_the_fields_that_they_have(store, format, ids):
 
 
 @pytest.mark.slow
-def test_a_program_with_the_types_of_batches_passes_mypy_strict(tmp_path, monkeypatch):
+def test_mypy_strict_accepts_a_program_with_the_types_of_batches_and_finds_a_wrong_name(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)  # without the settings of this repository
     monkeypatch.setenv("MYPYPATH", penstock.__path__[0].removesuffix("/penstock"))
     options = ["--strict", "--python-executable", sys.executable, "--ignore-missing-imports"]
     options += ["--follow-imports", "silent", "--disable-error-code", "misc"]
-    report, _, code = api.run([*options, "-c", PROGRAM])
-    assert code == 0, report
-    report, _, code = api.run([*options, "-c", WRONG])
-    assert code == 1
+    report, _, _ = api.run([*options, "-c", PROGRAM])
+
+    # One run, because each takes long: only the last function is wrong.
     assert 'TypedDict "TargetBatch" has no key "input_ids"' in report
+    assert report.count("error:") == 1, report
