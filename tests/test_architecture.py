@@ -34,8 +34,10 @@ MAY_IMPORT = {
     # A streamed plan is a plan over rows of a snapshot.
     "streaming": BASE | {"sources", "tokenize", "chat", "store", "rows", "order"},
     "loader": BASE | {"sources", "tokenize", "chat", "store", "order", "rows", "streaming"},
+    # Their datasets take a transform.
     "integrations": BASE
-    | {"sources", "tokenize", "chat", "store", "order", "rows", "streaming", "loader", "catalog"},
+    | {"sources", "tokenize", "chat", "store", "order", "rows", "streaming", "loader", "catalog"}
+    | {"transforms"},
     # A recipe is made of the trainer's objects, and the trainer's command reads recipes.
     # It searches for the largest batch as Lightning's data module does, and its display escapes
     # text as the command line does.

@@ -15,7 +15,7 @@
     │   └── StoreBusyError (RuntimeError)  another process is writing the store
     ├── DiskFullError     (OSError)        the disk is full; finished parts are kept
     ├── PlanError         (ValueError)     arguments do not describe a valid order of the data
-    │   └── UnknownLengthError (TypeError) a length is not known yet
+    │   └── UnknownLengthError (TypeError) there is no length, or it is not known yet
     ├── ResumeError       (ValueError)     a state belongs to other data or another order
     ├── RecipeError       (ValueError)     a recipe is not valid
     │   └── MissingRecipeError (FileNotFoundError)    a recipe does not exist
@@ -107,7 +107,7 @@ class PlanError(PenstockError, ValueError):
 
 
 class UnknownLengthError(PlanError, TypeError):
-    """A length is not known yet. It is also a TypeError, so `list()` works without the length."""
+    """There is no length, or none yet; a TypeError, so `list()` and `tqdm` work without it."""
 
 
 class ResumeError(PenstockError, ValueError):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from penstock import Documents, Packs, Texts, Windows, build
+from penstock.errors import PlanError
 from penstock.integrations.batches import EpochCuts
 from penstock.integrations.multiplex import create_multiplex_dataloader
 from penstock.integrations.pytorch import create_dataloaders, create_text_dataloaders
@@ -279,6 +280,45 @@ def test_validation_takes_equal_steps_on_all_ranks(
             assert (labels[filled] == -100).all()
             assert (inputs[filled] == 0).all()
             assert batch_size == 1 or not filled.all()
+
+
+def module_loaders(made):
+    made.setup("fit")
+    return made.train_dataloader(), made.val_dataloader()
+
+
+# Each makes both loaders of two files, in batches of four rows of two tokens.
+PAIRS = {
+    "create_dataloaders": lambda train, val: create_dataloaders(train, val, "bytes", 4, 2),
+    "create_text_dataloaders": lambda train, val: create_text_dataloaders(
+        train, val, 4, 2, tokenizer="bytes"
+    ),
+    "LLMDataModule": lambda train, val: module_loaders(
+        LLMDataModule("bytes", 4, 2, num_workers=0, data={"train": train, "val": val})
+    ),
+    "LocalOpenWebTextDataModule": lambda train, val: module_loaders(
+        LocalOpenWebTextDataModule(
+            train, val, max_length=2, batch_size=4, num_workers=0, tokenizer="bytes"
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_short_last_batches_in_validation_loaders_and_an_error_in_training(name, tmp_path):
+    long, short = tmp_path / "long.txt", tmp_path / "short.txt"
+    long.write_text("".join(f"line {number}\n" for number in range(42)))
+    short.write_text("abc\n")
+
+    def sizes(loader):
+        return [len(b[0] if isinstance(b, tuple) else b["labels"]) for b in loader]
+
+    few, many = (sizes(PAIRS[name](long, val)[1]) for val in (short, long))
+    assert len(few) == 1
+    assert few[0] < 4  # fewer rows than a batch
+    assert many == [4] * (len(many) - 1) + many[-1:]
+    with pytest.raises(PlanError, match="takes 4"):
+        list(PAIRS[name](short, long)[0])
 
 
 class Characters:

@@ -2,12 +2,14 @@
 
 import json
 import pickle
+from operator import length_hint
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tqdm import tqdm
 
 import penstock
 from penstock.errors import PlanError, ResumeError
@@ -248,15 +250,39 @@ def test_a_run_is_cut_only_at_its_end(numbered, num_rows, rows, world_size, epoc
         assert {loader.position for loader in ranks} == {total}  # where the next loop begins
 
 
-def test_a_run_without_end_has_no_length_and_goes_on(numbered):
+def test_a_run_without_end_goes_on(numbered):
     loader = Loader(numbered(5), 4, format=BatchFormat(ids=True))
     epochs = [next(iter(loader))["epoch"].tolist() for _ in range(100)]
 
     assert [epoch for batch in epochs for epoch in batch] == [at // 5 for at in range(400)]
-    with pytest.raises(PlanError, match=r"This run has no end, so no length; give the loader epo"):
-        len(loader)
     with pytest.raises(IndexError, match="step -1 does not exist: this run has no end"):
         loader[-1]
+
+
+def test_the_length_of_an_endless_loader_is_a_type_error_as_tqdm_and_list_expect(numbered):
+    mixture = Plan({"a": numbered(5), "b": numbered(7)}, weights={"a": 1, "b": 1})
+    loader = Loader(mixture, 4)
+    # Of all of them, Python's own functions ask for a length, and do without it.
+    for endless in (loader, loader.as_dataloader(), loader.as_dataloader().dataset, mixture):
+        with pytest.raises(TypeError, match=r"This (run|plan) has no (end, so no )?length"):
+            len(endless)
+        assert length_hint(endless, 17) == 17
+    for endless in (loader, loader.as_dataloader()):
+        shown = tqdm(endless, disable=True)
+        assert shown.total is None
+        assert endless  # as every object that does not say otherwise
+        assert len(list(zip(range(3), shown, strict=False))) == 3
+
+
+def test_list_of_an_endless_loader_reads_it_and_does_not_fail_for_want_of_a_length(numbered):
+    class Unreadable(numbered):
+        def read(self, samples):
+            raise LookupError("was read")
+
+    loader = Loader(Unreadable(5), 4)
+    for endless in (loader, loader.as_dataloader()):
+        with pytest.raises(LookupError, match="was read"):  # otherwise it would never end
+            list(endless)
 
 
 def test_positions_far_out_are_read_as_soon(numbered):
@@ -517,7 +543,7 @@ def test_a_format_refuses_settings_that_contradict_each_other(settings, message)
         ({"batch_size": 4, "rank": 1}, "rank=1 and world_size=None: give both or neither."),
         (
             {"batch_size": 4, "rank": 4, "world_size": 4},
-            "rank must be from 0 to world_size - 1; got rank=4",
+            "rank=4 must be from 0 to 3: world_size is 4",
         ),
         ({"batch_size": 0}, "A batch cannot have 0 rows on all ranks together. Use a"),
         (

@@ -197,7 +197,7 @@ def test_what_cannot_be_is_refused(store):
         Loader(budget(store), 8)
     with pytest.raises(PlanError, match=r"seed=3 was passed to the loader .* Pass it to Plan\(…\)"):
         Loader(budget(store), seed=3)
-    with pytest.raises(PlanError, match="rank must be from 0 to world_size - 1; got rank=2"):
+    with pytest.raises(PlanError, match="rank=2 must be from 0 to 1: world_size is 2"):
         Loader(budget(store), rank=2, world_size=2)
     with pytest.raises(PlanError, match="reads position 3"):
         budget(store).steps(8).at(3)

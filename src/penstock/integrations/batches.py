@@ -21,7 +21,7 @@ batch size, from the position at which the step begins.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -29,10 +29,11 @@ from torch.utils.data import Dataset
 
 from penstock.errors import PlanError
 from penstock.integrations.hf_format import PaddedFormat, Tensors
-from penstock.loader.batch_format import Format
+from penstock.loader.batch_format import Format, LabelBatch
 from penstock.loader.loader import Loader
 from penstock.loader.packed import one_row
 from penstock.loader.run import AnyPlan
+from penstock.order.steps import shorter_steps
 from penstock.rows.documents import Documents
 from penstock.streaming.plan import StreamedPlan
 
@@ -72,16 +73,9 @@ class EpochCuts:
 
         Return the number of full steps, and the sizes of the steps after them that are not full.
         """
-        full, rest = divmod(left, self.global_batch)
-        if self.drop_last or not rest:
-            return full, ()
-        if rest >= self.world_size:
-            return full, (rest,)
-        # Fewer rows than ranks make no step, unless the step before gives up some of its rows. It
-        # has none to give up if a full step has only one row for each rank.
-        if not full or self.global_batch == self.world_size:
-            return full, ()
-        return full - 1, (self.global_batch + rest - self.world_size, self.world_size)
+        batch = self.global_batch
+        others = () if self.drop_last else shorter_steps(left, batch, self.world_size)
+        return (left - sum(others)) // batch, others
 
     def _ahead(self, position: int) -> tuple[int, tuple[int, ...]]:
         """Return `_sizes` from a position to its epoch's end; one full step if that is unknown."""
@@ -265,13 +259,13 @@ class BatchSource:
         """The positions of this rank in the step of `rows` rows at `position`."""
         return RankSpan(*self.cuts.share(position, rows, self.rank), (position, position + rows))
 
-    def finish(self, batch: Tensors) -> Tensors:
+    def finish(self, batch: Tensors) -> LabelBatch:
         """Convert a batch of the loader to the user's format; join its rows into one if `flat`."""
         made = self.to_batch(batch)
-        return one_row(made) if self.flat else made
+        return cast("LabelBatch", one_row(made) if self.flat else made)
 
 
-class StepBatches(Dataset[Tensors]):
+class StepBatches(Dataset[LabelBatch]):
     """A dataset whose items are batches: `dataset[RankSpan]`. Worker processes have a copy."""
 
     def __init__(self, source: BatchSource) -> None:
@@ -286,7 +280,7 @@ class StepBatches(Dataset[Tensors]):
         # Trainers report it as the number of examples on this rank.
         return (self.source.plan.epoch_rows or 0) // self.source.world_size
 
-    def __getitem__(self, span: RankSpan) -> Tensors:
+    def __getitem__(self, span: RankSpan) -> LabelBatch:
         source, real = self.source, span.stop - span.first
         full = span.step[1] - span.step[0] == source.global_batch
         # A full step is read by a loader that knows all ranks, so it pads rows to the same width on
@@ -297,9 +291,9 @@ class StepBatches(Dataset[Tensors]):
         batch = source.to_batch(loader.make(loader.step).batch)
         if not full and source.world_size > 1:
             batch = self._filled(batch, span)
-        return one_row(batch) if source.flat else batch
+        return cast("LabelBatch", one_row(batch) if source.flat else batch)
 
-    def __getitems__(self, spans: list[RankSpan]) -> Tensors:
+    def __getitems__(self, spans: list[RankSpan]) -> LabelBatch:
         """Return the batch of a step: a batch sampler asks for a list of one step."""
         return self[spans[0]]
 

@@ -2,7 +2,7 @@
 
     build_dataset(load_dataset(…, split="train"), "stores/wiki")     # a dataset to a store
     class MyTrainer(RowsTrainer, transformers.Trainer): ...          # train on rows
-    loader = StepLoader(rows, 8, rank=…, world_size=…)               # accelerate, or your own loop
+    loader = StepLoader(rows, 8)                                     # accelerate, or your own loop
 
 Both `transformers.Trainer` and accelerate would shard the batches of a DataLoader over the ranks,
 and would read all old batches when they resume. A `StepLoader` reads only the share of its rank and
@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
@@ -23,14 +23,15 @@ from penstock.integrations.batches import BatchSource, RankSpan, State, StepBatc
 from penstock.integrations.hf_format import (
     Labels,
     MaskedPacks,
-    Tensors,
     export_texts,
     hf_tokenizer,
     is_dataset,
     row_format,
 )
+from penstock.loader.batch_format import LabelBatch
 from penstock.loader.loader import Loader
 from penstock.loader.packed import check_packed, keep_documents_apart, prepare
+from penstock.loader.run import topology
 from penstock.order.plan import Plan
 from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
@@ -77,7 +78,7 @@ def build_dataset(
     return build(files, target, format="parquet", field="text", **settings)
 
 
-class RowItems(Dataset[Tensors]):
+class RowItems(Dataset[LabelBatch]):
     """A map-style dataset of single rows, for evaluation; any trainer may shard it.
 
     Items of `Windows` and `Packs` have one length. Items of `Documents` need a collator that
@@ -111,20 +112,21 @@ class RowItems(Dataset[Tensors]):
         if shape.packed and model is not None:
             keep_documents_apart(model)
         plan = Plan(shape.rows, shuffle="none")
-        self._loader = Loader(plan, 1, epochs=1, format=shape.format)
+        # All rows on every rank: a trainer shards these items itself.
+        self._loader = Loader(plan, 1, rank=0, world_size=1, epochs=1, format=shape.format)
         self._to_batch = shape.to_batch
 
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __getitem__(self, index: int) -> Tensors:
+    def __getitem__(self, index: int) -> LabelBatch:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index:,} does not exist; there are {len(self):,} rows")
         if self._unchecked:
             self._unchecked = False
             check_packed()
         batch = self._to_batch(self._loader[index])
-        return {name: values[0] for name, values in batch.items()}
+        return cast("LabelBatch", {name: values[0] for name, values in batch.items()})
 
 
 class _EpochSampler(Sampler[list[RankSpan]]):
@@ -154,7 +156,7 @@ class _EpochSampler(Sampler[list[RankSpan]]):
         self.start = epoch * len(self._source.plan)
 
 
-class StepLoader(DataLoader[Tensors]):
+class StepLoader(DataLoader[LabelBatch]):
     """A DataLoader over the steps of a run. Trainers do not shard it again; skipping reads nothing.
 
     An iteration is an epoch: every row once, in another order each epoch. The last step may be
@@ -170,8 +172,8 @@ class StepLoader(DataLoader[Tensors]):
         rows: AnyRows,
         batch_size: int,
         *,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         seed: int = 0,
         pad_id: int | None = None,
         labels: Labels = "same",
@@ -187,8 +189,8 @@ class StepLoader(DataLoader[Tensors]):
                 one token so that every token is a target), `Documents` (also `attention_mask`)
                 or `Packs` (also `position_ids`, and no `attention_mask`).
             batch_size: Rows of a step on this rank.
-            rank: The number of this rank.
-            world_size: The number of ranks.
+            rank: The number of this rank; from `torch.distributed` if it is initialised.
+            world_size: The number of ranks; likewise.
             seed: Determines the order.
             pad_id: The id in padded places.
             labels: "same", for models that shift labels themselves, or "shifted".
@@ -200,6 +202,7 @@ class StepLoader(DataLoader[Tensors]):
         """
         shape = row_format(rows, pad_id, labels)
         self._packed = shape.packed
+        rank, world_size = topology(rank, world_size)
         self.source = BatchSource(
             plan=Plan(shape.rows, seed=seed),
             global_batch=batch_size * world_size,
@@ -226,7 +229,7 @@ class StepLoader(DataLoader[Tensors]):
             **options,
         )
 
-    def __iter__(self) -> Iterator[Tensors]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[LabelBatch]:  # type: ignore[override]
         if self._packed:
             check_packed()
         steps = self._steps
@@ -298,7 +301,7 @@ class RowsTrainer:
         self.train_rows = train_rows
         super().__init__(*arguments, **options)
 
-    def get_train_dataloader(self) -> DataLoader[Tensors]:
+    def get_train_dataloader(self) -> DataLoader[LabelBatch]:
         """Return a loader of `train_rows`; without them, the Trainer's own of `train_dataset`."""
         args = self.args
         if self.train_rows is None:
@@ -316,7 +319,7 @@ class RowsTrainer:
             model=self.model,
         )
 
-    def get_eval_dataloader(self, eval_dataset: object = None) -> DataLoader[Tensors]:
+    def get_eval_dataloader(self, eval_dataset: object = None) -> DataLoader[LabelBatch]:
         """Return the Trainer's loader; packed items are stacked without an `attention_mask`."""
         found = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(found, str):
@@ -324,7 +327,7 @@ class RowsTrainer:
         with self._stacking(found, self.args.eval_batch_size):
             return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc,no-any-return]
 
-    def get_test_dataloader(self, test_dataset: object) -> DataLoader[Tensors]:
+    def get_test_dataloader(self, test_dataset: object) -> DataLoader[LabelBatch]:
         """Return the Trainer's loader, as `get_eval_dataloader` does."""
         with self._stacking(test_dataset, self.args.eval_batch_size):
             return super().get_test_dataloader(test_dataset)  # type: ignore[misc,no-any-return]

@@ -196,8 +196,6 @@ class SFTBatches:
             raise PlanError("The dataset is empty; there is nothing to train on.")
         if batch_size < 1:
             raise PlanError(f"batch_size={batch_size} must be at least 1.")
-        if not 0 <= self._rank < self._world_size:
-            raise PlanError(f"rank={rank} must be from 0 to {self._world_size - 1}.")
         self._dataset, self._batch_size, self._device = dataset, batch_size, device
         self._ready: list[Rendered] = []
         self.position = 0

@@ -11,6 +11,10 @@ from penstock.exports import lazy_exports
 
 if TYPE_CHECKING:
     from penstock.loader.batch_format import BatchFormat as BatchFormat
+    from penstock.loader.batch_format import LabelBatch as LabelBatch
+    from penstock.loader.batch_format import NarrowBatch as NarrowBatch
+    from penstock.loader.batch_format import PairBatch as PairBatch
+    from penstock.loader.batch_format import TargetBatch as TargetBatch
     from penstock.loader.dataloader import as_dataloader as as_dataloader
     from penstock.loader.dataloader import log_fingerprints as log_fingerprints
     from penstock.loader.dataloader import read_log as read_log
@@ -24,7 +28,7 @@ else:
         {
             "loader": "Loader",
             "dataloader": "as_dataloader log_fingerprints read_log",
-            "batch_format": "BatchFormat",
+            "batch_format": "BatchFormat LabelBatch NarrowBatch PairBatch TargetBatch",
             "explain": "ExplainedRow ExplainedStep",
             "packed": "keep_documents_apart",
         },

@@ -16,7 +16,7 @@ targets, so `stride=6` keeps all of them.
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 import torch
 
@@ -29,7 +29,45 @@ IGNORED = -100
 Format = Literal["dict", "tuple", "hf", "narrow"]
 Tensors = dict[str, torch.Tensor]
 Batch = Any
-"""A dict of tensors, or a tuple of two; which one depends on the format."""
+"""One of the types below; which one depends on the format."""
+
+
+class _RowFields(TypedDict, total=False):
+    """The fields that some rows add, and those of `BatchFormat(ids=True)`."""
+
+    attention_mask: torch.Tensor
+    position_ids: torch.Tensor
+    document_ids: torch.Tensor
+    cu_seqlens: torch.Tensor
+    source: torch.Tensor
+    epoch: torch.Tensor
+    sample: torch.Tensor
+    position: torch.Tensor
+
+
+class TargetBatch(_RowFields):
+    """A batch of `format="dict"`: the target of an input is the next token."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+class LabelBatch(_RowFields):
+    """A batch of `format="hf"`, and of the integrations that use these names."""
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+
+
+class NarrowBatch(_RowFields):
+    """A batch of `format="narrow"`: ids in the dtype of the store."""
+
+    tokens: torch.Tensor
+    target_mask: NotRequired[torch.Tensor]
+
+
+PairBatch = tuple[torch.Tensor, torch.Tensor]
+"""A batch of `format="tuple"`: inputs and targets."""
 
 
 @dataclass(frozen=True, kw_only=True)

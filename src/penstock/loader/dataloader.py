@@ -83,6 +83,9 @@ class LoaderBatches(data.DataLoader[Batch]):
         )
         self.loader = loader
 
+    def __bool__(self) -> bool:
+        return True  # without this, bool() would ask for the length
+
     def __iter__(self) -> Any:
         self.loader.run.begin_pass()  # before the sampler reads the loader's step
         return self.loader.follow(super().__iter__())

@@ -140,8 +140,15 @@ class Loader:
         return self.run.step
 
     def __len__(self) -> int:
-        """Return the number of steps of one loop, counted like `step`; the same on every rank."""
+        """Return the number of steps of one loop, counted like `step`; the same on every rank.
+
+        Raises:
+            UnknownLengthError: a TypeError; the run has no end, or none that is known yet.
+        """
         return self.run.length()
+
+    def __bool__(self) -> bool:
+        return True  # without this, bool() would ask for the length
 
     def __getitem__(self, step: int) -> Batch:
         """Return the batch of any step, without changing the position."""

@@ -14,6 +14,7 @@ else.
 import warnings
 from collections.abc import Mapping
 from operator import index
+from typing import SupportsIndex
 
 import torch
 
@@ -162,8 +163,7 @@ class Run:
         """Return the number of steps of a pass.
 
         Raises:
-            UnknownLengthError: the store is still being written.
-            PlanError: the run has no end.
+            UnknownLengthError: the run has no end, or the store is still being written.
         """
         if self.num_steps is None and self._streamed is not None and self._epochs is not None:
             self.find_end()
@@ -173,7 +173,9 @@ class Run:
                     f"{self._streamed.num_rows:,} rows are known so far. Give steps= for a length."
                 )
         if self.num_steps is None:
-            raise PlanError("This run has no end, so no length; give the loader epochs= or steps=.")
+            raise UnknownLengthError(
+                "This run has no end, so no length; give the loader epochs= or steps=."
+            )
         return self.num_steps
 
     def steps_before(self, step: int) -> int:
@@ -268,10 +270,22 @@ def plan_of(
 
 
 def topology(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size: as given, from torch.distributed, or 0 and 1."""
+    """Return rank and world size: as given, from torch.distributed, or 0 and 1.
+
+    Every API that takes them calls this function, so defaults and errors are the same in all.
+    """
     if (rank is None) != (world_size is None):
         raise PlanError(f"rank={rank} and world_size={world_size}: give both or neither.")
     if rank is not None and world_size is not None:
+        for name, value in (("rank", rank), ("world_size", world_size)):
+            if not isinstance(value, SupportsIndex):
+                raise PlanError(f"{name}={value!r} is not a whole number.")
+        if world_size < 1:
+            raise PlanError(f"world_size={world_size} must be at least 1.")
+        if not 0 <= rank < world_size:
+            raise PlanError(
+                f"rank={rank} must be from 0 to {world_size - 1}: world_size is {world_size}."
+            )
         return index(rank), index(world_size)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()

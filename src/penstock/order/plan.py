@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.digest import digest_json
-from penstock.errors import PlanError
+from penstock.errors import PlanError, UnknownLengthError
 from penstock.order import arguments
 from penstock.order.arguments import Caps
 from penstock.order.epochs import EpochOrder
@@ -150,7 +150,7 @@ class Plan:
     def __len__(self) -> int:
         """Return the rows of an epoch."""
         if self.epoch_rows is None:
-            raise PlanError(
+            raise UnknownLengthError(
                 "This plan has no length: with weights, or sources that join later, every source "
                 "has separate epochs. Give the run a number of steps."
             )

@@ -128,6 +128,26 @@ class Steps:
         return last + (self.span(last)[1] <= end or not drop_last)
 
 
+def shorter_steps(num_rows: int, batch_rows: int, world_size: int) -> tuple[int, ...]:
+    """Return the rows of the last steps that are not full, if `num_rows` rows are read once.
+
+    Every rank needs a row in every step: a rank without one has no loss, or blocks the others. If
+    fewer rows than ranks are left, the step before leaves one more for each rank. That is
+    impossible with one row a step on each rank, or without a full step; then there are none.
+
+    >>> shorter_steps(10, 4, world_size=1), shorter_steps(17, 8, world_size=4)
+    ((2,), (5, 4))
+    >>> shorter_steps(5, 2, world_size=2)
+    ()
+    """
+    full, rest = divmod(num_rows, batch_rows)
+    if rest >= world_size:
+        return (rest,)
+    if not rest or not full or batch_rows == world_size:
+        return ()
+    return (batch_rows + rest - world_size, world_size)
+
+
 def rows_per_rank(global_batch_rows: int, world_size: int) -> int:
     """Return how many rows of a global batch each rank reads.
 

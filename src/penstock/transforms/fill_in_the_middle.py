@@ -75,6 +75,11 @@ class FillInTheMiddle:
         if self.within not in ("documents", "row"):
             raise PlanError(f'within must be "documents" or "row"; got {self.within!r}.')
 
+    @property
+    def needs_borders(self) -> bool:
+        """Whether rows must say where documents begin."""
+        return self.within == "documents"
+
     def __repr__(self) -> str:
         what = "rows" if self.within == "row" else "documents"
         return f"FillInTheMiddle({self.rate:g} of the {what}, {self.spm_rate:g} of them SPM)"

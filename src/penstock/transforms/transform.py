@@ -30,7 +30,7 @@ the same rows in a different order.
 
 from functools import cached_property
 from operator import index
-from typing import Any, Protocol, final
+from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,6 +46,7 @@ _FORMAT = 2
 Fields = dict[str, NDArray[Any]]
 
 
+@runtime_checkable
 class Transform(Protocol):
     """Changes rows; a pure function of each row and its key.
 
@@ -74,6 +75,11 @@ def gives_labels(transform: Transform) -> bool:
     return bool(getattr(transform, "gives_labels", False))
 
 
+def needs_borders(transform: Transform) -> bool:
+    """Return whether rows must say where documents begin; False if `transform` does not say."""
+    return bool(getattr(transform, "needs_borders", False))
+
+
 @final
 class Chain:
     """Applies several transforms in order; each one gets separate keys."""
@@ -87,6 +93,11 @@ class Chain:
     def gives_labels(self) -> bool:
         """Whether each position predicts its own token, as after `MaskTokens`."""
         return any(map(gives_labels, self.transforms))
+
+    @property
+    def needs_borders(self) -> bool:
+        """Whether rows must say where documents begin, as for `FillInTheMiddle`."""
+        return any(map(needs_borders, self.transforms))
 
     def __repr__(self) -> str:
         return f"Chain({', '.join(map(repr, self.transforms))})"
@@ -118,6 +129,11 @@ class Transformed(WrappedRows):
 
     def __init__(self, rows: RowsLike, transform: Transform, *, seed: int = 0) -> None:
         super().__init__(rows)
+        if not isinstance(transform, Transform):
+            raise PlanError(
+                f"transform={transform!r:.80} has no apply() and describe(). Use one of "
+                "penstock.transforms, such as MaskTokens, or a class of your own with both."
+            )
         self.transform = transform
         self.seed = index(seed)
         self.gives_labels = self.gives_labels or gives_labels(transform)

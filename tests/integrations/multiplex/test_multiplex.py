@@ -311,7 +311,7 @@ REFUSED = {
     "rank='1' is not a whole number": {"rank": "1", "world_size": 2},
     "world_size=2.0 is not a whole number": {"rank": 1, "world_size": 2.0},
     "rank=1 and world_size=None: give both or neither": {"rank": 1},
-    "rank=2 must be 0 to world_size - 1; world_size is 2": {"rank": 2, "world_size": 2},
+    "rank=2 must be from 0 to 1: world_size is 2": {"rank": 2, "world_size": 2},
     "are fewer than the 200 of one step": {"batch_size": 200, "drop_last": True},
     "leave 1 for the last step": {"batch_size": 1, "rank": 0, "world_size": 149},
     "150 examples are fewer than the 200 ranks": {"rank": 0, "world_size": 200},

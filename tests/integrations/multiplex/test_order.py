@@ -250,6 +250,37 @@ def test_the_sampler_is_a_distributed_sampler():
         loader.sampler.set_epoch(-1)
 
 
+@pytest.mark.parametrize(("total", "batch_size", "world_size"), [(13, 4, 3), (9, 4, 2), (25, 2, 8)])
+def test_last_batches_are_short_also_if_fewer_examples_than_ranks_are_left(
+    total, batch_size, world_size
+):
+    """It was an error: 13 examples in steps of 12 leave one, and a rank without one would hang."""
+    examples = [{"n": number} for number in range(total)]
+
+    def loader(rank):
+        return create_multiplex_dataloader(
+            [("some", examples)],
+            batch_size,
+            collate_fn=lambda batch: {"n": torch.tensor([each["n"] for each in batch])},
+            rank=rank,
+            world_size=world_size,
+        )
+
+    ranks = [loader(rank) for rank in range(world_size)]
+    for _ in range(2):
+        steps = [[batch["n"].tolist() for batch in step] for step in zip(*ranks, strict=True)]
+        assert len(steps) == len(ranks[0])
+        sizes = [len(batch) for step in steps for batch in step]
+        assert 1 <= min(sizes) < max(sizes) <= batch_size
+        assert sorted(n for step in steps for batch in step for n in batch) == list(range(total))
+    assert_resumable(lambda: loader(0), steps=2 * len(ranks[0]))
+    # One example a step on each rank cannot be shorter, and the advice of the message works.
+    with pytest.raises(PlanError, match="drop_last=True, or use batch_size=2"):
+        create_multiplex_dataloader([("some", examples)], 1, rank=0, world_size=total - 1)
+    for options in ({"batch_size": 2}, {"batch_size": 1, "drop_last": True}):
+        create_multiplex_dataloader([("some", examples)], rank=0, world_size=total - 1, **options)
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_with_fewer_examples_than_ranks_the_message_does_not_name_batch_size(drop_last):
     with pytest.raises(PlanError, match="Use fewer ranks or more examples") as caught:

@@ -3,8 +3,8 @@
 python -m penstock.integrations.lightning               # four rows of WikiText-2, decoded
 """
 
-from penstock.integrations.hf_format import Tensors
 from penstock.integrations.lightning.datamodules import LLMDataModule, LocalOpenWebTextDataModule
+from penstock.loader.batch_format import LabelBatch
 
 DataModule = LLMDataModule | LocalOpenWebTextDataModule
 
@@ -34,7 +34,7 @@ def debug_datamodule(datamodule: DataModule | None = None) -> None:
     print("\n".join(lines))  # noqa: T201  (its purpose)
 
 
-def _padding(batch: Tensors, datamodule: DataModule) -> str:
+def _padding(batch: LabelBatch, datamodule: DataModule) -> str:
     """Return a line with the share of padding in a batch, and its share at a fixed width."""
     if "position_ids" in batch:  # packed: the rows know the padding, batches do not
         return f"Padding: {datamodule.train_dataset!r}"

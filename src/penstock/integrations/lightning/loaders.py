@@ -17,13 +17,13 @@ Lightning makes iterators before it has restored its own counters.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice, pairwise, takewhile
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from penstock.errors import PlanError, ResumeError
 from penstock.integrations.batches import BatchSource, EqualSteps, RankSpan, State, StepBatches
-from penstock.integrations.hf_format import Tensors
+from penstock.loader.batch_format import LabelBatch, Tensors
 
 _FIELDS = ("data", "batches", "global_batch", "batch_size", "devices")
 
@@ -169,7 +169,7 @@ class _ShardedSampler(SequentialSampler, DistributedSampler[Any]):
         self.epoch = epoch
 
 
-class _SpanBatches(DataLoader[Tensors]):
+class _SpanBatches(DataLoader[LabelBatch]):
     """A DataLoader whose dataset makes whole batches, at positions that its sampler yields."""
 
     def __init__(self, source: BatchSource, sampler: _ShardedSampler) -> None:
@@ -241,7 +241,7 @@ class TrainingBatches(_SpanBatches):
         )
         super().__init__(progress.source, self._sampler)
 
-    def __iter__(self) -> Iterator[Tensors]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[LabelBatch]:  # type: ignore[override]
         """Yield the batches of one epoch of the trainer, from the position of the run on.
 
         If the trainer reads only some batches of each epoch (`limit_train_batches`), its next
@@ -265,20 +265,17 @@ class TrainingBatches(_SpanBatches):
                 for step in range(number)
             )
             self._sampler.spans = islice(spans, most)
-            batches: Iterator[Tensors] = super().__iter__()
+            batches: Iterator[LabelBatch] = super().__iter__()
         else:
             batches = islice(self._on_thread(source, steps), most)
             if self.pin_memory:  # a DataLoader does this itself only for batches of its workers
-                batches = (
-                    {name: values.pin_memory() for name, values in batch.items()}
-                    for batch in batches
-                )
+                batches = map(_pinned, batches)
         for batch in batches:
             # Counted before the batch is yielded: the caller may never request another one.
             self._progress.yielded += 1
             yield batch
 
-    def _on_thread(self, source: BatchSource, steps: Iterator[EqualSteps]) -> Iterator[Tensors]:
+    def _on_thread(self, source: BatchSource, steps: Iterator[EqualSteps]) -> Iterator[LabelBatch]:
         """Yield full steps from a loader, which makes them ahead on a thread; make others here."""
         # With epochs=1 a loop of the loader ends with the epoch, so it never prefetches rows that
         # the smaller steps at the end take.
@@ -305,3 +302,8 @@ class TrainingBatches(_SpanBatches):
     def load_state_dict(self, state: State) -> None:
         """Continue from a state."""
         self._progress.load_state_dict(state)
+
+
+def _pinned(batch: LabelBatch) -> LabelBatch:
+    fields = cast("Tensors", batch)
+    return cast("LabelBatch", {name: values.pin_memory() for name, values in fields.items()})

@@ -292,7 +292,10 @@ def create_multiplex_dataloader(  # noqa: PLR0913  (the arguments of the code th
     ).checked()
     order = (sampling_strategy, sampling_weights, shuffle_seed)
     dataset = MultiplexDataset(datasets, *order, schedule=schedule, lengths=lengths)
-    rank, world_size = _rank_and_world_size(rank=rank, world_size=world_size)
+    # Imported here: it imports the code that streams stores, which imports pyarrow.
+    from penstock.loader.run import topology
+
+    rank, world_size = topology(rank, world_size)
     return MultiplexDataLoader(
         dataset,
         MultiplexRun(dataset.run.mixing, batch_size, rank, world_size, drop_last, shuffle),
@@ -300,17 +303,3 @@ def create_multiplex_dataloader(  # noqa: PLR0913  (the arguments of the code th
         pin_memory=pin_memory,
         **workers._asdict(),
     )
-
-
-def _rank_and_world_size(**given: int | None) -> tuple[int, int]:
-    """The arguments, or the values of torch.distributed if they are not given."""
-    # Imported here: it imports the code that streams stores, which imports pyarrow.
-    from penstock.loader.run import topology
-
-    for name, value in given.items():
-        if value is not None:
-            whole_number(name, value)
-    rank, world_size = topology(**given)
-    if not 0 <= rank < world_size:
-        raise PlanError(f"rank={rank} must be 0 to world_size - 1; world_size is {world_size}.")
-    return rank, world_size

@@ -13,7 +13,7 @@ outdated one.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from operator import index
 from typing import NamedTuple, overload
 
@@ -24,6 +24,7 @@ from penstock.errors import PlanError
 from penstock.integrations.multiplex.mixing import Json, Mixing
 from penstock.loader.state import shortened
 from penstock.order.integers import Integers
+from penstock.order.steps import shorter_steps
 
 _SAMPLED = 16  # the number of examples in the digest of a dataset
 
@@ -79,20 +80,30 @@ class MultiplexRun:
         Raises:
             PlanError: In the last step, a rank would have no example.
         """
-        steps, rest = divmod(num_rows, self.step_rows)
+        full, shorter = self._sizes(num_rows)
+        return full + len(shorter)
+
+    def _sizes(self, num_rows: int) -> tuple[int, tuple[int, ...]]:
+        """The steps that read `num_rows` examples: how many are full, and the rows of the others.
+
+        Raises:
+            PlanError: In the last step, a rank would have no example.
+        """
+        full, rest = divmod(num_rows, self.step_rows)
         if self.drop_last or not rest:
-            return steps
-        if rest < self.world_size:
-            if num_rows < self.world_size:  # no batch size helps at the end of a resumed epoch
-                advice = f"resume on fewer ranks, such as {num_rows:,}"
-            else:
-                advice = f"use another batch_size, such as {self._other_batch_size(num_rows)}"
+            return full, ()
+        shorter = shorter_steps(num_rows, self.step_rows, self.world_size)
+        if not shorter:
+            # No batch size helps at the end of a resumed epoch. Elsewhere, batches of two can be
+            # shorter.
+            few = num_rows < self.world_size
+            advice = f"resume on fewer ranks, such as {num_rows:,}" if few else "use batch_size=2"
             raise PlanError(
                 f"{num_rows:,} examples in batches of {self.batch_size:,} on {self.world_size:,} "
                 f"ranks leave {rest:,} for the last step. A rank without an example would block "
                 f"the others. Pass drop_last=True, or {advice}."
             )
-        return steps + 1
+        return (num_rows - sum(shorter)) // self.step_rows, shorter
 
     def steps_per_epoch(self) -> int:
         """`num_steps` of a whole epoch.
@@ -114,14 +125,6 @@ class MultiplexRun:
                 "drops them. Use a smaller batch_size, or drop_last=False."
             )
         return steps
-
-    def _other_batch_size(self, num_rows: int) -> int:
-        """Return the nearest batch size with which no rank lacks an example in the last step."""
-        # The search ends if there are at least as many examples as ranks: in one step of all
-        # examples, every rank has at least one.
-        near = (self.batch_size + sign * by for by in count(1) for sign in (-1, 1))
-        rests = ((size, num_rows % (size * self.world_size)) for size in near if size > 0)
-        return next(size for size, rest in rests if not rest or rest >= self.world_size)
 
     def begin(self) -> int:
         """Start an iterator over the rest of the epoch, or over the next; returns its number."""
@@ -168,20 +171,20 @@ class MultiplexRun:
 
     def _spans(self, position: int, stop: int) -> Iterator[Span]:
         size, rows = self.batch_size, self.step_rows
-        # Compare before the loop: `num_steps` raises if a rank would have no example, and the
-        # run should not train on all other steps first.
-        has_rest = self.num_steps(stop - position) > (stop - position) // rows
-        while position + rows <= stop:
+        # Before the loop: this raises if a rank would have no example, and the run should not
+        # train on all other steps first.
+        full, shorter = self._sizes(stop - position)
+        for _ in range(full):
             # Rank r reads the r-th slice of the step. So all ranks together read the examples in
             # the same order as one process with a larger batch.
             begin = position + self.rank * size
             position += rows
             yield begin, begin + size, position
-        if has_rest:
-            # Split the rest as evenly as possible: the shares differ by at most one example.
-            rest = stop - position
+        for rest in shorter:
+            # Split as evenly as possible: the shares differ by at most one example.
             begin, end = (rest * each // self.world_size for each in (self.rank, self.rank + 1))
-            yield position + begin, position + end, stop
+            yield position + begin, position + end, position + rest
+            position += rest
 
     def steps(self) -> Iterator[tuple[BatchRequest, Span]]:
         """`spans`, each with its examples."""

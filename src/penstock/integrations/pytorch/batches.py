@@ -25,6 +25,7 @@ import torch
 
 from penstock.errors import PlanError, TokenizerError
 from penstock.integrations.hf_format import Labels
+from penstock.loader.batch_format import LabelBatch
 from penstock.tokenize.engines import read_attribute
 
 Row = tuple[torch.Tensor, torch.Tensor | None]
@@ -53,7 +54,7 @@ def pad_collate(  # noqa: PLR0913  (a function for DataLoader's collate_fn: flat
     labels: Labels = "same",
     bos_id: int | None = None,
     eos_id: int | None = None,
-) -> dict[str, torch.Tensor]:
+) -> LabelBatch:
     """Pad rows of ids to the longest: `input_ids`, `attention_mask` and `labels`, (rows, width).
 
     As a collate function: `functools.partial(pad_collate, pad_id=50256)`.
@@ -98,7 +99,7 @@ def pad_collate(  # noqa: PLR0913  (a function for DataLoader's collate_fn: flat
             )
         longest = max_length
     width = -(-longest // (multiple_of or 1)) * (multiple_of or 1)  # rounded up
-    padded = {
+    padded: LabelBatch = {
         "input_ids": torch.full((len(rows), width), pad_id, dtype=torch.long),
         "attention_mask": torch.zeros((len(rows), width), dtype=torch.long),
         "labels": torch.full((len(rows), width), _IGNORED, dtype=torch.long),

@@ -13,18 +13,18 @@ calls `.view(-1)` on them and writes -100 into the labels.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from operator import index
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from penstock.errors import MissingInputError, PlanError, SourceError
 from penstock.integrations.hf_format import Labels, check_labels
@@ -35,20 +35,23 @@ from penstock.integrations.pytorch.encoders import (
     as_given,
 )
 from penstock.integrations.pytorch.samples import Layout, SpooledTexts, read_samples
+from penstock.integrations.pytorch.windows import (
+    EPOCH,
+    FILLER,
+    Item,
+    WindowBatch,
+    read_changed,
+)
 from penstock.integrations.stores import cached_store, digest_contents, store_name, store_root
+from penstock.loader.batch_format import LabelBatch, PairBatch
 from penstock.rows.windows import Windows
 from penstock.store.build import build
 from penstock.store.job import cut_safety
 from penstock.store.reader import TokenStore
 from penstock.tokenize.engines import ObjectEngine
-
-FILLER = 2**62
-"""The number of a window that only fills up a batch: inputs of 0, and labels of -100."""
+from penstock.transforms.transform import Transform, Transformed, needs_borders
 
 PathLike = str | os.PathLike[str]
-Pair = tuple[torch.Tensor, torch.Tensor]
-Item = TypeVar("Item", dict[str, torch.Tensor], Pair)
-
 _IGNORED = -100
 _NOT_PICKLED = ("samples", "tokens", "_view")
 
@@ -68,6 +71,8 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         stride: int,
         eos: bool | int | str,
         labels: Labels,
+        transform: Transform | None,
+        seed: int,
         cache_dir: PathLike | None,
     ) -> None:
         check_labels(labels)
@@ -96,6 +101,12 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         # empty, so this one is empty too.
         enough = self._store.num_tokens > self.length
         self._windows = Windows(self._store, self.length, stride=self.stride) if enough else None
+        self._changed: Transformed | None = None
+        if transform is not None and self._windows is not None:
+            borders = needs_borders(transform)
+            known = Windows(self._store, self.length, stride=self.stride, borders=borders)
+            self._changed = Transformed(known, transform, seed=seed)
+        self._epoch = 0
 
     def _build(self, given: GivenTokenizer, end_id: int | None, directory: Path) -> TokenStore:
         tokenizer = given.tokenizer
@@ -140,7 +151,17 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
 
     def __getitems__(self, indices: Sequence[int]) -> "WindowBatch[Item]":
         """Many items, read together; a DataLoader asks for a batch this way."""
-        return WindowBatch(self, *self._pairs(indices))
+        return WindowBatch(self.item, *self._pairs(indices))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the random choices of `transform` those of `epoch`; call it before each epoch.
+
+        The loaders of `create_dataloaders` do it themselves. Persistent workers keep the epoch
+        with which they were started.
+        """
+        if index(epoch) < 0:
+            raise PlanError(f"epoch={epoch} must be 0 or more.")
+        self._epoch = index(epoch)
 
     def __getstate__(self) -> dict[str, object]:
         # A worker reads tokens from the store. Tokenizers often cannot be pickled, and samples
@@ -160,22 +181,31 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
             return None
         return sliding_window_view(self.tokenized_data, self.length + 1)[:: self.stride]
 
-    def _pairs(self, numbers: Sequence[int]) -> Pair:
+    def _pairs(self, numbers: Sequence[int]) -> PairBatch:
         """Inputs and labels of some windows, (windows, length) each."""
         # One read for the whole batch. PyTorch would otherwise read and stack window by window.
         wanted = np.array(numbers, np.int64)
         filled = wanted == FILLER
         wanted[filled] = 0
         wanted[wanted < 0] += len(self)  # as in a list, they count from the end
+        epochs = np.full(len(wanted), self._epoch)
+        if self._changed is not None:
+            epochs += wanted // EPOCH
+            wanted %= EPOCH
         if self._windows is None or wanted.min(initial=0) < 0 or wanted.max(initial=0) >= len(self):
             shown = list(numbers)[:5]
             raise IndexError(f"windows {shown} do not all exist; there are {len(self):,} windows")
-        view = self._view
-        rows = self._windows.read(wanted)["tokens"] if view is None else view[wanted]
-        # int64, because embeddings and losses need it, and new arrays, because the store is
-        # mapped read-only and users write into the labels.
-        inputs = torch.from_numpy(rows[:, :-1].astype(np.int64))
-        labels = torch.from_numpy(rows[:, 1:].astype(np.int64)) if self._shifted else inputs.clone()
+        if self._changed is not None:
+            inputs, labels = read_changed(self._changed, wanted, epochs, shifted=self._shifted)
+        else:
+            view = self._view
+            rows = self._windows.read(wanted)["tokens"] if view is None else view[wanted]
+            # int64, because embeddings and losses need it, and new arrays, because the store is
+            # mapped read-only and users write into the labels.
+            inputs = torch.from_numpy(rows[:, :-1].astype(np.int64))
+            labels = inputs.clone()
+            if self._shifted:
+                labels = torch.from_numpy(rows[:, 1:].astype(np.int64))
         if filled.any():
             inputs[torch.from_numpy(filled)] = 0
             labels[torch.from_numpy(filled)] = _IGNORED
@@ -221,7 +251,7 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         return int(self.tokenized_data.max(initial=-1)) + 1
 
 
-class TransformerDataset(_WindowDataset[dict[str, torch.Tensor]]):
+class TransformerDataset(_WindowDataset[LabelBatch]):
     r"""Windows over the concatenated token ids of all samples of a file.
 
     Item i is `{"input_ids", "labels"}`, two tensors of `seq_length` int64: the ids from
@@ -249,6 +279,8 @@ class TransformerDataset(_WindowDataset[dict[str, torch.Tensor]]):
         stride: int = 1,
         eos: bool | int | str = False,
         labels: Labels = "shifted",
+        transform: Transform | None = None,
+        seed: int = 0,
         cache_dir: PathLike | None = None,
     ) -> None:
         """Open the tokenized file, or tokenize it.
@@ -263,27 +295,31 @@ class TransformerDataset(_WindowDataset[dict[str, torch.Tensor]]):
             eos: Whether to put the tokenizer's end token after each sample; or a token, by its
                 id or its text.
             labels: "shifted", or "same" for models that shift labels themselves.
+            transform: Changes the windows: one of `penstock.transforms`, such as `MaskTokens`,
+                whose labels are of the masked tokens alone. See `set_epoch`.
+            seed: Determines the random choices of `transform`, with the epoch and the window.
             cache_dir: Where tokenized files are kept; see `penstock.integrations.stores`.
         """
         layout: Layout = "jsonl" if is_jsonl else "paragraphs"
-        super().__init__(data_path, layout, tokenizer, seq_length, stride, eos, labels, cache_dir)
+        windows = (seq_length, stride, eos, labels, transform, seed)
+        super().__init__(data_path, layout, tokenizer, *windows, cache_dir)
         self.seq_length = seq_length
         self.is_jsonl = is_jsonl
         self.num_sequences = len(self)
 
-    def item(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    def item(self, inputs: torch.Tensor, labels: torch.Tensor) -> LabelBatch:
         """A dict of `input_ids` and `labels`."""
         return {"input_ids": inputs, "labels": labels}
 
 
-class TextDataset(_WindowDataset[Pair]):
+class TextDataset(_WindowDataset[PairBatch]):
     """Windows over the token ids of a text file, taken as one document.
 
     Item i is `(x, y)`, two tensors of `sequence_length` int64: the ids from `i * stride` on, and
     the ids from `i * stride + 1` on. Can be pickled, and used after a fork and from threads.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (a drop-in: the arguments of the code it replaces)
         self,
         path: PathLike,
         sequence_length: int = 256,
@@ -292,13 +328,16 @@ class TextDataset(_WindowDataset[Pair]):
         stride: int = 1,
         eos: bool | int | str = False,
         labels: Labels = "shifted",
+        transform: Transform | None = None,
+        seed: int = 0,
         cache_dir: PathLike | None = None,
     ) -> None:
         """Open the tokenized file, or tokenize it; arguments as of `TransformerDataset`."""
-        super().__init__(path, "file", tokenizer, sequence_length, stride, eos, labels, cache_dir)
+        windows = (sequence_length, stride, eos, labels, transform, seed)
+        super().__init__(path, "file", tokenizer, *windows, cache_dir)
         self.sequence_length = sequence_length
 
-    def item(self, inputs: torch.Tensor, labels: torch.Tensor) -> Pair:
+    def item(self, inputs: torch.Tensor, labels: torch.Tensor) -> PairBatch:
         """Return the pair unchanged."""
         return inputs, labels
 
@@ -306,40 +345,3 @@ class TextDataset(_WindowDataset[Pair]):
     def tokens(self) -> torch.Tensor:
         """All ids as a torch.long tensor, made on first use; it takes 8 bytes a token."""
         return torch.from_numpy(self.tokenized_data.astype(np.int64))
-
-
-class WindowBatch(Sequence[Item], Generic[Item]):
-    """The items of one batch, stacked already.
-
-    A collate function can use it as a list of items, which are made on access. `stack` takes the
-    stacked tensors instead.
-    """
-
-    def __init__(
-        self, dataset: _WindowDataset[Item], inputs: torch.Tensor, labels: torch.Tensor
-    ) -> None:
-        self._dataset: _WindowDataset[Item] = dataset
-        self._inputs, self._labels = inputs, labels
-
-    @property
-    def stacked(self) -> Item:
-        """The batch in the same structure as one item (a pair or a dict), with stacked tensors."""
-        return self._dataset.item(self._inputs, self._labels)
-
-    def __len__(self) -> int:
-        return len(self._inputs)
-
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return list(self)[number]
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"item {number:,} does not exist; there are {len(self):,} items")
-        return self._dataset.item(self._inputs[number], self._labels[number])
-
-    def __iter__(self) -> Iterator[Item]:
-        return map(self._dataset.item, self._inputs, self._labels)
-
-
-def stack(batch: Any) -> Any:
-    """Return a batch as stacked tensors: the collate function for these datasets."""
-    return batch.stacked if isinstance(batch, WindowBatch) else default_collate(batch)

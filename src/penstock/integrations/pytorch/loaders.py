@@ -22,18 +22,23 @@ from torch.utils.data import DataLoader, Sampler
 
 from penstock.errors import PlanError
 from penstock.integrations.hf_format import Labels
-from penstock.integrations.pytorch.datasets import FILLER, TextDataset, TransformerDataset, stack
+from penstock.integrations.pytorch.datasets import TextDataset, TransformerDataset
 from penstock.integrations.pytorch.encoders import AnyTokenizer, as_given
 from penstock.integrations.pytorch.samples import suffix_layout
+from penstock.integrations.pytorch.windows import EPOCH, FILLER, stack
+from penstock.loader.batch_format import LabelBatch, PairBatch
 from penstock.loader.dataloader import WorkerOptions
+from penstock.loader.run import topology
 from penstock.order.permute import permute
 from penstock.order.shuffle import epoch_key
 from penstock.order.steps import Shard, Steps
+from penstock.transforms.transform import Transform, gives_labels
 
 PathLike = str | os.PathLike[str]
 WindowDataset = TransformerDataset | TextDataset
 Batches = DataLoader[Any]
-Loaders = tuple[Batches, Batches]
+LabelLoaders = tuple[DataLoader[LabelBatch], DataLoader[LabelBatch]]
+PairLoaders = tuple[DataLoader[PairBatch], DataLoader[PairBatch]]
 
 _CHUNK = 8_192
 _NAMES = ("data",)  # the name that a plan gives to its only source
@@ -45,13 +50,15 @@ class _Options(TypedDict, total=False):
     stride: int
     eos: bool | int | str
     labels: Labels
+    transform: Transform | None
+    val_transform: Transform | None
     cache_dir: PathLike | None
     seed: int
     pin_memory: bool | None
     prefetch_factor: int | None
     multiprocessing_context: str | BaseContext | None
-    rank: int
-    world_size: int
+    rank: int | None
+    world_size: int | None
 
 
 def create_dataloaders(
@@ -64,7 +71,7 @@ def create_dataloaders(
     *,
     is_jsonl: bool | None = None,
     **options: Unpack[_Options],
-) -> Loaders:
+) -> LabelLoaders:
     """DataLoaders over a training and a validation file; batches are `{"input_ids", "labels"}`.
 
     Training is shuffled, in a new order each epoch that depends on `seed` and the epoch alone,
@@ -91,15 +98,21 @@ def create_dataloaders(
             - `eos`: whether to put an end token after each sample, or which token; by default
               False.
             - `labels`: "shifted", or "same" for models that shift labels themselves.
-            - `seed`: determines the order. `train_loader.sampler.set_epoch(n)` continues with
-              epoch n.
+            - `transform`: changes the windows of training in another way each epoch: one of
+              `penstock.transforms`, such as `MaskTokens`, `FillInTheMiddle`, `TokenDropout`.
+            - `val_transform`: changes the windows of validation, in the same way each epoch. If
+              not given, `transform` if labels are of masked tokens, so that both losses mean the
+              same; otherwise nothing.
+            - `seed`: determines the order, and the choices of a transform.
+              `train_loader.sampler.set_epoch(n)` continues with epoch n.
             - `pin_memory`: whether batches are in pinned memory; by default, if there is a GPU.
             - `prefetch_factor`: batches that each worker makes ahead.
             - `multiprocessing_context`: how workers are started: "fork", "spawn" or "forkserver".
             - `cache_dir`: where tokenized files are kept; see `penstock.integrations.stores`.
             - `rank`: the number of this process among those that train together. Each reads its
-              share of the windows.
-            - `world_size`: the number of processes.
+              share of the windows. If not given, that of `torch.distributed` where it is
+              initialised.
+            - `world_size`: the number of processes; likewise.
 
     Raises:
         PlanError: a file has too little text for one window, or for one batch of training.
@@ -122,7 +135,7 @@ def create_text_dataloaders(
     *,
     tokenizer: AnyTokenizer = "gpt2",
     **options: Unpack[_Options],
-) -> Loaders:
+) -> PairLoaders:
     """DataLoaders over two text files, each one document; batches are `(x, y)`.
 
     Everything else is as in `create_dataloaders`.
@@ -138,22 +151,31 @@ def _pair(  # noqa: PLR0913  (the options of two functions, with their defaults)
     num_workers: int,
     *,
     seed: int = 0,
+    transform: Transform | None = None,
+    val_transform: Transform | None = None,
     pin_memory: bool | None = None,
     prefetch_factor: int | None = None,
     multiprocessing_context: str | BaseContext | None = None,
-    rank: int = 0,
-    world_size: int = 1,
+    rank: int | None = None,
+    world_size: int | None = None,
     **windows: Any,
-) -> Loaders:
+) -> tuple[Batches, Batches]:
     """Return a training and a validation loader; raise if a file has too little text."""
     # Workers stay alive between epochs: new ones would have to open the store again.
     context = multiprocessing_context if num_workers else None
     workers = WorkerOptions(num_workers, prefetch_factor, num_workers > 0, 0, None, context)
     workers = workers.checked(stacklevel=4)
-    training, validation = (dataset(path, **windows) for path in paths)
+    rank, world_size = topology(rank, world_size)
+    if val_transform is None and transform is not None and gives_labels(transform):
+        val_transform = transform
+    training, validation = (
+        dataset(path, transform=each, seed=seed, **windows)
+        for path, each in zip(paths, (transform, val_transform), strict=True)
+    )
     _refuse_too_short(training, paths[0], batch_size * world_size)
     _refuse_too_short(validation, paths[1], 1)
-    order = EpochShuffle(
+    numbers = EpochShuffle if transform is None else _EpochNumbers
+    order = numbers(
         len(training), seed=seed, rank=rank, world_size=world_size, batch_size=batch_size
     )
     # On one rank, PyTorch's SequentialSampler reads all windows in order.
@@ -225,7 +247,8 @@ class EpochShuffle(Sampler[int]):
     >>> list(order), list(order)
     ([4, 2, 1, 3, 0], [3, 1, 4, 0, 2])
 
-    Each of several ranks takes its share of every global batch, as in `penstock.Loader`. All
+    Each of several ranks takes its share of every global batch, as in `penstock.Loader`; rank and
+    world size are those of `torch.distributed` if it is initialised and they are not given. All
     ranks leave out an incomplete global batch at the end of an epoch.
 
     >>> [list(EpochShuffle(5, seed=17, rank=rank, world_size=2)) for rank in (0, 1)]
@@ -237,10 +260,11 @@ class EpochShuffle(Sampler[int]):
         num_samples: int,
         *,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         batch_size: int = 1,
     ) -> None:
+        rank, world_size = topology(rank, world_size)
         self.num_samples, self.seed = index(num_samples), index(seed)
         # On one rank, the DataLoader drops an incomplete batch itself, and every number is yielded.
         self._rows = index(batch_size) if world_size > 1 else 1
@@ -270,3 +294,15 @@ class EpochShuffle(Sampler[int]):
             ).tolist()
             for first in range(0, total, some)
         )
+
+
+class _EpochNumbers(EpochShuffle):
+    """The order of `EpochShuffle`, in numbers that also say the epoch, for a transform.
+
+    >>> order = _EpochNumbers(5, seed=17)
+    >>> list(order), [number - EPOCH for number in order]
+    ([4, 2, 1, 3, 0], [3, 1, 4, 0, 2])
+    """
+
+    def __iter__(self) -> Iterator[int]:
+        return map((self.epoch * EPOCH).__add__, super().__iter__())
