@@ -74,7 +74,7 @@ class WindowBatch(Sequence[Item], Generic[Item]):
 
     @property
     def stacked(self) -> Item:
-        """The whole batch in the form of an item."""
+        """The batch in the same structure as one item (a pair or a dict), with stacked tensors."""
         return self._item(self._inputs, self._labels)
 
     def __len__(self) -> int:
