@@ -93,7 +93,9 @@ def test_a_store_of_all_shared_text_equals_the_reference(
     monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 500_000)
     (tmp_path / "in").mkdir()
     inputs = write(corpus, tmp_path / "in", kind)
-    store = penstock.build(inputs, tmp_path / "store", tokenizer=gpt2, documents=BETWEEN)
+    store = penstock.build(
+        inputs, tmp_path / "store", tokenizer=gpt2, documents=BETWEEN, max_bad=10
+    )
     ends = np.cumsum([len(document) for document in store])
 
     assert len(store.manifest.parts) > 3

@@ -32,6 +32,6 @@ def test_the_bytes_of_a_known_store(tmp_path, monkeypatch, gpt2, sums):
     (tmp_path / "a.txt").write_bytes("".join(lines).encode() + b"\xff\n")
     rows = [{"text": f"row {number} <|endoftext|>"} for number in range(50)]
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, [*rows, {"no": 1}])))
-    penstock.build(["a.txt", "b.jsonl"], "store", tokenizer=gpt2, documents="lines")
+    penstock.build(["a.txt", "b.jsonl"], "store", tokenizer=gpt2, documents="lines", max_bad=10)
 
     assert sums("store") == GOLDEN

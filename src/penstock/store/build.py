@@ -11,17 +11,25 @@ from dataclasses import asdict, replace
 from typing import Literal
 
 from penstock.digest import canonical_json
-from penstock.errors import SourceError, StoreError
+from penstock.errors import SourceError, StoreError, TokenizerError
 from penstock.sources.document import Tally
 from penstock.sources.settings import Format
 from penstock.store import manifest as manifests
-from penstock.store.existing import committed, earlier_build, killed_at_the_end, remember_stamps
+from penstock.store.existing import (
+    committed,
+    discard,
+    earlier_build,
+    killed_at_the_end,
+    remember_stamps,
+)
 from penstock.store.files import remove_temporary, sync_directory, write_file
 from penstock.store.job import BuildSettings, EngineName, Inputs, Job, Report, prepare
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
+from penstock.store.overwrite import put_in_place, replacement
 from penstock.store.part import parse_split
 from penstock.store.reader import TokenStore
+from penstock.store.refusals import refuse_empty_side, refuse_lost_bytes, refuse_nothing
 from penstock.store.workers import Workers
 from penstock.tokenize.tokenizer import SpecialTokens
 
@@ -42,6 +50,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     chat: object = None,
     split: str | None = None,
     append: bool = False,
+    overwrite: bool = False,
     max_bad: float = 0.001,
     max_document_bytes: int = 1 << 30,
     max_expansion: int = 200,
@@ -85,8 +94,11 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             of the documents, chosen by a digest of their text. A split that leaves one side empty
             is an error.
         append: Add `inputs` to a finished store as new parts. Existing parts do not change.
-        max_bad: How many rejected records to allow. Below 1: a share of all records, but at least
-            ten. From 1 on: a number of records.
+        overwrite: Replace the store, or the unfinished build, that is in the directory. The old
+            store stays until the new one is complete, so there must be room for both. A directory
+            that holds other files too is refused.
+        max_bad: How many rejected records to allow. Between 0 and 1: a share of all records, but
+            ten if there are at least 1,000 records. Otherwise: a number of records.
         max_document_bytes: Longer documents are rejected. If this is more than a slice (64 MB), a
             file that "auto" keeps whole is never too long, because it is stored in pieces.
         max_expansion: Compressed files that expand more than this many times are refused.
@@ -110,15 +122,22 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     ...     print(len(store), store.num_tokens, store.text(1))
     2 10 or not to be.
     """
-    # `BuildSettings` has a field of the same name for each argument except `progress`.
+    # `BuildSettings` has a field of the same name for each argument except these two.
     arguments = dict(locals())
-    progress = arguments.pop("progress")
+    progress, overwrite = arguments.pop("progress"), arguments.pop("overwrite")
+    if append and overwrite:
+        raise StoreError(
+            "append=True (--append) adds to a store and overwrite=True (--overwrite) replaces it: "
+            "leave one of them out."
+        )
     job = prepare(BuildSettings(**arguments))
     # Until here nothing was written but the directory, so a wrong argument leaves nothing behind.
     with locked(job.directory):
-        begun = begin(job)
+        made = replacement(job) if overwrite else job
+        begun = begin(made)
         if begun is not None:
             execute(begun, progress)
+        put_in_place(made, job)
     return TokenStore(job.directory / job.sides[0])
 
 
@@ -133,6 +152,8 @@ def begin(job: Job, *, live: bool = False) -> Job | None:
     """
     if killed_at_the_end(job):
         return None
+    if Journal(job.directory).failed(job.stamped):
+        discard(job.directory)
     earlier = earlier_build(job)
     # `earlier_build` raises if the finished store is another one.
     if earlier is not None and not job.settings.append:
@@ -158,10 +179,15 @@ def execute(job: Job, progress: Report | None = None) -> None:
     # Only sizes are compared, which is fast. A record is written after its files were synced, so
     # a missing or shorter file was changed by somebody else; its slice is made again.
     sealed = [record for record in begun if _intact(job, record)]
-    done = Workers(job, sealed).run(progress)
-    _refuse_lost_bytes(job, done)
-    _refuse_only_bad(job, done)
-    _refuse_empty_side(job, done)
+    try:
+        done = Workers(job, sealed).run(progress)
+        refuse_lost_bytes(job, done)
+        refuse_nothing(job, done)
+        refuse_empty_side(job, done)
+    except (SourceError, StoreError, TokenizerError):
+        # Not after Ctrl-C or on a full disk: then the same settings will succeed.
+        journal.fail()
+        raise
     if job.chat is not None:
         job.chat.report.log()
     # Before the manifest: after it, a kill would leave a finished store that accepts changed
@@ -183,48 +209,6 @@ def _intact(job: Job, record: SealedSlice) -> bool:
         for kind, (size, _) in part.files.items()
     }
     return all(path.exists() and path.stat().st_size == size for path, size in sizes.items())
-
-
-def _refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
-    """Raise if the counts do not cover every byte of the plain text files."""
-    if any(file.compression or file.format not in ("text", "jsonl") for file in job.files):
-        return  # how many bytes of text they hold is not known beforehand
-    # If a byte is missing, two slices were cut at different borders. Then a document is lost or
-    # cut in two, and no later check would find it.
-    counted = sum(record.tally.total_bytes for record in done)
-    size = sum(file.size for file in job.files)
-    if counted != size:
-        raise StoreError(
-            f"The inputs have {size:,} bytes, and the build accounted for {counted:,}. This is a "
-            "defect of penstock; the store was not finished."
-        )
-
-
-def _refuse_only_bad(job: Job, done: list[SealedSlice]) -> None:
-    """Raise if records were rejected and no document is left, as in one file that is not UTF-8."""
-    rejects = [reject for record in done for reject in record.rejects]
-    if rejects and not any(record.tally.documents for record in done):
-        raise SourceError(
-            f"No document is left to store: all {len(rejects):,} records were rejected. The first: "
-            f"{job.located(rejects[0])}. Repair the input, or change how it is read: "
-            'errors="replace" puts U+FFFD where bytes are not UTF-8, and documents="lines" rejects '
-            "single lines."
-        )
-
-
-def _refuse_empty_side(job: Job, done: list[SealedSlice]) -> None:
-    """Raise if the split leaves one side without documents."""
-    for side in job.sides if job.split else ():
-        directory = job.directory / side
-        num_documents = sum(record.parts[side].num_documents for record in done)
-        if not num_documents and not (directory / manifests.FILE_NAME).exists():
-            others = sum(part.num_documents for record in done for part in record.parts.values())
-            raise StoreError(
-                f"The split leaves {directory} empty: the inputs have {others:,} documents, and "
-                "none begins on that side. Hold out another share, use more documents, or build "
-                f"the two sides from separate files. Delete {job.directory} before you build with "
-                "another split."
-            )
 
 
 def _commit(job: Job, side: str, done: list[SealedSlice]) -> None:

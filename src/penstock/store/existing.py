@@ -12,15 +12,24 @@ times are in a file beside it, which is not part of the store: a copy works with
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.sources.listing import InputFile
-from penstock.store.files import write_file
+from penstock.store.files import remove_temporary, write_file
 from penstock.store.job import Job
 from penstock.store.journal import Journal
-from penstock.store.manifest import FILE_NAME, JsonObject, Manifest, read_manifest, shared_settings
+from penstock.store.manifest import (
+    FILE_NAME,
+    JsonObject,
+    Manifest,
+    part_file,
+    read_manifest,
+    rejects_file,
+    shared_settings,
+)
 from penstock.store.part import SIDES
 from penstock.store.verify import differences
 
@@ -46,6 +55,27 @@ def killed_at_the_end(job: Job) -> bool:
     return canonical_json(begun) == canonical_json(job.stamped)
 
 
+def discard(directory: Path) -> None:
+    """Remove an unfinished build; a finished store that it was to be appended to stays."""
+    journal = Journal(directory)
+    for side in SIDES if (journal.begun() or {}).get("split") else ("",):
+        of_side = directory / side
+        kept = {FILE_NAME}
+        if (of_side / FILE_NAME).exists():
+            manifest = read_manifest(of_side)
+            kept |= {part_file(part.number, kind) for part in manifest.parts for kind in part.files}
+            kept |= {rejects_file(number) for number in range(len(manifest.builds))}
+        for path in [*of_side.glob("part-*.npy"), *of_side.glob("rejects*.jsonl")]:
+            if path.name not in kept:
+                path.unlink()
+        remove_temporary(of_side)
+        if side:
+            with suppress(OSError):  # it is not empty, or was never made
+                of_side.rmdir()
+    # Last: a kill before this line leaves a journal, and the next build comes here again.
+    journal.end()
+
+
 def earlier_build(job: Job) -> Manifest | None:
     """The manifest that is in the directory already; None if there is none.
 
@@ -67,7 +97,7 @@ def earlier_build(job: Job) -> Manifest | None:
     elif unfinished:
         raise StoreError(
             f"{job.directory} holds an append that was not finished. Repeat that append, with "
-            "append=True, to finish it."
+            "append=True (--append), to finish it."
         )
     else:
         _refuse_other(job.directory, manifest, job.recorded)
@@ -107,7 +137,7 @@ def _refuse_other_split(directory: Path, split: str | None) -> None:
         again = f"give split={then!r} again" if then else "leave split out"
         raise StoreError(
             f"{directory} is a finished store that was built {built}. Choose another directory, "
-            f"delete this one to build it again, or {again}."
+            f"replace this one with overwrite=True (--overwrite), or {again}."
         )
 
 
@@ -147,10 +177,10 @@ def _refuse_other(directory: Path, manifest: Manifest, settings: JsonObject) -> 
     new = [each["name"] for each in settings["inputs"] if each["name"] not in present]
     is_same_kind = shared_settings(manifest.contents) == shared_settings(settings)
     can_append = new and is_same_kind and not (settings["split"] or "").startswith("tail")
-    also = f" You can also add {_listed(new)} alone, by a build with append=True."
+    also = f" You can also add {_listed(new)} alone, with append=True (--append)."
     raise StoreError(
-        f"{directory} is a finished store that was built differently: {changed}. Delete it to "
-        f"build it again, or choose another directory.{also if can_append else ''}"
+        f"{directory} is a finished store that was built differently: {changed}. Replace it with "
+        f"overwrite=True (--overwrite), or choose another directory.{also if can_append else ''}"
     )
 
 

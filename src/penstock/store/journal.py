@@ -5,6 +5,7 @@
     .ready-000008.json      the same for a slice that can be read, but may not survive a power cut
     .many-000009            a slice in progress that has more than 65,536 tokens already
     .awaited                touched by readers of a streamed store while they wait for a part
+    .failed                 the build cannot succeed with these inputs and settings
 
 The record of a slice is renamed into place after its parts are on disk. So if a record can be
 read, its parts are whole. When the manifest is written, the journal is removed.
@@ -73,6 +74,7 @@ class Journal:
         self._directory = directory
         self._settings = directory / ".building.json"
         self._awaited = directory / ".awaited"
+        self._failed = directory / ".failed"
 
     def begun(self, expected: JsonObject | None = None) -> JsonObject | None:
         """The settings of the build that was begun and not finished, or None.
@@ -89,7 +91,8 @@ class Journal:
             raise StoreError(
                 f"{self._directory} holds an unfinished build with other settings: "
                 f"{differences(settings, expected)}. Repeat it with the old settings to finish "
-                "it, or delete the directory to start again."
+                "it. To start again, build with overwrite=True (--overwrite), or delete the "
+                "directory."
             )
         return settings
 
@@ -104,6 +107,7 @@ class Journal:
             # On disk before any part is written: parts without settings belong to no build.
             write_file(self._settings, [canonical_json(settings)])
             sync_directory(self._directory)
+        self._failed.unlink(missing_ok=True)
         paths = sorted(self._directory.glob(".slice-*.json"))
         return [SealedSlice.parse(path.read_bytes()) for path in paths]
 
@@ -171,10 +175,21 @@ class Journal:
     def _path(self, kind: str, number: int) -> Path:
         return self._directory / f".{kind}-{number:06d}{'.json' * (kind != 'many')}"
 
+    def fail(self) -> None:
+        """Record that the build failed, so that the next one may have other settings."""
+        with suppress(OSError):
+            self._failed.touch()
+
+    def failed(self, settings: JsonObject) -> bool:
+        """Whether the unfinished build failed, and `settings` are not the ones it had."""
+        is_other = canonical_json(self.begun() or {}) != canonical_json(settings)
+        return self._failed.exists() and is_other
+
     def end(self) -> None:
         """Remove the journal of a build whose manifest is written."""
         self.forget()
         self._awaited.unlink(missing_ok=True)
+        self._failed.unlink(missing_ok=True)
         # Last: as long as it is there, the next build sees that this one may be incomplete.
         self._settings.unlink(missing_ok=True)
 

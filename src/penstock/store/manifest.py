@@ -253,6 +253,11 @@ def _absent(directory: Path) -> str:
     if not directory.exists():
         return f"{directory} does not exist, so there is no store."
     whole = directory.parent if directory.name in ("train", "val") else directory
+    if (whole / ".failed").exists():
+        return (
+            f"{directory} holds a build that failed. Change what its message says, and run "
+            "`penstock build` again: it may have other settings."
+        )
     if (whole / ".building.json").exists():
         return (
             f"{directory} holds a build that was not finished. Run the same `penstock build` "
