@@ -99,7 +99,7 @@ def test_a_missing_file_is_told_without_a_traceback(here, capsys):
 def test_a_file_without_text_is_refused_and_leaves_nothing(here):
     (here / "blank.txt").write_text("\n\n  \n")
 
-    with pytest.raises(SourceError, match="holds no document"):
+    with pytest.raises(SourceError, match="hold no document"):
         preprocess("blank.txt", "out/tokens.npy")
     assert list((here / "out").iterdir()) == []
 

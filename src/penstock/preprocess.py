@@ -73,8 +73,6 @@ def preprocess(
             eos=eos,
             threads=threads,
         )
-        if not store.num_tokens:
-            raise SourceError(f"{path} holds no document: nothing but blank records.")
         # The old file stays in place until the new one is complete. The directory is synced too, so
         # that the rename survives a power cut.
         # The parts of a store are separate files. An array file has one header, then all tokens.

@@ -154,7 +154,7 @@ def test_chats_can_be_appended_with_the_same_template_alone(chats, tmp_path, bui
     store = build(more, tmp_path / "store", chat="chatml", append=True)
 
     assert len(store) == 301
-    assert store.origin(300).file == str(more)
+    assert store.origin(300).file == more.name
     assert [done["rejects"]["reasons"] for done in store.manifest.contents["builds"]][1] == {
         "bad_shape": 1
     }

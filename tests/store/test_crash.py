@@ -173,7 +173,7 @@ def test_a_killed_build_does_not_go_on_with_changed_inputs(prepare, inputs, tmp_
 def test_a_killed_build_does_not_go_on_with_other_settings(prepare, inputs, tmp_path):
     killed(prepare("build", tmp_path / "store"), 30)
 
-    with pytest.raises(StoreError, match=r"reading\.errors: 'strict' -> 'replace'.*delete"):
+    with pytest.raises(StoreError, match=r"reading\.errors: 'strict' -> 'replace'.*--overwrite"):
         penstock.build(
             inputs,
             tmp_path / "store",

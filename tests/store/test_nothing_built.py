@@ -160,7 +160,9 @@ def test_a_killed_build_is_not_taken_for_a_failed_one(tmp_path):
     path = bad_lines(tmp_path / "a.txt", 2_000, 0)
     with pytest.raises(KeyboardInterrupt):
         build(path, tmp_path / "store", progress=stop)
-    with pytest.raises(StoreError, match=r"unfinished build with other.*overwrite=True \(--over"):
+    with pytest.raises(
+        StoreError, match=r"unfinished build with other.*build --overwrite` \(in Py"
+    ):
         build(path, tmp_path / "store", eos=False)
 
 

@@ -16,16 +16,18 @@ from penstock.sources.document import Tally
 from penstock.sources.settings import Format
 from penstock.store import manifest as manifests
 from penstock.store.existing import (
+    accept_touched,
     committed,
     discard,
     earlier_build,
     killed_at_the_end,
-    remember_stamps,
 )
 from penstock.store.files import remove_temporary, sync_directory, write_file
+from penstock.store.inputs import input_digests, read_stamps, remember_stamps
 from penstock.store.job import BuildSettings, EngineName, Inputs, Job, Report, prepare
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
+from penstock.store.manifest import read_manifest
 from penstock.store.overwrite import put_in_place, replacement
 from penstock.store.part import parse_split
 from penstock.store.reader import TokenStore
@@ -154,6 +156,9 @@ def begin(job: Job, *, live: bool = False) -> Job | None:
         return None
     if Journal(job.directory).failed(job.stamped):
         discard(job.directory)
+    # How the inputs are cut depends on the split, and their contents are compared in pieces.
+    job = replace(job, split=parse_split(job.settings.split, job.files, job.reading))
+    accept_touched(job)
     earlier = earlier_build(job)
     # `earlier_build` raises if the finished store is another one.
     if earlier is not None and not job.settings.append:
@@ -161,17 +166,17 @@ def begin(job: Job, *, live: bool = False) -> Job | None:
     return replace(
         job,
         # Numbers continue where the earlier builds ended: origins and parts that exist stay valid.
+        first_build=len(earlier.builds) if earlier else 0,
         first_file=len(earlier.inputs) if earlier else 0,
         first_part=sum(done["slices"] for done in earlier.builds) if earlier else 0,
-        split=parse_split(job.settings.split, job.files, job.reading),
         live=live,
     )
 
 
 def execute(job: Job, progress: Report | None = None) -> None:
     """Run a build from the journal to the manifest; the caller holds the store's lock."""
-    journal = Journal(job.directory)
-    begun = journal.begin(job.stamped)
+    journal, first_side = Journal(job.directory), job.directory / job.sides[0]
+    begun = journal.begin(job.stamped, job.first_build)
     for each in {job.directory, *(job.directory / side for side in job.sides)}:
         # Temporary files belong to writers that were killed: the caller holds the lock.
         each.mkdir(exist_ok=True)
@@ -190,13 +195,14 @@ def execute(job: Job, progress: Report | None = None) -> None:
         raise
     if job.chat is not None:
         job.chat.report.log()
-    # Before the manifest: after it, a kill would leave a finished store that accepts changed
-    # inputs of the same size.
-    remember_stamps(job.directory, job.files)
+    earlier: dict[str, str] = {}
+    if job.settings.append:
+        earlier = read_stamps(job.directory, read_manifest(first_side).digest)
     # The training side is committed last: `earlier_build` takes its manifest as the sign that
     # both sides are there.
     for side in reversed(job.sides):
         _commit(job, side, done)
+    remember_stamps(job.directory, read_manifest(first_side).digest, job.files, earlier)
     # A kill before this line leaves a journal that `killed_at_the_end` recognises.
     journal.end()
 
@@ -216,9 +222,9 @@ def _commit(job: Job, side: str, done: list[SealedSlice]) -> None:
     settings, directory = job.recorded, job.directory / side
     builds, parts = [], []
     if settings["append"]:
-        if committed(directory, settings):
+        if committed(directory, job.first_build):
             return  # by a build that was killed before it committed the other side
-        earlier = manifests.read_manifest(directory)
+        earlier = read_manifest(directory)
         builds, parts = earlier.builds, list(earlier.parts)
     # A slice has no part here if its documents are all on the other side, or were rejected.
     parts += [record.parts[side] for record in done if record.parts[side].num_documents]
@@ -226,10 +232,13 @@ def _commit(job: Job, side: str, done: list[SealedSlice]) -> None:
     tally = asdict(Tally.total(record.tally for record in done))
     continued = tally.pop("continued")
     rejects = [reject for record in done for reject in record.rejects]
+    inputs = [dict(each) for each in settings["inputs"]]
     log = [
-        canonical_json({**asdict(reject), "file": job.files[reject.file].name}) + b"\n"
+        canonical_json({**asdict(reject), "file": inputs[reject.file]["name"]}) + b"\n"
         for reject in rejects
     ]
+    for file, digest in input_digests(each for record in done for each in record.digests).items():
+        inputs[file]["digest"] = digest
     reasons = dict(sorted(Counter(each.reason for each in rejects).items()))
     # How many files follow each rule that "auto" found; none with any other setting.
     rules = sum((Counter(record.rules) for record in done), Counter())
@@ -250,7 +259,7 @@ def _commit(job: Job, side: str, done: list[SealedSlice]) -> None:
                 "rejects": {"bytes": size, "sha256": digest, "reasons": reasons},
                 "reading": settings["reading"],
                 **({"documents": dict(sorted(rules.items()))} if rules else {}),
-                "inputs": settings["inputs"],
+                "inputs": inputs,
             },
         ],
     }

@@ -5,26 +5,34 @@
     the same build, finished    nothing is left to do
     anything else               an error that says what differs
 
-A finished store remembers the name and size of its inputs in the manifest. Their modification
-times are in a file beside it, which is not part of the store: a copy works without it.
+Inputs are the same if their names, sizes and contents are. Contents are compared only if a
+modification time differs, or is not known because the store was copied: see
+`penstock.store.inputs`.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
-from penstock.sources.listing import InputFile
-from penstock.store.files import remove_temporary, write_file
+from penstock.store.files import remove_temporary
+from penstock.store.inputs import (
+    known_stamp,
+    piece_digests,
+    read_digests,
+    read_stamps,
+    remember_stamps,
+)
 from penstock.store.job import Job
 from penstock.store.journal import Journal
 from penstock.store.manifest import (
     FILE_NAME,
     JsonObject,
     Manifest,
+    comparable,
     part_file,
     read_manifest,
     rejects_file,
@@ -33,7 +41,6 @@ from penstock.store.manifest import (
 from penstock.store.part import SIDES
 from penstock.store.verify import differences
 
-_STAMPS = ".stamps.json"
 _SHOWN = 5
 # Files that a build leaves before its journal is written. The lock is inside the store if the
 # directory around it is not writable.
@@ -47,7 +54,8 @@ def killed_at_the_end(job: Job) -> bool:
     if begun is None:
         return False
     sides = SIDES if begun["split"] else ("",)
-    if not all(committed(job.directory / side, begun) for side in sides):
+    before = journal.num_builds()
+    if before is None or not all(committed(job.directory / side, before) for side in sides):
         return False
     # All manifests are written, so the journal says nothing more. If it is of another build, that
     # one is complete too, and this build is compared with it like with any finished store.
@@ -93,26 +101,22 @@ def earlier_build(job: Job) -> Manifest | None:
         return None
     manifest = read_manifest(first_side)
     if job.settings.append:
-        _refuse_append(job.directory, manifest, job.recorded)
+        _refuse_append(job, manifest)
     elif unfinished:
         raise StoreError(
             f"{job.directory} holds an append that was not finished. Repeat that append, with "
             "append=True (--append), to finish it."
         )
     else:
-        _refuse_other(job.directory, manifest, job.recorded)
-        _refuse_changed(job.directory, job.files)
-        if not _stamps(job.directory):  # from now on, a changed input is detected again
-            remember_stamps(job.directory, job.files)
+        inputs = _refuse_other(job.directory, manifest, job.recorded)
+        _refuse_changed(job, manifest.digest, inputs)
     return manifest
 
 
-def committed(directory: Path, settings: JsonObject) -> bool:
-    """Whether the last build in the manifest of `directory` is the one with these settings."""
-    if not (directory / FILE_NAME).exists():
-        return False
-    last = read_manifest(directory).builds[-1]
-    return all(last[key] == settings[key] for key in ("inputs", "reading"))
+def committed(directory: Path, num_builds: int) -> bool:
+    """Whether the manifest of `directory` has more than `num_builds` builds."""
+    # By their number, because two appended files may have the same name and size.
+    return (directory / FILE_NAME).exists() and len(read_manifest(directory).builds) > num_builds
 
 
 def _refuse_foreign(directory: Path) -> None:
@@ -137,12 +141,14 @@ def _refuse_other_split(directory: Path, split: str | None) -> None:
         again = f"give split={then!r} again" if then else "leave split out"
         raise StoreError(
             f"{directory} is a finished store that was built {built}. Choose another directory, "
-            f"replace this one with overwrite=True (--overwrite), or {again}."
+            f"replace this one with `penstock build --overwrite` (in Python, overwrite=True), or "
+            f"{again}."
         )
 
 
-def _refuse_append(directory: Path, manifest: Manifest, settings: JsonObject) -> None:
+def _refuse_append(job: Job, manifest: Manifest) -> None:
     """Raise if the inputs cannot be appended to the store."""
+    directory, settings = job.directory, job.recorded
     if (settings["split"] or "").startswith("tail"):
         raise StoreError(
             'A store with split="tail" cannot grow: its validation side is the end of the data. '
@@ -154,33 +160,56 @@ def _refuse_append(directory: Path, manifest: Manifest, settings: JsonObject) ->
             f"{directory} was built with other settings, and ids of two kinds cannot share a "
             f"store: {differences(old, new)}."
         )
-    present = {each["name"] for each in manifest.inputs}
-    if twice := [each["name"] for each in settings["inputs"] if each["name"] in present]:
+    if twice := _appended_before(job, manifest):
         raise StoreError(
             f"{_listed(twice)} {'is' if len(twice) == 1 else 'are'} in {directory} already. If "
             "they were appended again, their documents would be trained on twice as often."
         )
 
 
-def _refuse_other(directory: Path, manifest: Manifest, settings: JsonObject) -> None:
-    """Raise if a finished store is not what this build would give."""
+def _appended_before(job: Job, manifest: Manifest) -> list[str]:
+    """The inputs that are in the store already, by their path or by their contents."""
+    known = read_stamps(job.directory, manifest.digest)
+    present = {(each["name"], each["bytes"], each.get("digest")) for each in manifest.inputs}
+    keys = [(each["name"], each["bytes"]) for each in job.recorded["inputs"]]
+    # A name alone says little: each day's folder may have a file of the same name.
+    digested = {(name, size) for name, size, digest in present if digest}
+    alike = {number for number, key in enumerate(keys) if key in digested}
+    digests = read_digests(job.files, job.slices(), alike)
+    return [
+        file.name
+        for number, (file, key) in enumerate(zip(job.files, keys, strict=True))
+        if known_stamp(known, file) is not None or (*key, digests.get(number)) in present
+    ]
+
+
+def _refuse_other(
+    directory: Path, manifest: Manifest, settings: JsonObject
+) -> Sequence[JsonObject]:
+    """The inputs of the build that has these settings, from the manifest of a finished store.
+
+    Raises:
+        StoreError: no build of the store has these settings.
+    """
     # Any single build of the store counts as the same: its call returns at once, also after
     # others were appended.
     whole = {**manifest.settings, "append": False}
     for done in manifest.builds:
-        one = {**whole, "reading": done["reading"], "inputs": done["inputs"]}
+        one = {**whole, "reading": done["reading"], "inputs": comparable(done["inputs"])}
         if canonical_json(one) == canonical_json(settings):
-            return
-    changed = differences({**whole, "inputs": manifest.inputs}, settings)
+            return cast("Sequence[JsonObject]", done["inputs"])
+    inputs = [each for done in manifest.builds for each in comparable(done["inputs"])]
+    changed = differences({**whole, "inputs": inputs}, settings)
     changed = changed or f"in {len(manifest.builds)} builds, by appending"
-    present = {each["name"] for each in manifest.inputs}
+    present = {each["name"] for each in inputs}
     new = [each["name"] for each in settings["inputs"] if each["name"] not in present]
     is_same_kind = shared_settings(manifest.contents) == shared_settings(settings)
     can_append = new and is_same_kind and not (settings["split"] or "").startswith("tail")
     also = f" You can also add {_listed(new)} alone, with append=True (--append)."
     raise StoreError(
         f"{directory} is a finished store that was built differently: {changed}. Replace it with "
-        f"overwrite=True (--overwrite), or choose another directory.{also if can_append else ''}"
+        "`penstock build --overwrite` (in Python, overwrite=True), or choose another directory."
+        f"{also if can_append else ''}"
     )
 
 
@@ -189,30 +218,55 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + rest
 
 
-def remember_stamps(directory: Path, files: Sequence[InputFile]) -> None:
-    """Write the modification time of each input, beside those of earlier builds."""
-    # An append must not forget the inputs of the builds before it.
-    stamps = _stamps(directory) | {file.name: file.stamp for file in files}
-    write_file(directory / _STAMPS, [canonical_json(stamps)])
+def _refuse_changed(job: Job, store: str, inputs: Sequence[JsonObject]) -> None:
+    """Raise if an input of a finished store has its old size and other contents.
 
-
-def _stamps(directory: Path) -> dict[str, str]:
-    try:
-        kept = json.loads((directory / _STAMPS).read_bytes())
-    except (FileNotFoundError, ValueError):  # the store was copied without it, or it is damaged
-        return {}
-    return kept if isinstance(kept, dict) else {}
-
-
-def _refuse_changed(directory: Path, files: Sequence[InputFile]) -> None:
-    """Raise if an input of a finished store has its old size and another modification time."""
-    kept = _stamps(directory)
-    # An input without a stamp is accepted: the file may be lost, or the store was copied.
-    changed = [file.name for file in files if kept.get(file.name, file.stamp) != file.stamp]
+    Args:
+        job: The build, whose inputs have the recorded names and sizes.
+        store: The digest of the store.
+        inputs: The inputs as its manifest lists them.
+    """
+    known = read_stamps(job.directory, store)
+    then = [known_stamp(known, file) for file in job.files]
+    touched = {n for n, file in enumerate(job.files) if file.path and file.stamp != then[n]}
+    if not touched:
+        return
+    now = read_digests(job.files, job.slices(), {n for n in touched if "digest" in inputs[n]})
+    # Without a digest, as in stores of earlier versions, only the time says that a file changed.
+    # If that is not known either, because the store was copied, the file is accepted.
+    changed = [
+        job.files[n].name
+        for n in sorted(touched)
+        if (now.get(n) != inputs[n]["digest"] if "digest" in inputs[n] else then[n] is not None)
+    ]
     if changed:
         raise StoreError(
-            f"{directory} is finished, but {_listed(changed)} "
+            f"{job.directory} is finished, but {_listed(changed)} "
             f"{'was' if len(changed) == 1 else 'were'} changed or replaced after it was built. "
-            f"Delete the directory to build it again. If the contents are still the same, delete "
-            f"{directory / _STAMPS}."
+            "Replace the store with `penstock build --overwrite` (in Python, overwrite=True), or "
+            "choose another directory."
         )
+    remember_stamps(job.directory, store, job.files, known)
+
+
+def accept_touched(job: Job) -> None:
+    """Let a killed build continue whose inputs have other times and the same contents.
+
+    Only what sealed slices have read is compared: other slices are read anyway.
+    """
+    journal = Journal(job.directory)
+    begun, now = journal.begun(), job.stamped
+    if begun is None or len(begun["stamps"]) != len(now["stamps"]):
+        return
+    pairs = zip(begun["stamps"], now["stamps"], strict=True)
+    touched = {number for number, (old, new) in enumerate(pairs) if old != new}
+    is_same = canonical_json({**begun, "stamps": now["stamps"]}) == canonical_json(now)
+    if not touched or not is_same or any(job.files[number].remote for number in touched):
+        return  # anything else that differs is refused by `Journal.begin`
+    sealed = {record.number: record.digests for record in journal.sealed()}
+    for piece in job.slices():
+        spans = [span for span in piece.spans if span.file in touched]
+        old = [each for each in sealed.get(piece.index, ()) if each[0] in touched]
+        if piece.index in sealed and piece_digests(job.files, spans) != old:
+            return
+    journal.record(now, journal.num_builds() or 0)

@@ -7,6 +7,7 @@ named by its number. All values are checked against limits before memory is allo
 """
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ def _check_build(done: JsonObject, path: str) -> None:
     for each in done["inputs"]:
         _string(each["name"], f"{path}.inputs.name")
         _count(each["bytes"], f"{path}.inputs.bytes")
+        _string(each.get("digest"), f"{path}.inputs.digest", _HEX, optional=True)
 
 
 def _check_part(entry: JsonObject, dtype: str) -> None:
@@ -176,8 +178,16 @@ class Manifest:
     @property
     def settings(self) -> JsonObject:
         """Everything that the bytes of the first build depend on."""
-        first = {key: self.builds[0][key] for key in ("reading", "inputs")}
-        return {**shared_settings(self.contents), **first}
+        first = self.builds[0]
+        # Digests are known when the inputs were read, and settings before that.
+        inputs = [{key: each[key] for key in each if key != "digest"} for each in first["inputs"]]
+        shared = shared_settings(self.contents)
+        return {**shared, "reading": first["reading"], "inputs": inputs}
+
+    @property
+    def comparable_settings(self) -> JsonObject:
+        """`settings` as a build of this version describes them."""
+        return {**self.settings, "inputs": comparable(self.builds[0]["inputs"])}
 
     @property
     def num_pieces(self) -> int:
@@ -305,3 +315,34 @@ def shared_settings(settings: JsonObject) -> JsonObject:
     """The settings that all builds of one store share; only chat stores have "chat"."""
     shared = ("tokenizer", "eos_id", "bos_id", "split", "chat")
     return {key: settings[key] for key in shared if key in settings}
+
+
+def recorded_names(names: Sequence[str]) -> list[str]:
+    """The names of inputs below their common root; addresses of other machines stay as they are.
+
+    >>> recorded_names(["/data/web/a.txt", "/data/code/b.txt", "s3://bucket/c.txt"])
+    ['web/a.txt', 'code/b.txt', 's3://bucket/c.txt']
+    >>> recorded_names(["../text/a.txt"])
+    ['a.txt']
+    """
+    paths = {
+        name: os.path.abspath(name.removeprefix("file://"))  # noqa: PTH100  (links are kept)
+        for name in names
+        if "://" not in name.removeprefix("file://")
+    }
+    root = os.path.commonpath(map(os.path.dirname, paths.values())) if paths else ""
+    return [
+        Path(paths[name]).relative_to(root).as_posix() if name in paths else name for name in names
+    ]
+
+
+def comparable(inputs: Sequence[JsonObject]) -> list[JsonObject]:
+    """The inputs of a manifest as a new build describes them: without digests.
+
+    Earlier versions recorded names as the user wrote them.
+    """
+    names = recorded_names([each["name"] for each in inputs])
+    return [
+        {key: value for key, value in each.items() if key != "digest"} | {"name": name}
+        for each, name in zip(inputs, names, strict=True)
+    ]

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.store.existing import discard, earlier_build
 from penstock.store.files import sync_directory
+from penstock.store.inputs import stamps_path
 from penstock.store.job import Job
 from penstock.store.journal import Journal
 from penstock.store.manifest import FILE_NAME
@@ -73,6 +75,8 @@ def put_in_place(made: Job, job: Job) -> None:
     # which the next build with overwrite=True puts in place.
     directory.rename(old)
     new.rename(directory)
+    with suppress(FileNotFoundError):
+        stamps_path(new).rename(stamps_path(directory))
     sync_directory(directory.parent)
     shutil.rmtree(old)
 

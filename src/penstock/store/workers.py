@@ -23,6 +23,7 @@ from penstock.errors import TokenMismatchError
 from penstock.sources.document import Batch, Tally
 from penstock.sources.slices import Slice
 from penstock.store.files import keep_freed_memory, sync_directory, sync_file
+from penstock.store.inputs import piece_digests
 from penstock.store.job import BuildProgress, Job, Report
 from penstock.store.journal import MANY_TOKENS, Journal, SealedSlice, WaitingReaders, lower_priority
 from penstock.store.manifest import part_file
@@ -199,7 +200,7 @@ class Workers:
             if not self._job.live:
                 tokenized.sample.compare()
         self._begun.set()
-        self._seal(tokenized)
+        self._seal(tokenized, piece)
         if self._job.live:
             # Under the semaphore, because one more call at a time would load another tokenizer.
             with self._tokenizing:
@@ -302,7 +303,7 @@ class Workers:
             else:
                 done.record.rejects += job.chat.fill(done.builders[side], share, job.first_file)
 
-    def _seal(self, done: _Tokenized) -> None:
+    def _seal(self, done: _Tokenized, piece: Slice) -> None:
         """Write the parts of one slice, and then its record.
 
         The record comes last, because it promises that the parts are whole and on disk. A live
@@ -320,6 +321,8 @@ class Workers:
             for side, part in record.parts.items():
                 for kind in part.files:
                     sync_file(job.directory / side / part_file(part.number, kind))
+        # The text of the slice is still in the page cache, so this costs no read from the disk.
+        record.digests = piece_digests(job.files, piece.spans)
         # The names of the parts before the record: a record that survives a power cut must not
         # name files that did not.
         for side in record.parts:

@@ -269,7 +269,7 @@ class StreamedStore:
 
     def _refuse_other(self, manifest: Manifest) -> None:
         """Raise if the manifest is of another build, or has other parts than were read."""
-        found, known = manifest.settings, self._manifest.parts
+        found, known = manifest.comparable_settings, self._manifest.parts
         ours = {key: self._stamped[key] for key in found if key in self._stamped}
         if canonical_json(found) != canonical_json(ours) or manifest.parts[: len(known)] != known:
             raise StoreError(
