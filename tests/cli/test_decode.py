@@ -19,7 +19,7 @@ def test_a_document_is_shown_with_its_origin(invoke, store, corpus):
     shown = invoke("decode", "store", "--document", 1).stdout
 
     assert shown == (
-        f"document 1 of 4, 22 tokens\nfrom {corpus}, offset 21\nthat is the question.\n"
+        f"document 1 of 4, 22 tokens\nfrom {corpus.name}, offset 21\nthat is the question.\n"
     )
 
 
@@ -38,7 +38,7 @@ def test_json_has_text_and_origin(run_json, store, corpus):
         "documents": [
             {
                 "document": 0,
-                "file": str(corpus),
+                "file": corpus.name,
                 "offset": 0,
                 "num_tokens": 21,
                 "text": "To be, or not to be:",
@@ -136,3 +136,13 @@ def test_a_tokenizer_that_is_not_found_can_be_set(invoke, corpus, tmp_path, monk
     assert shown.endswith("To be, or not to be:\n")
     again = invoke("decode", "../store", "-d", 0, "--tokenizer", "nowhere.json", code=1).stderr
     assert "Set --tokenizer" not in again
+
+
+def test_inputs_are_found_below_the_directory_that_is_named(invoke, run_json, store, corpus):
+    folder = corpus.parent
+    shown = invoke("decode", "store", "-d", 1, "--inputs", folder).stdout
+    assert f"from {corpus}, offset 21" in shown
+    found = run_json("decode", "store", "-d", 1, "--inputs", folder)
+    assert found["documents"][0]["file"] == str(corpus)
+    refused = invoke("decode", "store", "-d", 1, "--inputs", "elsewhere", code=1).stderr
+    assert "elsewhere/corpus.txt does not exist" in refused

@@ -14,7 +14,6 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
@@ -108,8 +107,8 @@ def earlier_build(job: Job) -> Manifest | None:
             "append=True (--append), to finish it."
         )
     else:
-        inputs = _refuse_other(job.directory, manifest, job.recorded)
-        _refuse_changed(job, manifest.digest, inputs)
+        builds = _refuse_other(job.directory, manifest, job.recorded)
+        _refuse_changed(job, manifest.digest, builds)
     return manifest
 
 
@@ -185,8 +184,8 @@ def _appended_before(job: Job, manifest: Manifest) -> list[str]:
 
 def _refuse_other(
     directory: Path, manifest: Manifest, settings: JsonObject
-) -> Sequence[JsonObject]:
-    """The inputs of the build that has these settings, from the manifest of a finished store.
+) -> list[list[JsonObject]]:
+    """The inputs of each build of a finished store that has these settings.
 
     Raises:
         StoreError: no build of the store has these settings.
@@ -194,10 +193,13 @@ def _refuse_other(
     # Any single build of the store counts as the same: its call returns at once, also after
     # others were appended.
     whole = {**manifest.settings, "append": False}
+    same = []
     for done in manifest.builds:
         one = {**whole, "reading": done["reading"], "inputs": comparable(done["inputs"])}
         if canonical_json(one) == canonical_json(settings):
-            return cast("Sequence[JsonObject]", done["inputs"])
+            same.append(done["inputs"])
+    if same:
+        return same
     inputs = [each for done in manifest.builds for each in comparable(done["inputs"])]
     changed = differences({**whole, "inputs": inputs}, settings)
     changed = changed or f"in {len(manifest.builds)} builds, by appending"
@@ -218,31 +220,36 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + rest
 
 
-def _refuse_changed(job: Job, store: str, inputs: Sequence[JsonObject]) -> None:
+def _refuse_changed(job: Job, store: str, builds: Sequence[Sequence[JsonObject]]) -> None:
     """Raise if an input of a finished store has its old size and other contents.
 
     Args:
         job: The build, whose inputs have the recorded names and sizes.
         store: The digest of the store.
-        inputs: The inputs as its manifest lists them.
+        builds: The inputs of its builds that have these names and sizes. There may be several, if
+            files of one name were appended from several directories.
     """
     known = read_stamps(job.directory, store)
     then = [known_stamp(known, file) for file in job.files]
     touched = {n for n, file in enumerate(job.files) if file.path and file.stamp != then[n]}
     if not touched:
         return
-    now = read_digests(job.files, job.slices(), {n for n in touched if "digest" in inputs[n]})
+    now = read_digests(job.files, job.slices(), {n for n in touched if "digest" in builds[0][n]})
     # Without a digest, as in stores of earlier versions, only the time says that a file changed.
     # If that is not known either, because the store was copied, the file is accepted.
     changed = [
-        job.files[n].name
-        for n in sorted(touched)
-        if (now.get(n) != inputs[n]["digest"] if "digest" in inputs[n] else then[n] is not None)
+        [
+            job.files[n].name
+            for n in sorted(touched)
+            if (now.get(n) != inputs[n]["digest"] if "digest" in inputs[n] else then[n] is not None)
+        ]
+        for inputs in builds
     ]
-    if changed:
+    if all(changed):
+        names = changed[-1]
         raise StoreError(
-            f"{job.directory} is finished, but {_listed(changed)} "
-            f"{'was' if len(changed) == 1 else 'were'} changed or replaced after it was built. "
+            f"{job.directory} is finished, but {_listed(names)} "
+            f"{'was' if len(names) == 1 else 'were'} changed or replaced after it was built. "
             "Replace the store with `penstock build --overwrite` (in Python, overwrite=True), or "
             "choose another directory."
         )
