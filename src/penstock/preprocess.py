@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cli.terminal import message_of, print_error
-from penstock.errors import MissingInputError, PenstockError, SourceError
+from penstock.errors import MissingInputError, PenstockError
 from penstock.store.build import build
 from penstock.store.files import header, sync_directory, write_file
 
@@ -74,8 +74,6 @@ def preprocess(
             eos=eos,
             threads=threads,
         )
-        if not store.num_tokens:
-            raise SourceError(f"{path} contains no document: all its records are blank.")
         # The old file stays in place until the new one is complete. The directory is synced too, so
         # that the rename survives a power cut.
         # The parts of a store are separate files. An array file has one header, then all tokens.

@@ -105,7 +105,9 @@ def test_quiet_is_silent(build):
 def test_rejects_are_shown_by_reason_with_their_log(invoke, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "good"}\n{"text": 7}\nnot json\n{"text": "fine"}\n')
 
-    shown = invoke("build", "a.jsonl", "-o", "store", "--tokenizer", "bytes").stdout
+    shown = invoke(
+        "build", "a.jsonl", "-o", "store", "--tokenizer", "bytes", "--max-bad", "2"
+    ).stdout
 
     assert "2: bad_json 1, not_a_string 1" in shown
     assert "store/rejects.jsonl" in shown
@@ -150,7 +152,17 @@ def test_an_append_names_its_own_log_of_rejected_records(build, invoke, tmp_path
     build()
     (tmp_path / "more.txt").write_bytes(b"one more\n\xff\n")
 
-    arguments = ["--documents", "lines", "-o", "store", "--tokenizer", "bytes", "--append"]
+    arguments = [
+        "--documents",
+        "lines",
+        "-o",
+        "store",
+        "--tokenizer",
+        "bytes",
+        "--append",
+        "--max-bad",
+        "1",
+    ]
     shown = invoke("build", "more.txt", *arguments).stdout
 
     (named,) = re.findall(r"\S+\.jsonl", shown)

@@ -22,7 +22,7 @@ def test_a_document_is_shown_with_its_origin(invoke, store, corpus):
     shown = invoke("decode", "store", "--document", 1).stdout
 
     assert shown == (
-        f"document 1 of 4, 22 tokens\nfrom {corpus}, offset 21\nthat is the question.\n"
+        f"document 1 of 4, 22 tokens\nfrom {corpus.name}, offset 21\nthat is the question.\n"
     )
 
 
@@ -41,7 +41,7 @@ def test_json_has_text_and_origin(run_json, store, corpus):
         "documents": [
             {
                 "document": 0,
-                "file": str(corpus),
+                "file": corpus.name,
                 "offset": 0,
                 "num_tokens": 21,
                 "text": "To be, or not to be:",
@@ -154,3 +154,13 @@ def test_decode_into_head_exits_0(tmp_path, option):
 
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.count(b"\n") == 1
+
+
+def test_inputs_are_found_below_the_directory_that_is_named(invoke, run_json, store, corpus):
+    folder = corpus.parent
+    shown = invoke("decode", "store", "-d", 1, "--inputs", folder).stdout
+    assert f"from {corpus}, offset 21" in shown
+    found = run_json("decode", "store", "-d", 1, "--inputs", folder)
+    assert found["documents"][0]["file"] == str(corpus)
+    refused = invoke("decode", "store", "-d", 1, "--inputs", "elsewhere", code=1).stderr
+    assert "elsewhere/corpus.txt does not exist" in refused

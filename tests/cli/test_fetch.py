@@ -74,7 +74,7 @@ def test_stores_of_another_split_are_reported(invoke, copy):
         "next: delete ts/train and ts/val, then penstock build ts/train.txt"
     )
     refused = invoke(*command, "--split", "0.5", "--build", "--tokenizer", "bytes", code=1).stderr
-    assert "ts/train.txt: 1,003,854 bytes -> 557,697. Delete it to build it again" in refused
+    assert "train.txt: 1,003,854 bytes -> 557,697. Replace it with `penstock build --ov" in refused
 
 
 def test_another_tokenizer_and_another_share(run_json, copy):

@@ -60,7 +60,7 @@ def test_json_is_the_summary(run_json, corpus):
 
 def test_rejects_and_repaired_documents_are_shown(invoke, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"good\n\xff bad\n\xfe bad\n")
-    ps.build("a.txt", "strict", tokenizer="bytes", documents="lines")
+    ps.build("a.txt", "strict", tokenizer="bytes", documents="lines", max_bad=2)
     ps.build("a.txt", "mended", tokenizer="bytes", errors="replace", documents="lines")
 
     assert rows(invoke("info", "strict").stdout)["rejected"] == "2: invalid_utf8 2"

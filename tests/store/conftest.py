@@ -29,6 +29,8 @@ def inputs(tmp_path):
 @pytest.fixture
 def built(inputs, tmp_path, bytewise, small_slices):
     """A store of several parts."""
-    store = penstock.build(inputs, tmp_path / "store", tokenizer=bytewise, documents="lines")
+    store = penstock.build(
+        inputs, tmp_path / "store", tokenizer=bytewise, documents="lines", max_bad=10
+    )
     assert len(store.manifest.parts) > 4
     return store

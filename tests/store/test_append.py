@@ -29,7 +29,9 @@ def texts(store):
 
 def test_appending_leaves_old_files_alone_and_adds_documents_at_the_end(built, more, sums):
     before, old = sums(built.path), texts(built)
-    grown = penstock.build(more[0], built.path, tokenizer="bytes", append=True, documents="lines")
+    grown = penstock.build(
+        more[0], built.path, tokenizer="bytes", append=True, documents="lines", max_bad=10
+    )
     after = sums(built.path)
 
     assert {name: after[name] for name in before if name != "penstock.json"} == {
@@ -42,14 +44,16 @@ def test_appending_leaves_old_files_alone_and_adds_documents_at_the_end(built, m
 
 def test_appending_twice_keeps_every_build_with_its_origins_and_rejects(inputs, built, more):
     for path in more:
-        grown = penstock.build(path, built.path, tokenizer="bytes", append=True, documents="lines")
+        grown = penstock.build(
+            path, built.path, tokenizer="bytes", append=True, documents="lines", max_bad=10
+        )
     builds = grown.manifest.contents["builds"]
 
     assert [len(each["inputs"]) for each in builds] == [2, 1, 1]
     assert [each["counts"]["documents"] for each in builds] == [500, 200, 200]
-    assert grown.origin(0).file == str(inputs / "a.txt")
-    assert grown.origin(500).file == str(more[0])
-    assert grown.origin(-1).file == str(more[1])
+    assert grown.origin(0).file == "a.txt"
+    assert grown.origin(500).file == more[0].name
+    assert grown.origin(-1).file == more[1].name
     assert grown.origin(-1).offset == more[1].read_text().index('{"text": "d.jsonl 199')
     assert json.loads((built.path / "rejects-00002.jsonl").read_text())["reason"] == "bad_json"
     penstock.verify(built.path)
@@ -57,16 +61,20 @@ def test_appending_twice_keeps_every_build_with_its_origins_and_rejects(inputs, 
 
 def test_two_appends_give_the_documents_of_one_build(inputs, built, more, tmp_path):
     for path in more:
-        grown = penstock.build(path, built.path, tokenizer="bytes", append=True, documents="lines")
+        grown = penstock.build(
+            path, built.path, tokenizer="bytes", append=True, documents="lines", max_bad=10
+        )
     whole = penstock.build(
-        [inputs, *more], tmp_path / "whole", tokenizer="bytes", documents="lines"
+        [inputs, *more], tmp_path / "whole", tokenizer="bytes", documents="lines", max_bad=10
     )
 
     assert sorted(texts(grown)) == sorted(texts(whole))
 
 
 def test_the_same_input_is_not_appended_twice(inputs, built, more, sums):
-    penstock.build(more[0], built.path, tokenizer="bytes", append=True, documents="lines")
+    penstock.build(
+        more[0], built.path, tokenizer="bytes", append=True, documents="lines", max_bad=10
+    )
     before = sums(built.path)
     for again in ([more[0]], [inputs], more):
         with pytest.raises(StoreError, match=r"in .*store already. If they were appended again"):
@@ -87,7 +95,12 @@ def test_ids_of_two_kinds_cannot_share_a_store(change, field, built, more, sums)
     before = sums(built.path)
     with pytest.raises(StoreError, match=field):
         penstock.build(
-            more[0], built.path, **{"tokenizer": "bytes", **change}, append=True, documents="lines"
+            more[0],
+            built.path,
+            **{"tokenizer": "bytes", **change},
+            append=True,
+            documents="lines",
+            max_bad=10,
         )
 
     assert {name: d for name, d in sums(built.path).items() if name in before} == before
@@ -98,13 +111,20 @@ def test_only_a_finished_store_can_grow(more, tmp_path):
         (tmp_path / "empty").mkdir(exist_ok=True)
         with pytest.raises(StoreError, match=r"does not exist|has no penstock\.json"):
             penstock.build(
-                more[0], tmp_path / name, tokenizer="bytes", append=True, documents="lines"
+                more[0],
+                tmp_path / name,
+                tokenizer="bytes",
+                append=True,
+                documents="lines",
+                max_bad=10,
             )
 
 
 def test_a_reader_that_was_open_before_an_append_goes_on_with_what_it_saw(built, more):
     before = texts(built)
-    grown = penstock.build(more[0], built.path, tokenizer="bytes", append=True, documents="lines")
+    grown = penstock.build(
+        more[0], built.path, tokenizer="bytes", append=True, documents="lines", max_bad=10
+    )
 
     assert texts(built) == before
     assert (len(built), len(grown)) == (500, 700)
@@ -131,7 +151,9 @@ while True:
     )
     reader.stdout.readline()
     for path in more:
-        penstock.build(path, built.path, tokenizer="bytes", append=True, documents="lines")
+        penstock.build(
+            path, built.path, tokenizer="bytes", append=True, documents="lines", max_bad=10
+        )
 
     assert reader.wait(timeout=30) == 0
     reader.stdout.close()
@@ -139,9 +161,13 @@ while True:
 
 def test_documents_appended_to_a_hash_split_stay_on_their_side(inputs, more, tmp_path):
     place = tmp_path / "split"
-    penstock.build(inputs, place, tokenizer="bytes", split="hash:0.2", documents="lines")
+    penstock.build(
+        inputs, place, tokenizer="bytes", split="hash:0.2", documents="lines", max_bad=10
+    )
     old = {side: set(texts(penstock.TokenStore(place / side))) for side in ("train", "val")}
-    penstock.build(more, place, tokenizer="bytes", split="hash:0.2", append=True, documents="lines")
+    penstock.build(
+        more, place, tokenizer="bytes", split="hash:0.2", append=True, documents="lines", max_bad=10
+    )
     new = {side: set(texts(penstock.TokenStore(place / side))) for side in ("train", "val")}
 
     assert all(old[side] < new[side] for side in old)
@@ -153,7 +179,12 @@ def test_documents_appended_to_a_hash_split_stay_on_their_side(inputs, more, tmp
 
 def test_a_tail_split_cannot_grow(inputs, more, tmp_path):
     penstock.build(
-        inputs, tmp_path / "split", tokenizer="bytes", split="tail:0.2", documents="lines"
+        inputs,
+        tmp_path / "split",
+        tokenizer="bytes",
+        split="tail:0.2",
+        documents="lines",
+        max_bad=10,
     )
 
     with pytest.raises(StoreError, match=r'cannot be appended .*split="tail".*split="hash"'):
@@ -164,6 +195,7 @@ def test_a_tail_split_cannot_grow(inputs, more, tmp_path):
             split="tail:0.2",
             append=True,
             documents="lines",
+            max_bad=10,
         )
 
 
@@ -176,7 +208,7 @@ def test_what_was_appended_is_not_called_new(tmp_path):
 
     with pytest.raises(
         StoreError,
-        match=r"built differently: by 2 builds, of which the later ones appended inputs\.",
+        match=r"built differently: by 2 builds, of which the later ones appended inputs\. Replace",
     ):
         penstock.build(files[:2], tmp_path / "s", tokenizer="bytes", documents="lines")
     with pytest.raises(

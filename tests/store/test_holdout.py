@@ -106,7 +106,7 @@ def test_the_first_held_out_documents_are_known():
 
 
 @settings(max_examples=15)
-@given(texts=st.lists(st.sampled_from(TEXTS[:20]), max_size=30))
+@given(texts=st.lists(st.sampled_from(TEXTS[:20]), min_size=1, max_size=30))
 def test_equal_documents_fall_on_the_same_side(texts, tmp_path_factory):
     place = tmp_path_factory.mktemp("equal")
     digests = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
@@ -127,9 +127,16 @@ def test_text_and_tables_have_no_common_measure_for_a_tail(tmp_path):
 
     with pytest.raises(StoreError, match=r"bytes and tables in rows.*split=.hash."):
         penstock.build(
-            inputs, tmp_path / "s", tokenizer="bytes", split="tail:0.1", documents="lines"
+            inputs,
+            tmp_path / "s",
+            tokenizer="bytes",
+            split="tail:0.1",
+            documents="lines",
+            max_bad=10,
         )
-    penstock.build(inputs, tmp_path / "s", tokenizer="bytes", split="hash:0.1", documents="lines")
+    penstock.build(
+        inputs, tmp_path / "s", tokenizer="bytes", split="hash:0.1", documents="lines", max_bad=10
+    )
 
 
 def test_the_directory_of_a_split_says_where_its_stores_are(tmp_path):

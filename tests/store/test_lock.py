@@ -67,7 +67,7 @@ def test_of_two_builds_at_once_one_wins_and_the_store_is_whole(inputs, tmp_path)
 import sys, penstock
 from penstock.errors import StoreBusyError
 try:
-    penstock.build(sys.argv[1], sys.argv[2], tokenizer="bytes", documents="lines")
+    penstock.build(sys.argv[1], sys.argv[2], tokenizer="bytes", documents="lines", max_bad=10)
 except StoreBusyError:
     sys.exit(3)
 """

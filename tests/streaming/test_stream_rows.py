@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.errors import PlanError, StoreError, UnknownLengthError
+from penstock.errors import PlanError, SourceError, StoreError, UnknownLengthError
 from penstock.loader import BatchFormat
 from penstock.loader.loader import Loader
 from penstock.rows.documents import Documents
@@ -166,7 +166,7 @@ def test_too_little_text_for_one_row_is_told_when_that_is_known(stream, tmp_path
 def test_inputs_without_a_document_end_in_an_error(stream, tmp_path):
     (tmp_path / "in.txt").write_text("\n\n\n")
 
-    with pytest.raises(PlanError, match="holds no documents with tokens"):
+    with pytest.raises(SourceError, match="The inputs hold no document"):
         list(Loader(Packs(stream(tmp_path / "in.txt"), 32), 1, epochs=1))
 
 

@@ -91,7 +91,11 @@ def test_what_went_in_is_told(tmp_path):
     calls = []
 
     trained = train_tokenizer(
-        str(path), tmp_path / "t.json", vocab_size=260, progress=lambda *call: calls.append(call)
+        str(path),
+        tmp_path / "t.json",
+        vocab_size=260,
+        max_bad=5,
+        progress=lambda *call: calls.append(call),
     )
 
     assert (trained.num_documents, trained.num_bytes, trained.num_rejects) == (5, 45, 5)

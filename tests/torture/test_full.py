@@ -41,7 +41,6 @@ for size in sizes:
     sums = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(store.iterdir())
-        if path.name != ".stamps.json"
     }
     print(json.dumps([size, told, sums]), flush=True)
     subprocess.run(["umount", folder], check=True)

@@ -50,6 +50,9 @@ def build_command(
     append: Annotated[
         bool, option("Add the inputs to a finished store.", None, "--append")
     ] = False,
+    overwrite: Annotated[
+        bool, option("Replace the store that is in the directory.", None, "--overwrite")
+    ] = False,
     eos: Annotated[bool, option("End each document with the tokenizer's end token.")] = True,
     eos_token: Annotated[str | None, option("End documents with this token.", "TOKEN")] = None,
     bos: Annotated[bool, option("Begin each document with the beginning token.")] = False,
@@ -78,9 +81,10 @@ def build_command(
 
     The build can be killed at any time: the same command resumes it. If the store is already
     finished, the command does nothing. The bytes of the store depend only on the inputs and on
-    these settings.
+    these settings. --overwrite builds the store again; the old one stays until the new one is
+    complete.
 
-    Below 1, --max-bad is a share of all records, but at least ten are allowed.
+    Below 1, --max-bad is a share of all records, but ten are allowed if there are at least 1,000.
 
     --split tail:0.1 holds out the last tenth (of a single document, its last characters).
     --split hash:0.1 holds out a tenth that is chosen by a hash of each text.
@@ -135,6 +139,7 @@ def build_command(
             special_tokens=in_text,
             split=split,
             append=append,
+            overwrite=overwrite,
             max_bad=max_bad,
             max_document_bytes=max_document_bytes,
             max_expansion=max_expansion,
@@ -187,7 +192,10 @@ def measured_build(
     with suppress(StoreError):
         before = [read_manifest(path).digest for path in stores_at(directory).values()]
     # A build that was interrupted leaves a record of each part that it finished.
-    resumed = any(directory.glob(".slice-*.json"))
+    # With --overwrite, these are beside an old store that is finished.
+    made = directory.with_name(f".{directory.name}.new")
+    places = [made, directory] if settings.get("overwrite") else [directory]
+    resumed = any(path for place in places for path in place.glob(".slice-*.json"))
     started = time.monotonic()
     try:
         with build_bar(shown=bar) as (meter, report):
@@ -203,7 +211,8 @@ def measured_build(
         **_counts(stores),
         "seconds": round(time.monotonic() - started, 3),
         # A finished store keeps its digest if the build has nothing to do.
-        "finished_before": before == [store.digest for store in stores.values()],
+        "finished_before": not settings.get("overwrite")
+        and before == [store.digest for store in stores.values()],
         "resumed": resumed,
     }
     # The counts include parts of earlier runs, and so does the first report of a resumed build.

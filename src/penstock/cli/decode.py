@@ -1,7 +1,7 @@
 """`penstock decode`: documents of a store as text."""
 
 import sys
-from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,6 +26,9 @@ def decode_command(
     tokenizer: Annotated[
         str | None, option("The store's tokenizer, if its recorded name is not found.", "NAME")
     ] = None,
+    inputs: Annotated[
+        Path | None, option("The directory of the inputs, to show where they are.", "DIR")
+    ] = None,
     raw: Annotated[bool, option("Write the documents' exact bytes.", None, "--raw")] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -33,6 +36,9 @@ def decode_command(
 
     Control characters and escape sequences in the text are shown as escapes such as \x1b. With
     --raw, the bytes of the documents are written unchanged, one document after the other.
+
+    A store records its inputs below their common directory. --inputs DIR names that directory on
+    this machine: paths are then shown in full.
     """
     from penstock.store.reader import TokenStore
     from penstock.tokenize.tokenizer import load_tokenizer
@@ -50,12 +56,14 @@ def decode_command(
                 sys.stdout.buffer.write(opened.decode_bytes(number, loaded))
             sys.stdout.buffer.flush()
         elif as_json:
-            print_json({"documents": [_to_json(opened, number, loaded) for number in numbers]})
+            print_json(
+                {"documents": [_to_json(opened, number, loaded, inputs) for number in numbers]}
+            )
         else:
             for number in numbers:
                 if number > numbers.start:
                     write("")
-                show_document(opened, number, loaded)
+                show_document(opened, number, loaded, inputs=inputs)
     except TokenizerError as error:
         # With --tokenizer, the user has already followed this advice.
         if tokenizer is None:
@@ -84,12 +92,32 @@ def _numbers(store: "TokenStore", document: int, count: int) -> range:
     return range(first, first + count)
 
 
-def _to_json(store: "TokenStore", number: int, tokenizer: "Tokenizer | None") -> dict[str, object]:
+def _located(file: str, inputs: Path | None) -> str:
+    """The path of an input, if the directory of the inputs is given.
+
+    Raises:
+        StoreError: it is not there.
+    """
+    if inputs is None or "://" in file:
+        return file
+    if not (inputs / file).exists():
+        raise StoreError(
+            f"{inputs / file} does not exist. The store records {file} below the common directory "
+            "of its inputs: name that directory with --inputs."
+        )
+    return str(inputs / file)
+
+
+def _to_json(
+    store: "TokenStore", number: int, tokenizer: "Tokenizer | None", inputs: Path | None
+) -> dict[str, object]:
     text, num_tokens = store.decode(number, tokenizer), len(store.document(number))
     # False if the document continues in the piece before or after this one.
     begins, ends = store.edges(number)
     values = {"num_tokens": num_tokens, "text": text, "begins": begins, "ends": ends}
-    return {"document": number, **asdict(store.origin(number)), **values}
+    origin = store.origin(number)
+    place = {"file": _located(origin.file, inputs), "offset": origin.offset}
+    return {"document": number, **place, **values}
 
 
 def show_document(
@@ -98,6 +126,7 @@ def show_document(
     tokenizer: "Tokenizer | None" = None,
     *,
     num_lines: int | None = None,
+    inputs: Path | None = None,
 ) -> None:
     """Print one document, and above it the file that it came from.
 
@@ -106,6 +135,7 @@ def show_document(
         number: The number of the document.
         tokenizer: The tokenizer of the store, if it is not found by its recorded name.
         num_lines: The number of lines to print; all by default.
+        inputs: The directory of the inputs of the store.
     """
     origin = store.origin(number)
     tokens = number_of(len(store.document(number)), "token")
@@ -113,7 +143,7 @@ def show_document(
     lines = store.decode(number, tokenizer).split("\n")
     out = console()
     out.print(f"document {number:,} of {len(store):,}, {tokens}{piece}", style="bold")
-    file = visible(origin.file, lines=False)
+    file = visible(_located(origin.file, inputs), lines=False)
     out.print(f"from {file}, offset {origin.offset:,}", style="dim", soft_wrap=True)
     write("\n".join(lines[:num_lines]))
     if num_lines is not None and num_lines < len(lines):

@@ -102,8 +102,7 @@ class RowItems(Dataset[LabelBatch]):
             rows: `Windows`, `Packs` or `Documents`, as for `StepLoader`.
             labels: "same", for models that shift labels themselves, or "shifted".
             pad_id: The id in padded places.
-            model: The model that packed rows are for; `keep_documents_apart` prepares it.
-                `RowsTrainer` does this itself.
+            model: The model of packed rows, to prepare; `RowsTrainer` prepares it itself.
         """
         shape = row_format(rows, pad_id, labels)
         self.packed = shape.packed
@@ -111,8 +110,7 @@ class RowItems(Dataset[LabelBatch]):
         self._unchecked = shape.packed  # checked with the first item: the model may come later
         if shape.packed and model is not None:
             keep_documents_apart(model)
-        plan = Plan(shape.rows, shuffle="none")
-        # All rows on every rank: a trainer shards these items itself.
+        plan = Plan(shape.rows, shuffle="none")  # all rows: a trainer shards these items itself
         self._loader = Loader(plan, 1, rank=0, world_size=1, epochs=1, format=shape.format)
         self._to_batch = shape.to_batch
 

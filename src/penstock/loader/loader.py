@@ -167,8 +167,7 @@ class Loader:
     def _refuse_no_step(self, step: int) -> None:
         """Raise if a streamed run has no such step; wait until that is known."""
         if isinstance(self.plan, StreamedPlan) and not self.run.has_step(step):
-            size = f"{len(self):,} steps"
-            raise IndexError(f"step {step:,} does not exist: this run has {size}, numbered from 0")
+            raise IndexError(f"step {step:,} does not exist: this run has {len(self):,} steps")
 
     def make(self, step: int) -> Made:
         """Return the batch of a step with its fingerprint and the position after it."""
@@ -180,14 +179,11 @@ class Loader:
         return made
 
     def explain(self, step: int, tokenizer: object = None) -> "ExplainedStep":
-        """Return the rows of a step on this rank, their documents and their text.
-
-        Print it, or use its `rows`. The position does not change.
+        """Return the rows of a step on this rank, with documents and text; print it, or use `rows`.
 
         Args:
             step: The number of the step, as in `loader[step]`.
-            tokenizer: The tokenizer of the stores, if its recorded name does not find it, or of
-                bare token files.
+            tokenizer: The tokenizer, of bare token files or if a store's recorded name finds none.
         """
         from penstock.loader.explain import explain_step
 

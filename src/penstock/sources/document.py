@@ -71,6 +71,26 @@ class Tally:
         return cls(*(sum(column) for column in columns))
 
 
+def allowed_rejects(max_bad: float, num_records: int, *, ended: bool) -> float:
+    """How many of `num_records` may be rejected.
+
+    Ten are allowed as long as more records may follow, and if there are at least 1,000: a share
+    of fewer records is less than one record.
+
+    Args:
+        max_bad: A share of the records if it is between 0 and 1, else a number of records.
+        num_records: How many records were read.
+        ended: Whether these are all records.
+
+    >>> [allowed_rejects(0.001, num_records, ended=True) for num_records in (999, 1_000, 50_000)]
+    [0.999, 10, 50.0]
+    """
+    if max_bad == 0 or max_bad >= 1:
+        return max_bad
+    is_small = ended and num_records < 1_000
+    return max_bad * num_records if is_small else max(10, max_bad * num_records)
+
+
 @dataclass(slots=True)
 class SeparatedTexts:
     """A block of text with documents in it, and the same separator between all of them.

@@ -12,23 +12,28 @@ from dataclasses import asdict, replace
 from typing import Literal
 
 from penstock.digest import canonical_json
-from penstock.errors import SourceError, StoreError
+from penstock.errors import SourceError, StoreError, TokenizerError
 from penstock.sources.document import Tally
 from penstock.sources.settings import Format
 from penstock.store import manifest as manifests
 from penstock.store.existing import (
+    accept_touched,
     committed,
+    discard,
     earlier_build,
     killed_at_the_end,
     refuse_stdin,
-    remember_stamps,
 )
 from penstock.store.files import remove_temporary, sync_directory, write_file
+from penstock.store.inputs import input_digests, read_stamps, remember_stamps
 from penstock.store.job import BuildSettings, EngineName, Inputs, Job, Report, prepare
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
+from penstock.store.manifest import read_manifest
+from penstock.store.overwrite import put_in_place, replacement
 from penstock.store.part import parse_split
 from penstock.store.reader import TokenStore
+from penstock.store.refusals import refuse_empty_side, refuse_lost_bytes, refuse_nothing
 from penstock.store.workers import Workers
 from penstock.tokenize.tokenizer import SpecialTokens
 
@@ -50,6 +55,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     chat: object = None,
     split: str | None = None,
     append: bool = False,
+    overwrite: bool = False,
     max_bad: float = 0.001,
     max_document_bytes: int = 1 << 30,
     max_expansion: int = 200,
@@ -98,8 +104,11 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             of the documents, chosen by a digest of their text. A split that leaves one side empty
             is an error.
         append: Add `inputs` to a finished store as new parts. Existing parts do not change.
-        max_bad: How many rejected records to allow. Below 1: a share of all records, but at least
-            ten. From 1 on: a number of records.
+        overwrite: Replace the store, or the unfinished build, that is in the directory. The old
+            store stays until the new one is complete, so there must be room for both. A directory
+            that holds other files too is refused.
+        max_bad: How many rejected records to allow. Between 0 and 1: a share of all records, but
+            ten if there are at least 1,000 records. Otherwise: a number of records.
         max_document_bytes: Longer documents are rejected. If this is more than a slice (64 MB), a
             file that "auto" keeps whole is never too long, because it is stored in pieces.
         max_expansion: Compressed files that expand more than this many times are refused.
@@ -122,16 +131,22 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     >>> from penstock import Texts
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     store = build(Texts(["To be,", "or not to be."]), f"{folder}/store")
-    ...     print(len(store), store.num_tokens, store.text(1))
+    ...     print(len(store), store.num_tokens, store.decode(1))
     2 10 or not to be.
     """
-    # `BuildSettings` has a field of the same name for each argument except `progress`.
+    # `BuildSettings` has a field of the same name for each argument except these two.
     arguments = dict(locals())
-    progress = arguments.pop("progress")
+    progress, overwrite = arguments.pop("progress"), arguments.pop("overwrite")
+    if append and overwrite:
+        raise StoreError(
+            "append=True (--append) adds to a store and overwrite=True (--overwrite) replaces it: "
+            "leave one of them out of penstock.build."
+        )
     job = prepare(BuildSettings(**arguments))
     # So far only the directory was created, so a wrong argument leaves no file behind.
     with locked(job.directory), ExitStack() as bars:
-        begun = begin(job)
+        made = replacement(job) if overwrite else job
+        begun = begin(made)
         if begun is not None:
             report: Report | None = None if isinstance(progress, bool) else progress
             if progress is True:
@@ -139,6 +154,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
 
                 report = bars.enter_context(build_bar())[1]
             execute(begun, report)
+        put_in_place(made, job)
     return TokenStore(job.directory / job.sides[0])
 
 
@@ -154,6 +170,11 @@ def begin(job: Job, *, live: bool = False) -> Job | None:
     refuse_stdin(job)
     if killed_at_the_end(job):
         return None
+    if Journal(job.directory).failed(job.stamped):
+        discard(job.directory)
+    # How the inputs are cut depends on the split, and their contents are compared in pieces.
+    job = replace(job, split=parse_split(job.settings.split, job.files, job.reading))
+    accept_touched(job)
     earlier = earlier_build(job)
     # `earlier_build` raises if the finished store is another one.
     if earlier is not None and not job.settings.append:
@@ -161,9 +182,9 @@ def begin(job: Job, *, live: bool = False) -> Job | None:
     return replace(
         job,
         # Numbers continue where the earlier builds ended: origins and parts that exist stay valid.
+        first_build=len(earlier.builds) if earlier else 0,
         first_file=len(earlier.inputs) if earlier else 0,
         first_part=sum(done["slices"] for done in earlier.builds) if earlier else 0,
-        split=parse_split(job.settings.split, job.files, job.reading),
         live=live,
     )
 
@@ -173,8 +194,8 @@ def execute(job: Job, progress: Report | None = None) -> None:
 
     The caller holds the store's lock.
     """
-    journal = Journal(job.directory)
-    begun = journal.begin(job.stamped)
+    journal, first_side = Journal(job.directory), job.directory / job.sides[0]
+    begun = journal.begin(job.stamped, job.first_build)
     for each in {job.directory, *(job.directory / side for side in job.sides)}:
         # The caller holds the lock, so these temporary files belong to writers that were killed.
         each.mkdir(exist_ok=True)
@@ -182,19 +203,25 @@ def execute(job: Job, progress: Report | None = None) -> None:
     # Only sizes are compared, which is fast. A record is written after its files were synced, so
     # a missing or shorter file was changed by somebody else; its slice is made again.
     sealed = [record for record in begun if _intact(job, record)]
-    done = Workers(job, sealed).run(progress)
-    _refuse_lost_bytes(job, done)
-    _refuse_only_bad(job, done)
-    _refuse_empty_side(job, done)
+    try:
+        done = Workers(job, sealed).run(progress)
+        refuse_lost_bytes(job, done)
+        refuse_nothing(job, done)
+        refuse_empty_side(job, done)
+    except (SourceError, StoreError, TokenizerError):
+        # Not after Ctrl-C or on a full disk: then the same settings will succeed.
+        journal.fail()
+        raise
     if job.chat is not None:
         job.chat.report.log()
-    # Written before the manifest. If it were written after it, a kill between the two would leave
-    # a finished store that accepts changed inputs of the same size.
-    remember_stamps(job.directory, job.files)
+    earlier: dict[str, str] = {}
+    if job.settings.append:
+        earlier = read_stamps(job.directory, read_manifest(first_side).digest)
     # The training side is committed last: `earlier_build` takes its manifest as the sign that
     # both sides are there.
     for side in reversed(job.sides):
         _commit(job, side, done)
+    remember_stamps(job.directory, read_manifest(first_side).digest, job.files, earlier)
     # A kill before this line leaves a journal that `killed_at_the_end` recognises.
     journal.end()
 
@@ -209,57 +236,14 @@ def _intact(job: Job, record: SealedSlice) -> bool:
     return all(path.exists() and path.stat().st_size == size for path, size in sizes.items())
 
 
-def _refuse_lost_bytes(job: Job, done: list[SealedSlice]) -> None:
-    """Raise if the counts do not cover every byte of the plain text files."""
-    by_bytes = ("text", "jsonl", "json", "csv", "tsv")
-    if any(f.compression or f.is_stdin or f.format not in by_bytes for f in job.files):
-        return  # how many bytes of text they hold is not known beforehand
-    # If a byte is missing, two slices were cut at different borders. Then a document is lost or
-    # cut in two, and no later check would find it.
-    counted = sum(record.tally.total_bytes for record in done)
-    size = sum(file.size for file in job.files)
-    if counted != size:
-        raise StoreError(
-            f"The inputs have {size:,} bytes, but the build read {counted:,}. This is a bug in "
-            "penstock: please report it. The store was not finished."
-        )
-
-
-def _refuse_only_bad(job: Job, done: list[SealedSlice]) -> None:
-    """Raise if records were rejected and no document is left, as in one file that is not UTF-8."""
-    rejects = [reject for record in done for reject in record.rejects]
-    if rejects and not any(record.tally.documents for record in done):
-        raise SourceError(
-            f"No document is left to store: all {len(rejects):,} records were rejected. The first: "
-            f"{job.located(rejects[0])}. Repair the input, or change how it is read. "
-            'With penstock.build, errors="replace" (--errors replace) puts U+FFFD where bytes are '
-            'not UTF-8, and documents="lines" (--documents lines) rejects single lines.'
-        )
-
-
-def _refuse_empty_side(job: Job, done: list[SealedSlice]) -> None:
-    """Raise if the split leaves one side without documents."""
-    for side in job.sides if job.split else ():
-        directory = job.directory / side
-        num_documents = sum(record.parts[side].num_documents for record in done)
-        if not num_documents and not (directory / manifests.FILE_NAME).exists():
-            others = sum(part.num_documents for record in done for part in record.parts.values())
-            raise StoreError(
-                f"The split leaves {directory} empty: the inputs have {others:,} documents, and "
-                "none begins on that side. Hold out another share, use more documents, or build "
-                f"the two sides from separate files. Delete {job.directory} before you build with "
-                "another split."
-            )
-
-
 def _commit(job: Job, side: str, done: list[SealedSlice]) -> None:
     """Write the reject log and then the manifest of one side."""
     settings, directory = job.recorded, job.directory / side
     builds, parts = [], []
     if settings["append"]:
-        if committed(directory, settings):
+        if committed(directory, job.first_build):
             return  # by a build that was killed before it committed the other side
-        earlier = manifests.read_manifest(directory)
+        earlier = read_manifest(directory)
         builds, parts = earlier.builds, list(earlier.parts)
     # A slice has no part here if its documents are all on the other side, or were rejected.
     parts += [record.parts[side] for record in done if record.parts[side].num_documents]
@@ -267,10 +251,13 @@ def _commit(job: Job, side: str, done: list[SealedSlice]) -> None:
     tally = asdict(Tally.total(record.tally for record in done))
     continued = tally.pop("continued")
     rejects = [reject for record in done for reject in record.rejects]
+    inputs = [dict(each) for each in settings["inputs"]]
     log = [
-        canonical_json({**asdict(reject), "file": job.files[reject.file].name}) + b"\n"
+        canonical_json({**asdict(reject), "file": inputs[reject.file]["name"]}) + b"\n"
         for reject in rejects
     ]
+    for file, digest in input_digests(each for record in done for each in record.digests).items():
+        inputs[file]["digest"] = digest
     reasons = dict(sorted(Counter(each.reason for each in rejects).items()))
     # How many files follow each rule that "auto" found; none with any other setting.
     rules = sum((Counter(record.rules) for record in done), Counter())
@@ -291,7 +278,7 @@ def _commit(job: Job, side: str, done: list[SealedSlice]) -> None:
                 "rejects": {"bytes": size, "sha256": digest, "reasons": reasons},
                 "reading": settings["reading"],
                 **({"documents": dict(sorted(rules.items()))} if rules else {}),
-                "inputs": settings["inputs"],
+                "inputs": inputs,
             },
         ],
     }

@@ -5,26 +5,41 @@
     the same build, finished    nothing is left to do
     anything else               an error that says what differs
 
-The manifest of a finished store contains the name and size of each input. Their modification times
-are in a separate file, `.stamps.json`. It is not part of the store: a copy works without it.
+Inputs are the same if their names, sizes and contents are. Contents are compared only if a
+modification time differs, or is not known because the store was copied: see
+`penstock.store.inputs`.
 """
 
-import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
-from penstock.sources.files import InputFile
-from penstock.store.files import write_file
+from penstock.store.files import remove_temporary
+from penstock.store.inputs import (
+    comparable,
+    known_stamp,
+    piece_digests,
+    read_digests,
+    read_stamps,
+    remember_stamps,
+)
 from penstock.store.job import Job
 from penstock.store.journal import Journal
-from penstock.store.manifest import FILE_NAME, JsonObject, Manifest, read_manifest, shared_settings
+from penstock.store.manifest import (
+    FILE_NAME,
+    JsonObject,
+    Manifest,
+    part_file,
+    read_manifest,
+    rejects_file,
+    shared_settings,
+)
 from penstock.store.part import SIDES
 from penstock.store.verify import differences
 
-_STAMPS = ".stamps.json"
 _SHOWN = 5
 # Files that a build leaves before its journal is written. The lock is inside the store if the
 # directory around it is not writable.
@@ -55,12 +70,34 @@ def killed_at_the_end(job: Job) -> bool:
     if begun is None:
         return False
     sides = SIDES if begun["split"] else ("",)
-    if not all(committed(job.directory / side, begun) for side in sides):
+    before = journal.num_builds()
+    if before is None or not all(committed(job.directory / side, before) for side in sides):
         return False
     # All manifests are written, so the journal is not needed any more. If it belongs to another
     # build, that build is complete too, and `earlier_build` compares the two.
     journal.end()
     return canonical_json(begun) == canonical_json(job.stamped)
+
+
+def discard(directory: Path) -> None:
+    """Remove an unfinished build; a finished store that it was to be appended to stays."""
+    journal = Journal(directory)
+    for side in SIDES if (journal.begun() or {}).get("split") else ("",):
+        of_side = directory / side
+        kept = {FILE_NAME}
+        if (of_side / FILE_NAME).exists():
+            manifest = read_manifest(of_side)
+            kept |= {part_file(part.number, kind) for part in manifest.parts for kind in part.files}
+            kept |= {rejects_file(number) for number in range(len(manifest.builds))}
+        for path in [*of_side.glob("part-*.npy"), *of_side.glob("rejects*.jsonl")]:
+            if path.name not in kept:
+                path.unlink()
+        remove_temporary(of_side)
+        if side:
+            with suppress(OSError):  # it is not empty, or was never made
+                of_side.rmdir()
+    # Last: a kill before this line leaves a journal, and the next build comes here again.
+    journal.end()
 
 
 def earlier_build(job: Job) -> Manifest | None:
@@ -80,26 +117,22 @@ def earlier_build(job: Job) -> Manifest | None:
         return None
     manifest = read_manifest(first_side)
     if job.settings.append:
-        _refuse_append(job.directory, manifest, job.recorded)
+        _refuse_append(job, manifest)
     elif unfinished:
         raise StoreError(
             f"{job.directory} holds an append that was not finished. Repeat that append, with "
             "append=True (--append) of penstock.build, to finish it."
         )
     else:
-        _refuse_other(job.directory, manifest, job.recorded)
-        _refuse_changed(job.directory, job.files)
-        if not _stamps(job.directory):  # from now on, a changed input is detected again
-            remember_stamps(job.directory, job.files)
+        builds = _refuse_other(job.directory, manifest, job.recorded)
+        _refuse_changed(job, manifest.digest, builds)
     return manifest
 
 
-def committed(directory: Path, settings: JsonObject) -> bool:
-    """Whether the last build in the manifest of `directory` is the one with these settings."""
-    if not (directory / FILE_NAME).exists():
-        return False
-    last = read_manifest(directory).builds[-1]
-    return all(last[key] == settings[key] for key in ("inputs", "reading"))
+def committed(directory: Path, num_builds: int) -> bool:
+    """Whether the manifest of `directory` has more than `num_builds` builds."""
+    # By their number, because two appended files may have the same name and size.
+    return (directory / FILE_NAME).exists() and len(read_manifest(directory).builds) > num_builds
 
 
 def _refuse_foreign(directory: Path) -> None:
@@ -124,12 +157,14 @@ def _refuse_other_split(directory: Path, split: str | None) -> None:
         again = f"give split={then!r} again" if then else "leave split out"
         raise StoreError(
             f"{directory} is a finished store that was built {built}. Choose another directory, "
-            f"delete this one to build it again, or {again}."
+            f"replace this one with `penstock build --overwrite` (in Python, overwrite=True), or "
+            f"{again}."
         )
 
 
-def _refuse_append(directory: Path, manifest: Manifest, settings: JsonObject) -> None:
+def _refuse_append(job: Job, manifest: Manifest) -> None:
     """Raise if the inputs cannot be appended to the store."""
+    directory, settings = job.directory, job.recorded
     if (settings["split"] or "").startswith("tail"):
         raise StoreError(
             'Inputs cannot be appended to a store with split="tail": its validation side is the '
@@ -142,8 +177,7 @@ def _refuse_append(directory: Path, manifest: Manifest, settings: JsonObject) ->
             f"{directory} was built with other settings: {differences(old, new)}. Inputs can be "
             "appended only with the settings of the store. Use those, or build another store."
         )
-    present = {each["name"] for each in manifest.inputs}
-    if twice := [each["name"] for each in settings["inputs"] if each["name"] in present]:
+    if twice := _appended_before(job, manifest):
         raise StoreError(
             f"{_listed(twice)} {'is' if len(twice) == 1 else 'are'} in {directory} already. If "
             "they were appended again, their documents would be trained on twice as often. "
@@ -151,27 +185,54 @@ def _refuse_append(directory: Path, manifest: Manifest, settings: JsonObject) ->
         )
 
 
-def _refuse_other(directory: Path, manifest: Manifest, settings: JsonObject) -> None:
-    """Raise if a finished store is not the one that this build would write."""
+def _appended_before(job: Job, manifest: Manifest) -> list[str]:
+    """The inputs that are in the store already, by their path or by their contents."""
+    known = read_stamps(job.directory, manifest.digest)
+    present = {(each["name"], each["bytes"], each.get("digest")) for each in manifest.inputs}
+    keys = [(each["name"], each["bytes"]) for each in job.recorded["inputs"]]
+    # A name alone says little: each day's folder may have a file of the same name.
+    digested = {(name, size) for name, size, digest in present if digest}
+    alike = {number for number, key in enumerate(keys) if key in digested}
+    digests = read_digests(job.files, job.slices(), alike)
+    return [
+        file.name
+        for number, (file, key) in enumerate(zip(job.files, keys, strict=True))
+        if known_stamp(known, file) is not None or (*key, digests.get(number)) in present
+    ]
+
+
+def _refuse_other(
+    directory: Path, manifest: Manifest, settings: JsonObject
+) -> list[list[JsonObject]]:
+    """The inputs of each build of a finished store that has these settings.
+
+    Raises:
+        StoreError: no build of the store has these settings.
+    """
     # The call that made any one build of the store is accepted, and returns at once, even if
     # other inputs were appended later.
     whole = {**manifest.settings, "append": False}
+    same = []
     for done in manifest.builds:
-        one = {**whole, "reading": done["reading"], "inputs": done["inputs"]}
+        one = {**whole, "reading": done["reading"], "inputs": comparable(done["inputs"])}
         if canonical_json(one) == canonical_json(settings):
-            return
-    changed = differences({**whole, "inputs": manifest.inputs}, settings)
+            same.append(done["inputs"])
+    if same:
+        return same
+    inputs = [each for done in manifest.builds for each in comparable(done["inputs"])]
+    changed = differences({**whole, "inputs": inputs}, settings)
     changed = (
         changed or f"by {len(manifest.builds)} builds, of which the later ones appended inputs"
     )
-    present = {each["name"] for each in manifest.inputs}
+    present = {each["name"] for each in inputs}
     new = [each["name"] for each in settings["inputs"] if each["name"] not in present]
     is_same_kind = shared_settings(manifest.contents) == shared_settings(settings)
     can_append = new and is_same_kind and not (settings["split"] or "").startswith("tail")
     also = f" You can also add {_listed(new)} alone, with append=True (--append) of penstock.build."
     raise StoreError(
-        f"{directory} is a finished store that was built differently: {changed}. Delete it to "
-        f"build it again, or choose another directory.{also if can_append else ''}"
+        f"{directory} is a finished store that was built differently: {changed}. Replace it with "
+        "`penstock build --overwrite` (in Python, overwrite=True), or choose another directory."
+        f"{also if can_append else ''}"
     )
 
 
@@ -180,30 +241,60 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + rest
 
 
-def remember_stamps(directory: Path, files: Sequence[InputFile]) -> None:
-    """Write the modification time of each input, together with those of earlier builds."""
-    # An append must not forget the inputs of the builds before it.
-    stamps = _stamps(directory) | {file.name: file.stamp for file in files}
-    write_file(directory / _STAMPS, [canonical_json(stamps)])
+def _refuse_changed(job: Job, store: str, builds: Sequence[Sequence[JsonObject]]) -> None:
+    """Raise if an input of a finished store has its old size and other contents.
 
-
-def _stamps(directory: Path) -> dict[str, str]:
-    try:
-        kept = json.loads((directory / _STAMPS).read_bytes())
-    except (FileNotFoundError, ValueError):  # the store was copied without it, or it is damaged
-        return {}
-    return kept if isinstance(kept, dict) else {}
-
-
-def _refuse_changed(directory: Path, files: Sequence[InputFile]) -> None:
-    """Raise if an input of a finished store has its old size and another modification time."""
-    kept = _stamps(directory)
-    # An input without a recorded time is accepted: `.stamps.json` may be lost or was not copied.
-    changed = [file.name for file in files if kept.get(file.name, file.stamp) != file.stamp]
-    if changed:
+    Args:
+        job: The build, whose inputs have the recorded names and sizes.
+        store: The digest of the store.
+        builds: The inputs of its builds that have these names and sizes. There may be several, if
+            files of one name were appended from several directories.
+    """
+    known = read_stamps(job.directory, store)
+    then = [known_stamp(known, file) for file in job.files]
+    touched = {n for n, file in enumerate(job.files) if file.path and file.stamp != then[n]}
+    if not touched:
+        return
+    now = read_digests(job.files, job.slices(), {n for n in touched if "digest" in builds[0][n]})
+    # Without a digest, as in stores of earlier versions, only the time says that a file changed.
+    # If that is not known either, because the store was copied, the file is accepted.
+    changed = [
+        [
+            job.files[n].name
+            for n in sorted(touched)
+            if (now.get(n) != inputs[n]["digest"] if "digest" in inputs[n] else then[n] is not None)
+        ]
+        for inputs in builds
+    ]
+    if all(changed):
+        names = changed[-1]
         raise StoreError(
-            f"{directory} is finished, but {_listed(changed)} "
-            f"{'was' if len(changed) == 1 else 'were'} changed or replaced after it was built. "
-            f"Delete the directory to build it again. If the contents are still the same, delete "
-            f"{directory / _STAMPS}."
+            f"{job.directory} is finished, but {_listed(names)} "
+            f"{'was' if len(names) == 1 else 'were'} changed or replaced after it was built. "
+            "Replace the store with `penstock build --overwrite` (in Python, overwrite=True), or "
+            "choose another directory."
         )
+    remember_stamps(job.directory, store, job.files, known)
+
+
+def accept_touched(job: Job) -> None:
+    """Let a killed build continue whose inputs have other times and the same contents.
+
+    Only what sealed slices have read is compared: other slices are read anyway.
+    """
+    journal = Journal(job.directory)
+    begun, now = journal.begun(), job.stamped
+    if begun is None or len(begun["stamps"]) != len(now["stamps"]):
+        return
+    pairs = zip(begun["stamps"], now["stamps"], strict=True)
+    touched = {number for number, (old, new) in enumerate(pairs) if old != new}
+    is_same = canonical_json({**begun, "stamps": now["stamps"]}) == canonical_json(now)
+    if not touched or not is_same or any(job.files[number].remote for number in touched):
+        return  # anything else that differs is refused by `Journal.begin`
+    sealed = {record.number: record.digests for record in journal.sealed()}
+    for piece in job.slices():
+        spans = [span for span in piece.spans if span.file in touched]
+        old = [each for each in sealed.get(piece.index, ()) if each[0] in touched]
+        if piece.index in sealed and piece_digests(job.files, spans) != old:
+            return
+    journal.record(now, journal.num_builds() or 0)

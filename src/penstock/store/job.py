@@ -26,6 +26,7 @@ from penstock.sources.read import read_slice
 from penstock.sources.settings import Format, ReadSettings, Texts
 from penstock.sources.slices import Slice, cut
 from penstock.sources.whole import IsCutSafe
+from penstock.store.inputs import recorded_names
 from penstock.store.manifest import JsonObject
 from penstock.store.part import SIDES, Split, parse_split
 from penstock.tokenize.engines import Engine, TokenizersEngine
@@ -129,6 +130,8 @@ class Job:
     chat: "ChatStage | None" = None
     """Renders documents that are conversations."""
     split: Split | None = None
+    first_build: int = 0
+    """Number of earlier builds of the same store."""
     first_file: int = 0
     """Number of input files of earlier builds of the same store."""
     first_part: int = 0
@@ -206,7 +209,10 @@ def prepare(settings: BuildSettings) -> Job:
         "bos_id": _edge_id(loaded, bos, "bos"),
         "split": settings.split,
         "reading": reading.describe(),
-        "inputs": [file.describe() for file in files],
+        "inputs": [
+            file.describe() | {"name": name}
+            for file, name in zip(files, recorded_names([each.name for each in files]), strict=True)
+        ],
         "append": settings.append,
         **({} if stage is None else {"chat": stage.chat.describe()}),
     }

@@ -5,6 +5,7 @@
     .ready-000008.json      the same for a slice that can be read, but may not survive a power cut
     .many-000009            a slice in progress that has more than 65,536 tokens already
     .awaited                touched by readers of a streamed store while they wait for a part
+    .failed                 the build cannot succeed with these inputs and settings
 
 The record of a slice is renamed into place after its parts are on disk. So if a record can be
 read, its parts are whole. When the manifest is written, the journal is removed.
@@ -52,6 +53,8 @@ class SealedSlice:
     rejects: list[Reject] = field(default_factory=list)
     rules: dict[str, int] = field(default_factory=dict)
     """How many files that begin in this slice follow each rule that "auto" found."""
+    digests: list[tuple[int, str]] = field(default_factory=list)
+    """The number of an input and the digest of the piece of it that this slice has read."""
 
     def to_json(self) -> bytes:
         """The record as JSON."""
@@ -64,7 +67,9 @@ class SealedSlice:
         record = json.loads(data)
         parts = {side: PartRecord.of(part) for side, part in record["parts"].items()}
         rejects = [Reject(**reject) for reject in record["rejects"]]
-        return cls(record["number"], Tally(**record["tally"]), parts, rejects, record["rules"])
+        digests = [(file, digest) for file, digest in record["digests"]]
+        tally = Tally(**record["tally"])
+        return cls(record["number"], tally, parts, rejects, record["rules"], digests)
 
 
 class Journal:
@@ -74,6 +79,7 @@ class Journal:
         self._directory = directory
         self._settings = directory / ".building.json"
         self._awaited = directory / ".awaited"
+        self._failed = directory / ".failed"
 
     def begun(self, expected: JsonObject | None = None) -> JsonObject | None:
         """The settings of the build that was begun and not finished, or None.
@@ -85,32 +91,50 @@ class Journal:
             settings: JsonObject = json.loads(self._settings.read_bytes())
         except FileNotFoundError:
             return None
+        settings.pop("num_builds", None)
         # Compared as JSON, because tuples, for example, are read back as lists.
         if expected and canonical_json(settings) != canonical_json(expected):
             raise StoreError(
                 f"{self._directory} holds an unfinished build with other settings: "
                 f"{differences(settings, expected)}. Repeat it with the old settings to finish "
-                "it, or delete the directory to start again."
+                "it. To start again, use `penstock build --overwrite` (in Python, overwrite=True)."
             )
         return settings
 
-    def begin(self, settings: JsonObject) -> list[SealedSlice]:
+    def num_builds(self) -> int | None:
+        """How many builds the store had before the unfinished one; None if that is not known."""
+        try:
+            found = json.loads(self._settings.read_bytes()).get("num_builds")
+        except FileNotFoundError:
+            return None
+        return found if isinstance(found, int) else None
+
+    def begin(self, settings: JsonObject, num_builds: int) -> list[SealedSlice]:
         """Start or resume a build; returns the slices that are sealed already.
+
+        Args:
+            settings: The settings and inputs.
+            num_builds: How many builds the store has already.
 
         Raises:
             StoreError: the directory holds an unfinished build with other settings.
         """
         if self.begun(settings) is None:
             self.forget()  # records without settings: a build was killed while it removed them
-            # On disk before any part is written: parts without settings belong to no build.
-            write_file(self._settings, [canonical_json(settings)])
-            sync_directory(self._directory)
+            self.record(settings, num_builds)
+        self._failed.unlink(missing_ok=True)
         return self.sealed()
 
     def sealed(self) -> list[SealedSlice]:
         """The slices whose parts are on disk, in order."""
         paths = sorted(self._directory.glob(".slice-*.json"))
         return [SealedSlice.parse(path.read_bytes()) for path in paths]
+
+    def record(self, settings: JsonObject, num_builds: int) -> None:
+        """Write the settings of the build; see `begin`."""
+        # On disk before any part is written: parts without settings belong to no build.
+        write_file(self._settings, [canonical_json({**settings, "num_builds": num_builds})])
+        sync_directory(self._directory)
 
     def seal(self, record: SealedSlice) -> None:
         """Write the record of a slice whose parts are on disk."""
@@ -176,10 +200,21 @@ class Journal:
     def _path(self, kind: str, number: int) -> Path:
         return self._directory / f".{kind}-{number:06d}{'.json' * (kind != 'many')}"
 
+    def fail(self) -> None:
+        """Record that the build failed, so that the next one may have other settings."""
+        with suppress(OSError):
+            self._failed.touch()
+
+    def failed(self, settings: JsonObject) -> bool:
+        """Whether the unfinished build failed, and `settings` are not the ones it had."""
+        is_other = canonical_json(self.begun() or {}) != canonical_json(settings)
+        return self._failed.exists() and is_other
+
     def end(self) -> None:
         """Remove the journal of a build whose manifest is written."""
         self.forget()
         self._awaited.unlink(missing_ok=True)
+        self._failed.unlink(missing_ok=True)
         # Removed last: while this file exists, the next build sees that this one may be incomplete.
         self._settings.unlink(missing_ok=True)
 

@@ -71,6 +71,7 @@ def _check_build(done: JsonObject, path: str) -> None:
     for each in done["inputs"]:
         _string(each["name"], f"{path}.inputs.name")
         _count(each["bytes"], f"{path}.inputs.bytes")
+        _string(each.get("digest"), f"{path}.inputs.digest", _HEX, optional=True)
 
 
 def _check_part(entry: JsonObject, dtype: str) -> None:
@@ -176,8 +177,11 @@ class Manifest:
     @property
     def settings(self) -> JsonObject:
         """Everything that the bytes of the first build depend on."""
-        first = {key: self.builds[0][key] for key in ("reading", "inputs")}
-        return {**shared_settings(self.contents), **first}
+        first = self.builds[0]
+        # Digests are known when the inputs were read, and settings before that.
+        inputs = [{key: each[key] for key in each if key != "digest"} for each in first["inputs"]]
+        shared = shared_settings(self.contents)
+        return {**shared, "reading": first["reading"], "inputs": inputs}
 
     @property
     def num_pieces(self) -> int:
@@ -257,6 +261,11 @@ def _absent(directory: Path) -> StoreError:
     if not directory.exists():
         return MissingStoreError(f"{directory} does not exist, so there is no store.")
     whole = directory.parent if directory.name in ("train", "val") else directory
+    if (whole / ".failed").exists():
+        return StoreError(
+            f"{directory} holds a build that failed. Change what its message says, and run "
+            "`penstock build` again: it may have other settings."
+        )
     if (whole / ".building.json").exists():
         return StoreError(
             f"{directory} holds a build that was not finished. Run the same `penstock build` "

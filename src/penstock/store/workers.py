@@ -18,18 +18,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.errors import SourceError, TokenMismatchError
-from penstock.sources.document import Batch, Reject, Tally
+from penstock.errors import TokenMismatchError
+from penstock.sources.document import Batch, Tally
 from penstock.sources.slices import Slice
 from penstock.store.files import keep_freed_memory, sync_directory, sync_file
+from penstock.store.inputs import piece_digests
 from penstock.store.job import BuildProgress, Job, Report
 from penstock.store.journal import MANY_TOKENS, Journal, SealedSlice, WaitingReaders, lower_priority
 from penstock.store.manifest import part_file
 from penstock.store.part import Encoded, PartBuilder, encode_ahead
+from penstock.store.refusals import refuse_bad
 from penstock.store.summary import rule_text
 from penstock.tokenize.oracle import SliceSample, compare
 
-_SHOWN = 5
 _log = logging.getLogger("penstock")
 
 
@@ -96,7 +97,7 @@ class Workers:
         interrupt takes at most about a second, whatever the workers are doing.
         """
         keep_freed_memory()
-        self._refuse_bad()
+        refuse_bad(self._job, self._sealed)
         if self._job.live:
             self._journal.await_readers()
         else:
@@ -124,6 +125,7 @@ class Workers:
             self._journal.forget()
         if self._error is not None:
             raise self._error
+        refuse_bad(self._job, self._sealed, ended=True)
         if progress:
             # `_watch` reports nothing if all workers ended before it began. And the bytes of
             # slices are estimates: the size of a table is divided by its slices and rounded, and
@@ -197,7 +199,7 @@ class Workers:
             if not self._job.live:
                 tokenized.sample.compare()
         self._begun.set()
-        self._seal(tokenized)
+        self._seal(tokenized, piece)
         if self._job.live:
             # Under the semaphore: one more call at the same time would load another tokenizer.
             with self._tokenizing:
@@ -300,7 +302,7 @@ class Workers:
             else:
                 done.record.rejects += job.chat.fill(done.builders[side], share, job.first_file)
 
-    def _seal(self, done: _Tokenized) -> None:
+    def _seal(self, done: _Tokenized, piece: Slice) -> None:
         """Write the parts of one slice, and then the record of the slice in the journal.
 
         The record comes last, because it promises that the parts are whole and on disk. A live
@@ -318,6 +320,8 @@ class Workers:
             for side, part in record.parts.items():
                 for kind in part.files:
                     sync_file(job.directory / side / part_file(part.number, kind))
+        # The text of the slice is still in the page cache, so this costs no read from the disk.
+        record.digests = piece_digests(job.files, piece.spans)
         # The names of the parts are synced before the record is written: a record that survives a
         # power cut must not name files that did not survive it.
         for side in record.parts:
@@ -325,25 +329,4 @@ class Workers:
         self._journal.seal(record)
         with self._lock:
             self._sealed[record.number] = record
-            self._refuse_bad()
-
-    def _refuse_bad(self) -> None:
-        """Raise if more records were rejected than `max_bad` allows."""
-        # Only slices before the first unsealed one count, so the order of sealing has no influence.
-        max_bad = self._job.settings.max_bad
-        found: list[Reject] = []
-        records = 0
-        for number in itertools.takewhile(self._sealed.__contains__, itertools.count()):
-            tally = self._sealed[number].tally
-            found += self._sealed[number].rejects
-            records += tally.documents + tally.rejected
-            # Ten rejects are always allowed: 0.1 % of a small input would be none.
-            limit = max(10.0, max_bad * records) if max_bad < 1 else max_bad
-            if len(found) > limit:
-                shown = "\n".join(f"  {self._job.located(each)}" for each in found[:_SHOWN])
-                raise SourceError(
-                    f"{len(found):,} of {records:,} records were rejected, more than the "
-                    f"{limit:,.0f} that max_bad={max_bad:g} allows. The first:\n{shown}\n"
-                    "Repair the input, name the right field or format, or raise max_bad= "
-                    "(--max-bad) of penstock.build; the build then resumes where it stopped."
-                )
+            refuse_bad(self._job, self._sealed)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Self, final, overload
 from penstock.digest import canonical_json
 from penstock.errors import StoreBusyError, StoreError, UnknownLengthError
 from penstock.rows.protocol import Array, Settings
+from penstock.store.inputs import comparable
 from penstock.store.manifest import FILE_NAME, Manifest, PartRecord, read_manifest, shared_settings
 from penstock.store.reader import TokenStore
 from penstock.store.verify import differences
@@ -226,7 +227,8 @@ class StreamedStore:
 
     def _refuse_other(self, manifest: Manifest) -> None:
         """Raise if the manifest is of another build, or has other parts than were read."""
-        found, known = manifest.settings, self._manifest.parts
+        found = {**manifest.settings, "inputs": comparable(manifest.builds[0]["inputs"])}
+        known = self._manifest.parts
         ours = {key: self._stamped[key] for key in found if key in self._stamped}
         if canonical_json(found) != canonical_json(ours) or manifest.parts[: len(known)] != known:
             raise StoreError(

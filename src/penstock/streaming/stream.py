@@ -17,6 +17,7 @@ from penstock.errors import StoreBusyError, StoreError
 from penstock.sources.settings import Format
 from penstock.store.build import begin, execute
 from penstock.store.job import BuildProgress, BuildSettings, EngineName, Inputs, Job, prepare
+from penstock.store.journal import Journal
 from penstock.store.lock import locked
 from penstock.store.manifest import FILE_NAME
 from penstock.streaming.snapshots import StreamedStore
@@ -99,8 +100,9 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
     if not timeout > 0:
         raise StoreError(f"timeout={timeout} must be more than 0 seconds.")
     job = prepare(BuildSettings(**arguments))
-    if (job.directory / FILE_NAME).exists():
-        # A finished store with other settings is refused here, and not at the first batch.
+    if (job.directory / FILE_NAME).exists() or Journal(job.directory).failed(job.stamped):
+        # A finished store with other settings is refused here, and not at the first batch. What
+        # is left of a build that failed is removed before a reader sees it.
         with suppress(StoreBusyError), locked(job.directory):
             begin(job)
     dtype = job.tokenizer.dtype.name

@@ -22,7 +22,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from penstock.errors import SourceError, TokenizerError
-from penstock.sources.document import Batch, Reject
+from penstock.sources.document import Batch, Reject, allowed_rejects
 from penstock.sources.files import InputFile
 from penstock.sources.listing import list_files
 from penstock.sources.read import read_slice
@@ -70,8 +70,8 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
             `<|endoftext|>`, as the token that ends documents.
         reading: How to read documents, with the same settings as `build`.
         max_bytes: Stop reading after the document in which this much text is reached.
-        max_bad: How many rejected records to allow: below 1 a share of all records (ten are always
-            allowed), else a number.
+        max_bad: How many rejected records to allow: below 1 a share of all records (but ten of at
+            least 1,000), else a number.
         progress: Called with the bytes of text read and the bytes of all inputs on disk (or
             `max_bytes`, if that is less).
 
@@ -158,9 +158,10 @@ class _Reader:
                     self.progress(self.num_bytes, min(size, self.max_bytes or size))
                 if self.max_bytes is not None and self.num_bytes >= self.max_bytes:
                     return
-            self._refuse_bad()
+            self._refuse_bad(ended=False)
         if not self.num_documents:
             raise SourceError(f"The inputs hold no document to learn from.{self._shown()}")
+        self._refuse_bad(ended=True)
 
     def _counted(self, batch: Batch) -> list[str]:
         """The first texts of `batch`, up to `max_bytes` overall; adds them to the counts."""
@@ -177,14 +178,13 @@ class _Reader:
         self.num_documents += len(texts) if batch.edges is None else batch.tally.documents
         return texts
 
-    def _refuse_bad(self) -> None:
+    def _refuse_bad(self, *, ended: bool) -> None:
         records = self.num_documents + self.num_rejects
-        # A share below 1 of few records would allow none, so ten are always allowed.
-        limit = max(10.0, self.max_bad * records) if self.max_bad < 1 else self.max_bad
+        limit = allowed_rejects(self.max_bad, records, ended=ended)
         if self.num_rejects > limit:
             raise SourceError(
                 f"{self.num_rejects:,} of {records:,} records were rejected, more than the "
-                f"{limit:,.0f} that max_bad={self.max_bad:g} allows. Repair the input, set the "
+                f"{int(limit):,} that max_bad={self.max_bad:g} allows. Repair the input, set the "
                 "right field or format, or raise max_bad (--max-bad). The first rejected records:"
                 f"{self._shown()}"
             )

@@ -337,11 +337,9 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
         # Both files are checked, also the one that is streamed: an error comes before training.
         for side, path in files.items():
             argument = f"preprocessed_{side}" if self.use_preprocessed else f"{side}_file"
-            advice = f"Name an existing file with {argument}=."
-            # Neither command makes files with other names.
-            if path.name in _MADE:
-                advice = f"Make it with: {command} {path.parent}"
-            base.check_exists(path, advice)
+            is_made = path.name in _MADE  # neither command makes files with other names
+            make = f"Make it with: {command} {path.parent}"
+            base.check_exists(path, make if is_made else f"Name an existing file with {argument}=.")
         return files
 
     def rows(self, side: str) -> Windows:

@@ -1,0 +1,164 @@
+"""What a build records about its inputs: names, contents and modification times.
+
+    stores/owt/penstock.json       names below the common root of the inputs, and digests
+    stores/.owt.stamps.json        modification times, by absolute path
+
+The first is part of the store, and is the same on every machine. The second holds for one machine
+only, so it is beside the store. It makes a rerun fast: if no time has changed, nothing is read. If
+a time has changed, or the file is lost, the digests are compared.
+
+The digest of an input is the SHA-256 of the file. If its text was read in several pieces (a file
+longer than a slice, or compressed), it is the SHA-256 of the digests of their text, as hexadecimal
+digits, one after the other.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from penstock.digest import canonical_json, digest_bytes
+from penstock.sources.files import InputFile, open_file, refuse_changed
+from penstock.sources.slices import InputSpan, Slice
+from penstock.store.files import write_file
+from penstock.store.manifest import JsonObject
+
+Pieces = list[tuple[int, str]]
+"""The number of an input and the digest of a piece of it, for each piece in order."""
+
+_BLOCK_BYTES = 1 << 20
+
+
+def piece_digests(files: Sequence[InputFile], spans: Iterable[InputSpan]) -> Pieces:
+    """The digests of the pieces of inputs that `spans` cover.
+
+    Inputs that cannot be read again without cost have none: remote files and texts in memory. A
+    remote file has an ETag, and the name of texts is a digest.
+
+    Raises:
+        SourceError: a file changed after it was listed.
+    """
+    found: Pieces = []
+    for span in spans:
+        file = files[span.file]
+        if (digest := _piece_digest(file, span)) is not None:
+            # The text was read before, and must be the text that was digested now.
+            refuse_changed(file)
+            found.append((span.file, digest))
+    return found
+
+
+def _piece_digest(file: InputFile, span: InputSpan) -> str | None:
+    if span.data is not None:
+        return hashlib.sha256(span.data).hexdigest()
+    if file.remote or not file.path or not Path(file.path).is_file():
+        return None
+    start, stop = span.start, span.stop
+    if file.compression or file.format not in ("text", "jsonl"):
+        # The spans of other formats are rows. The first span stands for the whole file.
+        if start:
+            return None
+        stop = file.size
+    digest = hashlib.sha256()
+    with open_file(file) as stream:
+        stream.seek(start)
+        while start < stop and (block := stream.read(min(_BLOCK_BYTES, stop - start))):
+            digest.update(block)
+            start += len(block)
+    return digest.hexdigest()
+
+
+def input_digests(pieces: Iterable[tuple[int, str]]) -> dict[int, str]:
+    """The digest of each input, by its number."""
+    found: dict[int, list[str]] = {}
+    for file, digest in pieces:
+        found.setdefault(file, []).append(digest)
+    return {
+        file: digests[0] if len(digests) == 1 else digest_bytes("".join(digests).encode())
+        for file, digests in found.items()
+    }
+
+
+def read_digests(
+    files: Sequence[InputFile], slices: Iterable[Slice], wanted: Collection[int]
+) -> dict[int, str]:
+    """The digests that the inputs with the numbers `wanted` have now."""
+    if not wanted:
+        return {}
+    spans = (span for piece in slices for span in piece.spans if span.file in wanted)
+    return input_digests(piece_digests(files, spans))
+
+
+def stamps_path(directory: Path) -> Path:
+    """The file beside a store that holds the modification times of its inputs."""
+    resolved = directory.resolve()
+    return resolved.with_name(f".{resolved.name}.stamps.json")
+
+
+def read_stamps(directory: Path, store: str) -> dict[str, str]:
+    """The times of the inputs of the store with the digest `store`, by absolute path.
+
+    Empty if the store was copied here, or replaced by another one.
+    """
+    with suppress(OSError, ValueError):
+        kept = json.loads(stamps_path(directory).read_bytes())
+        if isinstance(kept, dict) and kept.get("store") == store:
+            return dict(kept["stamps"])
+    with suppress(OSError, ValueError):
+        # Earlier versions wrote them into the store, by the name that the user gave.
+        return dict(json.loads((directory / ".stamps.json").read_bytes()))
+    return {}
+
+
+def remember_stamps(
+    directory: Path, store: str, files: Sequence[InputFile], earlier: dict[str, str]
+) -> None:
+    """Write the times of `files` beside those of `earlier` builds of the store."""
+    stamps = earlier | {_key(file): file.stamp for file in files if file.path and not file.is_stdin}
+    if not stamps:  # texts in memory
+        return
+    with suppress(OSError):  # without them, the next build compares contents
+        write_file(stamps_path(directory), [canonical_json({"store": store, "stamps": stamps})])
+
+
+def known_stamp(stamps: dict[str, str], file: InputFile) -> str | None:
+    """The recorded time of `file`; None if there is none."""
+    return stamps.get(_key(file), stamps.get(file.name))
+
+
+def _key(file: InputFile) -> str:
+    # The path of a remote file may contain a password; its name does not.
+    return file.name if file.remote else str(Path(file.path).absolute())
+
+
+def recorded_names(names: Sequence[str]) -> list[str]:
+    """The names of inputs below their common root; addresses of other machines stay as they are.
+
+    >>> recorded_names(["/data/web/a.txt", "/data/code/b.txt", "s3://bucket/c.txt"])
+    ['web/a.txt', 'code/b.txt', 's3://bucket/c.txt']
+    >>> recorded_names(["../text/a.txt"])
+    ['a.txt']
+    """
+    paths = {
+        name: os.path.abspath(name.removeprefix("file://"))  # noqa: PTH100  (links are kept)
+        for name in names
+        if "://" not in name.removeprefix("file://")
+    }
+    root = os.path.commonpath(map(os.path.dirname, paths.values())) if paths else ""
+    return [
+        Path(paths[name]).relative_to(root).as_posix() if name in paths else name for name in names
+    ]
+
+
+def comparable(inputs: Sequence[JsonObject]) -> list[JsonObject]:
+    """The inputs of a manifest as a new build describes them: without digests.
+
+    Earlier versions recorded names as the user wrote them.
+    """
+    names = recorded_names([each["name"] for each in inputs])
+    return [
+        {key: value for key, value in each.items() if key != "digest"} | {"name": name}
+        for each, name in zip(inputs, names, strict=True)
+    ]

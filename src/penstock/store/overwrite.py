@@ -1,0 +1,128 @@
+"""Replacing a store by another one.
+
+    stores/owt/          the old store, which can be read until the new one is complete
+    stores/.owt.new/     the new store while it is built; a killed build is resumed there
+    stores/.owt.old/     the old store for the moment between two renames, before it is deleted
+
+Only a directory whose files were all written by a build is replaced. Where a directory cannot be
+renamed, such as a mount point, the old store is deleted before the new one is built.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.digest import canonical_json
+from penstock.errors import StoreError
+from penstock.store.existing import discard, earlier_build
+from penstock.store.files import sync_directory
+from penstock.store.inputs import stamps_path
+from penstock.store.job import Job
+from penstock.store.journal import Journal
+from penstock.store.manifest import FILE_NAME
+from penstock.store.part import SIDES
+
+# Every name that a build, a lock or a cache of row indices (`.rows`) gives to a file of a store.
+_OURS = re.compile(
+    r"penstock\.json|part-\d+\.(tokens|bounds|origin|loss)\.npy|rejects(-\d+)?\.jsonl"
+    r"|\.(stamps|building)\.json|\.(slice|ready)-\d+\.json|\.many-\d+|\.awaited|\.failed|\.lock"
+    r"|\.rows|\..*\.tmp"
+)
+
+
+def replacement(job: Job) -> Job:
+    """The job that builds the new store; its directory is the old one if nothing is finished there.
+
+    The caller holds the lock of the store, and calls `put_in_place` when the job is done.
+
+    Raises:
+        StoreError: the directory holds a file that no build wrote.
+    """
+    directory = job.directory.resolve()
+    new, old = (directory.with_name(f".{directory.name}.{kind}") for kind in ("new", "old"))
+    for each in (directory, new, old):
+        _refuse_foreign(each)
+    if old.exists():
+        shutil.rmtree(old)
+    is_fixed = os.path.ismount(directory) or not os.access(directory.parent, os.W_OK)
+    is_finished = any((directory / side / FILE_NAME).exists() for side in ("", *SIDES))
+    if is_finished and is_fixed:
+        _empty(directory)
+    if not new.exists() and (is_fixed or not is_finished):
+        # An unfinished build is no loss, unless it is this one, which is then resumed.
+        if not _is_begun(job) and Journal(directory).begun() is not None:
+            discard(directory)
+        return job
+    made = replace(job, directory=new)
+    # A finished store is there if a build was killed before `put_in_place`.
+    if new.exists() and not _is_begun(made) and (is_finished or not _is_done(made)):
+        shutil.rmtree(new)
+    new.mkdir(exist_ok=True)
+    return made
+
+
+def put_in_place(made: Job, job: Job) -> None:
+    """Move the store that `made` has built to the directory of `job`, and delete the old one."""
+    if made is job:
+        return
+    new, directory = made.directory, job.directory.resolve()
+    old = directory.with_name(f".{directory.name}.old")
+    # A kill between the renames leaves an empty or missing directory and a complete new store,
+    # which the next build with overwrite=True puts in place.
+    directory.rename(old)
+    new.rename(directory)
+    with suppress(FileNotFoundError):
+        stamps_path(new).rename(stamps_path(directory))
+    sync_directory(directory.parent)
+    shutil.rmtree(old)
+
+
+def _is_begun(job: Job) -> bool:
+    """Whether the directory holds this very build, unfinished."""
+    begun = Journal(job.directory).begun()
+    return begun is not None and canonical_json(begun) == canonical_json(job.stamped)
+
+
+def _is_done(job: Job) -> bool:
+    """Whether the directory holds this very build, finished."""
+    try:
+        return earlier_build(job) is not None
+    except StoreError:
+        return False
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    for path in directory.iterdir() if directory.is_dir() else ():
+        yield from path.iterdir() if path.name in SIDES and path.is_dir() else [path]
+
+
+def _refuse_foreign(directory: Path) -> None:
+    """Raise if the directory is not empty, and not a store or holds more than a store."""
+    found = sorted(_files(directory))
+    others = [path.name for path in found if not _OURS.fullmatch(path.name)]
+    is_store = any(path.name in (FILE_NAME, ".building.json", ".failed") for path in found)
+    named = {".lock"} | {path.name for path in found if path.name.endswith(".tmp")}
+    if others or (found and not is_store and not {path.name for path in found} <= named):
+        listed = ", ".join((others or [path.name for path in found])[:5])
+        raise StoreError(
+            f"{directory} is not a store, or not only a store: it holds {listed}. overwrite=True "
+            "(--overwrite) deletes the whole directory, so it must hold nothing but a store. Move "
+            "these files, or choose another directory."
+        )
+
+
+def _empty(directory: Path) -> None:
+    """Delete the files of a store, and keep its directory."""
+    # The manifest goes first: without it, nobody takes what is left for a store.
+    for path in sorted(_files(directory), key=lambda path: path.name != FILE_NAME):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != ".lock":
+            path.unlink()
+    for side in SIDES:
+        if (directory / side).is_dir():
+            (directory / side).rmdir()
