@@ -275,7 +275,7 @@ def test_check_o_tries_the_directory(tried, tmp_path):
         "split": "split is a finished store of other files",
         "begun": "begun is an unfinished build of other files",
         "b.txt/store": "b.txt is a file, and a store is a directory",
-        ".": ". is not empty and not a store; it holds a.txt, b.txt, begun, ",
+        ".": ". is not empty and not a store; it holds .finished.stamps.json, ",
     }.items():
         code, message = tried(directory)
         assert code == 1

@@ -67,7 +67,7 @@ def test_less_text_than_one_batch_is_a_message_and_not_a_traceback(tmp_path):
 
     assert done.returncode == 1
     assert "❌ LocalOpenWebTextDataModule FAILED: " in done.stdout
-    assert "Use a smaller batch_size, or more text." in done.stdout
+    assert "Use a smaller batch size, or more text." in done.stdout
     assert "Traceback" not in done.stderr
 
 

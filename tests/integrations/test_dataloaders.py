@@ -203,7 +203,7 @@ def test_windows_has_no_workers_and_says_so_once(files, monkeypatch):
 @pytest.mark.parametrize("make", [create_dataloaders, create_text_dataloaders])
 def test_what_only_workers_can_do_is_refused_without_them(files, make):
     rest = {"tokenizer": "gpt2", "prefetch_factor": 2}
-    with pytest.raises(ValueError, match=r"not valid with num_workers=0: .* Set num_workers=1"):
+    with pytest.raises(ValueError, match=r"not valid with num_workers=0\. .* Set num_workers=1"):
         make(*files, batch_size=4, **rest)
 
 

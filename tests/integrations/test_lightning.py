@@ -451,7 +451,7 @@ def test_stores_and_lists_are_data_too(module, sides, tmp_path):
 
     assert isinstance(made.val_dataset.stream.members[0], TokenStore)
     assert len(made.train_dataset) == len(made.val_dataset) == 50
-    with pytest.raises(SourceError, match="no side 'training'"):
+    with pytest.raises(SourceError, match="has the key 'training'"):
         module(data={"training": built})
 
 

@@ -95,7 +95,7 @@ def test_masking_filling_and_dropout_work_over_text_dataset(name, text):
         assert pairs([again[number] for number in range(len(again))]) == second
         again.set_epoch(0)
         assert pairs([again[number] for number in range(len(again))]) == first
-        with pytest.raises(PlanError, match="epoch=-1 must be 0 or more"):
+        with pytest.raises(PlanError, match="An epoch must be 0 or more; got -1"):
             dataset.set_epoch(-1)
         with pytest.raises(IndexError):
             dataset[len(dataset)]

@@ -52,7 +52,7 @@ def test_an_explanation_as_text_names_positions_documents_files_and_the_text(sto
     assert lines[1 + 1 + len(row.origins)] == f"  {row.text!r}"
     assert repr(loader.explain(1)) == str(loader.explain(1))
     assert loader.explain(-1).step == 9
-    with pytest.raises(IndexError, match="step 10 is not in a run of 10 steps"):
+    with pytest.raises(IndexError, match="step 10 does not exist: this run has 10 steps"):
         loader.explain(10)
 
 
@@ -99,7 +99,7 @@ def test_a_streamed_run_is_explained_too(tmp_path):
     with ps.stream(ps.Texts(["abc " * 50] * 20), tmp_path / "s", tokenizer="bytes") as streamed:
         loader = ps.Loader(ps.Windows(streamed, 16), 2, epochs=1)
         found = loader.explain(3)
-        with pytest.raises(IndexError, match="step 1,000,000 is not in a run of"):
+        with pytest.raises(IndexError, match="step 1,000,000 does not exist: this run has"):
             loader.explain(1_000_000)
 
     whole = ps.Loader(ps.Windows(tmp_path / "s", 16), 2, epochs=1, shuffle="part")

@@ -158,7 +158,9 @@ def test_json_fields_as_they_lie_come_back_from_their_store(data, gpt2, tmp_path
         assert [store.text(number) for number in range(len(store))] == wanted
 
 
-@pytest.mark.parametrize("documents", ["lines", "paragraphs", "<|endoftext|>", "\n\n", "aa", " "])
+@pytest.mark.parametrize(
+    "documents", ["lines", "paragraphs", "<|endoftext|>", "\n\n", "sep:aa", " "]
+)
 @given(
     pieces=st.lists(
         st.sampled_from(["a", "aa", "\n", "\n\n", "<|endoftext|>", " ", "é", "\r", "\x00", "word"])

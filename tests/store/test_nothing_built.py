@@ -127,7 +127,7 @@ def test_bad_records_are_judged_in_the_order_of_the_input(threads, tmp_path):
 )
 def test_advice_after_a_failed_build_works_when_followed(change, tmp_path, sums):
     path = bad_lines(tmp_path / "a.txt", 200, 12)
-    with pytest.raises(SourceError, match=r"(?s)12 of 212.* or raise max_bad \(--max-bad\)"):
+    with pytest.raises(SourceError, match=r"(?s)12 of 212.* or raise max_bad= \(--max-bad\)"):
         build(path, tmp_path / "store")
     build(path, tmp_path / "store", **change)
     build(path, tmp_path / "clean", **change)

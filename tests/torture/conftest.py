@@ -25,7 +25,9 @@ if len(sys.argv) > 3:
         rename(old, new)
     os.rename = dying
 print("begin", flush=True)
-penstock.build(sys.argv[1], sys.argv[2], tokenizer="bytes", documents="lines", threads=2)
+penstock.build(
+    sys.argv[1], sys.argv[2], tokenizer="bytes", documents="lines", threads=2, max_bad=2
+)
 print("end", flush=True)
 """
 
@@ -47,7 +49,7 @@ class Trial:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(cut.__kwdefaults__, "slice_bytes", SLICE_BYTES)
             return penstock.build(
-                self.inputs, place or self.place, tokenizer="bytes", documents="lines"
+                self.inputs, place or self.place, tokenizer="bytes", documents="lines", max_bad=2
             )
 
     def command(self, *more):

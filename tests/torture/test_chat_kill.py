@@ -26,7 +26,7 @@ def dying(old, new):
         os.kill(os.getpid(), signal.SIGKILL)
     rename(old, new)
 os.rename = dying
-settings = dict(chat="chatml", add_tokens="auto", tokenizer="bytes")
+settings = dict(chat="chatml", add_tokens="auto", tokenizer="bytes", max_bad=1)
 penstock.build(sys.argv[1], sys.argv[2], threads=2, **settings)
 """
 
@@ -51,7 +51,7 @@ def test_chat_builds_killed_anywhere_go_on_to_the_same_bytes(
     monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", SLICE_BYTES)
     clean = tmp_path / "clean"
     parts = penstock.build(
-        inputs, clean, chat="chatml", add_tokens="auto", tokenizer="bytes"
+        inputs, clean, chat="chatml", add_tokens="auto", tokenizer="bytes", max_bad=1
     ).manifest.parts
     names = 5 * len(parts) + 4  # four arrays and a record for each part, and the rest
     chance, hits = random.Random(num_kills), 0
@@ -60,7 +60,8 @@ def test_chat_builds_killed_anywhere_go_on_to_the_same_bytes(
         at = number + 1 if num_kills > names else chance.randint(1, names)
         done = subprocess.run([sys.executable, "-c", CHILD, inputs, place, str(at)], timeout=120)
         hits += done.returncode == -signal.SIGKILL
-        penstock.build(inputs, place, chat="chatml", add_tokens="auto", tokenizer="bytes")
+        settings = {"chat": "chatml", "add_tokens": "auto", "tokenizer": "bytes", "max_bad": 1}
+        penstock.build(inputs, place, **settings)
         assert sums(place) == sums(clean), f"killed before file {at}"
 
     figure(f"chat builds killed before a file: {hits} of {num_kills}, {len(parts)} parts")

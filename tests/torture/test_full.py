@@ -22,7 +22,9 @@ def mount(size, *more):
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
 
 def build():
-    return penstock.build(inputs, store, tokenizer="bytes", documents="lines", threads=2)
+    return penstock.build(
+        inputs, store, tokenizer="bytes", documents="lines", threads=2, max_bad=2
+    )
 
 for size in sizes:
     mount(size)

@@ -89,7 +89,11 @@ def test_a_power_cut_leaves_a_store_that_is_whole_or_goes_on(long_trial, tmp_pat
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setitem(cut.__kwdefaults__, "slice_bytes", 6_000)
                     penstock.build(
-                        long_trial.inputs, disk / "store", tokenizer="bytes", documents="lines"
+                        long_trial.inputs,
+                        disk / "store",
+                        tokenizer="bytes",
+                        documents="lines",
+                        max_bad=2,
                     )
                 assert sums(disk / "store") == long_trial.expected
             copy.unlink()

@@ -45,7 +45,7 @@ def check_packed() -> None:
     if not _prepared:
         warnings.warn(
             "Rows of these batches hold several documents, and models of transformers keep them "
-            "apart only if they are called without a cache and without an attention_mask. Call "
+            "apart only if they are called without a cache and without an attention mask. Call "
             "penstock.loader.keep_documents_apart(model) once before training. It switches the "
             "cache off and tests the model.",
             stacklevel=3,

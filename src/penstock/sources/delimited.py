@@ -107,7 +107,8 @@ def find_column(data: bytes, file: InputFile, field: str) -> Column:
         problem = "no column" if not found else f"{len(found)} columns"
         raise SourceError(
             f'{file.name} has {problem} "{field}"; its first line names {shown}. Name the '
-            "column that holds the text with field=. If the first line is no list of names, add it."
+            "column that holds the text with field= (--field) of penstock.build. If the first line "
+            "is no list of names, add it."
         )
     valid = rb'(?:%b|[^"%b\n][^%b\n]*+|)' % (_QUOTED, delimiter, delimiter)
     before, after = found[0], len(names) - found[0] - 1

@@ -109,6 +109,9 @@ class Texts:
     Texts(2 documents, 19 bytes)
     """
 
+    may_be_empty = False
+    """Whether a build of no documents is accepted: the file of a Dataset may have no samples."""
+
     def __init__(self, texts: Iterable[str], *, keep_blank: bool = False) -> None:
         """Take each string of `texts` as one document.
 

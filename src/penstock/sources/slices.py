@@ -281,7 +281,7 @@ def damaged(file: InputFile, place: int, reason: str) -> SourceError:
     kind = "a JSON array" if file.format == "json" else file.format.upper()
     return SourceError(
         f"{file.name} cannot be read as {kind} from byte {place:,} on: {reason}. Repair the file, "
-        "or name its format with format=."
+        "or name its format with format= (--format) of penstock.build."
     )
 
 

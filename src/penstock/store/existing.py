@@ -19,7 +19,6 @@ from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.store.files import remove_temporary
 from penstock.store.inputs import (
-    comparable,
     known_stamp,
     piece_digests,
     read_digests,
@@ -38,7 +37,7 @@ from penstock.store.manifest import (
     shared_settings,
 )
 from penstock.store.part import SIDES
-from penstock.store.verify import differences
+from penstock.store.verify import comparable, differences
 
 _SHOWN = 5
 # Files that a build leaves before its journal is written. The lock is inside the store if the
@@ -284,7 +283,7 @@ def accept_touched(job: Job) -> None:
     """
     journal = Journal(job.directory)
     begun, now = journal.begun(), job.stamped
-    if begun is None or len(begun["stamps"]) != len(now["stamps"]):
+    if begun is None or len(begun.get("stamps", ())) != len(now["stamps"]):
         return
     pairs = zip(begun["stamps"], now["stamps"], strict=True)
     touched = {number for number, (old, new) in enumerate(pairs) if old != new}

@@ -14,7 +14,6 @@ digits, one after the other.
 
 import hashlib
 import json
-import os
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +22,6 @@ from penstock.digest import canonical_json, digest_bytes
 from penstock.sources.files import InputFile, open_file, refuse_changed
 from penstock.sources.slices import InputSpan, Slice
 from penstock.store.files import write_file
-from penstock.store.manifest import JsonObject
 
 Pieces = list[tuple[int, str]]
 """The number of an input and the digest of a piece of it, for each piece in order."""
@@ -131,34 +129,3 @@ def known_stamp(stamps: dict[str, str], file: InputFile) -> str | None:
 def _key(file: InputFile) -> str:
     # The path of a remote file may contain a password; its name does not.
     return file.name if file.remote else str(Path(file.path).absolute())
-
-
-def recorded_names(names: Sequence[str]) -> list[str]:
-    """The names of inputs below their common root; addresses of other machines stay as they are.
-
-    >>> recorded_names(["/data/web/a.txt", "/data/code/b.txt", "s3://bucket/c.txt"])
-    ['web/a.txt', 'code/b.txt', 's3://bucket/c.txt']
-    >>> recorded_names(["../text/a.txt"])
-    ['a.txt']
-    """
-    paths = {
-        name: os.path.abspath(name.removeprefix("file://"))  # noqa: PTH100  (links are kept)
-        for name in names
-        if "://" not in name.removeprefix("file://")
-    }
-    root = os.path.commonpath(map(os.path.dirname, paths.values())) if paths else ""
-    return [
-        Path(paths[name]).relative_to(root).as_posix() if name in paths else name for name in names
-    ]
-
-
-def comparable(inputs: Sequence[JsonObject]) -> list[JsonObject]:
-    """The inputs of a manifest as a new build describes them: without digests.
-
-    Earlier versions recorded names as the user wrote them.
-    """
-    names = recorded_names([each["name"] for each in inputs])
-    return [
-        {key: value for key, value in each.items() if key != "digest"} | {"name": name}
-        for each, name in zip(inputs, names, strict=True)
-    ]

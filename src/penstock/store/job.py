@@ -26,9 +26,9 @@ from penstock.sources.read import read_slice
 from penstock.sources.settings import Format, ReadSettings, Texts
 from penstock.sources.slices import Slice, cut
 from penstock.sources.whole import IsCutSafe
-from penstock.store.inputs import recorded_names
 from penstock.store.manifest import JsonObject
 from penstock.store.part import SIDES, Split, parse_split
+from penstock.store.verify import recorded_names
 from penstock.tokenize.engines import Engine, TokenizersEngine
 from penstock.tokenize.tokenizer import SpecialTokens, Tokenizer, load_tokenizer
 

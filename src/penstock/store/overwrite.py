@@ -110,8 +110,8 @@ def _refuse_foreign(directory: Path) -> None:
         listed = ", ".join((others or [path.name for path in found])[:5])
         raise StoreError(
             f"{directory} is not a store, or not only a store: it holds {listed}. overwrite=True "
-            "(--overwrite) deletes the whole directory, so it must hold nothing but a store. Move "
-            "these files, or choose another directory."
+            "(--overwrite) of penstock.build deletes the whole directory, so it must hold nothing "
+            "but a store. Move these files, or choose another directory."
         )
 
 

@@ -59,6 +59,8 @@ def refuse_nothing(job: Job, done: Sequence[SealedSlice]) -> None:
     tally = Tally.total([Tally(), *(record.tally for record in done)])
     if any(part.num_documents for record in done for part in record.parts.values()):
         return
+    if any(file.texts is not None and file.texts.may_be_empty for file in job.files):
+        return
     rejects = [reject for record in done for reject in record.rejects]
     size = sum(file.size for file in job.files)
     names = ", ".join(file.name for file in job.files[:_SHOWN])

@@ -24,7 +24,7 @@ message about a directory of a thousand files stays readable:
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -171,3 +171,34 @@ def _inputs(before: list[JsonObject], after: list[JsonObject]) -> list[str]:
         else:
             found += [f"{name}: {each}" for each in _fields(old[name], new[name], "")]
     return found
+
+
+def recorded_names(names: Sequence[str]) -> list[str]:
+    """The names of inputs below their common root; addresses of other machines stay as they are.
+
+    >>> recorded_names(["/data/web/a.txt", "/data/code/b.txt", "s3://bucket/c.txt"])
+    ['web/a.txt', 'code/b.txt', 's3://bucket/c.txt']
+    >>> recorded_names(["../text/a.txt"])
+    ['a.txt']
+    """
+    paths = {
+        name: os.path.abspath(name.removeprefix("file://"))  # noqa: PTH100  (links are kept)
+        for name in names
+        if "://" not in name.removeprefix("file://")
+    }
+    root = os.path.commonpath(map(os.path.dirname, paths.values())) if paths else ""
+    return [
+        Path(paths[name]).relative_to(root).as_posix() if name in paths else name for name in names
+    ]
+
+
+def comparable(inputs: Sequence[JsonObject]) -> list[JsonObject]:
+    """The inputs of a manifest as a new build describes them: without digests.
+
+    Earlier versions recorded names as the user wrote them.
+    """
+    names = recorded_names([each["name"] for each in inputs])
+    return [
+        {key: value for key, value in each.items() if key != "digest"} | {"name": name}
+        for each, name in zip(inputs, names, strict=True)
+    ]

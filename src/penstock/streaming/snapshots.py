@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Self, final, overload
 from penstock.digest import canonical_json
 from penstock.errors import StoreBusyError, StoreError, UnknownLengthError
 from penstock.rows.protocol import Array, Settings
-from penstock.store.inputs import comparable
 from penstock.store.manifest import FILE_NAME, Manifest, PartRecord, read_manifest, shared_settings
 from penstock.store.reader import TokenStore
-from penstock.store.verify import differences
+from penstock.store.verify import comparable, differences
 from penstock.streaming.waits import StallTimer, pause
 
 if TYPE_CHECKING:

@@ -81,7 +81,7 @@ def pad_collate(  # noqa: PLR0913  (a function for DataLoader's collate_fn: flat
         raise TokenizerError(
             "pad_id is None: this tokenizer has no pad token, like GPT-2's. Use "
             "pad_id=special_ids(tokenizer).pad_id, which is its end token. This is safe, because "
-            "attention_mask and labels mark padding by position."
+            "the attention mask and the labels mark padding by position."
         )
     _check_options(side, multiple_of, max_length, overflow, labels)
     # `bos_id` and `eos_id` are added before rows are truncated, so that max_length includes them.

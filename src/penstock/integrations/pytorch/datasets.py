@@ -160,7 +160,7 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         with which they were started.
         """
         if index(epoch) < 0:
-            raise PlanError(f"epoch={epoch} must be 0 or more.")
+            raise PlanError(f"An epoch must be 0 or more; got {epoch}.")
         self._epoch = index(epoch)
 
     def __getstate__(self) -> dict[str, object]:

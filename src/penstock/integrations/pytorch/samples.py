@@ -130,6 +130,7 @@ class SpooledTexts(Texts):
     """
 
     keep_blank = True
+    may_be_empty = True
 
     def __init__(
         self,

@@ -84,7 +84,7 @@ class WindowBatch(Sequence[Item], Generic[Item]):
         if isinstance(number, slice):
             return list(self)[number]
         if not -len(self) <= number < len(self):
-            raise IndexError(f"item {number:,} is not among {len(self):,}")
+            raise IndexError(f"item {number:,} does not exist; there are {len(self):,} items")
         return self._item(self._inputs[number], self._labels[number])
 
     def __iter__(self) -> Iterator[Item]:
