@@ -209,7 +209,7 @@ def test_any_text_is_masked_right(family, turns):
 
 
 @pytest.mark.torture
-@settings(max_examples=500)
+@settings(max_examples=1_500)
 @given(CONVERSATIONS)
 def test_any_text_is_masked_right_in_many_cases(family, turns):
     is_masked_right(family, turns)

@@ -326,7 +326,7 @@ def test_several_processes_at_once_make_one_store(write, cache):
 
 def _hang(path, cache):
     os.environ["PENSTOCK_CACHE"] = str(cache)
-    build_module.commit = lambda *_: time.sleep(600)
+    build_module._commit = lambda *_: time.sleep(600)
     TextDataset(path, 1)
 
 

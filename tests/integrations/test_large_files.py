@@ -57,7 +57,7 @@ def test_a_file_is_tokenized_in_a_fraction_of_its_size(layout, tmp_path, reads, 
     # A build holds the tokens of one slice per thread. Slices have 64 MB, which is more than a
     # test should need, and a machine may have many cores.
     monkeypatch.setattr(job.Job, "num_threads", 2)
-    monkeypatch.setattr(job, "cut", partial(job.cut, slice_bytes=MEGABYTE // 2))
+    monkeypatch.setattr(job, "cut", partial(job.cut, slice_bytes=MEGABYTE // 4))
     monkeypatch.setattr(samples, "_PIECE_BYTES", MEGABYTE // 2)
     path = tmp_path / "large"
     path.write_text(text_of(layout, 24 * MEGABYTE))

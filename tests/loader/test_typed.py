@@ -68,7 +68,7 @@ def test_batches_are_typed_with_the_fields_that_they_have(store, format, ids):
             assert set(batch) <= typed.__required_keys__ | typed.__optional_keys__
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_mypy_strict_accepts_a_program_with_the_types_of_batches_and_finds_a_wrong_name(
     tmp_path, monkeypatch
 ):

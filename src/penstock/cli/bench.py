@@ -215,8 +215,8 @@ def bench_command(
 
     Prints tokens per second, the time to the first batch, the time to resume, and memory, and
     compares the speed with what GPUs need. Batches are shuffled over the whole store and stay on
-    the CPU. Files that are not cached in memory are read at the speed of the disk: run it twice
-    to see the difference.
+    the CPU. Files that are not cached in memory are read at the speed of the disk: run the
+    command twice to see the difference.
     """
     # Of a split store, the training side is measured.
     path = next(iter(stores_at(store).values()))

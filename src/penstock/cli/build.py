@@ -39,7 +39,7 @@ def build_command(
     ] = None,
     rewritten: Annotated[
         Literal["mask", "train", "refuse"],
-        option("For turns of which the chat template omits a part, such as reasoning."),
+        option("What to do with turns from which the chat template omits text, such as reasoning."),
     ] = "mask",
     add_tokens: Annotated[
         list[str] | None, option("Add a special token to the tokenizer. Repeatable.", "TOKEN")
@@ -59,7 +59,7 @@ def build_command(
     bos_token: Annotated[str | None, option("Begin documents with this token.", "TOKEN")] = None,
     special_tokens: Annotated[
         Literal["text", "parse"],
-        option("For special tokens in a document. text: plain text; parse: the special token."),
+        option("How to read special tokens in a document. text: as text; parse: as these tokens."),
     ] = "text",
     max_bad: options.MaxBad = 0.001,
     max_document_bytes: Annotated[int, option("Reject longer documents.", "BYTES")] = 1 << 30,

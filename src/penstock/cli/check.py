@@ -27,7 +27,8 @@ def check_command(
     tokenizer: options.Tokenizer = "gpt2",
     format: options.Format = "auto",
     documents: Annotated[
-        str | None, option("As in penstock build. By default lines for two files.", "RULE")
+        str | None,
+        option("What a document is, as in penstock build. By default lines for two files.", "RULE"),
     ] = None,
     field: options.Field = "text",
     errors: options.Errors = "strict",

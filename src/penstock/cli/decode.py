@@ -22,7 +22,9 @@ def decode_command(
     document: Annotated[
         int, option("0 is the first document, -1 the last.", "NUMBER", "--document", "-d")
     ],
-    count: Annotated[int, option("How many documents.", "NUMBER", "--count", "-n", least=1)] = 1,
+    count: Annotated[
+        int, option("The number of documents to show.", "NUMBER", "--count", "-n", least=1)
+    ] = 1,
     tokenizer: Annotated[
         str | None, option("The store's tokenizer, if its recorded name is not found.", "NAME")
     ] = None,

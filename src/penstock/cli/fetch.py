@@ -25,11 +25,17 @@ def fetch_command(
         option("Directory to write to. By default data/NAME.", "DIRECTORY", "--output", "-o"),
     ] = None,
     source: Annotated[
-        str | None, option("A copy or a mirror: a directory, file or URL.", "SOURCE", "--from")
+        str | None,
+        option(
+            "Where to read a copy of the dataset: a directory, file or URL.", "SOURCE", "--from"
+        ),
     ] = None,
     split: Annotated[
         float | None,
-        option("Share for training, if the dataset is one file. By default 0.9.", "SHARE"),
+        option(
+            "The share of the text for training, if the dataset is one file. By default 0.9.",
+            "SHARE",
+        ),
     ] = None,
     build: Annotated[bool, option("Also build a store for each split.", None, "--build")] = False,
     tokenizer: options.Tokenizer = "gpt2",

@@ -46,14 +46,19 @@ Documents = Annotated[
 Field = Annotated[str, option("JSON field or column with the text; a.b is b in a.", "NAME")]
 Errors = Annotated[
     Literal["strict", "replace"],
-    option("For documents that are not UTF-8. strict: reject; replace: put U+FFFD for bad bytes."),
+    option(
+        "For documents that are not UTF-8. strict: reject; replace: replace invalid bytes with U+FFFD."
+    ),
 ]
 Newlines = Annotated[
     Literal["keep", "lf"], option("For Windows line ends (CRLF). lf: make them line feeds.")
 ]
 MaxBad = Annotated[
     float,
-    option("Stop if more records are rejected: a share below 1, or a number of them.", "NUMBER"),
+    option(
+        "Stop if more records are rejected: below 1 a share of all records, else a number.",
+        "NUMBER",
+    ),
 ]
 
 

@@ -35,7 +35,8 @@ def train_command(
         list[str], option("A special token: no text is encoded as it. Repeatable.", "TOKEN")
     ] = ["<|endoftext|>"],  # noqa: B006  (typer copies it)
     max_bytes: Annotated[
-        int | None, option("Read this much text. 100000000 are usually enough.", "BYTES")
+        int | None,
+        option("Stop after this many bytes of text. 100000000 are usually enough.", "BYTES"),
     ] = None,
     format: options.Format = "auto",
     documents: options.Documents = "auto",

@@ -32,10 +32,19 @@ def train_command(
     batch_size: BatchSize = None,
     max_length: MaxLength = None,
     num_workers: Annotated[
-        int | None, option("0 prepares no batches ahead.", "NUMBER", "--num_workers", least=0)
+        int | None,
+        option(
+            "0: prepare no batches ahead. Other values change nothing.",
+            "NUMBER",
+            "--num_workers",
+            least=0,
+        ),
     ] = None,
     prefetch_factor: Annotated[
-        int | None, option("Blocks to prepare ahead.", "NUMBER", "--prefetch_factor", least=0)
+        int | None,
+        option(
+            "How many blocks of batches to prepare ahead.", "NUMBER", "--prefetch_factor", least=0
+        ),
     ] = None,
     steps: Annotated[int | None, option("Train for this many steps.", "NUMBER", least=1)] = None,
     max_minutes: Annotated[
@@ -50,7 +59,7 @@ def train_command(
     settings: Settings = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train a GPT-2 on a text, a store, or as a recipe says.
+    """Train a GPT-2 on a text or a store, or with the settings of a recipe.
 
     Writes checkpoints, metrics.jsonl, curve.svg and sample.txt to the output. The run can be
     killed at any time: the same command resumes exactly from the last checkpoint. Each flag
