@@ -46,9 +46,7 @@ Documents = Annotated[
 Field = Annotated[str, option("JSON field or column with the text; a.b is b in a.", "NAME")]
 Errors = Annotated[
     Literal["strict", "replace"],
-    option(
-        "For documents that are not UTF-8. strict: reject; replace: replace invalid bytes with U+FFFD."
-    ),
+    option("For documents that are not UTF-8. strict: reject; replace: put U+FFFD in their place."),
 ]
 Newlines = Annotated[
     Literal["keep", "lf"], option("For Windows line ends (CRLF). lf: make them line feeds.")
