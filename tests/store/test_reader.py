@@ -13,6 +13,7 @@ import penstock
 from penstock.errors import StoreError
 from penstock.sources.settings import Texts
 from penstock.sources.slices import cut
+from penstock.tokenize import train_tokenizer
 
 TEXTS = [f"{number} " + "word " * (number % 7) for number in range(200)]
 
@@ -162,3 +163,14 @@ def test_the_repr_says_what_it_is(store):
 
 def test_a_path_may_be_a_string_or_a_path(store):
     assert penstock.TokenStore(str(store.path)).digest == store.digest
+
+
+def test_a_path_that_names_another_tokenizer_by_now_is_loaded_again(tmp_path, monkeypatch):
+    """Two directories may each have a file of the same relative name."""
+    for name, words in (("one", ["to be or not to be"]), ("two", ["the cat sat on the mat"])):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        train_tokenizer(Texts(words * 50), "own.json", vocab_size=258)
+        store = penstock.build(Texts(words), "store", tokenizer="own.json")
+
+        assert store.decode(0) == words[0]

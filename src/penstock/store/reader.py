@@ -42,7 +42,7 @@ def tokenizer_of(manifest: Manifest, tokenizer: object = None) -> "Tokenizer":
     recorded = manifest.contents["tokenizer"]
     added = tuple(recorded.get("added_tokens", ()))
     if tokenizer is None:
-        found = _by_name(recorded["name"], added)
+        found = _by_name(recorded["name"], added, recorded["digest"] or recorded["canary"])
     else:
         found = load_tokenizer(tokenizer, add_tokens=added)
     digest = recorded["digest"]
@@ -57,7 +57,8 @@ def tokenizer_of(manifest: Manifest, tokenizer: object = None) -> "Tokenizer":
 
 
 @lru_cache(maxsize=8)
-def _by_name(name: str, added: tuple[str, ...]) -> "Tokenizer":
+def _by_name(name: str, added: tuple[str, ...], digest: str) -> "Tokenizer":
+    # The digest is part of the key: a path may name another file by now.
     from penstock.tokenize.tokenizer import load_tokenizer
 
     return load_tokenizer(name, add_tokens=added)
