@@ -2,14 +2,14 @@
 
 import ast
 import json
-import os
+import multiprocessing
 import re
-import subprocess
 import sys
 import tomllib
 from importlib import import_module
 from inspect import isclass, isfunction
 from pathlib import Path
+from runpy import run_path
 from types import ModuleType
 
 import pytest
@@ -168,31 +168,45 @@ def examples(page):
     ]
 
 
+@pytest.fixture(scope="module")
+def imported_once():
+    """A context whose processes are forked from one that has imported torch and penstock."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "penstock.loader.loader", "penstock.store.build"])
+    return context
+
+
+# Warnings are errors, and the log is shown if the page fails.
+PREAMBLE = """
+import os, sys, warnings
+log = os.open("log", os.O_WRONLY | os.O_CREAT)
+os.dup2(log, 1), os.dup2(log, 2)
+os.environ["PATH"] = {programs!r} + os.pathsep + os.environ["PATH"]
+warnings.simplefilter("error")
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if examples(page)], ids=lambda page: page.name
 )
-def test_the_examples_of_a_page_run_in_order(page, tmp_path):
+def test_the_examples_of_a_page_run_in_order(page, tmp_path, monkeypatch, imported_once):
     """In a directory with a text file, which is what a reader has."""
-    programs = Path(sys.executable).parent  # `penstock` of this environment
     text = "".join(f"Line {number}: the quick brown fox jumps.\n" for number in range(2_000))
     (tmp_path / "input.txt").write_text(text)
     script = tmp_path / "examples.py"
-    script.write_text("\n".join(examples(page)), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT / "src"),
-            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-        },
-        capture_output=True,
-        text=True,
-        timeout=280,
+    programs = str(Path(sys.executable).parent)  # `penstock` of this environment
+    code = [PREAMBLE.format(programs=programs), *examples(page)]
+    script.write_text("\n".join(code), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)  # the new process starts in the directory of this one
+    reader = imported_once.Process(
+        target=run_path, args=[str(script)], kwargs={"run_name": "__main__"}
     )
+    reader.start()
+    reader.join(280)
+    reader.kill()
 
-    assert done.returncode == 0, done.stderr
+    assert reader.exitcode == 0, (tmp_path / "log").read_text()
 
 
 def test_every_block_of_the_readme_is_run_but_the_one_that_installs_penstock():

@@ -1,6 +1,8 @@
 """Batches are typed: the types of penstock.loader are those of the batches that loaders yield."""
 
 import sys
+from inspect import signature
+from typing import get_type_hints
 
 import pytest
 from mypy import api
@@ -8,6 +10,7 @@ from mypy import api
 import penstock
 from penstock import Documents, Loader, Packs, Windows
 from penstock.loader import BatchFormat, LabelBatch, NarrowBatch, TargetBatch
+from penstock.loader.arguments import LoaderOptions
 
 TYPES = {"dict": TargetBatch, "hf": LabelBatch, "narrow": NarrowBatch}
 
@@ -30,8 +33,16 @@ def loss(batch: TargetBatch) -> Tensor:
 
 
 rows = Windows("store", 8)
-for batch in Loader(rows, 4):
+for batch in Loader(rows, 4, seed=3):
+    assert_type(batch, TargetBatch)
     loss(batch)
+assert_type(Loader(rows, 4)[0], TargetBatch)
+for pair in Loader(rows, global_batch_size=4, rank=0, world_size=2, format="tuple"):
+    assert_type(pair, PairBatch)
+for labels in Loader(rows, 4, epochs=2, drop_last=False, format="hf"):
+    assert_type(labels["labels"], Tensor)
+for narrow in Loader(rows, 4, device="cpu", format="narrow"):
+    assert_type(narrow, NarrowBatch)
 for labelled in StepLoader(rows, 4):
     assert_type(labelled, LabelBatch)
     assert_type(labelled["labels"], Tensor)
@@ -66,6 +77,13 @@ def test_batches_are_typed_with_the_fields_that_they_have(store, format, ids):
         ):
             assert typed.__required_keys__ <= set(batch)
             assert set(batch) <= typed.__required_keys__ | typed.__optional_keys__
+
+
+def test_the_typed_signatures_of_a_loader_have_all_its_arguments():
+    types = {name: each.annotation for name, each in signature(Loader).parameters.items()}
+    for name in ("rows", "batch_size", "format"):  # these stand in each of the signatures
+        del types[name]
+    assert types == get_type_hints(LoaderOptions)
 
 
 @pytest.mark.torture

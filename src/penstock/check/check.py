@@ -10,7 +10,7 @@ and not on the size of the files.
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -25,8 +25,7 @@ from penstock.sources.listing import list_files
 from penstock.sources.settings import ReadSettings, Texts
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from penstock.loader.batch_format import TargetBatch
     from penstock.store.reader import TokenStore
 
 # The limit of the script that `penstock check` replaces.
@@ -190,7 +189,7 @@ class _Run:
         texts = Texts([text.decode() for text in self._texts] * copies)
         return build(texts, self.folder / name, tokenizer=self._tokenizer)
 
-    def _batches(self, store: "TokenStore", length: int) -> "Iterator[Mapping[str, Tensor]]":
+    def _batches(self, store: "TokenStore", length: int) -> "Iterator[TargetBatch]":
         from penstock.loader.loader import Loader
         from penstock.rows.windows import Windows
 

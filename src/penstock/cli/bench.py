@@ -16,8 +16,6 @@ from penstock.cli.terminal import aligned, console, print_facts, print_json, wri
 from penstock.cli.units import count_text, number_of, size_text
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from penstock.loader.loader import Loader
 
 GPU_FLOPS = 989e12
@@ -126,7 +124,7 @@ def measure_speed(
     started = time.perf_counter()
     rows = Windows(TokenStore(path), length)
     wide = Loader(rows, batch_size)
-    batches = {"int64": iter(wide)}
+    batches: dict[str, Iterator[object]] = {"int64": iter(wide)}
     # The time to the first batch includes opening the files and starting the prefetch thread.
     next(batches["int64"])
     first_batch = time.perf_counter() - started
@@ -166,7 +164,7 @@ def measure_speed(
     }
 
 
-def batches_per_second(batches: "Iterator[dict[str, Tensor]]", seconds: float) -> float:
+def batches_per_second(batches: "Iterator[object]", seconds: float) -> float:
     """The speed of reading batches, measured for some seconds."""
     # Batches that were prefetched before this turn would be counted as read in no time.
     warm = time.perf_counter() + _WARM_UP_SHARE * seconds
@@ -181,7 +179,7 @@ def batches_per_second(batches: "Iterator[dict[str, Tensor]]", seconds: float) -
     return count / (now - started)
 
 
-def _resumes(loader: "Loader", fresh: "Loader", num_rows: int) -> Iterator[float]:
+def _resumes(loader: "Loader[Any]", fresh: "Loader[Any]", num_rows: int) -> Iterator[float]:
     """Seconds from a state to the next batch, at positions in the first thousand epochs."""
     # The time must not depend on the position: a state is a position, and nothing is replayed.
     for number in range(_NUM_RESUMES):

@@ -190,7 +190,7 @@ class BatchSource:
 
     def loader(
         self, rows: int | None = None, *, sharded: bool = True, epochs: int | None = None
-    ) -> Loader:
+    ) -> Loader[Any]:
         """A loader over all positions.
 
         Args:
@@ -270,7 +270,7 @@ class StepBatches(Dataset[LabelBatch]):
 
     def __init__(self, source: BatchSource) -> None:
         self.source = source
-        self._loaders: dict[int, Loader] = {}
+        self._loaders: dict[int, Loader[Any]] = {}
 
     def __getstate__(self) -> dict[str, object]:
         # Loaders have threads. A worker makes its own when it needs them.
@@ -297,7 +297,7 @@ class StepBatches(Dataset[LabelBatch]):
         """Return the batch of a step: a batch sampler asks for a list of one step."""
         return self[spans[0]]
 
-    def _loader(self, rows: int) -> Loader:
+    def _loader(self, rows: int) -> Loader[Any]:
         """A loader of `rows` consecutive rows; with 0, of this rank's share of full steps."""
         # Few sizes occur: full steps, and the shares of the smaller steps at the end of an epoch.
         if rows not in self._loaders:

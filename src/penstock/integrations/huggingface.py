@@ -28,10 +28,10 @@ from penstock.integrations.hf_format import (
     is_dataset,
     row_format,
 )
+from penstock.loader.arguments import topology
 from penstock.loader.batch_format import LabelBatch
 from penstock.loader.loader import Loader
 from penstock.loader.packed import check_packed, keep_documents_apart, prepare
-from penstock.loader.run import topology
 from penstock.order.plan import Plan
 from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock.chat.chat import Chat
 from penstock.errors import ChatError, PlanError, ResumeError
-from penstock.loader.run import topology
+from penstock.loader.arguments import topology
 from penstock.loader.state import sealed, unsealed
 
 __all__ = ["SFTBatches", "SFTCollate", "sft_data_generator"]

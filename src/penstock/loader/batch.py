@@ -11,7 +11,7 @@ and become int64 on the device. Each batch is one copy from pinned memory on a s
 There are two pinned slots: while the GPU reads one, the next batch is written to the other.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, pairwise
@@ -22,7 +22,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
 from penstock.loader.batch_format import IGNORED, Batch, Shape, Tensors
-from penstock.loader.read import IDS, StepBlock
+from penstock.loader.read import IDS, MOST_STEPS, Assembler, StepBlock
 from penstock.order.steps import PADDING
 from penstock.rows.protocol import Array, Fields, Side, narrowed
 from penstock.rows.windows import cu_seqlens
@@ -117,6 +117,24 @@ class Maker:
             # concatenated.
             batch["labels"][:, 0] = IGNORED
         return batch
+
+
+def made_blocks(
+    assembler: Assembler, maker: Maker, first: int, copy: "DeviceCopy | None"
+) -> Iterator[Iterable[Made]]:
+    """Yield finished batches from step `first` to the end of the pass, a block at a time."""
+    step = first
+    most = 1  # the first batch is needed at once; then blocks grow
+    while step < (last := assembler.run.steps_before(step)):
+        block = assembler.block(step, last, most)
+        most = min(4 * most, MOST_STEPS)
+        batches = maker.batches(block, copy)
+        if copy is not None:
+            # One by one, because `prefetch` counts copies to the device.
+            yield from ([made] for made in batches)
+        else:
+            yield batches
+        step += len(block.spans)
 
 
 def _host_arrays(block: StepBlock, number: int, shape: Shape, length: int) -> Fields:

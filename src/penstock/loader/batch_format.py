@@ -113,7 +113,12 @@ class BatchFormat:
 class Shape:
     """A batch format for rows of a known length."""
 
-    def __init__(self, format: BatchFormat, length: int) -> None:
+    def __init__(self, format: BatchFormat, length: int, *, is_padded: bool = False) -> None:
+        if format.lengths and is_padded:
+            raise PlanError(
+                f"lengths={format.lengths} cannot cut rows of Documents, which have the lengths of "
+                "their documents. Leave lengths out, or use Documents(…, max_length=…)."
+            )
         self.format = format.fields
         self.ids = format.ids
         self.length = length

@@ -33,7 +33,7 @@ class StepsOfRun(data.Dataset[Batch]):
     contains a step, and the position from which steps are counted.
     """
 
-    def __init__(self, loader: "Loader") -> None:
+    def __init__(self, loader: "Loader[Any]") -> None:
         self._loader = loader.copy()  # a copy, so that the user's loader is not moved
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class StepsOfRun(data.Dataset[Batch]):
 class _Rest(data.Sampler[list[tuple[int, int]]]):
     """The steps from the loader's position to the end of its pass."""
 
-    def __init__(self, loader: "Loader") -> None:
+    def __init__(self, loader: "Loader[Any]") -> None:
         self._loader = loader
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class LoaderBatches(data.DataLoader[Batch]):
     `len()` is that of a whole pass, like the loader's.
     """
 
-    def __init__(self, loader: "Loader", **options: Any) -> None:
+    def __init__(self, loader: "Loader[Any]", **options: Any) -> None:
         super().__init__(
             StepsOfRun(loader), batch_sampler=_Rest(loader), collate_fn=_same, **options
         )
@@ -91,7 +91,7 @@ class LoaderBatches(data.DataLoader[Batch]):
         return self.loader.follow(super().__iter__())
 
 
-def as_dataloader(loader: "Loader", *, num_workers: int, **options: Any) -> LoaderBatches:
+def as_dataloader(loader: "Loader[Any]", *, num_workers: int, **options: Any) -> LoaderBatches:
     """Return a DataLoader over the rest of `loader`'s pass; each batch is one of its steps."""
     if num_workers and loader.device.type != "cpu":
         raise PlanError(
@@ -161,7 +161,7 @@ class WorkerOptions(NamedTuple):
         return self
 
 
-def log_fingerprints(batches: "Loader | LoaderBatches", path: str | Path) -> Iterator[Batch]:
+def log_fingerprints(batches: "Loader[Batch] | LoaderBatches", path: str | Path) -> Iterator[Batch]:
     """Yield the batches of a loader or its DataLoader, and append their fingerprints to a file.
 
     Each line is JSON: the step, the position after it, and the fingerprint on this rank. The line

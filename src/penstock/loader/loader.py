@@ -9,22 +9,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from functools import cached_property, partial
 from itertools import count
-from operator import index
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
 import torch
 
 from penstock.errors import PlanError, ResumeError
-from penstock.loader.batch import DeviceCopy, Made, Maker
-from penstock.loader.batch_format import Batch, BatchFormat, Format, Shape
-from penstock.loader.packed import check_packed
+from penstock.loader import batch_format as formats
+from penstock.loader.arguments import LoaderOptions, ShuffleMode, batch_sizes, plan_of, topology
+from penstock.loader.batch import DeviceCopy, Made, Maker, made_blocks
+from penstock.loader.batch_format import BatchFormat
+from penstock.loader.packed import check_packed_rows
 from penstock.loader.prefetch import Ahead
-from penstock.loader.read import MOST_STEPS, Assembler
-from penstock.loader.run import AnyPlan, Run, batch_sizes, plan_of, topology
+from penstock.loader.read import Assembler
+from penstock.loader.run import AnyPlan, Run
 from penstock.loader.state import State, check_state, identify, write_state
 from penstock.loader.state_prefix import identity_at, position_of
-from penstock.order.shuffle import Block as ShuffleBlock
-from penstock.order.shuffle import Mode
 from penstock.rows.protocol import RowsLike
 from penstock.store.files import keep_freed_memory
 from penstock.streaming.plan import StreamedPlan
@@ -33,14 +32,66 @@ if TYPE_CHECKING:
     from penstock.loader.dataloader import LoaderBatches
     from penstock.loader.explain import ExplainedStep
 
+Batch = TypeVar("Batch")
 
-class Loader:
+
+class Loader(Generic[Batch]):
     """Batches of a plan for one rank, from any position.
 
     Iteration continues from `position`, and advances it by the batches that were yielded, not by
     those that were prefetched. There is one iterator at a time; a new one replaces it. A run with
     an end can be iterated again: see `penstock.loader.run`.
     """
+
+    @overload
+    def __init__(
+        self: "Loader[formats.TargetBatch]",
+        rows: AnyPlan | RowsLike,
+        batch_size: int | None = None,
+        *,
+        format: Literal["dict"] = "dict",
+        **options: Unpack[LoaderOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: "Loader[formats.PairBatch]",
+        rows: AnyPlan | RowsLike,
+        batch_size: int | None = None,
+        *,
+        format: Literal["tuple"],
+        **options: Unpack[LoaderOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: "Loader[formats.LabelBatch]",
+        rows: AnyPlan | RowsLike,
+        batch_size: int | None = None,
+        *,
+        format: Literal["hf"],
+        **options: Unpack[LoaderOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: "Loader[formats.NarrowBatch]",
+        rows: AnyPlan | RowsLike,
+        batch_size: int | None = None,
+        *,
+        format: Literal["narrow"],
+        **options: Unpack[LoaderOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: "Loader[Any]",
+        rows: AnyPlan | RowsLike,
+        batch_size: int | None = None,
+        *,
+        format: formats.Format | BatchFormat,
+        **options: Unpack[LoaderOptions],
+    ) -> None: ...
 
     def __init__(  # noqa: PLR0913  (the object that every user makes: flat keywords read best)
         self,
@@ -51,12 +102,12 @@ class Loader:
         rank: int | None = None,
         world_size: int | None = None,
         seed: int | None = None,
-        shuffle: Mode | ShuffleBlock | None = None,
+        shuffle: ShuffleMode | None = None,
         epochs: int | None = None,
         steps: int | None = None,
         drop_last: bool = True,
         device: str | torch.device | None = None,
-        format: Format | BatchFormat = "dict",
+        format: formats.Format | BatchFormat = "dict",
         prefetch: int = 2,
     ) -> None:
         """Make a loader over a plan, or over rows.
@@ -95,7 +146,6 @@ class Loader:
         self.run = Run(
             self.plan, sizes, rank, world_size, epochs=epochs, num_steps=steps, drop_last=drop_last
         )
-        """The position, and the steps of the pass (the rows of one loop) that it belongs to."""
         self._iterator_number = 0
         self._reader: Ahead[Iterable[Made]] | None = None
         self._prefetch = prefetch
@@ -103,12 +153,7 @@ class Loader:
         chosen = format if isinstance(format, BatchFormat) else BatchFormat(fields=format)
         self._assembler = Assembler(self.run, by_tokens=chosen.fingerprint == "tokens")
         side = self._assembler.side
-        if chosen.lengths and side:
-            raise PlanError(
-                f"lengths={chosen.lengths} cannot cut rows of Documents, which have the lengths of "
-                "their documents. Leave lengths out, or use Documents(…, max_length=…)."
-            )
-        self.shape = Shape(chosen, self._assembler.length)
+        self.shape = formats.Shape(chosen, self._assembler.length, is_padded=side is not None)
         self.shape.check_targets(self.plan.sources)
         whole = self._assembler.whole_documents
         self._maker = Maker(shape=self.shape, device=self.device, side=side, whole_documents=whole)
@@ -152,26 +197,12 @@ class Loader:
 
     def __getitem__(self, step: int) -> Batch:
         """Return the batch of any step, without changing the position."""
-        return self.make(self._checked_step(step)).batch
-
-    def _checked_step(self, step: int) -> int:
-        """Return the number of a step that may be counted from the end."""
-        limit = self.run.num_steps
-        if step < 0 and limit is not None:
-            step += limit
-        if step < 0 or (limit is not None and step >= limit):
-            size = "no end" if limit is None else f"{limit:,} steps"
-            raise IndexError(f"step {step:,} does not exist: this run has {size}, numbered from 0")
-        return step
-
-    def _refuse_no_step(self, step: int) -> None:
-        """Raise if a streamed run has no such step; wait until that is known."""
-        if isinstance(self.plan, StreamedPlan) and not self.run.has_step(step):
-            raise IndexError(f"step {step:,} does not exist: this run has {len(self):,} steps")
+        batch: Batch = self.make(self.run.checked_step(step)).batch
+        return batch
 
     def make(self, step: int) -> Made:
         """Return the batch of a step with its fingerprint and the position after it."""
-        self._refuse_no_step(step)
+        self.run.refuse_missing_step(step)
         copy = DeviceCopy(self.device) if self.device.type == "cuda" else None
         made = next(self._maker.batches(self._assembler.block(step, step + 1), copy))
         if made.finish is not None:
@@ -187,24 +218,14 @@ class Loader:
         """
         from penstock.loader.explain import explain_step
 
-        number = self._checked_step(step)
-        self._refuse_no_step(number)
-        positions = self.run.shard.positions(number, number + 1, end=self.run.end)
-        return explain_step(self.plan, number, positions, tokenizer)
+        step = self.run.checked_step(step)
+        positions = self.run.shard.positions(step, step + 1, end=self.run.end)
+        return explain_step(self.plan, step, positions, tokenizer)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches from `position` to the end of the pass; at its end, the next pass.
-
-        A pass is the rows of one loop. With `epochs=`, the next pass reads the epochs that follow.
-        With `steps=`, an unshuffled run starts over; a shuffled one yields nothing and warns once.
-        """
-        self._check_packed()
+        """Yield the batches from `position` to the end of the pass; at its end, the next pass."""
+        check_packed_rows(self.shape.format, self.plan.sources.values())
         return self._iterate(self._stop_iterator())
-
-    def _check_packed(self) -> None:
-        rows = self.plan.sources.values()
-        if self.shape.format == "hf" and any(each.gives_positions for each in rows):
-            check_packed()
 
     def _stop_iterator(self) -> int:
         """Stop the current iterator; return the number of the next one."""
@@ -223,7 +244,7 @@ class Loader:
 
     def follow(self, made: Iterable[tuple[Batch, int]]) -> Iterator[Batch]:
         """Yield batches that a DataLoader made, given with their fingerprints, from `step` on."""
-        self._check_packed()
+        check_packed_rows(self.shape.format, self.plan.sources.values())
         steps = zip(count(self.step), made, strict=False)
         block = (Made(step, self.run.after(step), *each, None) for step, each in steps)
         return self._iterate(self._stop_iterator(), [block])
@@ -238,7 +259,7 @@ class Loader:
             self.run.begin_pass()
             keep_freed_memory()
             copy = DeviceCopy(self.device) if self.device.type == "cuda" else None
-            made = partial(self._made, self.step, copy)
+            made = partial(made_blocks, self._assembler, self._maker, self.step, copy)
             reader = self._reader = Ahead(made, self._prefetch) if self._prefetch else None
             blocks = reader or made()
         try:
@@ -266,30 +287,9 @@ class Loader:
         self.run.position = made.stop
         self.fingerprint = made.fingerprint
 
-    def _made(self, first: int, copy: DeviceCopy | None) -> Iterator[Iterable[Made]]:
-        """Yield finished batches, a block at a time."""
-        step = first
-        most = 1  # the first batch is needed at once; then blocks grow
-        while step < (last := self.run.steps_before(step)):
-            block = self._assembler.block(step, last, most)
-            most = min(4 * most, MOST_STEPS)
-            batches = self._maker.batches(block, copy)
-            if copy is not None:
-                # One by one, because `prefetch` counts copies to the device.
-                yield from ([made] for made in batches)
-            else:
-                yield batches
-            step += len(block.spans)
-
     def seek(self, position: int) -> None:
         """Go to a position of the global order; the next batch begins there."""
-        position = index(position)
-        limit = self.run.limit
-        if not 0 <= position <= limit:
-            raise PlanError(
-                f"Position {position:,} is not in this run, which has {limit:,} rows. Use a "
-                f"position from 0 to {limit:,}."
-            )
+        position = self.run.checked_position(position)
         self._stop_iterator()  # before the position changes: the thread reads `run`
         self.run.position = position
         self.run.lay_out()
@@ -315,12 +315,12 @@ class Loader:
         if on_change not in ("error", "restart"):
             raise ResumeError(f'on_change={on_change!r} is not "error" or "restart".')
         checked = check_state(state)
-        position = 0
         try:
             position = position_of(self.plan, self._identity, checked)
         except ResumeError:
             if on_change == "error":
                 raise
+            position = 0
         if position > self.run.limit:
             raise ResumeError(
                 f"This state is at position {position:,}, past the end of this run at "

@@ -13,7 +13,7 @@ This module never imports transformers: if no other module did, there is no mode
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -21,6 +21,7 @@ from weakref import WeakSet
 import torch
 
 from penstock.errors import PlanError
+from penstock.rows.protocol import Rows
 
 # The first version that computes masks from position_ids was 4.53.1 for Llama, 4.55 for GPT-2.
 _LEAST = (4, 55)
@@ -32,6 +33,12 @@ _TOLERANCE = 1e-3
 
 # Weak, so that a model that is dropped frees its memory.
 _prepared: "WeakSet[torch.nn.Module]" = WeakSet()
+
+
+def check_packed_rows(format: str, sources: Iterable[Rows]) -> None:
+    """Call `check_packed` if batches of this format hold several documents in a row."""
+    if format == "hf" and any(rows.gives_positions for rows in sources):
+        check_packed()
 
 
 def check_packed() -> None:

@@ -12,22 +12,15 @@ else.
 """
 
 import warnings
-from collections.abc import Mapping
 from operator import index
 from typing import SupportsIndex
-
-import torch
 
 from penstock.errors import PlanError, UnknownLengthError
 from penstock.order.budget import Budget
 from penstock.order.integers import END
 from penstock.order.plan import Plan
-from penstock.order.shuffle import Block as ShuffleBlock
-from penstock.order.shuffle import Mode
 from penstock.order.steps import Shard, Steps
-from penstock.rows.protocol import RowsLike, as_rows
 from penstock.streaming.plan import StreamedPlan
-from penstock.streaming.snapshots import Snapshot
 
 AnyPlan = Plan | Budget | StreamedPlan
 
@@ -199,6 +192,31 @@ class Run:
         """Return whether the pass has a step; wait until a streamed store has it or ends."""
         return step < self.steps_before(step)
 
+    def checked_step(self, step: int) -> int:
+        """Return the number of a step that may be counted from the end."""
+        limit = self.num_steps
+        if step < 0 and limit is not None:
+            step += limit
+        if step < 0 or (limit is not None and step >= limit):
+            size = "no end" if limit is None else f"{limit:,} steps"
+            raise IndexError(f"step {step:,} does not exist: this run has {size}, numbered from 0")
+        self.refuse_missing_step(step)
+        return step
+
+    def checked_position(self, position: SupportsIndex) -> int:
+        """Return `position` as an int; raise if it is not in this run."""
+        if not 0 <= index(position) <= self.limit:
+            raise PlanError(
+                f"Position {index(position):,} is not in this run, which has {self.limit:,} rows. "
+                f"Use a position from 0 to {self.limit:,}."
+            )
+        return index(position)
+
+    def refuse_missing_step(self, step: int) -> None:
+        """Raise if a streamed run has no such step; wait until that is known."""
+        if self._streamed is not None and not self.has_step(step):
+            raise IndexError(f"step {step:,} does not exist: this run has {self.length():,} steps")
+
     def find_end(self) -> None:
         """Compute the end of the pass, if the streamed store is finished."""
         if self.end is not None or (rows := self._find_pass_rows()) is None:
@@ -243,76 +261,3 @@ class Run:
         """
         if self._epochs is not None and self.end is not None:
             self.position = self.end
-
-
-def plan_of(
-    rows: AnyPlan | RowsLike, seed: int | None, shuffle: Mode | ShuffleBlock | None
-) -> AnyPlan:
-    """Return the given plan, or a plan over the given rows."""
-    if isinstance(rows, Plan | Budget | StreamedPlan):
-        for name, value in (("seed", seed), ("shuffle", shuffle)):
-            if value is not None:
-                raise PlanError(
-                    f"{name}={value!r} was passed to the loader together with a plan. Pass it to "
-                    "Plan(…) instead."
-                )
-        return rows
-    rows = as_rows(rows)
-    if rows.stream is not None and isinstance(rows.stream.members[0], Snapshot):
-        if shuffle not in (None, "part"):
-            raise PlanError(
-                f"shuffle={shuffle!r} needs all rows, and these are of a store that is still being "
-                'written. Leave it out, or use shuffle="part"; or build the store first.'
-            )
-        # Also if the store is finished: the order must not depend on when the build finished.
-        return StreamedPlan(rows, seed=seed or 0)
-    return Plan(rows, seed=seed or 0, shuffle=shuffle or "full")
-
-
-def topology(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size: as given, from torch.distributed, or 0 and 1.
-
-    Every API that takes them calls this function, so defaults and errors are the same in all.
-    """
-    if (rank is None) != (world_size is None):
-        raise PlanError(f"rank={rank} and world_size={world_size}: give both or neither.")
-    if rank is not None and world_size is not None:
-        for name, value in (("rank", rank), ("world_size", world_size)):
-            if not isinstance(value, SupportsIndex):
-                raise PlanError(f"{name}={value!r} is not a whole number.")
-        if world_size < 1:
-            raise PlanError(f"world_size={world_size} must be at least 1.")
-        if not 0 <= rank < world_size:
-            raise PlanError(
-                f"rank={rank} must be from 0 to {world_size - 1}: world_size is {world_size}."
-            )
-        return index(rank), index(world_size)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
-
-
-def batch_sizes(
-    plan: AnyPlan,
-    batch_size: int | None,
-    global_batch_size: int | Mapping[int, int] | None,
-    world_size: int,
-) -> dict[int, int]:
-    """Return the rows of a step on all ranks, by position; empty for a budget of tokens."""
-    given = f"batch_size={batch_size} and global_batch_size={global_batch_size}"
-    if isinstance(plan, Budget):
-        if batch_size is not None or global_batch_size is not None:
-            raise PlanError(
-                f"{given}: a budget of tokens decides how many rows a batch has. Leave both out."
-            )
-        return {}
-    if batch_size is not None and global_batch_size is None:
-        # Steps count the rows of all ranks, so that a position means the same on each.
-        return {0: index(batch_size) * world_size}
-    if global_batch_size is None or batch_size is not None:
-        raise PlanError(
-            f"{given}: give one of them, the rows of a step on this rank or on all ranks together."
-        )
-    if isinstance(global_batch_size, Mapping):
-        return {index(position): index(rows) for position, rows in global_batch_size.items()}
-    return {0: index(global_batch_size)}

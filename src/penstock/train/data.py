@@ -194,7 +194,7 @@ def step_rows(config: TrainingConfig, rows: int, world: World) -> int:
     return total
 
 
-def training_loader(job: TrainingJob, world: World, total: int) -> Loader:
+def training_loader(job: TrainingJob, world: World, total: int) -> Loader[Any]:
     """The loader of this process, for steps of `total` rows on all processes."""
     return Loader(
         job.plan,
@@ -206,7 +206,7 @@ def training_loader(job: TrainingJob, world: World, total: int) -> Loader:
     )
 
 
-def validation_loader(job: TrainingJob, world: World, rows: int) -> Loader | None:
+def validation_loader(job: TrainingJob, world: World, rows: int) -> Loader[Any] | None:
     """A loader of the same `val_rows` rows at every validation; None without validation data."""
     if job.val is None:
         return None

@@ -18,9 +18,9 @@ from penstock.integrations import hf_format
 from penstock.integrations.batches import BatchSource, State
 from penstock.integrations.lightning import loaders
 from penstock.integrations.stores import StoreSettings, store_of, stream_of
+from penstock.loader.arguments import plan_of, topology
 from penstock.loader.dataloader import WorkerOptions
 from penstock.loader.packed import check_packed, prepare
-from penstock.loader.run import plan_of, topology
 from penstock.order.shuffle import Mode
 from penstock.rows.documents import Documents
 from penstock.rows.tokens import ArrayFile, StreamLike

@@ -293,7 +293,7 @@ def create_multiplex_dataloader(  # noqa: PLR0913  (the arguments of the code th
     order = (sampling_strategy, sampling_weights, shuffle_seed)
     dataset = MultiplexDataset(datasets, *order, schedule=schedule, lengths=lengths)
     # Imported here: it imports the code that streams stores, which imports pyarrow.
-    from penstock.loader.run import topology
+    from penstock.loader.arguments import topology
 
     rank, world_size = topology(rank, world_size)
     return MultiplexDataLoader(

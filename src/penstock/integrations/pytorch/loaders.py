@@ -26,9 +26,9 @@ from penstock.integrations.pytorch.datasets import TextDataset, TransformerDatas
 from penstock.integrations.pytorch.encoders import AnyTokenizer, as_given
 from penstock.integrations.pytorch.samples import suffix_layout
 from penstock.integrations.pytorch.windows import EPOCH, FILLER, stack
+from penstock.loader.arguments import topology
 from penstock.loader.batch_format import LabelBatch, PairBatch
 from penstock.loader.dataloader import WorkerOptions
-from penstock.loader.run import topology
 from penstock.order.permute import permute
 from penstock.order.shuffle import epoch_key
 from penstock.order.steps import Shard, Steps
