@@ -6,6 +6,7 @@ reads a store never imports the tokenizers.
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from sys import modules as loaded
 from types import ModuleType
 
@@ -35,9 +36,13 @@ def lazy_exports(
     this.__class__ = _Package
 
     def get(name: str) -> object:
-        if name not in homes:
+        value: object
+        if name in homes:
+            value = vars(import_module(homes[name]))[name]
+        elif not name.startswith("_") and find_spec(f"{package}.{name}"):
+            value = import_module(f"{package}.{name}")  # such as `penstock.errors`
+        else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = vars(import_module(homes[name]))[name]
         setattr(this, name, value)
         return value
 

@@ -109,7 +109,7 @@ def test_a_thought_is_found_under_the_names_that_templates_use():
     ("record", "reason", "message"),
     [
         ("text", "bad_shape", "not a str"),
-        ({"text": "Hi"}, "bad_shape", 'has "text", which is not a known form of conversation'),
+        ({"text": "Hi"}, "bad_shape", 'has "text", which is not a known format'),
         ({}, "bad_shape", "no keys"),
         ({"messages": "Hi"}, "bad_shape", "not a list"),
         ({"messages": []}, "no_messages", "no messages"),

@@ -43,14 +43,15 @@ def test_it_ends_with_a_short_summary_and_the_next_command(build):
 
     assert lines[0] == "tokenizer bytes, engine bytes"
     assert re.fullmatch(r"store built in [\d.]+ m?s", lines[1])
-    assert [line.split() for line in lines[2:7]] == [
+    assert [line.split() for line in lines[2:8]] == [
         ["documents", "4"],
         ["document", "is", "a", "line"],
         ["tokens", "75"],
         ["bytes/token", "0.95"],
+        ["skipped", "1", "blank", "record"],
         ["rejected", "none"],
     ]
-    assert lines[7:] == ["next: penstock info store"]
+    assert lines[8:] == ["next: penstock info store"]
 
 
 def test_a_finished_build_says_so(build, run_json, corpus):
@@ -59,7 +60,7 @@ def test_a_finished_build_says_so(build, run_json, corpus):
     assert "\nstore is already finished; nothing was done (" in build().stdout
     again = run_json("build", corpus, "--documents", "lines", "-o", "store", "--tokenizer", "bytes")
     assert again["finished_before"]
-    assert again["text_bytes"] == 0
+    assert again["read_bytes"] == 0
 
 
 def test_json_has_all_numbers(run_json, corpus):
@@ -89,7 +90,7 @@ def test_json_has_all_numbers(run_json, corpus):
         "rejects": {},
         "num_skipped": 1,
         "num_replaced": 0,
-        "text_bytes": corpus.stat().st_size,
+        "read_bytes": corpus.stat().st_size,
         "finished_before": False,
         "resumed": False,
         "engine": "bytes",

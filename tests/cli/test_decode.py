@@ -57,14 +57,16 @@ def test_json_has_text_and_origin(run_json, store, corpus):
     [
         (["-d", 4], "store has no document 4; its 4 documents are numbered from 0 to 3."),
         (["-d", -5], "store has no document -5; its 4 documents"),
-        (
-            ["-d", 3, "-n", 2],
-            "store has 1 documents from document 3 on, but --count is 2. Use --count 1.",
-        ),
     ],
 )
 def test_documents_that_are_not_there_are_an_error(invoke, store, arguments, message):
     assert message in invoke("decode", "store", *arguments, code=1).stderr
+
+
+def test_a_count_beyond_the_end_shows_what_there_is_as_head_does(invoke, store):
+    shown = json.loads(invoke("decode", "store", "-d", 2, "-n", 10, "--json").stdout)
+
+    assert [each["document"] for each in shown["documents"]] == [2, 3]
 
 
 def test_raw_and_json_cannot_be_combined(invoke, store):

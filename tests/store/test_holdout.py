@@ -190,6 +190,6 @@ def test_a_rule_that_is_none_is_told_before_the_directory_is_looked_at(tmp_path)
     penstock.build(Texts(TEXTS), tmp_path / "s", tokenizer="bytes")
 
     for place in ("s", "new"):
-        with pytest.raises(StoreError, match="split='junk' is not understood"):
+        with pytest.raises(StoreError, match="split='junk' must be"):
             penstock.build(Texts(TEXTS), tmp_path / place, tokenizer="bytes", split="junk")
     assert not (tmp_path / "new").exists()

@@ -171,6 +171,6 @@ def test_the_file_is_replaced_in_full_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space")))
 
     with pytest.raises(OSError, match="No space"):
-        train_tokenizer(ps.Texts(["cdcd cdcd"]), path, vocab_size=258)
+        train_tokenizer(ps.Texts(["cdcd cdcd"]), path, vocab_size=258, overwrite=True)
     assert path.read_bytes() == before
     assert [each.name for each in path.parent.iterdir()] == ["t.json"]

@@ -15,6 +15,7 @@ A message with `"train": false` (or OpenAI's `"weight": 0`) is read and not trai
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
 from penstock.chat.arguments import JsonObject, parts_of
 from penstock.errors import ChatError
@@ -86,6 +87,7 @@ _SPEAKERS = {
     "function_call": "assistant",
     **dict.fromkeys(("observation", "tool", "function_response", "function", "ipython"), "tool"),
 }
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -144,7 +146,7 @@ def _turns(record: JsonObject) -> list[Message]:
     shown = ", ".join(f'"{key}"' for key in list(record)[:8]) or "no keys"
     raise ChatError(
         "bad_shape",
-        f"The record has {shown}, which is not a known form of conversation. Known are "
+        f"The record has {shown}, which is not a known format. Known are "
         '"messages", "conversations" (ShareGPT), "instruction" with "output" (Alpaca) or '
         '"response" (Dolly), and "prompt" with "completion".',
     )
@@ -200,6 +202,9 @@ def _message(turn: object, path: str) -> Message:
         raise ChatError("bad_shape", f'{path} has neither "role" nor "from": {turn!r:.60}')
     if not isinstance(message["role"], str) or not message["role"]:
         raise ChatError("bad_shape", f"{path} has the role {message['role']!r:.40}, not a name.")
+    _refuse_misspelt(message["role"], path)
+    if message["content"] is None and set(message) <= {"role", "content", "train"}:
+        raise ChatError("bad_shape", f'{path} has no "content".')
     # OpenAI's "weight" is 0 or 1; an explicit "train" has priority.
     if turn.get("weight") is not None and "train" not in turn:
         message["train"] = bool(turn["weight"])
@@ -214,6 +219,20 @@ def _message(turn: object, path: str) -> Message:
         calls = message["tool_calls"]
         message["tool_calls"] = [_call(call, f"{path}.tool_calls") for call in calls]
     return message
+
+
+def _refuse_misspelt(role: str, path: str) -> None:
+    """Raise if a role is nearly "assistant" or another: its turns would not be trained on.
+
+    Other roles are allowed, because a template may have any.
+    """
+    if role in _ROLES:
+        return
+    known = _SPEAKERS.get(role.lower(), "")
+    meant = role.lower() if role.lower() in _ROLES else known if known == "assistant" else ""
+    if meant or (close := get_close_matches(role.lower(), _ROLES, 1, 0.8)):
+        meant = meant or close[0]
+        raise ChatError("unknown_role", f'{path} has the role {role!r:.40}. Write "{meant}".')
 
 
 def _sharegpt(turn: JsonObject, path: str) -> Message:

@@ -193,9 +193,15 @@ def measured_build(
         before = [read_manifest(path).digest for path in stores_at(directory).values()]
     # A build that was interrupted leaves a record of each part that it finished.
     # With --overwrite, these are beside an old store that is finished.
-    made = directory.with_name(f".{directory.name}.new")
-    places = [made, directory] if settings.get("overwrite") else [directory]
-    resumed = any(path for place in places for path in place.glob(".slice-*.json"))
+    whole = directory.resolve()  # "." has no name
+    places = [whole, whole.parent / f".{whole.name}.new"][: 1 + bool(settings.get("overwrite"))]
+    # A build that failed begins again if its settings have changed.
+    resumed = any(
+        path
+        for place in places
+        for path in place.glob(".slice-*.json")
+        if not (place / ".failed").exists()
+    )
     started = time.monotonic()
     try:
         with build_bar(shown=bar) as (meter, report):
@@ -217,9 +223,9 @@ def measured_build(
     }
     # The counts include parts of earlier runs, and so does the first report of a resumed build.
     if resumed and meter.first:
-        values["text_bytes"] = max(0, values["text_bytes"] - meter.first.text_bytes)
+        values["read_bytes"] = max(0, values["read_bytes"] - meter.first.text_bytes)
     if values["finished_before"]:
-        values["text_bytes"] = 0
+        values["read_bytes"] = 0
     return stores, values
 
 
@@ -246,7 +252,7 @@ def _counts(stores: dict[str, "TokenStore"]) -> dict[str, Any]:
         "rejects": rejects["reasons"],
         "num_skipped": counts.get("skipped", 0),
         "num_replaced": counts.get("replaced", 0),
-        "text_bytes": sum(counts.get(name, 0) for name in _TEXT_BYTES),
+        "read_bytes": sum(counts.get(name, 0) for name in _TEXT_BYTES),
     }
 
 
@@ -260,8 +266,8 @@ def _show(directory: Path, stores: dict[str, "TokenStore"], values: dict[str, An
     if values["finished_before"]:
         title = f"{directory} is already finished; nothing was done ({took})"
     # With less than a megabyte, this would be the time to start Python, not a speed.
-    elif values["text_bytes"] > 1e6:
-        title += f", {size_text(values['text_bytes'] / values['seconds'])}/s"
+    elif values["read_bytes"] > 1e6:
+        title += f", {size_text(values['read_bytes'] / values['seconds'])}/s"
     rows: list[tuple[str, str | list[str]]] = [
         ("documents", terminal.documents_text(values["num_documents"], values["num_pieces"])),
         ("document is", values["documents"]),
@@ -279,5 +285,10 @@ def _show(directory: Path, stores: dict[str, "TokenStore"], values: dict[str, An
         first = next(iter(stores.values()))
         number = len(first.manifest.contents["builds"]) - 1
         rejected.append(str(first.path / rejects_file(number)))
+    if values["num_skipped"]:
+        rows.append(("skipped", number_of(values["num_skipped"], "blank record")))
+    if values["num_replaced"]:
+        repaired = number_of(values["num_replaced"], "document")
+        rows.append(("repaired", f"{repaired} with U+FFFD in place of invalid bytes"))
     terminal.print_facts(title, [*rows, ("rejected", rejected)])
     terminal.write(f"next: penstock info {terminal.shell_word(directory)}")

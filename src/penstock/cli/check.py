@@ -26,10 +26,7 @@ def check_command(
     files: Annotated[list[str] | None, argument("The files to check.", "FILES")] = None,
     tokenizer: options.Tokenizer = "gpt2",
     format: options.Format = "auto",
-    documents: Annotated[
-        str | None,
-        option("What a document is, as in penstock build. By default lines for two files.", "RULE"),
-    ] = None,
+    documents: options.Documents = "auto",
     field: options.Field = "text",
     errors: options.Errors = "strict",
     newlines: options.Newlines = "keep",
@@ -48,16 +45,15 @@ def check_command(
     Reads a sample of each file, tokenizes it, and reads batches back, as a training run would.
     The report says how much of each file was read. If anything is wrong, ends with exit code 1.
     With -o, also checks that the directory is writable, has room, and holds no other store.
-    By default training_data/owt_train.txt and training_data/owt_valid.txt are checked.
+    Without FILES, checks training_data/owt_train.txt and training_data/owt_valid.txt, line by line.
 
     penstock check train.txt val.txt
     """
     from penstock.check.check import CheckSettings, check
     from penstock.sources.settings import ReadSettings
 
-    # LocalOpenWebTextDataModule reads a training and a validation file line by line.
-    default_rule = "lines" if not files or len(files) == 2 else "auto"
-    rule = documents or default_rule  # --documents has no default, so that it can be recognised
+    # LocalOpenWebTextDataModule reads these two files line by line.
+    rule = "lines" if not files and documents == "auto" else documents
     trial = CheckSettings(
         reading=ReadSettings(
             format=format, documents=rule, field=field, errors=errors, newlines=newlines

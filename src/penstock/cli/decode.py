@@ -23,10 +23,10 @@ def decode_command(
         int, option("0 is the first document, -1 the last.", "NUMBER", "--document", "-d")
     ],
     count: Annotated[
-        int, option("The number of documents to show.", "NUMBER", "--count", "-n", least=1)
+        int, option("The number of documents to show, at most.", "NUMBER", "--count", "-n", least=1)
     ] = 1,
     tokenizer: Annotated[
-        str | None, option("The store's tokenizer, if its recorded name is not found.", "NAME")
+        str | None, option("The tokenizer of the store, if penstock does not find it.", "NAME")
     ] = None,
     inputs: Annotated[
         Path | None, option("The directory of the inputs, to show where they are.", "DIR")
@@ -69,15 +69,17 @@ def decode_command(
     except TokenizerError as error:
         # With --tokenizer, the user has already followed this advice.
         if tokenizer is None:
-            error.add_note("It is the store's tokenizer. Set --tokenizer to its name or file.")
+            error.add_note(
+                "The store was built with this tokenizer. Set --tokenizer to its name or file."
+            )
         raise
 
 
 def _numbers(store: "TokenStore", document: int, count: int) -> range:
-    """The numbers of the requested documents.
+    """The numbers of the requested documents that the store has.
 
     Raises:
-        StoreError: the store does not have all of them.
+        StoreError: the store does not have the first of them.
     """
     size = len(store)
     if not -size <= document < size:
@@ -86,12 +88,7 @@ def _numbers(store: "TokenStore", document: int, count: int) -> range:
             f"0 to {size - 1:,}."
         )
     first = document % size  # -1 becomes the last document
-    if first + count > size:
-        raise StoreError(
-            f"{store.path} has {size - first:,} documents from document {first:,} on, but --count "
-            f"is {count:,}. Use --count {size - first}."
-        )
-    return range(first, first + count)
+    return range(first, min(first + count, size))
 
 
 def _located(file: str, inputs: Path | None) -> str:

@@ -59,6 +59,8 @@ def _build_state(path: Path) -> dict[str, Any] | None:
     from penstock.store.manifest import FILE_NAME
     from penstock.store.part import SIDES
 
+    if not path.is_dir():
+        return None  # opening the store says what is wrong
     # The journal of a split store is beside its two sides.
     is_side = path.name in SIDES and not (path / ".building.json").exists()
     whole = path.parent if is_side else path
@@ -84,6 +86,7 @@ def _build_state(path: Path) -> dict[str, Any] | None:
         "store": str(path),
         "finished": False,
         "process": process,
+        "failed": (whole / ".failed").exists(),
         "text_bytes": tally.total_bytes,
         "input_bytes": num_bytes,
         "share": tally.total_bytes / max(1, num_bytes) if is_plain else None,
@@ -107,6 +110,10 @@ def _show_state(state: dict[str, Any]) -> None:
     ]
     if state["process"] is not None:
         terminal.print_facts(f"{state['store']} is being built by process {state['process']}", rows)
+        return
+    if state["failed"]:
+        terminal.print_facts(f"{state['store']} holds a build that failed", rows)
+        terminal.write("next: change what its message says, and run penstock build again")
         return
     terminal.print_facts(
         f"{state['store']} holds an unfinished build; no process continues it", rows

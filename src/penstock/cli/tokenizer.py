@@ -44,6 +44,7 @@ def train_command(
     errors: options.Errors = "strict",
     newlines: options.Newlines = "keep",
     max_bad: options.MaxBad = 0.001,
+    overwrite: Annotated[bool, option("Replace the file.", None, "--overwrite")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Train a byte-level BPE tokenizer on your text.
@@ -75,6 +76,7 @@ def train_command(
                 reading=reading,
                 max_bytes=max_bytes,
                 max_bad=max_bad,
+                overwrite=overwrite,
                 progress=report,
             )
         )

@@ -1,5 +1,7 @@
 """The arguments of a loader: their types, and the plan, ranks and batch sizes that they give."""
 
+import os
+import warnings
 from collections.abc import Mapping
 from operator import index
 from typing import SupportsIndex, TypedDict
@@ -53,7 +55,7 @@ def plan_of(rows: AnyPlan | RowsLike, seed: int | None, shuffle: ShuffleMode | N
             )
         # Also if the store is finished: the order must not depend on when the build finished.
         return StreamedPlan(rows, seed=seed or 0)
-    return Plan(rows, seed=seed or 0, shuffle=shuffle or "full")
+    return Plan(rows, seed=seed or 0, shuffle="full" if shuffle is None else shuffle)
 
 
 def topology(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -76,6 +78,13 @@ def topology(rank: int | None, world_size: int | None) -> tuple[int, int]:
         return index(rank), index(world_size)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if (started := os.environ.get("WORLD_SIZE", "1")) not in ("", "1"):
+        warnings.warn(
+            f"This process is one of {started} (the variable WORLD_SIZE), but rank and world size "
+            "were not given, and torch.distributed is not initialised: each process reads all "
+            "rows. Call torch.distributed.init_process_group() first, or give both.",
+            stacklevel=3,
+        )
     return 0, 1
 
 

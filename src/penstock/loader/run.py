@@ -192,16 +192,20 @@ class Run:
         """Return whether the pass has a step; wait until a streamed store has it or ends."""
         return step < self.steps_before(step)
 
-    def checked_step(self, step: int) -> int:
+    def checked_step(self, step: SupportsIndex | slice) -> int:
         """Return the number of a step that may be counted from the end."""
-        limit = self.num_steps
-        if step < 0 and limit is not None:
-            step += limit
-        if step < 0 or (limit is not None and step >= limit):
+        if isinstance(step, slice):
+            raise TypeError("A loader has no slices: take one step after the other.")
+        limit, number = self.num_steps, index(step)
+        if number < 0 and limit is not None:
+            number += limit
+        if number < 0 or (limit is not None and number >= limit):
             size = "no end" if limit is None else f"{limit:,} steps"
-            raise IndexError(f"step {step:,} does not exist: this run has {size}, numbered from 0")
-        self.refuse_missing_step(step)
-        return step
+            raise IndexError(
+                f"step {number:,} does not exist: this run has {size}, numbered from 0"
+            )
+        self.refuse_missing_step(number)
+        return number
 
     def checked_position(self, position: SupportsIndex) -> int:
         """Return `position` as an int; raise if it is not in this run."""

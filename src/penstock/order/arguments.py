@@ -99,11 +99,15 @@ def part_rows_of(name: str, source: Rows, size: int) -> list[int]:
 
 def read_stages(
     names: Sequence[str],
-    weights: Mapping[str, Weight] | None,
+    weights: Mapping[str, Weight] | object,
     temperature: float | None,
     schedule: Mapping[int, Mapping[str, Weight] | Sequence[str]] | None,
 ) -> list[StageArguments]:
     """Return the arguments of each stage, in order; by default, one stage of all sources."""
+    if weights is not None and not isinstance(weights, Mapping):
+        raise PlanError(
+            f"weights={weights!r} must be a dict with the weight of each source by its name."
+        )
     if weights is not None and temperature is not None:
         raise PlanError(
             f"weights={dict(weights)!r} and temperature={temperature!r} cannot be combined. "

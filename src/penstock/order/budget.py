@@ -34,7 +34,7 @@ from penstock.order.integers import Integers
 from penstock.order.plan import Plan, Sample, list_samples
 from penstock.order.steps import Steps
 from penstock.ranges import group_rows
-from penstock.rows.protocol import Settings
+from penstock.rows.protocol import RowsLike, Settings
 
 if TYPE_CHECKING:
     from penstock.rows.protocol import RowOrigin
@@ -62,7 +62,7 @@ class Budget:
     Then a batch may exceed `tokens` by up to `world_size - 1` rows.
 
     Args:
-        plan: A `Plan` over `Documents`.
+        plan: A `Plan` over `Documents`; or `Documents`, for a plan of them alone.
         tokens: The largest size of a batch: its number of rows times its width.
         window: How many rows are sorted together. Larger windows waste less on padding, and make
             batches less random.
@@ -70,9 +70,9 @@ class Budget:
     """
 
     def __init__(
-        self, plan: Plan, tokens: int, *, window: int = 4096, rows_multiple_of: int = 8
+        self, plan: Plan | RowsLike, tokens: int, *, window: int = 4096, rows_multiple_of: int = 8
     ) -> None:
-        self.plan = plan
+        self.plan = plan = plan if isinstance(plan, Plan) else Plan(plan)
         self.sources, self.names, self.sizes = plan.sources, plan.names, plan.sizes
         self.seed, self.shuffle = plan.seed, plan.shuffle
         self.end, self.epoch_rows = plan.end, plan.epoch_rows

@@ -93,6 +93,11 @@ class ChatStage:
 def chat_stage(settings: "BuildSettings") -> ChatStage:
     """The stage for a build with `chat=`, which is a template or a `Chat`."""
     chat, parsed = settings.chat, settings.special_tokens == "parse"
+    if settings.field != "text":
+        raise StoreError(
+            f"field={settings.field!r} of penstock.build has no effect on conversations, which are "
+            'recognised by their keys. Leave it out, and rename the key of the turns to "messages".'
+        )
     if not isinstance(chat, Chat):
         loaded = load_tokenizer(settings.tokenizer, engine=settings.engine)
         chat = Chat(chat, loaded, special_in_content=parsed, add_tokens=settings.add_tokens)

@@ -221,15 +221,16 @@ def parse_split(
     """The rule that `text` ("tail:0.1" or "hash:0.1") means for these inputs."""
     if text is None:
         return None
-    kind, _, number = text.partition(":")
+    kind, _, number = str(text).partition(":")
     try:
         share = Decimal(number)
     except InvalidOperation:
         share = Decimal(-1)
     if kind not in ("tail", "hash") or not 0 < share < 1:
         raise StoreError(
-            f'split={text!r} is not understood. Write "tail:0.1" to hold out the last tenth, or '
-            '"hash:0.1" to hold out a tenth of the documents by a digest of their text.'
+            f'split={text!r} must be "tail:SHARE" or "hash:SHARE" with a share between 0 and 1. '
+            '"tail:0.1" holds out the last tenth, "hash:0.1" a tenth of the documents, chosen by a '
+            "digest of their text."
         )
     if kind == "hash":
         return Split(kind, float(share))

@@ -56,6 +56,7 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
     reading: ReadSettings | None = None,
     max_bytes: int | None = None,
     max_bad: float = 0.001,
+    overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> TrainedTokenizer:
     """Train a tokenizer on `inputs` and write it to `path`, a `tokenizer.json`.
@@ -64,7 +65,7 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
 
     Args:
         inputs: The same inputs as for `build`.
-        path: The file to write; an existing file is replaced.
+        path: The file to write.
         vocab_size: The number of tokens: the 256 bytes, `special_tokens`, and merges for the rest.
         special_tokens: They get the first ids. `load_tokenizer` recognises a common name, such as
             `<|endoftext|>`, as the token that ends documents.
@@ -72,13 +73,15 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
         max_bytes: Stop reading after the document in which this much text is reached.
         max_bad: How many rejected records to allow: below 1 a share of all records (but ten of at
             least 1,000), else a number.
+        overwrite: Replace the file if it exists and has other contents.
         progress: Called with the bytes of text read and the bytes of all inputs on disk (or
             `max_bytes`, if that is less).
 
     Raises:
         TokenizerError: the vocabulary is too small for the bytes and special tokens, or larger
             than the text can fill; a special token has fewer than two characters, is given twice,
-            or is also learned as a token of ordinary text; or `path` is a directory.
+            or is also learned as a token of ordinary text; or `path` is a directory, or a
+            file with other contents.
         SourceError: an input cannot be read, or too many records are rejected.
     """
     if Path(path).is_dir():
@@ -116,6 +119,11 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
         raise TokenizerError(
             f"The special token {made[0]!r} is also the token of the text {made[0]!r}, so a "
             "document with this text would contain it. Choose one like '<|endoftext|>'."
+        )
+    if not overwrite and Path(path).exists() and Path(path).read_bytes() != text.encode():
+        raise TokenizerError(
+            f"{path} exists already and has other contents. Name another file, or replace it with "
+            "overwrite=True (--overwrite)."
         )
     _write(Path(path), text.encode())
     return TrainedTokenizer(

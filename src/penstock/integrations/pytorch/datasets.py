@@ -34,14 +34,13 @@ from penstock.integrations.pytorch.encoders import (
     GivenTokenizer,
     as_given,
 )
-from penstock.integrations.pytorch.samples import Layout, SpooledTexts, read_samples
-from penstock.integrations.pytorch.windows import (
-    EPOCH,
-    FILLER,
-    Item,
-    WindowBatch,
-    read_changed,
+from penstock.integrations.pytorch.samples import (
+    Layout,
+    SpooledTexts,
+    read_samples,
+    warn_of_records,
 )
+from penstock.integrations.pytorch.windows import EPOCH, FILLER, Item, WindowBatch, read_changed
 from penstock.integrations.stores import cached_store, digest_contents, store_name, store_root
 from penstock.loader.batch_format import LabelBatch, PairBatch
 from penstock.rows.windows import Windows
@@ -332,7 +331,8 @@ class TextDataset(_WindowDataset[PairBatch]):
         seed: int = 0,
         cache_dir: PathLike | None = None,
     ) -> None:
-        """Open the tokenized file, or tokenize it; arguments as of `TransformerDataset`."""
+        """Open or tokenize the file; `TransformerDataset` describes the arguments."""
+        warn_of_records(path)
         windows = (sequence_length, stride, eos, labels, transform, seed)
         super().__init__(path, "file", tokenizer, *windows, cache_dir)
         self.sequence_length = sequence_length

@@ -161,6 +161,11 @@ def _pair(  # noqa: PLR0913  (the options of two functions, with their defaults)
     **windows: Any,
 ) -> tuple[Batches, Batches]:
     """Return a training and a validation loader; raise if a file has too little text."""
+    if unknown := windows.keys() - _Options.__annotations__:
+        raise TypeError(
+            f"{', '.join(sorted(unknown))}: there is no such argument. The keyword arguments are "
+            f"{', '.join(_Options.__annotations__)}."
+        )
     # Workers stay alive between epochs: new ones would have to open the store again.
     context = multiprocessing_context if num_workers else None
     workers = WorkerOptions(num_workers, prefetch_factor, num_workers > 0, 0, None, context)

@@ -11,6 +11,7 @@ The file is read in blocks and its samples are written to a temporary file, from
 import json
 import mmap
 import os
+import warnings
 from array import array
 from collections.abc import Iterator
 from itertools import groupby, pairwise
@@ -49,6 +50,16 @@ def suffix_layout(path: PathLike) -> Layout:
         f"{', '.join(_JSONL)} are JSON lines and {', '.join(_TEXT)} are text. "
         "Set is_jsonl=True or is_jsonl=False."
     )
+
+
+def warn_of_records(path: PathLike) -> None:
+    """Warn if the suffix of a file that is read as one text says that it holds records."""
+    if (suffix := Path(path).suffix.lower()) in (*_JSONL, ".csv", ".tsv", ".parquet", ".arrow"):
+        warnings.warn(
+            f"TextDataset reads {os.fspath(path)} as plain text, with the syntax of {suffix}. "
+            "TransformerDataset and penstock.build read the text field of records.",
+            stacklevel=3,
+        )
 
 
 def read_samples(path: Path, layout: Layout) -> Iterator[str]:

@@ -1,0 +1,107 @@
+"""What users of PyTorch, NumPy and the shell write from habit works, or is refused in words."""
+
+import json
+
+import pytest
+
+import penstock
+from penstock import Budget, Chat, Documents, Loader, Plan, Texts, Windows, build
+from penstock.errors import ChatError, PlanError, StoreError
+from penstock.integrations.pytorch import TextDataset, create_dataloaders
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    texts = Texts([f"document {number} " * 9 for number in range(60)])
+    return build(texts, tmp_path_factory.mktemp("habits") / "store", tokenizer="bytes")
+
+
+@pytest.mark.parametrize("shuffle", [False, True, 0, ""])
+def test_a_loader_refuses_the_shuffle_of_a_dataloader_and_does_not_shuffle_in_silence(
+    store, shuffle
+):
+    with pytest.raises(PlanError, match=r'shuffle must be "full", "block"'):
+        Loader(Windows(store, 16), 4, shuffle=shuffle)
+
+
+def test_the_modules_of_penstock_are_attributes_after_a_plain_import(python):
+    code = "import penstock as ps; print(ps.errors.ResumeError.__name__, ps.transforms.__name__)"
+
+    assert python(code).stdout == "ResumeError penstock.transforms\n"
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        penstock.no_such_name  # noqa: B018
+
+
+def test_a_process_of_several_is_warned_that_it_reads_all_rows(store, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    with pytest.warns(UserWarning, match="one of 2 .*each process reads all rows") as caught:
+        Loader(Windows(store, 16), 4)
+    assert caught[0].filename == __file__
+    Loader(Windows(store, 16), 4, rank=0, world_size=1)  # given: no warning
+
+
+def test_a_loader_is_not_sliced(store):
+    with pytest.raises(TypeError, match="no slices"):
+        Loader(Windows(store, 16), 4)[0:2]
+
+
+def test_a_list_of_weights_is_refused_in_words(store):
+    rows = {"a": Windows(store, 16), "b": Windows(store, 8)}
+
+    with pytest.raises(PlanError, match=r"weights=\[0.5, 0.5\] must be a dict"):
+        Plan(rows, weights=[0.5, 0.5])
+
+
+def test_a_budget_takes_documents_without_a_plan(store):
+    rows = Documents(store, 64)
+    direct, planned = (Loader(Budget(each, 1024), epochs=1) for each in (rows, Plan(rows)))
+
+    assert direct.state_dict() == planned.state_dict()
+
+
+def test_text_with_the_suffix_of_records_is_read_as_text_with_a_warning(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"text": "one"}\n' * 9)
+
+    with pytest.warns(UserWarning, match="as plain text, with the syntax of .jsonl"):
+        dataset = TextDataset(path, 8, "bytes", cache_dir=tmp_path)
+    assert bytes(dataset.tokenized_data.tolist()).decode() == path.read_text()
+
+
+def test_an_unknown_argument_of_create_dataloaders_is_named_with_those_that_exist(tmp_path):
+    with pytest.raises(TypeError, match=r"shuffle: there is no such argument.*stride, eos, labels"):
+        create_dataloaders(tmp_path / "a", tmp_path / "b", "gpt2", shuffle=False)
+
+
+@pytest.mark.parametrize("role", ["Assistant", "asistant", "ASSISTANT", "gpt", "bot", "User"])
+def test_a_role_that_is_nearly_a_known_one_is_refused_and_its_turns_are_not_left_out(role):
+    chat = Chat("chatml", "gpt2", add_tokens="auto")
+    turns = [{"role": "user", "content": "hi"}, {"role": role, "content": "yes"}]
+
+    with pytest.raises(ChatError, match=r'messages\[1\] has the role .* Write "(assistant|user)"'):
+        chat.render(turns)
+    chat.render([*turns[:1], {"role": "narrator", "content": "x"}, *CHATS[1:]])  # a template's own
+
+
+CHATS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+
+
+def test_a_message_without_content_is_named():
+    with pytest.raises(ChatError, match=r'messages\[0\] has no "content"'):
+        Chat("chatml", "gpt2", add_tokens="auto").render([{"role": "user"}, CHATS[1]])
+
+
+def test_the_field_of_conversations_is_refused_and_not_ignored(tmp_path):
+    texts = Texts([json.dumps({"dialog": CHATS})])
+
+    with pytest.raises(
+        StoreError, match=r"field=.dialog. of penstock.build .* rename the key of the turns"
+    ):
+        build(texts, tmp_path / "s", chat="chatml", add_tokens="auto", field="dialog")
+
+
+@pytest.mark.parametrize("split", ["tail:1", "tail:0", "hash:1.5", 0.1])
+def test_a_split_that_is_no_share_says_what_a_share_is(tmp_path, split):
+    with pytest.raises(StoreError, match="with a share between 0 and 1"):
+        build(Texts(["one", "two"]), tmp_path / "s", tokenizer="bytes", split=split)
