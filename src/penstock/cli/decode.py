@@ -26,7 +26,7 @@ def decode_command(
         int, option("The number of documents to show.", "NUMBER", "--count", "-n", least=1)
     ] = 1,
     tokenizer: Annotated[
-        str | None, option("The store's tokenizer, if its recorded name is not found.", "NAME")
+        str | None, option("The store's tokenizer, if you did not load it before.", "NAME")
     ] = None,
     inputs: Annotated[
         Path | None, option("The directory of the inputs, to show where they are.", "DIR")
@@ -135,7 +135,7 @@ def show_document(
     Args:
         store: The store.
         number: The number of the document.
-        tokenizer: The tokenizer of the store, if it is not found by its recorded name.
+        tokenizer: The tokenizer of the store, if it was not loaded on this machine before.
         num_lines: The number of lines to print; all by default.
         inputs: The directory of the inputs of the store.
     """

@@ -6,14 +6,15 @@ definition is made from the vocabulary files of a PyPI package, so "gpt2" is nev
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from penstock.digest import digest_json
 from penstock.errors import MissingTokenizerError, TokenizerError
@@ -45,6 +46,13 @@ class Definition:
     """Special tokens that tokenizer.json need not flag as special, such as [CLS] and <pad>."""
     extra_tokens: dict[str, int] = field(default_factory=dict)
     """The tokens that `add_tokens` added, and their ids."""
+    origin: Literal["bundled", "path", "other"] = "other"
+    """Whether the definition comes with penstock, from a path, or from the Hub or an object."""
+
+    @property
+    def recorded_name(self) -> str:
+        """The name for a manifest: of a path, which means nothing elsewhere, only its last part."""
+        return last_part(self.name) if self.origin == "path" else self.name
 
     @cached_property
     def text(self) -> str:
@@ -135,6 +143,20 @@ class Definition:
         (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
+def last_part(path: str) -> str:
+    """The name of a file or directory, without the directories above it.
+
+    >>> last_part("/home/someone/models/mine.json")
+    'mine.json'
+    """
+    return Path(os.path.abspath(path)).name  # noqa: PTH100  (links are kept)
+
+
+def is_path(name: str) -> bool:
+    """Whether the `name_or_path` of an object of `transformers` is a path."""
+    return not _HUB_NAME.fullmatch(name) or Path(name).exists()
+
+
 def _first_token(step: object) -> str | None:
     """The token that a post-processor of tokenizer.json puts first."""
     if not isinstance(step, dict):
@@ -192,7 +214,7 @@ def find_definition(name: str) -> Definition:
     if path.is_dir():
         return _from_directory(path, name)
     if path.is_file():
-        return _from_json(path.read_bytes(), name)
+        return replace(_from_json(path.read_bytes(), name), origin="path")
     # "mine/tokenizer.json" is a file that is missing, though it has the form of a name on the Hub.
     if name.startswith("hf:") or (_HUB_NAME.fullmatch(name) and path.suffix != ".json"):
         return _from_hub(name.removeprefix("hf:"))
@@ -211,7 +233,15 @@ def from_object(tokenizer: object) -> Definition | None:
     name = getattr(tokenizer, "name_or_path", None) or type(tokenizer).__name__
     roles = {key: str(token) for key in _ROLES if (token := getattr(tokenizer, key, None))}
     more = [str(each) for each in getattr(tokenizer, "all_special_tokens", None) or ()]
-    return _from_json(backend.to_str().encode(), str(name), roles, more)
+    found = _from_json(backend.to_str().encode(), str(name), roles, more)
+    return replace(found, origin="path") if is_path(found.name) else found
+
+
+def parse_definition(contents: Config, name: str) -> Definition:
+    """The definition in JSON that was written by penstock; see `penstock.tokenize.kept`."""
+    roles = {key: contents[key] for key in ("eos_token", "bos_token") if contents[key]}
+    found = _from_config(contents["tokenizer"], name, roles, ())
+    return replace(found, other_special=tuple(contents["other_special"]))
 
 
 @lru_cache(maxsize=1)
@@ -236,7 +266,8 @@ def _gpt2() -> Definition:
         "decoder": {**byte_level, "add_prefix_space": True},
         "model": {"type": "BPE", "vocab": vocab, "merges": merges},
     }
-    return Definition("gpt2", config, eos_token="<|endoftext|>", bos_token="<|endoftext|>")
+    end = "<|endoftext|>"
+    return Definition("gpt2", config, eos_token=end, bos_token=end, origin="bundled")
 
 
 def _from_directory(path: Path, name: str) -> Definition:
@@ -247,7 +278,8 @@ def _from_directory(path: Path, name: str) -> Definition:
             f"{path} has no tokenizer.json in it; it holds {found}. Name the file, or a directory "
             "that has one."
         )
-    return _from_json(file.read_bytes(), name, *_configured_tokens(path / "tokenizer_config.json"))
+    tokens = _configured_tokens(path / "tokenizer_config.json")
+    return replace(_from_json(file.read_bytes(), name, *tokens), origin="path")
 
 
 def _from_hub(name: str) -> Definition:
@@ -293,6 +325,12 @@ def _from_json(
         config = json.loads(data)
     except ValueError as error:
         raise TokenizerError(f"{name} is not a tokenizer.json: {error}.") from None
+    return _from_config(config, name, roles, more)
+
+
+def _from_config(
+    config: Any, name: str, roles: Mapping[str, str], more: Sequence[str]
+) -> Definition:
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
         raise TokenizerError(
             f'{name} is JSON but not a tokenizer.json: it has no "model". Files written by '
