@@ -6,8 +6,6 @@ definition is made from the vocabulary files of a PyPI package, so "gpt2" is nev
 """
 
 import json
-import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,6 +16,8 @@ from typing import Any, Literal
 
 from penstock.digest import digest_json
 from penstock.errors import MissingTokenizerError, TokenizerError
+from penstock.tokenize.names import HUB_NAME, is_path, last_part
+from penstock.tokenize.screen import MAX_BYTES, screen, usable
 
 Config = dict[str, Any]
 """The parsed JSON of a tokenizer.json, or of one object in it."""
@@ -30,7 +30,6 @@ _COMMON_BOS = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>")
 # Settings that are not False by default, so a digest must not drop them if they are False.
 _TRUE_BY_DEFAULT = ("use_regex", "split", "strip_accents")
 _ROLES = ("eos_token", "bos_token", "pad_token", "cls_token", "sep_token", "mask_token")
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.json)")
 
 
 @dataclass(frozen=True)
@@ -143,20 +142,6 @@ class Definition:
         (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
-def last_part(path: str) -> str:
-    """The name of a file or directory, without the directories above it.
-
-    >>> last_part("/home/someone/models/mine.json")
-    'mine.json'
-    """
-    return Path(os.path.abspath(path)).name  # noqa: PTH100  (links are kept)
-
-
-def is_path(name: str) -> bool:
-    """Whether the `name_or_path` of an object of `transformers` is a path."""
-    return not _HUB_NAME.fullmatch(name) or Path(name).exists()
-
-
 def _first_token(step: object) -> str | None:
     """The token that a post-processor of tokenizer.json puts first."""
     if not isinstance(step, dict):
@@ -214,9 +199,9 @@ def find_definition(name: str) -> Definition:
     if path.is_dir():
         return _from_directory(path, name)
     if path.is_file():
-        return replace(_from_json(path.read_bytes(), name), origin="path")
+        return replace(_from_file(path, name), origin="path")
     # "mine/tokenizer.json" is a file that is missing, though it has the form of a name on the Hub.
-    if name.startswith("hf:") or (_HUB_NAME.fullmatch(name) and path.suffix != ".json"):
+    if name.startswith("hf:") or (HUB_NAME.fullmatch(name) and path.suffix != ".json"):
         return _from_hub(name.removeprefix("hf:"))
     raise MissingTokenizerError(
         f"{name!r} is not a known tokenizer: no file or directory has this path. Known names are "
@@ -279,7 +264,7 @@ def _from_directory(path: Path, name: str) -> Definition:
             "that has one."
         )
     tokens = _configured_tokens(path / "tokenizer_config.json")
-    return replace(_from_json(file.read_bytes(), name, *tokens), origin="path")
+    return replace(_from_file(file, name, *tokens), origin="path")
 
 
 def _from_hub(name: str) -> Definition:
@@ -298,14 +283,18 @@ def _from_hub(name: str) -> Definition:
     tokens: tuple[dict[str, str], list[str]] = ({}, [])
     with suppress(OSError):  # many repositories have no such file
         tokens = _configured_tokens(Path(hf_hub_download(name, "tokenizer_config.json")))
-    return _from_json(file.read_bytes(), name, *tokens)
+    return _from_file(file, name, *tokens)
 
 
 def _configured_tokens(file: Path) -> tuple[dict[str, str], list[str]]:
     """The tokens that a tokenizer_config.json names by their role, and its other special tokens."""
     if not file.is_file():
         return {}, []
-    config = json.loads(file.read_bytes())
+    try:
+        config = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{file} is not JSON: {error}.") from None
+    config = config if isinstance(config, dict) else {}
     roles = {key: token for key in _ROLES if (token := _token_text(config.get(key))) is not None}
     more = config.get("additional_special_tokens")
     found = map(_token_text, more if isinstance(more, list) else [])
@@ -318,11 +307,21 @@ def _token_text(token: object) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _from_json(
-    data: bytes, name: str, roles: Mapping[str, str] = {}, more: Sequence[str] = ()
+def _from_file(
+    file: Path, name: str, roles: Mapping[str, str] = {}, more: Sequence[str] = ()
 ) -> Definition:
+    if (size := file.stat().st_size) > MAX_BYTES:
+        raise TokenizerError(
+            f"{name} has {size:,} bytes; a tokenizer.json has at most {MAX_BYTES:,}. Name another."
+        )
+    return _from_json(file.read_bytes(), name, roles, more)
+
+
+def _from_json(data: bytes, name: str, roles: Mapping[str, str], more: Sequence[str]) -> Definition:
     try:
         config = json.loads(data)
+    except RecursionError:
+        raise TokenizerError(f"{name} is nested too deep for a tokenizer.json.") from None
     except ValueError as error:
         raise TokenizerError(f"{name} is not a tokenizer.json: {error}.") from None
     return _from_config(config, name, roles, more)
@@ -331,19 +330,18 @@ def _from_json(
 def _from_config(
     config: Any, name: str, roles: Mapping[str, str], more: Sequence[str]
 ) -> Definition:
-    if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
-        raise TokenizerError(
-            f'{name} is JSON but not a tokenizer.json: it has no "model". Files written by '
-            "tokenizers.Tokenizer.save() have one."
-        )
+    screen(config, name)
     added = {token["content"] for token in config.get("added_tokens") or []}
-    return Definition(
+    found = Definition(
         name,
         config,
         roles.get("eos_token") or _only_one(added, _COMMON_EOS),
         roles.get("bos_token") or _only_one(added, _COMMON_BOS),
         tuple(dict.fromkeys([*roles.values(), *more])),
     )
+    with usable(name):
+        _first_token(config.get("post_processor"))
+    return found
 
 
 def _only_one(added: set[str], common: Sequence[str]) -> str | None:
