@@ -16,8 +16,8 @@ MAX_BYTES = 1 << 29
 """The most bytes of a tokenizer.json. The largest public ones have 40 MB."""
 _MAX_DEPTH = 64
 # Ids may have gaps, as for tokens that are reserved: a quarter of all ids up to the largest one
-# must be in use, and a small vocabulary may have a million unused ids besides.
-_SPARSE, _UNUSED = 4, 1 << 20
+# must be in use, and a small vocabulary may have 33 million unused ids besides, which take 0.5 GB.
+_SPARSE, _UNUSED = 4, 1 << 25
 _MAX_ID = (1 << 31) - 1
 _STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding")
 _FLAGS = ("special", "single_word", "lstrip", "rstrip", "normalized")
