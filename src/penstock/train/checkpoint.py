@@ -48,7 +48,7 @@ from penstock.train.model import GPT
 _FORMAT = 3
 _FORMATS = (2, _FORMAT)
 """Format 3 has a digest after the tensors; 2 has none, and can still be read."""
-_TRAILER = re.compile(rb"\npenstock sha256 ([0-9a-f]{64})\n")
+_TRAILER = re.compile(rb"\npenstock-sha256 ([0-9a-f]{64})\n")
 _TRAILER_BYTES = 82
 _KEYS = {"format", "progress", "model_config", "data", "model", "optimizers"}
 _DICTS = _KEYS - {"format", "optimizers"}
@@ -106,7 +106,7 @@ class Checkpoints:
         # An older checkpoint is removed only after the new one is on disk under its name.
         data = buffer.getbuffer()
         # torch ignores bytes after the end of its archive, so any program can still load the file.
-        trailer = f"\npenstock sha256 {hashlib.sha256(data).hexdigest()}\n".encode()
+        trailer = f"\npenstock-sha256 {hashlib.sha256(data).hexdigest()}\n".encode()
         write_file(self.directory / f"step-{step:08d}.pt", [data, trailer])
         sync_directory(self.directory)
         for old in list(self.paths().values())[: -self._keep_last]:
