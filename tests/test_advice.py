@@ -90,6 +90,7 @@ REACHED_FROM = {
     "store.reader": ["Chat"],
     "streaming": ["stream"],
     "tokenize": [*BUILDERS, *GIVES_TOKENIZER, "check", "Chat", "penstock check"],
+    "tokenize.known": ["TokenStore.decode", "Loader.explain", "penstock decode"],
     "tokenize.special_tokens:checked_tokens": ["load_tokenizer", "build", "Chat"],
     "tokenize.tokenizer": GIVES_TOKENIZER,
     "tokenize.train": ["train_tokenizer", "penstock tokenizer train"],

@@ -68,7 +68,7 @@ class DataConfig:
     """As in `Plan`; "full" by default, and "part" with `stream`."""
     tokenizer: str = "gpt2"
     """The tokenizer of stores that are built from text. It and the settings below have no effect
-    on an existing store."""
+    on an existing store, except that its sample of text is decoded with a tokenizer named here."""
     documents: str = "auto"
     """What a document is, as in `penstock.build`."""
     eos: bool = True

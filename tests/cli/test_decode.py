@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import penstock as ps
+from penstock.tokenize.known import _find
 
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
@@ -81,17 +82,27 @@ def test_another_tokenizer_is_refused(invoke, store):
     assert "The store was tokenized with bytes" in result.stderr
 
 
-def test_a_tokenizer_that_moved_can_be_given(invoke, corpus, tmp_path, data):
+@pytest.fixture
+def other_user(tmp_path, monkeypatch):
+    """Go on as somebody who has loaded no tokenizer yet."""
+
+    def change():
+        monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "other"))
+        _find.cache_clear()
+
+    return change
+
+
+def test_a_tokenizer_that_moved_is_found_by_its_digest(invoke, corpus, tmp_path, data, other_user):
     config = (data / "gpt2" / "tokenizer.json").read_bytes()
     (tmp_path / "old.json").write_bytes(config)
     ps.build(str(corpus), "other", tokenizer="old.json", documents="lines")
     (tmp_path / "old.json").rename(tmp_path / "new.json")
+    other_user()
 
-    assert (
-        "'old.json' is not a known tokenizer" in invoke("decode", "other", "-d", 0, code=1).stderr
-    )
-    shown = invoke("decode", "other", "-d", 0, "--tokenizer", "new.json").stdout
-    assert shown.endswith("To be, or not to be:\n")
+    for given in ((), ("--tokenizer", "new.json")):  # it is also bundled, as "gpt2"
+        shown = invoke("decode", "other", "-d", 0, *given).stdout
+        assert shown.endswith("To be, or not to be:\n")
 
 
 HOSTILE = [
@@ -129,12 +140,15 @@ def test_naughty_strings_are_inert_and_raw_gives_them_back(invoke, penstock, dat
     assert raw == b"".join(lines)
 
 
-def test_a_tokenizer_that_is_not_found_can_be_set(invoke, corpus, tmp_path, monkeypatch):
+def test_a_tokenizer_that_is_not_found_can_be_set(
+    invoke, corpus, tmp_path, monkeypatch, other_user
+):
     command = ("tokenizer", "train", corpus, "-o", "own.json", "--vocab-size", 258)
     invoke(*command)
     ps.build(str(corpus), "store", tokenizer="own.json", documents="lines")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
+    other_user()
 
     assert "Set --tokenizer to its name" in invoke("decode", "../store", "-d", 0, code=1).stderr
     shown = invoke("decode", "../store", "-d", 0, "--tokenizer", "../own.json").stdout

@@ -138,7 +138,7 @@ class Chat:
     def describe(self) -> JsonObject:
         """The entry for a store's manifest: the settings that affect tokens or masks."""
         return {
-            "template": self.template.name,
+            "template": self.template.recorded_name,
             "digest": self.template.digest,
             "tokens": dict(sorted(self._renderer.tokens.items())),
             **self._options,

@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from typing import Any
 
 from penstock.chat.arguments import JsonObject, parts_of
 from penstock.errors import ChatError
@@ -88,6 +89,8 @@ _SPEAKERS = {
     **dict.fromkeys(("observation", "tool", "function_response", "function", "ipython"), "tool"),
 }
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+# The schemas of tools, which are the deepest records, have about 20 levels.
+_MAX_DEPTH = 128
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -119,6 +122,7 @@ def to_conversation(record: object) -> Conversation:
         return record
     if isinstance(record, list | tuple):
         record = {"messages": record}
+    _refuse_deep(record)
     if not isinstance(record, dict):
         raise ChatError("bad_shape", f"A conversation is a list or a dict, not {_kind(record)}.")
     messages = _turns(record)
@@ -131,6 +135,20 @@ def to_conversation(record: object) -> Conversation:
     if not isinstance(settings, dict):
         raise ChatError("bad_shape", f'"chat_template_kwargs" is {_kind(settings)}, not an object.')
     return Conversation(messages, _tools(record.get("tools")), settings)
+
+
+def _refuse_deep(value: Any) -> None:
+    """Raise if lists and dicts are nested too deep for the functions that walk through a record.
+
+    Python's own limit depends on the caller, and the records of a store must not.
+    """
+    level = [each for each in (value,) if isinstance(each, dict | list | tuple)]
+    for _ in range(_MAX_DEPTH):
+        items = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [item for some in items for item in some if isinstance(item, dict | list | tuple)]
+        if not level:
+            return
+    raise ChatError("nested_too_deep", f"The record has more than {_MAX_DEPTH} levels.")
 
 
 def _turns(record: JsonObject) -> list[Message]:
@@ -302,8 +320,9 @@ def _tools(tools: object) -> list[object] | None:
     if isinstance(tools, str):
         try:
             tools = json.loads(tools) if tools.strip() else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ChatError("bad_tools", f'"tools" is not valid JSON: {error}.') from None
+        _refuse_deep(tools)
     if tools is None or tools == []:  # templates test whether there are tools at all
         return None
     if not isinstance(tools, list):

@@ -18,7 +18,7 @@ Jinja, which is ten times as fast; a test compares its text and spans with those
 
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from penstock.chat.messages import ChatText, Message, Span
 from penstock.digest import digest_json
 from penstock.errors import MissingTemplateError, TemplateError
 from penstock.tokenize.engines import read_attribute
+from penstock.tokenize.names import is_path, last_part
 
 _CHATML_ROLES = ("system", "user", "assistant")
 # The text that a built-in template writes before a conversation, before and after the text of a
@@ -46,6 +47,13 @@ class Template:
     source: str = field(repr=False)
     tokens: dict[str, str] = field(default_factory=dict)
     """Special tokens that came with the template, by their names in it, such as `bos_token`."""
+    has_path: bool = False
+    """Whether the name is a path."""
+
+    @property
+    def recorded_name(self) -> str:
+        """The name for a manifest: of a path, which means nothing elsewhere, only its last part."""
+        return last_part(self.name) if self.has_path else self.name
 
     @property
     def digest(self) -> str:
@@ -98,7 +106,8 @@ def _from_object(tokenizer: object) -> Template:
     name = str(read_attribute(tokenizer, "name_or_path") or type(tokenizer).__name__)
     if source is None:
         raise TemplateError(f"{name} has no chat_template; give the template itself.")
-    return _configured(source, name, read_attribute(tokenizer, "special_tokens_map") or {})
+    found = _configured(source, name, read_attribute(tokenizer, "special_tokens_map") or {})
+    return replace(found, has_path=is_path(name))
 
 
 def _from_path(path: Path) -> Template:
@@ -115,7 +124,7 @@ def _from_path(path: Path) -> Template:
             f'{path} has no chat template: no "chat_template" in a JSON file, and no '
             "chat_template.jinja. Give the template itself."
         )
-    return _configured(config["chat_template"], str(path), config)
+    return replace(_configured(config["chat_template"], str(path), config), has_path=True)
 
 
 def _read_json(path: Path) -> JsonObject:

@@ -132,7 +132,7 @@ def show_document(
     Args:
         store: The store.
         number: The number of the document.
-        tokenizer: The tokenizer of the store, if it is not found by its recorded name.
+        tokenizer: The tokenizer of the store, if it was not loaded on this machine before.
         num_lines: The number of lines to print; all by default.
         inputs: The directory of the inputs of the store.
     """

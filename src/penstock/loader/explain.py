@@ -76,7 +76,7 @@ def explain_step(
         plan: The order of the rows.
         step: The number of the step.
         positions: Its positions; `PADDING` is left out.
-        tokenizer: The tokenizer of the rows, if their stores do not name one that can be loaded.
+        tokenizer: The tokenizer of the rows, if you did not load it on this machine before.
     """
     real = positions[positions != PADDING]
     sources, epochs, samples = plan.locate(real)

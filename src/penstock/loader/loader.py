@@ -214,7 +214,7 @@ class Loader(Generic[Batch]):
 
         Args:
             step: The number of the step, as in `loader[step]`.
-            tokenizer: The tokenizer, of bare token files or if a store's recorded name finds none.
+            tokenizer: The tokenizer, of bare token files or if you did not load the store's before.
         """
         from penstock.loader.explain import explain_step
 

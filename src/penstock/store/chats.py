@@ -159,7 +159,7 @@ def _array_items(file: InputFile) -> list[Any]:
         data = stream.read()
     try:
         items: list[Any] = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SourceError(
             f"{file.name} begins with [ but is not a valid JSON array: {error}. Use an array "
             "of conversations, or JSON Lines with one conversation per line."

@@ -170,7 +170,7 @@ def _refuse_append(job: Job, manifest: Manifest) -> None:
             'end of the data. Build a store with split="hash", which holds out the same documents '
             "when inputs are appended."
         )
-    old, new = shared_settings(manifest.contents), shared_settings(settings)
+    old, new = shared_settings(_renamed(manifest.contents, settings)), shared_settings(settings)
     if old != new:
         raise StoreError(
             f"{directory} was built with other settings: {differences(old, new)}. Inputs can be "
@@ -210,7 +210,7 @@ def _refuse_other(
     """
     # The call that made any one build of the store is accepted, and returns at once, even if
     # other inputs were appended later.
-    whole = {**manifest.settings, "append": False}
+    whole = _renamed({**manifest.settings, "append": False}, settings)
     same = []
     for done in manifest.builds:
         one = {**whole, "reading": done["reading"], "inputs": comparable(done["inputs"])}
@@ -225,7 +225,7 @@ def _refuse_other(
     )
     present = {each["name"] for each in inputs}
     new = [each["name"] for each in settings["inputs"] if each["name"] not in present]
-    is_same_kind = shared_settings(manifest.contents) == shared_settings(settings)
+    is_same_kind = shared_settings(whole) == shared_settings(settings)
     can_append = new and is_same_kind and not (settings["split"] or "").startswith("tail")
     also = f" You can also add {_listed(new)} alone, with append=True (--append) of penstock.build."
     raise StoreError(
@@ -233,6 +233,20 @@ def _refuse_other(
         "`penstock build --overwrite` (in Python, overwrite=True), or choose another directory."
         f"{also if can_append else ''}"
     )
+
+
+def _renamed(old: JsonObject, new: JsonObject) -> JsonObject:
+    """Settings of a store with the names of the new build, for a tokenizer of the same digest.
+
+    A digest identifies a tokenizer and a template. The names say nothing more, and earlier
+    versions recorded whole paths.
+    """
+    renamed = dict(old)
+    for key, name in (("tokenizer", "name"), ("chat", "template")):
+        before, after = old.get(key), new.get(key)
+        if before and after and before["digest"] and before["digest"] == after["digest"]:
+            renamed[key] = {**before, name: after[name]}
+    return renamed
 
 
 def _listed(names: list[str]) -> str:

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -33,18 +33,19 @@ if TYPE_CHECKING:
 def tokenizer_of(manifest: Manifest, tokenizer: object = None) -> "Tokenizer":
     """The tokenizer that the store was built with.
 
+    If `tokenizer` is None, it is found by its digest; see `penstock.tokenize.known`.
+
     Raises:
-        StoreError: `tokenizer` is not the tokenizer of the store. If it is None: the recorded name
-            now loads a different tokenizer.
+        MissingTokenizerError: `tokenizer` is None, and this user has no such tokenizer.
+        StoreError: `tokenizer` is not the tokenizer of the store.
     """
+    from penstock.tokenize.known import known_tokenizer
     from penstock.tokenize.tokenizer import load_tokenizer
 
     recorded = manifest.contents["tokenizer"]
-    added = tuple(recorded.get("added_tokens", ()))
     if tokenizer is None:
-        found = _by_name(recorded["name"], added, recorded["digest"] or recorded["canary"])
-    else:
-        found = load_tokenizer(tokenizer, add_tokens=added)
+        return known_tokenizer(recorded)
+    found = load_tokenizer(tokenizer, add_tokens=tuple(recorded.get("added_tokens", ())))
     digest = recorded["digest"]
     # A tokenizer without a digest is recognised by its ids of a test text.
     if found.digest != digest or (digest is None and found.canary != recorded["canary"]):
@@ -54,14 +55,6 @@ def tokenizer_of(manifest: Manifest, tokenizer: object = None) -> "Tokenizer":
             "text. Give the tokenizer of the store with tokenizer=."
         )
     return found
-
-
-@lru_cache(maxsize=8)
-def _by_name(name: str, added: tuple[str, ...], digest: str) -> "Tokenizer":
-    # The digest is part of the key: a path may name another file by now.
-    from penstock.tokenize.tokenizer import load_tokenizer
-
-    return load_tokenizer(name, add_tokens=added)
 
 
 # Every mapped file needs a descriptor, and all open stores together use at most half of those
@@ -239,7 +232,7 @@ class TokenStore:
 
         Args:
             index: The number of the document.
-            tokenizer: The tokenizer of the store, if its recorded name does not find it.
+            tokenizer: The tokenizer of the store, if you did not load it on this machine before.
             errors: What happens to bytes that are not UTF-8, as in `bytes.decode`.
         """
         return self.decode_bytes(index, tokenizer).decode(errors=errors)

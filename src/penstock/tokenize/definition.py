@@ -6,17 +6,18 @@ definition is made from the vocabulary files of a PyPI package, so "gpt2" is nev
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from penstock.digest import digest_json
 from penstock.errors import MissingTokenizerError, TokenizerError
+from penstock.tokenize.names import HUB_NAME, is_path, last_part
+from penstock.tokenize.screen import MAX_BYTES, screen, usable
 
 Config = dict[str, Any]
 """The parsed JSON of a tokenizer.json, or of one object in it."""
@@ -29,7 +30,6 @@ _COMMON_BOS = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>")
 # Settings that are not False by default, so a digest must not drop them if they are False.
 _TRUE_BY_DEFAULT = ("use_regex", "split", "strip_accents")
 _ROLES = ("eos_token", "bos_token", "pad_token", "cls_token", "sep_token", "mask_token")
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.json)")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,13 @@ class Definition:
     """Special tokens that tokenizer.json need not flag as special, such as [CLS] and <pad>."""
     extra_tokens: dict[str, int] = field(default_factory=dict)
     """The tokens that `add_tokens` added, and their ids."""
+    origin: Literal["bundled", "path", "other"] = "other"
+    """Whether the definition comes with penstock, from a path, or from the Hub or an object."""
+
+    @property
+    def recorded_name(self) -> str:
+        """The name for a manifest: of a path, which means nothing elsewhere, only its last part."""
+        return last_part(self.name) if self.origin == "path" else self.name
 
     @cached_property
     def text(self) -> str:
@@ -192,9 +199,9 @@ def find_definition(name: str) -> Definition:
     if path.is_dir():
         return _from_directory(path, name)
     if path.is_file():
-        return _from_json(path.read_bytes(), name)
+        return replace(_from_file(path, name), origin="path")
     # "mine/tokenizer.json" is a file that is missing, though it has the form of a name on the Hub.
-    if name.startswith("hf:") or (_HUB_NAME.fullmatch(name) and path.suffix != ".json"):
+    if name.startswith("hf:") or (HUB_NAME.fullmatch(name) and path.suffix != ".json"):
         return _from_hub(name.removeprefix("hf:"))
     raise MissingTokenizerError(
         f"{name!r} is not a known tokenizer: no file or directory has this path. Known names are "
@@ -211,7 +218,15 @@ def from_object(tokenizer: object) -> Definition | None:
     name = getattr(tokenizer, "name_or_path", None) or type(tokenizer).__name__
     roles = {key: str(token) for key in _ROLES if (token := getattr(tokenizer, key, None))}
     more = [str(each) for each in getattr(tokenizer, "all_special_tokens", None) or ()]
-    return _from_json(backend.to_str().encode(), str(name), roles, more)
+    found = _from_json(backend.to_str().encode(), str(name), roles, more)
+    return replace(found, origin="path") if is_path(found.name) else found
+
+
+def parse_definition(contents: Config, name: str) -> Definition:
+    """The definition in JSON that was written by penstock; see `penstock.tokenize.kept`."""
+    roles = {key: contents[key] for key in ("eos_token", "bos_token") if contents[key]}
+    found = _from_config(contents["tokenizer"], name, roles, ())
+    return replace(found, other_special=tuple(contents["other_special"]))
 
 
 @lru_cache(maxsize=1)
@@ -236,7 +251,8 @@ def _gpt2() -> Definition:
         "decoder": {**byte_level, "add_prefix_space": True},
         "model": {"type": "BPE", "vocab": vocab, "merges": merges},
     }
-    return Definition("gpt2", config, eos_token="<|endoftext|>", bos_token="<|endoftext|>")
+    end = "<|endoftext|>"
+    return Definition("gpt2", config, eos_token=end, bos_token=end, origin="bundled")
 
 
 def _from_directory(path: Path, name: str) -> Definition:
@@ -247,7 +263,8 @@ def _from_directory(path: Path, name: str) -> Definition:
             f"{path} has no tokenizer.json in it; it holds {found}. Name the file, or a directory "
             "that has one."
         )
-    return _from_json(file.read_bytes(), name, *_configured_tokens(path / "tokenizer_config.json"))
+    tokens = _configured_tokens(path / "tokenizer_config.json")
+    return replace(_from_file(file, name, *tokens), origin="path")
 
 
 def _from_hub(name: str) -> Definition:
@@ -266,14 +283,18 @@ def _from_hub(name: str) -> Definition:
     tokens: tuple[dict[str, str], list[str]] = ({}, [])
     with suppress(OSError):  # many repositories have no such file
         tokens = _configured_tokens(Path(hf_hub_download(name, "tokenizer_config.json")))
-    return _from_json(file.read_bytes(), name, *tokens)
+    return _from_file(file, name, *tokens)
 
 
 def _configured_tokens(file: Path) -> tuple[dict[str, str], list[str]]:
     """The tokens that a tokenizer_config.json names by their role, and its other special tokens."""
     if not file.is_file():
         return {}, []
-    config = json.loads(file.read_bytes())
+    try:
+        config = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{file} is not JSON: {error}.") from None
+    config = config if isinstance(config, dict) else {}
     roles = {key: token for key in _ROLES if (token := _token_text(config.get(key))) is not None}
     more = config.get("additional_special_tokens")
     found = map(_token_text, more if isinstance(more, list) else [])
@@ -286,26 +307,41 @@ def _token_text(token: object) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _from_json(
-    data: bytes, name: str, roles: Mapping[str, str] = {}, more: Sequence[str] = ()
+def _from_file(
+    file: Path, name: str, roles: Mapping[str, str] = {}, more: Sequence[str] = ()
 ) -> Definition:
+    if (size := file.stat().st_size) > MAX_BYTES:
+        raise TokenizerError(
+            f"{name} has {size:,} bytes; a tokenizer.json has at most {MAX_BYTES:,}. Name another."
+        )
+    return _from_json(file.read_bytes(), name, roles, more)
+
+
+def _from_json(data: bytes, name: str, roles: Mapping[str, str], more: Sequence[str]) -> Definition:
     try:
         config = json.loads(data)
+    except RecursionError:
+        raise TokenizerError(f"{name} is nested too deep for a tokenizer.json.") from None
     except ValueError as error:
         raise TokenizerError(f"{name} is not a tokenizer.json: {error}.") from None
-    if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
-        raise TokenizerError(
-            f'{name} is JSON but not a tokenizer.json: it has no "model". Files written by '
-            "tokenizers.Tokenizer.save() have one."
-        )
+    return _from_config(config, name, roles, more)
+
+
+def _from_config(
+    config: Any, name: str, roles: Mapping[str, str], more: Sequence[str]
+) -> Definition:
+    screen(config, name)
     added = {token["content"] for token in config.get("added_tokens") or []}
-    return Definition(
+    found = Definition(
         name,
         config,
         roles.get("eos_token") or _only_one(added, _COMMON_EOS),
         roles.get("bos_token") or _only_one(added, _COMMON_BOS),
         tuple(dict.fromkeys([*roles.values(), *more])),
     )
+    with usable(name):
+        _first_token(config.get("post_processor"))
+    return found
 
 
 def _only_one(added: set[str], common: Sequence[str]) -> str | None:

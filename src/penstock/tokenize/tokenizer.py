@@ -36,6 +36,7 @@ from penstock.tokenize.engines import (
     tiktoken_encoding,
 )
 from penstock.tokenize.gigatoken import EngineChoice, GigatokenEngine, choose_engine
+from penstock.tokenize.kept import keep_tokenizer
 from penstock.tokenize.special_tokens import checked_tokens, extended_definition, log_added
 
 SpecialTokens = Literal["text", "parse"]
@@ -148,7 +149,7 @@ class Tokenizer:
         """The entry of this tokenizer in a store's manifest."""
         added = {"added_tokens": dict(self.added_tokens)} if self.added_tokens else {}
         return {
-            "name": self.name,
+            "name": self.definition.recorded_name if self.definition else self.name,
             "digest": self.digest,
             "canary": self.canary,
             "vocab_size": self.vocab_size,
@@ -227,8 +228,7 @@ def load_tokenizer(
         raise TokenizerError(f'special_tokens={special_tokens!r} is not "text" or "parse".')
     more = checked_tokens(add_tokens or ())
     if isinstance(tokenizer, str) and tokenizer == "bytes":
-        # "bytes" has no definition and no second engine, so it is treated like a `Tokenizer` that
-        # was loaded before.
+        # "bytes" has no definition, so it is treated like a `Tokenizer` that was loaded before.
         tokenizer = _bytes({})
     elif isinstance(tokenizer, str) and tokenizer.startswith("tiktoken:"):
         tokenizer = tiktoken_encoding(tokenizer.removeprefix("tiktoken:"))
@@ -246,6 +246,7 @@ def load_tokenizer(
         loaded = _from_definition(definition, special_tokens, engine)
     if loaded.added_tokens:
         log_added(loaded.name, tuple(loaded.added_tokens.items()), loaded.vocab_size)
+    keep_tokenizer(loaded.digest, loaded.definition or loaded.engine)
     return loaded
 
 

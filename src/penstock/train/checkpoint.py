@@ -2,7 +2,8 @@
 
     run/checkpoints/step-00000500.pt     model, optimizers, the loader's state, progress
 
-A checkpoint file is complete or absent (see `penstock.store.files`). A run that is killed while
+A checkpoint file is complete or absent (see `penstock.store.files`), and ends with the SHA-256 of
+its contents, which is compared before anything is loaded. A run that is killed while
 it saves resumes from the previous checkpoint. There is no random state to save: the dropout of a
 step is drawn from a key derived from the step. Loading runs no code (`weights_only`).
 
@@ -24,7 +25,9 @@ Both sides are plain dicts of tensors, so transformers is not needed here:
 """
 
 import errno
+import hashlib
 import io
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -35,15 +38,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.errors import PlanError, StoreBusyError, TrainError
+from penstock.errors import PenstockError, PlanError, StoreBusyError, TrainError
 from penstock.store.files import remove_temporary, sync_directory, write_file
 from penstock.store.lock import lock_path, locked
 from penstock.train.config import ModelConfig
 from penstock.train.distributed import World
 from penstock.train.model import GPT
 
-_FORMAT = 2
+_FORMAT = 3
+_FORMATS = (2, _FORMAT)
+"""Format 3 has a digest after the tensors; 2 has none, and can still be read."""
+_TRAILER = re.compile(rb"\npenstock-sha256 ([0-9a-f]{64})\n")
+_TRAILER_BYTES = 82
 _KEYS = {"format", "progress", "model_config", "data", "model", "optimizers"}
+_DICTS = _KEYS - {"format", "optimizers"}
 _NAME = re.compile(r"step-(\d{8,})\.pt")
 # Errors of file systems that are read-only or have no locks, as on some clusters. A finished run
 # can still be opened there, without a lock.
@@ -96,7 +104,10 @@ class Checkpoints:
         buffer = io.BytesIO()
         torch.save({"format": _FORMAT, "step": step, **contents}, buffer)
         # An older checkpoint is removed only after the new one is on disk under its name.
-        write_file(self.directory / f"step-{step:08d}.pt", [buffer.getbuffer()])
+        data = buffer.getbuffer()
+        # torch ignores bytes after the end of its archive, so any program can still load the file.
+        trailer = f"\npenstock-sha256 {hashlib.sha256(data).hexdigest()}\n".encode()
+        write_file(self.directory / f"step-{step:08d}.pt", [data, trailer])
         sync_directory(self.directory)
         for old in list(self.paths().values())[: -self._keep_last]:
             old.unlink(missing_ok=True)
@@ -115,6 +126,7 @@ class Checkpoints:
         path = paths[step]
         instead = f"resume after step {before[-1]:,}" if before else "start from the beginning"
         advice = f"Remove it to {instead}."
+        has_digest = _check_digest(path, advice)
         try:
             loaded: Contents = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises many classes for damaged files
@@ -122,13 +134,18 @@ class Checkpoints:
             why = first.split(". ")[0].rstrip(".")
             raise TrainError(f"{path} cannot be read as a checkpoint: {why}. {advice}") from error
         version = loaded.get("format") if isinstance(loaded, dict) else None
-        if version is not None and version != _FORMAT:
+        if version is not None and version not in _FORMATS:
             raise TrainError(
                 f"{path} has format {version!r}, but penstock reads {_FORMAT}. Use another output."
             )
+        if version == _FORMAT and not has_digest:
+            raise TrainError(f"{path} is damaged: it has no digest at its end. {advice}")
         if version is None or not loaded.keys() >= _KEYS:
             raise TrainError(f"{path} is not a checkpoint of penstock. {advice}")
         # Fields that a newer version of penstock has added are not in an old checkpoint.
+        odd = [each for each in sorted(_DICTS) if not isinstance(loaded[each], Mapping)]
+        if odd:
+            raise TrainError(f"{path}: {odd[0]} is {loaded[odd[0]]!r:.60}, not a dict. {advice}")
         current, saved = asdict(model), loaded["model_config"]
         changed = [name for name, value in saved.items() if current.get(name) != value]
         if changed:
@@ -140,6 +157,38 @@ class Checkpoints:
                 "the original model, or use another output."
             )
         return loaded
+
+    @contextmanager
+    def refuse_odd_fields(self) -> Iterator[None]:
+        """Name the newest checkpoint if code that uses its contents finds an odd value."""
+        try:
+            yield
+        except PenstockError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            first = (str(error).splitlines() or [""])[0]
+            raise TrainError(
+                f"{list(self.paths().values())[-1]} has a missing or odd field "
+                f"({type(error).__name__}: {first:.200}). Remove it to resume from the checkpoint "
+                "before it."
+            ) from error
+
+
+def _check_digest(path: Path, advice: str) -> bool:
+    """Whether a checkpoint has a digest; raises if its contents have another one."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        left = max(0, os.fstat(stream.fileno()).st_size - _TRAILER_BYTES)
+        while left and (block := stream.read(min(left, 1 << 20))):
+            digest.update(block)
+            left -= len(block)
+        found = _TRAILER.fullmatch(stream.read(_TRAILER_BYTES))
+    if found and found[1].decode() != digest.hexdigest():
+        raise TrainError(
+            f"{path} is damaged: the digest of its contents is {digest.hexdigest()[:8]}, but the "
+            f"digest at its end is {found[1].decode()[:8]}. {advice}"
+        )
+    return found is not None
 
 
 @contextmanager

@@ -12,7 +12,13 @@ from pathlib import Path
 import torch
 
 from penstock.digest import derive_key
-from penstock.errors import MissingInputError, PenstockError, RecipeError, SourceError, TrainError
+from penstock.errors import (
+    MissingInputError,
+    MissingTokenizerError,
+    RecipeError,
+    SourceError,
+    TrainError,
+)
 from penstock.recipe import Recipe, Tables, parse_recipe, read_recipe, set_value
 from penstock.store.files import write_file
 from penstock.store.reader import TokenStore
@@ -33,6 +39,7 @@ _FLAGS = {
     "steps": "training.steps",
     "output": "output",
 }
+_DEFAULT_TOKENIZER = "gpt2"
 _MAX_HELD_OUT_BYTES = 10_000_000
 _TEMPERATURE = 0.8  # below 1, likely tokens become more likely
 _TOP_K = 50
@@ -139,24 +146,36 @@ def run_recipe(recipe: Recipe, *, device: str | None, log: Log) -> RunResult:
     if result.finished and result.rank == 0:
         # The model is trained and saved by now: a sample that cannot be made is no error.
         try:
-            text = _sample_text(job, result.model)
-        except (ImportError, PenstockError) as error:
-            log(f"no sample of text: {str(error).splitlines()[0]}")
+            text = _sample_text(job, result.model, recipe.data.tokenizer)
+        except Exception as error:  # noqa: BLE001  (a Hub's library has many classes of errors)
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            log(f"no sample of text: {first}")
         else:
             write_file(job.output / "sample.txt", [text.encode()])
             log(f"a sample of the model's text, from {job.output / 'sample.txt'}:\n{text}")
     return result
 
 
-def _sample_text(job: TrainingJob, model: GPT) -> str:
-    """A hundred tokens that the model generates, decoded with the tokenizer of the data."""
+def _sample_text(job: TrainingJob, model: GPT, named: str) -> str:
+    """A hundred tokens that the model generates, decoded with the tokenizer of the data.
+
+    Args:
+        job: The job, which has the data.
+        model: The trained model.
+        named: The tokenizer of the recipe, for a store whose tokenizer was not loaded before.
+    """
     store = stores_of(next(iter(job.plan.sources.values())))[0]
     if not isinstance(store, TokenStore):
         raise TrainError(f"{store.path} does not record its tokenizer")
     from penstock.store.reader import tokenizer_of  # needs packages that training does not
 
     # The model may have more ids than the tokenizer, and these have no text.
-    tokenizer = tokenizer_of(store.manifest)
+    try:
+        tokenizer = tokenizer_of(store.manifest)
+    except MissingTokenizerError as error:
+        if named == _DEFAULT_TOKENIZER:  # nobody named it
+            raise TrainError(f"{error} In a recipe, that is data.tokenizer.") from None
+        tokenizer = tokenizer_of(store.manifest, named)
     # The end token precedes the first token of every document but the first, so after it the model
     # writes the beginning of a document.
     end = store.manifest.contents["eos_id"]
@@ -225,7 +244,7 @@ def _guess_recipe(source: str, device: str | None) -> Tables:
         size = path.stat().st_size if path.is_file() else 0
         # A tenth of the text is held out, but no more than 10 MB.
         share = min(0.1, _MAX_HELD_OUT_BYTES / max(1, size))
-        guesses = {"data.tokenizer": "gpt2", "data.documents": "auto"}
+        guesses = {"data.tokenizer": _DEFAULT_TOKENIZER, "data.documents": "auto"}
         guesses["data.split"] = f"tail:{share:.6f}"
     named = path
     if is_pattern:  # the run is named after the last folder without a wildcard

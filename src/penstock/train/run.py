@@ -110,9 +110,10 @@ class _Loop:
         saved = self.checkpoints.load(self.job.model)
         if saved is None:
             return
-        self.learner.load(saved)
-        self.loader.load_state_dict(saved["data"])
-        self.progress = RunProgress(**saved["progress"])
+        with self.checkpoints.refuse_odd_fields():
+            self.learner.load(saved)
+            self.loader.load_state_dict(saved["data"])
+            self.progress = RunProgress(**saved["progress"])
         if self.config.steps is not None:
             self.progress = replace(self.progress, steps=self.config.steps, minutes=None)
         elif self.progress.minutes != self.config.max_minutes:  # plan the steps again

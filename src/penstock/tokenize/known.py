@@ -1,0 +1,55 @@
+"""Finds the tokenizer of a store among the tokenizers that this user has."""
+
+from contextlib import suppress
+from functools import lru_cache
+
+from penstock.errors import MissingTokenizerError, TokenizerError
+from penstock.tokenize.definition import Config, find_definition
+from penstock.tokenize.kept import kept_tokenizer
+from penstock.tokenize.special_tokens import checked_tokens, extended_definition
+from penstock.tokenize.tokenizer import Tokenizer, load_tokenizer
+
+_GPT2_SIZE, _BYTES_SIZE = 50_257, 257
+
+
+def known_tokenizer(recorded: Config) -> Tokenizer:
+    """The tokenizer that a manifest records, found by its digest.
+
+    The recorded name appears in messages only. It is never opened and never asked for: a store
+    that came from somebody else must not name files or servers.
+
+    Args:
+        recorded: The entry `tokenizer` of a manifest.
+
+    Raises:
+        MissingTokenizerError: this user has no tokenizer with the recorded digest.
+    """
+    added = tuple(recorded.get("added_tokens", ()))
+    return _find(recorded["digest"], recorded["name"], added, recorded["vocab_size"])
+
+
+# An error is not cached: the tokenizer may be loaded later.
+@lru_cache(maxsize=8)
+def _find(digest: str | None, name: str, added: tuple[str, ...], vocab_size: int) -> Tokenizer:
+    # A tokenizer object of the user's own class may have no digest.
+    if digest is not None:
+        if (kept := kept_tokenizer(digest, name)) is not None:
+            return load_tokenizer(kept)
+        with suppress(TokenizerError):  # the recorded tokens cannot be added to it
+            tokens = checked_tokens(added)
+            # The sizes are compared first: the digest of a vocabulary takes a tenth of a second.
+            if vocab_size == _BYTES_SIZE + len(tokens):
+                loaded = load_tokenizer("bytes", add_tokens=tokens)
+                if loaded.digest == digest:
+                    return loaded
+            if _GPT2_SIZE <= vocab_size <= _GPT2_SIZE + len(tokens):
+                definition = extended_definition(find_definition("gpt2"), tokens)
+                if definition.digest == digest:
+                    return load_tokenizer(definition)
+    which = "no digest" if digest is None else f"digest {digest:.8}"
+    raise MissingTokenizerError(
+        f"The store was tokenized with {name!r:.80} ({which}), which is not a bundled tokenizer "
+        "and not one that you loaded before. A name that a store contains is never opened or "
+        "downloaded. Give the tokenizer of the store with tokenizer=, once: after that it is found "
+        "by its digest."
+    )
