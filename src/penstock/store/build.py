@@ -21,6 +21,7 @@ from penstock.store.existing import (
     committed,
     discard,
     earlier_build,
+    intact_slices,
     killed_at_the_end,
     refuse_stdin,
 )
@@ -56,6 +57,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     split: str | None = None,
     append: bool = False,
     overwrite: bool = False,
+    read_back: bool = False,
     max_bad: float = 0.001,
     max_document_bytes: int = 1 << 30,
     max_expansion: int = 200,
@@ -107,6 +109,8 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         overwrite: Replace the store, or the unfinished build, that is in the directory. The old
             store stays until the new one is complete, so there must be room for both. A directory
             that holds other files too is refused.
+        read_back: Whether each part is read back from the disk and compared, before the build
+            counts it as finished. This finds a faulty disk at once; the build takes longer.
         max_bad: How many rejected records to allow. Between 0 and 1: a share of all records, but
             ten if there are at least 1,000 records. Otherwise: a number of records.
         max_document_bytes: Longer documents are rejected. If this is more than a slice (64 MB), a
@@ -200,9 +204,7 @@ def execute(job: Job, progress: Report | None = None) -> None:
         # The caller holds the lock, so these temporary files belong to writers that were killed.
         each.mkdir(exist_ok=True)
         remove_temporary(each)
-    # Only sizes are compared, which is fast. A record is written after its files were synced, so
-    # a missing or shorter file was changed by somebody else; its slice is made again.
-    sealed = [record for record in begun if _intact(job, record)]
+    sealed = intact_slices(job, journal, begun)
     try:
         done = Workers(job, sealed).run(progress)
         refuse_lost_bytes(job, done)
@@ -224,16 +226,6 @@ def execute(job: Job, progress: Report | None = None) -> None:
     remember_stamps(job.directory, read_manifest(first_side).digest, job.files, earlier)
     # A kill before this line leaves a journal that `killed_at_the_end` recognises.
     journal.end()
-
-
-def _intact(job: Job, record: SealedSlice) -> bool:
-    """Whether all files of a sealed slice exist and have the recorded size."""
-    sizes = {
-        job.directory / side / manifests.part_file(part.number, kind): size
-        for side, part in record.parts.items()
-        for kind, (size, _) in part.files.items()
-    }
-    return all(path.exists() and path.stat().st_size == size for path, size in sizes.items())
 
 
 def _commit(job: Job, side: str, done: list[SealedSlice]) -> None:

@@ -10,8 +10,10 @@ modification time differs, or is not known because the store was copied: see
 `penstock.store.inputs`.
 """
 
+import logging
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +28,7 @@ from penstock.store.inputs import (
     remember_stamps,
 )
 from penstock.store.job import Job
-from penstock.store.journal import Journal
+from penstock.store.journal import Journal, SealedSlice
 from penstock.store.manifest import (
     FILE_NAME,
     JsonObject,
@@ -37,7 +39,9 @@ from penstock.store.manifest import (
     shared_settings,
 )
 from penstock.store.part import SIDES
-from penstock.store.verify import comparable, differences
+from penstock.store.verify import comparable, differences, file_problem
+
+_log = logging.getLogger("penstock")
 
 _SHOWN = 5
 # Files that a build leaves before its journal is written. The lock is inside the store if the
@@ -81,7 +85,12 @@ def killed_at_the_end(job: Job) -> bool:
 def discard(directory: Path) -> None:
     """Remove an unfinished build; a finished store that it was to be appended to stays."""
     journal = Journal(directory)
-    for side in SIDES if (journal.begun() or {}).get("split") else ("",):
+    sides: tuple[str, ...]
+    try:
+        sides = SIDES if (journal.begun() or {}).get("split") else ("",)
+    except StoreError:  # a damaged journal does not say whether there is a split
+        sides = tuple(side for side in ("", *SIDES) if (directory / side).is_dir())
+    for side in sides:
         of_side = directory / side
         kept = {FILE_NAME}
         if (of_side / FILE_NAME).exists():
@@ -97,6 +106,31 @@ def discard(directory: Path) -> None:
                 of_side.rmdir()
     # Last: a kill before this line leaves a journal, and the next build comes here again.
     journal.end()
+
+
+def intact_slices(job: Job, journal: Journal, sealed: list[SealedSlice]) -> list[SealedSlice]:
+    """The sealed slices whose files have the recorded contents; the others are made again.
+
+    A record is written after its files were synced. So a file with other contents was changed by
+    somebody, or the disk does not return what was written to it. All bytes are read, and hashed on
+    as many threads as the build has: a file that was damaged here would become part of the store.
+    """
+
+    def is_intact(record: SealedSlice) -> bool:
+        for side, part in record.parts.items():
+            for kind, recorded in part.files.items():
+                path = job.directory / side / part_file(part.number, kind)
+                if problem := file_problem(path, *recorded, says="the journal"):
+                    _log.warning("%s %s. Its slice is made again.", path, problem)
+                    return False
+        return True
+
+    with ThreadPoolExecutor(job.num_threads) as threads:
+        intact = list(threads.map(is_intact, sealed))
+    for record, is_kept in zip(sealed, intact, strict=True):
+        if not is_kept:
+            journal.forget(record.number)  # a reader of a live build must not take it
+    return [record for record, is_kept in zip(sealed, intact, strict=True) if is_kept]
 
 
 def earlier_build(job: Job) -> Manifest | None:

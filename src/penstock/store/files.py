@@ -27,12 +27,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from penstock.errors import DiskFullError
+from penstock.errors import DiskFullError, StoreError
 
 HEADER_BYTES = 128
 # The magic string of NumPy, and version 1.0 of the format.
@@ -211,6 +212,42 @@ def digest_file(path: Path) -> str:
     """SHA-256 of a file's contents."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def refuse_unlike(path: Path, digest: str) -> None:
+    """Read a file back from the disk, and raise if its SHA-256 is not `digest`.
+
+    The disk is read and not the page cache, where the system allows it. Otherwise a byte that the
+    disk has changed or lost would be found only when it is read again, weeks later.
+    """
+    found = hashlib.sha256()
+    # A map of whole pages: O_DIRECT requires an aligned buffer.
+    buffer = mmap.mmap(-1, _BLOCK_BYTES)
+    with path.open("rb", buffering=0) as stream:
+        file = stream.fileno()
+        if sys.platform == "linux" and not _set_direct(file, True):
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # dropped from the cache instead
+        while size := _read_into(stream, buffer):
+            found.update(memoryview(buffer)[:size])
+    if found.hexdigest() != digest:
+        raise StoreError(
+            f"{path} was read back with other contents than were written: its SHA-256 is "
+            f"{found.hexdigest()[:8]}…, not {digest[:8]}…. The disk or the memory of this machine "
+            "is faulty. Use another disk or machine; this part is not finished."
+        )
+
+
+def _read_into(stream: FileIO, buffer: mmap.mmap) -> int:
+    """Read the next bytes of a file into `buffer`; returns their number, 0 at the end."""
+    try:
+        return stream.readinto(buffer)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # The offset is not aligned any more, after the last block. And some file systems accept
+        # the flag and refuse to read.
+        _set_direct(stream.fileno(), False)
+        return stream.readinto(buffer)
 
 
 def array_layout(

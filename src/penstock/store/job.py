@@ -86,6 +86,7 @@ class BuildSettings:
     chat: object = None
     split: str | None = None
     append: bool = False
+    read_back: bool = False
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:

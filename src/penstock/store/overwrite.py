@@ -54,7 +54,7 @@ def replacement(job: Job) -> Job:
         _empty(directory)
     if not new.exists() and (is_fixed or not is_finished):
         # An unfinished build is no loss, unless it is this one, which is then resumed.
-        if not _is_begun(job) and Journal(directory).begun() is not None:
+        if not _is_begun(job) and Journal(directory).exists:
             discard(directory)
         return job
     made = replace(job, directory=new)
@@ -83,7 +83,10 @@ def put_in_place(made: Job, job: Job) -> None:
 
 def _is_begun(job: Job) -> bool:
     """Whether the directory holds this very build, unfinished."""
-    begun = Journal(job.directory).begun()
+    try:
+        begun = Journal(job.directory).begun()
+    except StoreError:  # its journal is damaged
+        return False
     return begun is not None and canonical_json(begun) == canonical_json(job.stamped)
 
 
