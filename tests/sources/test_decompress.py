@@ -93,7 +93,7 @@ def test_a_file_that_ends_between_two_members_is_refused(kind, tmp_path):
         expanded(path, file=file)
 
 
-@pytest.mark.parametrize("every", [997, pytest.param(1, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("every", [9_973, pytest.param(61, marks=pytest.mark.torture)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_long_file_of_several_members_cut_anywhere_is_refused(kind, every, tmp_path):
     """Several reads of the disk and several members; the border of a member is no exception."""

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Literal
 
-from penstock.digest import canonical_json
 from penstock.errors import SourceError, StoreError, TokenizerError
 from penstock.sources.document import Tally
 from penstock.sources.settings import Format
@@ -21,12 +21,11 @@ from penstock.store.existing import (
     committed,
     discard,
     earlier_build,
-    intact_slices,
     killed_at_the_end,
     refuse_stdin,
 )
-from penstock.store.files import remove_temporary, sync_directory, write_file
-from penstock.store.inputs import input_digests, read_stamps, remember_stamps
+from penstock.store.files import remove_temporary, room_for, sync_directory, write_file
+from penstock.store.inputs import input_digests, read_stamps, reject_lines, remember_stamps
 from penstock.store.job import BuildSettings, EngineName, Inputs, Job, Report, prepare
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
@@ -35,6 +34,7 @@ from penstock.store.overwrite import put_in_place, replacement
 from penstock.store.part import parse_split
 from penstock.store.reader import TokenStore
 from penstock.store.refusals import refuse_empty_side, refuse_lost_bytes, refuse_nothing
+from penstock.store.resume import intact_slices
 from penstock.store.workers import Workers
 from penstock.tokenize.tokenizer import SpecialTokens
 
@@ -146,9 +146,10 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             "append=True (--append) adds to a store and overwrite=True (--overwrite) replaces it: "
             "leave one of them out of penstock.build."
         )
-    job = prepare(BuildSettings(**arguments))
+    with room_for(Path(store)):
+        job = prepare(BuildSettings(**arguments))
     # So far only the directory was created, so a wrong argument leaves no file behind.
-    with locked(job.directory), ExitStack() as bars:
+    with room_for(job.directory), locked(job.directory), ExitStack() as bars:
         made = replacement(job) if overwrite else job
         begun = begin(made)
         if begun is not None:
@@ -244,10 +245,7 @@ def _commit(job: Job, side: str, done: list[SealedSlice]) -> None:
     continued = tally.pop("continued")
     rejects = [reject for record in done for reject in record.rejects]
     inputs = [dict(each) for each in settings["inputs"]]
-    log = [
-        canonical_json({**asdict(reject), "file": inputs[reject.file]["name"]}) + b"\n"
-        for reject in rejects
-    ]
+    log = reject_lines(rejects, inputs)
     for file, digest in input_digests(each for record in done for each in record.digests).items():
         inputs[file]["digest"] = digest
     reasons = dict(sorted(Counter(each.reason for each in rejects).items()))

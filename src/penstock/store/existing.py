@@ -10,10 +10,8 @@ modification time differs, or is not known because the store was copied: see
 `penstock.store.inputs`.
 """
 
-import logging
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,7 +26,7 @@ from penstock.store.inputs import (
     remember_stamps,
 )
 from penstock.store.job import Job
-from penstock.store.journal import Journal, SealedSlice
+from penstock.store.journal import Journal
 from penstock.store.manifest import (
     FILE_NAME,
     JsonObject,
@@ -39,9 +37,7 @@ from penstock.store.manifest import (
     shared_settings,
 )
 from penstock.store.part import SIDES
-from penstock.store.verify import comparable, differences, file_problem
-
-_log = logging.getLogger("penstock")
+from penstock.store.verify import comparable, differences
 
 _SHOWN = 5
 # Files that a build leaves before its journal is written. The lock is inside the store if the
@@ -106,31 +102,6 @@ def discard(directory: Path) -> None:
                 of_side.rmdir()
     # Last: a kill before this line leaves a journal, and the next build comes here again.
     journal.end()
-
-
-def intact_slices(job: Job, journal: Journal, sealed: list[SealedSlice]) -> list[SealedSlice]:
-    """The sealed slices whose files have the recorded contents; the others are made again.
-
-    A record is written after its files were synced. So a file with other contents was changed by
-    somebody, or the disk does not return what was written to it. All bytes are read, and hashed on
-    as many threads as the build has: a file that was damaged here would become part of the store.
-    """
-
-    def is_intact(record: SealedSlice) -> bool:
-        for side, part in record.parts.items():
-            for kind, recorded in part.files.items():
-                path = job.directory / side / part_file(part.number, kind)
-                if problem := file_problem(path, *recorded, says="the journal"):
-                    _log.warning("%s %s. Its slice is made again.", path, problem)
-                    return False
-        return True
-
-    with ThreadPoolExecutor(job.num_threads) as threads:
-        intact = list(threads.map(is_intact, sealed))
-    for record, is_kept in zip(sealed, intact, strict=True):
-        if not is_kept:
-            journal.forget(record.number)  # a reader of a live build must not take it
-    return [record for record, is_kept in zip(sealed, intact, strict=True) if is_kept]
 
 
 def earlier_build(job: Job) -> Manifest | None:
@@ -219,8 +190,10 @@ def _refuse_append(job: Job, manifest: Manifest) -> None:
 
 
 def _appended_before(job: Job, manifest: Manifest) -> list[str]:
-    """The inputs that are in the store already, by their path or by their contents."""
+    """The inputs that are in the store already: by their path, as a file, or by their contents."""
     known = read_stamps(job.directory, manifest.digest)
+    # A link, or another way to write a path, is the same file.
+    same_files = {identity for path in known if (identity := _identity(path))}
     present = {(each["name"], each["bytes"], each.get("digest")) for each in manifest.inputs}
     keys = [(each["name"], each["bytes"]) for each in job.recorded["inputs"]]
     # A name alone says little: each day's folder may have a file of the same name.
@@ -230,8 +203,18 @@ def _appended_before(job: Job, manifest: Manifest) -> list[str]:
     return [
         file.name
         for number, (file, key) in enumerate(zip(job.files, keys, strict=True))
-        if known_stamp(known, file) is not None or (*key, digests.get(number)) in present
+        if known_stamp(known, file) is not None
+        or _identity(file.path) in same_files
+        or (*key, digests.get(number)) in present
     ]
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """The device and inode of a file; None if it does not exist, or is on another machine."""
+    with suppress(OSError, ValueError):
+        found = Path(path).stat()  # follows links
+        return found.st_dev, found.st_ino
+    return None
 
 
 def _refuse_other(

@@ -80,7 +80,8 @@ def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tupl
     digest = hashlib.sha256()
     size = 0
     direct = False
-    stream = temporary.open("xb", buffering=0)  # "x": an existing file is not ours to remove
+    with room_for(path):
+        stream = temporary.open("xb", buffering=0)  # "x": an existing file is not ours to remove
     with _removed_on_failure(temporary, path), stream:
         file = stream.fileno()
         for block in _blocks(pieces):
@@ -111,12 +112,39 @@ def _removed_on_failure(file: Path, path: Path) -> Iterator[None]:
         file.unlink(missing_ok=True)
         if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
             raise
-        raise DiskFullError(
-            error.errno,
-            f"No room to write {path}: it needs more than {size:,} bytes, and "
-            f"{shutil.disk_usage(path.parent).free:,} bytes are free ({error.strerror}). Finished "
-            "parts are kept; make room and run the same command again to resume",
-        ) from error
+        raise _no_room(error, path, size) from error
+
+
+@contextmanager
+def room_for(path: Path) -> Iterator[None]:
+    """Raise a DiskFullError if the `with` block cannot create a file because the disk is full."""
+    try:
+        yield
+    except DiskFullError:
+        raise
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        found = Path(os.fsdecode(error.filename or path))
+        # The user knows the file, and not the temporary name under which it is written.
+        raise _no_room(error, path if found.suffix == ".tmp" else found, 0) from error
+
+
+def _no_room(error: OSError, path: Path, size: int) -> DiskFullError:
+    """The error for a file that does not fit on the disk, of which `size` bytes were written."""
+    existing = next(each for each in path.absolute().parents if each.exists())
+    free = f"{shutil.disk_usage(existing).free:,} bytes are free"
+    why = f"it needs more than {size:,} bytes, and {free} ({error.strerror})"
+    if sys.platform != "win32":
+        counts = os.statvfs(existing)
+        # Some file systems, such as btrfs, count no inodes: both numbers are 0.
+        if counts.f_files and not counts.f_favail:
+            why = f"all {counts.f_files:,} inodes of the file system are in use, although {free}"
+    return DiskFullError(
+        error.errno,
+        f"No room to write {path}: {why}. Finished parts are kept; make room and run the same "
+        "command again to resume",
+    )
 
 
 def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:

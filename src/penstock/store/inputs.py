@@ -16,12 +16,15 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
-from penstock.digest import checked_json, digest_bytes, parse_checked
+from penstock.digest import canonical_json, checked_json, digest_bytes, parse_checked
+from penstock.sources.document import Reject
 from penstock.sources.files import InputFile, open_file, refuse_changed
 from penstock.sources.slices import InputSpan, Slice
 from penstock.store.files import write_file
+from penstock.store.manifest import JsonObject
 
 Pieces = list[tuple[int, str]]
 """The number of an input and the digest of a piece of it, for each piece in order."""
@@ -87,6 +90,14 @@ def read_digests(
         return {}
     spans = (span for piece in slices for span in piece.spans if span.file in wanted)
     return input_digests(piece_digests(files, spans))
+
+
+def reject_lines(rejects: Iterable[Reject], inputs: Sequence[JsonObject]) -> list[bytes]:
+    """The lines of a reject log; `inputs` are those of the manifest."""
+    return [
+        canonical_json({**asdict(reject), "file": inputs[reject.file]["name"]}) + b"\n"
+        for reject in rejects
+    ]
 
 
 def stamps_path(directory: Path) -> Path:

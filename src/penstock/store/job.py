@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -137,6 +138,8 @@ class Job:
     """Number of input files of earlier builds of the same store."""
     first_part: int = 0
     """Number of slices of earlier builds of the same store."""
+    num_slices: int | None = None
+    """How many of the slices are needed; None if all are."""
     live: bool = False
     """Whether parts are read while others are built. Then all threads together make the first
     slice, and one thread makes the others as long as no reader waits. Parts are announced before
@@ -161,7 +164,8 @@ class Job:
         # Cuts are tested with the reference, so that slices do not depend on the engine.
         is_cut_safe = cut_safety(self.tokenizer.reference or self.tokenizer.engine)
         border = self.split.cut_at if self.split else None
-        return cut(self.files, self.reading, is_cut_safe=is_cut_safe, border=border)
+        slices = cut(self.files, self.reading, is_cut_safe=is_cut_safe, border=border)
+        return islice(slices, self.num_slices)
 
     def batches(self, piece: Slice) -> Iterator[Batch]:
         """The documents of a slice, with the file numbers of the store."""

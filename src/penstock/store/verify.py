@@ -37,7 +37,10 @@ from penstock.store.manifest import JsonObject, PartRecord, part_file, rejects_f
 from penstock.store.reader import TokenStore
 
 _SHOWN = 5
-_ADVICE = "Copy it from a good store, or build this one again."
+_ADVICE = (
+    "Make it again from the inputs with `penstock repair` (in Python, penstock.repair), or copy it "
+    "from a good store."
+)
 # The digests of `chain` that were computed. A loader saves its state often, so they are kept.
 _chains: "WeakKeyDictionary[TokenStore, list[str]]" = WeakKeyDictionary()
 
