@@ -377,10 +377,10 @@ def test_read_back_finds_a_disk_that_does_not_keep_what_was_written(
             flip(self)
         return renamed(self, target)
 
-    monkeypatch.setattr(type(tmp_path), "rename", rename)
-    with pytest.raises(StoreError, match=r"part-00001\.tokens\.npy was read back with other cont"):
-        build(inputs, tmp_path / "bad", read_back=True)
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(type(tmp_path), "rename", rename)
+        with pytest.raises(StoreError, match=r"part-00001\.tokens\.npy was read back with other c"):
+            build(inputs, tmp_path / "bad", read_back=True)
     assert build(inputs, tmp_path / "bad", read_back=True).digest == whole
 
 

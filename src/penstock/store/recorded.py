@@ -61,7 +61,7 @@ class RecordedBuild:
         loaded = _tokenizer(self.manifest, tokenizer)
         stage = None if "chat" not in contents else _chat_stage(contents["chat"], loaded, chat)
         inputs = comparable(self.entry["inputs"])
-        files, problems = self._files(inputs, places, reading, is_chat=stage is not None)
+        files, problems = self._files(inputs, places, reading, stage is not None)
         settings = BuildSettings(
             inputs=(),
             store=self.directory,
@@ -107,34 +107,29 @@ class RecordedBuild:
             ) from None
 
     def _files(
-        self, inputs: list[JsonObject], places: Sequence[Place], reading: ReadSettings, *,
+        self,
+        inputs: list[JsonObject],
+        places: Sequence[Place],
+        reading: ReadSettings,
         is_chat: bool,
-    ) -> tuple[list[InputFile], list[str]]:  # fmt: skip
+    ) -> tuple[list[InputFile], list[str]]:
         """The inputs as files, and a description of each that is missing or of another size."""
         stamps = read_stamps(self.directory, self.manifest.digest)
         files, problems = [], []
-        for entry in inputs:
-            expected = f"{entry['bytes']:,} bytes"
-            if digest := self._digest(len(files)):
-                expected += f" with the digest {digest}"
+        for number, entry in enumerate(inputs):
             found = _listed(_candidates(entry["name"], places, stamps), entry, reading, is_chat)
-            if found is not None and (found.size, found.format) == (
-                entry["bytes"],
-                entry["format"],
-            ):
+            size, kind = entry["bytes"], str(entry.get("format"))
+            if found is not None and (found.size, found.format) == (size, kind):
                 files.append(replace(found, name=entry["name"]))
                 continue
-            if found is not None:
-                is_what = f"has {found.size:,} bytes ({found.format}) and was built from"
-            elif entry["name"].startswith("texts-"):
-                is_what = "was in memory, and must be given again as inputs=Texts(…): it had"
-            else:
-                is_what = "is missing; it had"
-            problems.append(f"{entry['name']} {is_what} {expected}")
+            problems.append(_problem(entry, self._digest(number), found))
             # Reading it raises an error: the file does not exist, or has another size.
-            path = os.path.join(os.devnull, "missing") if found is None else found.path  # noqa: PTH118
-            described = {key: entry[key] for key in ("name", "format", "compression")}
-            files.append(InputFile(path=path, size=entry["bytes"], stamp="", **described))
+            path = f"{os.devnull}/missing" if found is None else found.path
+            how = entry.get("compression")
+            missing = InputFile(
+                name=entry["name"], path=path, size=size, stamp="", format=kind, compression=how
+            )
+            files.append(missing)
         return files, problems
 
     def _digest(self, number: int) -> str | None:
@@ -153,6 +148,18 @@ class RecordedBuild:
             for number in sorted(used)
             if now.get(number) != self._digest(number)
         ]
+
+
+def _problem(entry: JsonObject, digest: str | None, found: InputFile | None) -> str:
+    """Why an input cannot be used, and what it was when the store was built."""
+    if found is not None:
+        state = f"has {found.size:,} bytes ({found.format}), and the store was built from"
+    elif entry["name"].startswith("texts-"):
+        state = "was in memory, and must be given again as inputs=Texts(…); it had"
+    else:
+        state = "is missing; it had"
+    expected = f"{entry['bytes']:,} bytes" + (f" with the digest {digest}" if digest else "")
+    return f"{entry['name']} {state} {expected}"
 
 
 def _candidates(name: str, places: Sequence[Place], stamps: dict[str, str]) -> list[Place]:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock.errors import SourceError, StoreError
+from penstock.errors import DiskFullError, SourceError, StoreError
 from penstock.sources.settings import Texts
 from penstock.store.files import room_for, sync_directory, write_file
 from penstock.store.inputs import reject_lines
@@ -179,13 +179,16 @@ def _make_again(
     one: RecordedBuild, job: Job, damage: _Damage, problems: list[str], progress: Report | None
 ) -> list[Path]:
     """Make the parts of damaged files, compare them with the manifest, and move them in place."""
-    wanted = {part.number - one.first_part for _, part, _ in damage.files}
+    numbers = {part.number - one.first_part for _, part, _ in damage.files}
+    wanted: frozenset[int] | None = frozenset(numbers)
     if any(size for size, _ in damage.logs.values()):
-        wanted = set(range(one.entry["slices"]))  # a reject may be in any slice
+        wanted = None  # a reject may be in any slice
     try:
-        made = _make(one, job, wanted, progress)
+        job = replace(job, split=parse_split(job.settings.split, job.files, job.reading))
+        made = _make(replace(job, wanted=wanted), progress)
+        _refuse_unlike(one, job, damage, made)
     except (SourceError, OSError) as error:
-        if not problems:
+        if not problems or isinstance(error, DiskFullError):
             raise
         shown = "; ".join(problems[:_SHOWN])
         raise StoreError(
@@ -193,7 +196,6 @@ def _make_again(
             f"inputs cannot be used: {shown}. Restore them, or name the directories that hold them "
             "with inputs= (--inputs) of penstock.repair."
         ) from error
-    _refuse_unlike(one, job, damage, made)
     repaired = []
     for side, part, kind in damage.files:
         name = part_file(part.number, kind)
@@ -208,19 +210,12 @@ def _make_again(
     return sorted(repaired)
 
 
-def _make(
-    one: RecordedBuild, job: Job, wanted: set[int], progress: Report | None
-) -> dict[int, SealedSlice]:
-    """Make the slices `wanted`; returns their records, by number."""
-    job = replace(job, num_slices=max(wanted, default=-1) + 1)
-    job = replace(job, split=parse_split(job.settings.split, job.files, job.reading))
+def _make(job: Job, progress: Report | None) -> dict[int, SealedSlice]:
+    """Make the slices that are wanted; returns their records, by number."""
     Journal(job.directory).begin(job.stamped, 0)
     for side in job.sides:
         (job.directory / side).mkdir(exist_ok=True)
-    # The other slices count as sealed, so that they are skipped.
-    others = [SealedSlice(n) for n in range(one.entry["slices"]) if n not in wanted]
-    done = Workers(job, others).run(progress) if wanted else []
-    return {record.number: record for record in done if record.number in wanted}
+    return {record.number: record for record in Workers(job, []).run(progress)}
 
 
 def _refuse_unlike(
