@@ -56,7 +56,7 @@ def store(built, tmp_path):
 )
 def test_any_file_of_a_part_is_made_again(damage, store, sums):
     before = sums(store)
-    for path in [*parts(store), store / "rejects.jsonl"]:
+    for path in [*parts(store)[::2], store / "rejects.jsonl"]:
         times = {each: each.stat().st_mtime_ns for each in parts(store) if each != path}
         damage(path)
         assert repaired(store) == [path.name]
@@ -153,11 +153,10 @@ def test_pieces_of_one_document_are_repaired(tmp_path, sums):
     assert sums(store) == before
 
 
-@pytest.mark.parametrize("special_tokens", ["text", "parse"])
-def test_the_settings_of_the_tokenizer_are_those_of_the_store(special_tokens, tmp_path, sums):
+def test_the_settings_of_the_tokenizer_are_those_of_the_store(tmp_path, sums):
     path, store = tmp_path / "a.txt", tmp_path / "store"
     path.write_text("one <|endoftext|> two <|more|>\n" * 300)
-    settings = {"special_tokens": special_tokens, "add_tokens": ["<|more|>"], "bos": True}
+    settings = {"special_tokens": "parse", "add_tokens": ["<|more|>"], "bos": True}
     build(path, store, tokenizer="gpt2", **settings)
     before = sums(store)
     flip(parts(store, "*.tokens.npy")[0])
@@ -179,7 +178,7 @@ def chats(path, number=300):
 
 def test_chats_are_repaired(tmp_path, sums):
     path, store = chats(tmp_path / "chats.jsonl"), tmp_path / "store"
-    settings = {"tokenizer": "gpt2", "chat": "chatml", "add_tokens": "auto"}
+    settings = {"tokenizer": "bytes", "chat": "chatml", "add_tokens": "auto"}
     penstock.build(path, store, max_bad=10, **settings)
     before = sums(store)
     for damaged in [*parts(store)[::3], store / "rejects.jsonl"]:
@@ -196,7 +195,7 @@ def test_a_chat_template_that_is_not_built_in_must_be_given(tmp_path, sums):
     template = tmp_path / "mine.jinja"
     template.write_text(load_template("chatml").source + "{# mine #}")
     path, store = chats(tmp_path / "chats.jsonl"), tmp_path / "store"
-    settings = {"tokenizer": "gpt2", "chat": str(template), "add_tokens": "auto"}
+    settings = {"tokenizer": "bytes", "chat": str(template), "add_tokens": "auto"}
     penstock.build(path, store, max_bad=10, **settings)
     before = sums(store)
     flip(parts(store, "*.loss.npy")[0])

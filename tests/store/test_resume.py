@@ -123,7 +123,7 @@ def outcomes(inputs, killed, clean, sums, flips):
         if name.startswith(".slice"):
             assert outcome == "the same store"
         else:
-            assert f"{name} is damaged, or another version" in outcome
+            assert f"{name} is damaged, or was written by another version" in outcome
             assert "--overwrite" in outcome
         found["error" if name == ".building.json" else outcome] += 1
     return found
@@ -201,7 +201,7 @@ def test_a_journal_that_was_cut_or_replaced_is_noticed(
 
     outcome = resumed(inputs, killed, killed.with_name("kept"), clean, sums, replace)
     if name == ".building.json":
-        assert ".building.json is damaged, or another version of penstock wrote it" in outcome
+        assert ".building.json is damaged, or was written by another version" in outcome
     else:
         assert outcome == "the same store"
         assert "Its slice is made again." in caplog.text

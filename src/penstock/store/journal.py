@@ -131,8 +131,8 @@ class Journal:
             if is_finished:
                 advice = "Delete this file and build again: the finished store is not changed."
             raise StoreError(
-                f"{self._settings} is damaged, or another version of penstock wrote it: {error}. "
-                "It says what the unfinished build in this directory is made of, so the build "
+                f"{self._settings} is damaged, or was written by another version of penstock: "
+                f"{error}. It says what the unfinished build in this directory is made of, so the build "
                 f"cannot be resumed. {advice}"
             ) from None
 

@@ -89,10 +89,19 @@ class RecordedBuild:
             "append": self.number > 0,
         }
         used = loaded if stage is None else stage.chat.tokenizer
-        job = Job(settings, self.directory, files, reading, used, recorded, stage)
-        first_file = sum(len(done["inputs"]) for done in self.manifest.builds[: self.number])
-        first = {"first_build": self.number, "first_file": first_file}
-        return replace(job, **first, first_part=self.first_part), problems
+        job = Job(
+            settings,
+            self.directory,
+            files,
+            reading,
+            used,
+            recorded,
+            stage,
+            first_build=self.number,
+            first_file=sum(len(done["inputs"]) for done in self.manifest.builds[: self.number]),
+            first_part=self.first_part,
+        )
+        return job, problems
 
     def _reading(self) -> ReadSettings:
         recorded = dict(self.entry["reading"])

@@ -88,6 +88,7 @@ def repair(
                 f"{root} holds a build or an append that was not finished. Repeat it to finish it: "
                 "that also makes its damaged parts again."
             )
+        _remove(root / ".repair")  # a repair was killed
         found = {side: read_manifest(root / side) for side in sides}
         first = found[sides[0]]
         repaired: list[Path] = []
@@ -160,7 +161,6 @@ def _find_damage(one: RecordedBuild, found: Mapping[str, Manifest]) -> _Damage:
 def _workshop(root: Path) -> Iterator[Path]:
     """An empty directory inside the store, so that files can be moved from it by a rename."""
     path = root / ".repair"
-    _remove(path)  # a repair was killed
     path.mkdir()
     try:
         yield path
