@@ -132,8 +132,8 @@ class Journal:
                 advice = "Delete this file and build again: the finished store is not changed."
             raise StoreError(
                 f"{self._settings} is damaged, or was written by another version of penstock: "
-                f"{error}. It says what the unfinished build in this directory is made of, so the build "
-                f"cannot be resumed. {advice}"
+                f"{error}. It says what the unfinished build in this directory is made of, so the "
+                f"build cannot be resumed. {advice}"
             ) from None
 
     def begin(self, settings: JsonObject, num_builds: int) -> list[SealedSlice]:
