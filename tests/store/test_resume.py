@@ -11,6 +11,7 @@ import pytest
 
 import penstock
 from penstock.errors import PenstockError, StoreError
+from penstock.store.journal import Journal
 
 pytestmark = pytest.mark.usefixtures("small_slices")
 SETTINGS = {"tokenizer": "bytes", "documents": "lines", "max_bad": 10, "threads": 1}
@@ -205,6 +206,16 @@ def test_a_journal_that_was_cut_or_replaced_is_noticed(
     else:
         assert outcome == "the same store"
         assert "Its slice is made again." in caplog.text
+
+
+def test_who_only_looks_at_a_journal_removes_nothing(killed):
+    """`penstock info` holds no lock, and the build may be running."""
+    flip(killed / ".slice-000001.json", 100)
+    before = sorted(killed.iterdir())
+    found = Journal(killed).sealed()
+
+    assert 1 not in [record.number for record in found]
+    assert sorted(killed.iterdir()) == before
 
 
 def test_a_record_of_another_slice_is_noticed(inputs, killed, clean, sums, caplog):

@@ -150,17 +150,22 @@ class Journal:
             self.forget()  # records without settings: a build was killed while it removed them
             self.record(settings, num_builds)
         self._failed.unlink(missing_ok=True)
-        return self.sealed()
+        return self.sealed(remove=True)
 
-    def sealed(self) -> list[SealedSlice]:
-        """The slices whose parts are on disk, in order; damaged records are removed."""
+    def sealed(self, *, remove: bool = False) -> list[SealedSlice]:
+        """The slices whose parts are on disk, in order, without those whose record is damaged.
+
+        `remove` deletes damaged records. Only the holder of the lock may do that: to anybody else,
+        the records of a build that ends at this moment look like those of another build.
+        """
         found = []
         for path in sorted(self._directory.glob(".slice-*.json")):
             try:
                 found.append(self._parse(path, path.read_bytes()))
             except ValueError as error:
-                _log.warning("%s is damaged: %s. Its slice is made again.", path, error)
-                path.unlink()
+                if remove:
+                    _log.warning("%s is damaged: %s. Its slice is made again.", path, error)
+                    path.unlink()
         return found
 
     def _parse(self, path: Path, data: bytes) -> SealedSlice:
