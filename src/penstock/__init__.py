@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.sources.settings import Texts as Texts
     from penstock.store.build import build as build
     from penstock.store.reader import TokenStore as TokenStore
+    from penstock.store.repair import repair as repair
     from penstock.store.verify import verify as verify
     from penstock.streaming.stream import stream as stream
     from penstock.tokenize.tokenizer import load_tokenizer as load_tokenizer
@@ -45,6 +46,7 @@ else:
             "sources.settings": "Texts",
             "store.build": "build",
             "store.reader": "TokenStore",
+            "store.repair": "repair",
             "store.verify": "verify",
             "streaming.stream": "stream",
             "tokenize.tokenizer": "load_tokenizer",

@@ -46,6 +46,31 @@ def digest_json(value: Any) -> str:
     return digest_bytes(canonical_json(value))
 
 
+def checked_json(value: dict[str, Any]) -> bytes:
+    """Return `value` as canonical JSON that contains its own digest, for `parse_checked`."""
+    return canonical_json({**value, "sha256": digest_json(value)})
+
+
+def parse_checked(data: bytes) -> dict[str, Any]:
+    """Return the object that `checked_json` wrote.
+
+    Raises:
+        ValueError: a byte of `data` is not as it was written.
+
+    >>> parse_checked(checked_json({"a": 1}))
+    {'a': 1}
+    """
+    try:
+        value: dict[str, Any] = json.loads(data)
+        value.pop("sha256")
+    except (KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError("it has no digest") from None
+    # All bytes are compared, and not the digest alone: JSON can say the same in several ways.
+    if checked_json(value) != data:
+        raise ValueError("its digest is not that of its contents")
+    return value
+
+
 def derive_key(*labels: str | int) -> int:
     """Return a 64-bit key for this list of labels; other lists have other keys.
 

@@ -13,6 +13,7 @@ import pytest
 import penstock as ps
 from penstock.check import CHECKS, CheckSettings, check
 from penstock.sources.settings import ReadSettings
+from penstock.store.journal import Journal
 
 # Not `import penstock.check.check as module`: that is the function.
 module = import_module("penstock.check.check")
@@ -266,9 +267,8 @@ def test_check_o_tries_the_directory(tried, tmp_path):
     ps.build(tmp_path / "b.txt", tmp_path / "finished", tokenizer="bytes", documents="lines")
     ps.build(tmp_path / "b.txt", tmp_path / "split", tokenizer="bytes", split="tail:0.1")
     (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / ".building.json").write_text(
-        '{"inputs": [{"name": "b.txt", "bytes": 60}]}'
-    )
+    begun = {"inputs": [{"name": "b.txt", "bytes": 60}]}
+    Journal(tmp_path / "begun").record(begun, 0)
 
     for directory, words in {
         "finished": "finished is a finished store of other files; choose another directory (-o)",

@@ -12,6 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.cli.info import histogram_lines
+from penstock.store.journal import Journal
 from penstock.store.summary import Bin, summarize
 
 
@@ -77,7 +78,7 @@ def test_both_sides_of_a_split_are_shown(invoke, run_json, corpus):
 
 def test_an_unfinished_store_says_what_to_do(invoke, tmp_path):
     (tmp_path / "store").mkdir()
-    (tmp_path / "store" / ".building.json").write_text("{}")
+    Journal(tmp_path / "store").record({}, 0)
 
     assert "Run the same `penstock build`" in invoke("info", "store", code=1).stderr
 

@@ -4,6 +4,8 @@ import bz2
 import contextlib
 import gzip
 import lzma
+import os
+import random
 
 import pytest
 import zstandard
@@ -24,8 +26,8 @@ PACK = {
 KINDS = list(PACK)
 
 
-def expanded(path, max_expansion=200):
-    (file,) = list_files(path, ReadSettings(format="text"))
+def expanded(path, max_expansion=200, file=None):
+    file = file or list_files(path, ReadSettings(format="text"))[0]
     stream = Expanded(file, max_expansion)
     try:
         # In pieces: where it fails, pyarrow leaks the buffer that it was about to fill.
@@ -76,6 +78,37 @@ def test_a_second_member_cut_anywhere_is_refused(kind, tmp_path):
         path.write_bytes(one + two[:length])
         with pytest.raises(SourceError, match=r"cannot be decompressed past byte .*cut off"):
             expanded(path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_ends_between_two_members_is_refused(kind, tmp_path):
+    """The data itself looks whole; the size of the file says that there was more."""
+    path = tmp_path / f"a.txt.{kind}"
+    one, two = PACK[kind](b"first\n"), PACK[kind](b"second\n")
+    path.write_bytes(one + two)
+    (file,) = list_files(path, ReadSettings(format="text"))
+    path.write_bytes(one)
+
+    with pytest.raises(SourceError, match=rf"ended after {len(one)} bytes, but it had \d+ when"):
+        expanded(path, file=file)
+
+
+@pytest.mark.parametrize("every", [9_973, pytest.param(61, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_file_of_several_members_cut_anywhere_is_refused(kind, every, tmp_path):
+    """Several reads of the disk and several members; the border of a member is no exception."""
+    chance = random.Random(3)
+    members = [PACK[kind](chance.randbytes(60_000).hex().encode()) for _ in range(3)]
+    whole = b"".join(members)
+    path = tmp_path / f"a.txt.{kind}"
+    path.write_bytes(whole)
+    (file,) = list_files(path, ReadSettings(format="text"))
+    borders = {len(members[0]), len(members[0] + members[1]), 1 << 16, 1 << 17, len(whole) - 1}
+    for length in sorted({*range(1, len(whole), every), *borders}):
+        os.truncate(path, length)
+        with pytest.raises(SourceError, match="cut off"):
+            expanded(path, file=file)
+        path.write_bytes(whole)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,6 +1,7 @@
 """Stores that grow: old files stay as they are, and what cannot be mixed is refused."""
 
 import json
+import os
 
 import pytest
 
@@ -215,3 +216,32 @@ def test_what_was_appended_is_not_called_new(tmp_path):
         StoreError, match=r"differently: inputs: \S*c\.txt is new\. .* add \S*c\.txt"
     ):
         penstock.build(files, tmp_path / "s", tokenizer="bytes", documents="lines")
+
+
+@pytest.mark.parametrize("kind", ["symbolic link", "hard link", "dots", "linked folder", "copy"])
+def test_the_same_file_by_another_name_is_not_appended_twice(kind, built, inputs, tmp_path):
+    """A copy is another file, and the same document may well be in two files on purpose."""
+    other = tmp_path / "other"
+    other.mkdir()
+    first, again = inputs / "a.txt", other / "again.txt"
+    if kind == "symbolic link":
+        again.symlink_to(first)
+    elif kind == "hard link":
+        os.link(first, again)
+    elif kind == "dots":
+        again = f"{other}/../in/./a.txt"
+    elif kind == "linked folder":
+        (tmp_path / "linked").symlink_to(inputs)
+        again = tmp_path / "linked" / "a.txt"
+    else:
+        again.write_bytes(first.read_bytes())
+
+    def append():
+        options = {"tokenizer": "bytes", "documents": "lines", "max_bad": 10}
+        return penstock.build(again, built.path, append=True, **options)
+
+    if kind == "copy":
+        assert len(append()) > len(built)
+        return
+    with pytest.raises(StoreError, match=r"in .*store already. If they were appended again"):
+        append()

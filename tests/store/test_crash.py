@@ -5,12 +5,9 @@ makes, renames, removes or syncs something. tests/torture does the same from out
 """
 
 import json
-import os
 import re
 import shutil
-import signal
 import tempfile
-import threading
 from itertools import count
 from pathlib import Path
 
@@ -23,35 +20,6 @@ from penstock.sources.slices import cut
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
-CALLS = ("fsync", "rename", "unlink", "mkdir")
-
-
-def killed(build, point):
-    """Run `build` in a child that dies before its `point`-th call; False if it ended before."""
-    child = os.fork()
-    if child == 0:
-        calls, lock = count(1), threading.Lock()
-
-        def dying(call):
-            def instead(*arguments, **options):
-                if str(arguments[0]).endswith(".lock"):
-                    return call(*arguments, **options)  # removed when the build is complete
-                with lock:
-                    if next(calls) == point:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                        signal.pause()
-                return call(*arguments, **options)
-
-            return instead
-
-        for name in CALLS:
-            setattr(os, name, dying(getattr(os, name)))
-        try:
-            build()
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status)
 
 
 def digest_of(place):
@@ -103,7 +71,7 @@ def prepare(inputs, tmp_path, monkeypatch):
     "scenario", ["build", "split build", "append", "split append", "split one document"]
 )
 def test_a_build_killed_at_any_call_goes_on_to_the_same_bytes(
-    scenario, every, prepare, tmp_path, sums, figure
+    killed, scenario, every, prepare, tmp_path, sums, figure
 ):
     """`make test` kills at every sixth call, `make torture` at every call."""
     clean, place, kept = tmp_path / "clean", tmp_path / "store", tmp_path / "kept"
@@ -129,7 +97,7 @@ def test_a_build_killed_at_any_call_goes_on_to_the_same_bytes(
     assert point > 20
 
 
-def test_a_build_killed_again_and_again_gets_there(prepare, tmp_path, sums):
+def test_a_build_killed_again_and_again_gets_there(killed, prepare, tmp_path, sums):
     prepare("build", tmp_path / "clean")()
     build = prepare("build", tmp_path / "store")
     for point in (3, 9, 2, 14, 5, 7, 11, 30):
@@ -139,7 +107,7 @@ def test_a_build_killed_again_and_again_gets_there(prepare, tmp_path, sums):
     assert sums(tmp_path / "store") == sums(tmp_path / "clean")
 
 
-def test_what_was_sealed_before_a_kill_is_not_done_again(prepare, tmp_path):
+def test_what_was_sealed_before_a_kill_is_not_done_again(killed, prepare, tmp_path):
     build = prepare("build", tmp_path / "store")
     assert killed(build, 35)
     sealed = [path.name[-7:-5] for path in (tmp_path / "store").glob(".slice-*")]
@@ -151,7 +119,7 @@ def test_what_was_sealed_before_a_kill_is_not_done_again(prepare, tmp_path):
     assert [path.stat().st_mtime_ns for path in parts] == before
 
 
-def test_after_a_kill_the_store_says_that_it_is_unfinished(prepare, tmp_path):
+def test_after_a_kill_the_store_says_that_it_is_unfinished(killed, prepare, tmp_path):
     killed(prepare("build", tmp_path / "store"), 30)
 
     with pytest.raises(StoreError, match=r"not finished. Run the same `penstock build`"):
@@ -161,7 +129,7 @@ def test_after_a_kill_the_store_says_that_it_is_unfinished(prepare, tmp_path):
         penstock.TokenStore(tmp_path / "split" / "train")
 
 
-def test_a_killed_build_does_not_go_on_with_changed_inputs(prepare, inputs, tmp_path):
+def test_a_killed_build_does_not_go_on_with_changed_inputs(killed, prepare, inputs, tmp_path):
     killed(prepare("build", tmp_path / "store"), 30)
     path = inputs / "a.txt"
     # Every slice of it: one that no sealed slice has read could still be read as it is now.
@@ -171,7 +139,7 @@ def test_a_killed_build_does_not_go_on_with_changed_inputs(prepare, inputs, tmp_
         penstock.build(inputs, tmp_path / "store", tokenizer="bytes", documents="lines", max_bad=10)
 
 
-def test_a_killed_build_does_not_go_on_with_other_settings(prepare, inputs, tmp_path):
+def test_a_killed_build_does_not_go_on_with_other_settings(killed, prepare, inputs, tmp_path):
     killed(prepare("build", tmp_path / "store"), 30)
 
     with pytest.raises(StoreError, match=r"reading\.errors: 'strict' -> 'replace'.*--overwrite"):
@@ -185,7 +153,7 @@ def test_a_killed_build_does_not_go_on_with_other_settings(prepare, inputs, tmp_
         )
 
 
-def test_a_killed_append_must_be_repeated_before_anything_else(prepare, inputs, tmp_path):
+def test_a_killed_append_must_be_repeated_before_anything_else(killed, prepare, inputs, tmp_path):
     killed(prepare("append", tmp_path / "store"), 12)
 
     assert len(penstock.verify(tmp_path / "store")) == 500
@@ -193,19 +161,20 @@ def test_a_killed_append_must_be_repeated_before_anything_else(prepare, inputs, 
         penstock.build(inputs, tmp_path / "store", tokenizer="bytes", documents="lines", max_bad=10)
 
 
-def test_a_sealed_part_that_was_cut_since_is_made_again(prepare, tmp_path, sums):
+def test_a_sealed_part_that_was_cut_since_is_made_again(killed, prepare, tmp_path, sums):
     prepare("build", tmp_path / "clean")()
     build = prepare("build", tmp_path / "store")
     assert killed(build, 30)
     record = json.loads(next((tmp_path / "store").glob(".slice-*.json")).read_text())
-    part = tmp_path / "store" / f"part-{record['parts']['']['part']:05d}.tokens.npy"
+    number = record["record"]["parts"][""]["part"]
+    part = tmp_path / "store" / f"part-{number:05d}.tokens.npy"
     part.write_bytes(part.read_bytes()[:-2])
     build()
 
     assert sums(tmp_path / "store") == sums(tmp_path / "clean")
 
 
-def test_records_of_an_earlier_build_are_never_taken_for_this_one(prepare, tmp_path, sums):
+def test_records_of_an_earlier_build_are_never_taken_for_this_one(killed, prepare, tmp_path, sums):
     """As a power cut may leave them: the directory lost some removals and kept others."""
     prepare("append", tmp_path / "clean")()
     build = prepare("append", tmp_path / "store")

@@ -4,6 +4,9 @@ import errno
 import hashlib
 import multiprocessing
 import os
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -154,3 +157,54 @@ def test_a_piece_may_write_a_file_of_its_own(tmp_path):
 
     assert (tmp_path / "outer").read_bytes() == b"a" * 1_000 + b"c" * 1_000
     assert (tmp_path / "inner").read_bytes() == b"b" * 2_000
+
+
+# Runs as root of a separate namespace, where it may mount a file system with few inodes.
+NO_INODES = """
+import os, pathlib, subprocess, sys
+import penstock
+from penstock.errors import DiskFullError
+from penstock.sources.slices import cut
+cut.__kwdefaults__["slice_bytes"] = 6_000
+inputs, folder = sys.argv[1:]
+store = pathlib.Path(folder, "stores", "store")
+subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=100", "tmpfs", folder], check=True)
+
+def build():
+    penstock.build(inputs, store, tokenizer="bytes", documents="lines", threads=2, max_bad=10)
+
+build()
+whole = {path.name: path.read_bytes() for path in store.iterdir()}
+needed = 100 - os.statvfs(folder).f_favail
+for free in range(needed):
+    subprocess.run(f"rm -rf {folder}/*", shell=True, check=True)
+    for number in range(os.statvfs(folder).f_favail - free):
+        pathlib.Path(folder, f"other-{number}").touch()
+    try:
+        build()
+    except DiskFullError as error:
+        assert "inodes of the file system are in use, although" in str(error), error
+        print("full", flush=True)
+    subprocess.run(f"rm {folder}/other-*", shell=True, check=True)
+    build()
+    assert whole == {path.name: path.read_bytes() for path in store.iterdir()}
+"""
+
+
+def may_mount():
+    tried = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/tmp"]
+    return (
+        shutil.which("unshare") is not None
+        and not subprocess.run(tried, capture_output=True).returncode
+    )
+
+
+@pytest.mark.skipif(not may_mount(), reason="unshare and mount are not allowed here")
+def test_a_file_system_without_free_inodes_is_full(inputs, tmp_path):
+    """With every number of free inodes that is too small; when there are more, it resumes."""
+    (tmp_path / "disk").mkdir()
+    command = ["unshare", "-rm", sys.executable, "-c", NO_INODES, inputs, tmp_path / "disk"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("full") > 5

@@ -29,6 +29,7 @@ from penstock.cli.demo import demo_command
 from penstock.cli.fetch import fetch_command
 from penstock.cli.info import info_command
 from penstock.cli.plan import plan_command
+from penstock.cli.repair import repair_command
 from penstock.cli.terminal import message_of, notes_of, print_error
 from penstock.cli.tokenizer import app as tokenizer_app
 from penstock.cli.train import train_command
@@ -106,6 +107,7 @@ for _command in (
     build_command,
     info_command,
     verify_command,
+    repair_command,
     decode_command,
     bench_command,
     fetch_command,

@@ -53,6 +53,9 @@ def build_command(
     overwrite: Annotated[
         bool, option("Replace the store that is in the directory.", None, "--overwrite")
     ] = False,
+    read_back: Annotated[
+        bool, option("Read each part back from the disk and compare it.", None, "--read-back")
+    ] = False,
     eos: Annotated[bool, option("End each document with the tokenizer's end token.")] = True,
     eos_token: Annotated[str | None, option("End documents with this token.", "TOKEN")] = None,
     bos: Annotated[bool, option("Begin each document with the beginning token.")] = False,
@@ -140,6 +143,7 @@ def build_command(
             split=split,
             append=append,
             overwrite=overwrite,
+            read_back=read_back,
             max_bad=max_bad,
             max_document_bytes=max_document_bytes,
             max_expansion=max_expansion,

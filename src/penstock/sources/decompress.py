@@ -1,8 +1,9 @@
 """Decompression of input files.
 
 Every frame or member of a file is read, not only the first. A stream that is cut off or followed
-by other data raises an error with the position. If a small file expands to a huge text (a
-decompression bomb), reading stops with an error as soon as the text is longer than a limit.
+by other data raises an error with the position, and so does a file that ends before its size. If
+a small file expands to a huge text (a decompression bomb), reading stops with an error as soon as
+the text is longer than a limit.
 """
 
 import bz2
@@ -54,6 +55,7 @@ class Expanded:
         while missing:
             piece = self._read_some(missing)
             if not piece:
+                self._refuse_early_end()
                 break
             pieces.append(piece)
             missing -= len(piece)
@@ -81,6 +83,21 @@ class Expanded:
                 f"({self._file.compression}: {error}). It was cut off or damaged, or something "
                 "follows the compressed data. Download or write it again."
             ) from error
+
+    def _refuse_early_end(self) -> None:
+        """Raise if the stream has ended and the file has not.
+
+        A cut between two members is not visible in the compressed data. Some network mounts end a
+        file early when they lose their server, and the rest of the documents would be missing.
+        """
+        size = self._file.size
+        # A pipe has no size, and no position either.
+        if size and not self._file.is_stdin and (place := self._raw.tell()) < size:
+            raise SourceError(
+                f"{self._file.name} ended after {place:,} bytes, but it had {size:,} when it was "
+                "listed. It was cut off, or the disk or server that it is on did not deliver all "
+                "of it. Restore it, and run this again."
+            )
 
     def take_disk_bytes(self) -> int:
         """How many bytes of the file on disk were read since the last call."""

@@ -2,7 +2,8 @@
 
 A build takes documents and a tokenizer, and writes a directory of `.npy` files with one manifest.
 The bytes of a store depend on its inputs and settings alone. A build that is killed at any moment
-can be resumed, and `verify` finds any later damage. docs/store-format.md is the specification.
+can be resumed. `verify` finds any later damage, and `repair` repairs it. docs/store-format.md is
+the specification.
 """
 
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.store.manifest import read_manifest as read_manifest
     from penstock.store.reader import Origin as Origin
     from penstock.store.reader import TokenStore as TokenStore
+    from penstock.store.repair import repair as repair
     from penstock.store.summary import Lengths as Lengths
     from penstock.store.summary import Summary as Summary
     from penstock.store.summary import summarize as summarize
@@ -29,6 +31,7 @@ else:
             "job": "BuildProgress",
             "manifest": "Manifest PartRecord read_manifest",
             "reader": "Origin TokenStore",
+            "repair": "repair",
             "summary": "Lengths Summary summarize",
             "verify": "verify",
         },

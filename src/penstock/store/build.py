@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Literal
 
-from penstock.digest import canonical_json
 from penstock.errors import SourceError, StoreError, TokenizerError
 from penstock.sources.document import Tally
 from penstock.sources.settings import Format
@@ -24,8 +24,8 @@ from penstock.store.existing import (
     killed_at_the_end,
     refuse_stdin,
 )
-from penstock.store.files import remove_temporary, sync_directory, write_file
-from penstock.store.inputs import input_digests, read_stamps, remember_stamps
+from penstock.store.files import remove_temporary, room_for, sync_directory, write_file
+from penstock.store.inputs import input_digests, read_stamps, reject_lines, remember_stamps
 from penstock.store.job import BuildSettings, EngineName, Inputs, Job, Report, prepare
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
@@ -34,6 +34,7 @@ from penstock.store.overwrite import put_in_place, replacement
 from penstock.store.part import parse_split
 from penstock.store.reader import TokenStore
 from penstock.store.refusals import refuse_empty_side, refuse_lost_bytes, refuse_nothing
+from penstock.store.resume import intact_slices
 from penstock.store.workers import Workers
 from penstock.tokenize.tokenizer import SpecialTokens
 
@@ -56,6 +57,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     split: str | None = None,
     append: bool = False,
     overwrite: bool = False,
+    read_back: bool = False,
     max_bad: float = 0.001,
     max_document_bytes: int = 1 << 30,
     max_expansion: int = 200,
@@ -107,6 +109,8 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         overwrite: Replace the store, or the unfinished build, that is in the directory. The old
             store stays until the new one is complete, so there must be room for both. A directory
             that holds other files too is refused.
+        read_back: Whether each part is read back from the disk and compared, before the build
+            counts it as finished. This finds a faulty disk at once; the build takes longer.
         max_bad: How many rejected records to allow. Between 0 and 1: a share of all records, but
             ten if there are at least 1,000 records. Otherwise: a number of records.
         max_document_bytes: Longer documents are rejected. If this is more than a slice (64 MB), a
@@ -142,9 +146,10 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
             "append=True (--append) adds to a store and overwrite=True (--overwrite) replaces it: "
             "leave one of them out of penstock.build."
         )
-    job = prepare(BuildSettings(**arguments))
+    with room_for(Path(store)):
+        job = prepare(BuildSettings(**arguments))
     # So far only the directory was created, so a wrong argument leaves no file behind.
-    with locked(job.directory), ExitStack() as bars:
+    with room_for(job.directory), locked(job.directory), ExitStack() as bars:
         made = replacement(job) if overwrite else job
         begun = begin(made)
         if begun is not None:
@@ -200,9 +205,7 @@ def execute(job: Job, progress: Report | None = None) -> None:
         # The caller holds the lock, so these temporary files belong to writers that were killed.
         each.mkdir(exist_ok=True)
         remove_temporary(each)
-    # Only sizes are compared, which is fast. A record is written after its files were synced, so
-    # a missing or shorter file was changed by somebody else; its slice is made again.
-    sealed = [record for record in begun if _intact(job, record)]
+    sealed = intact_slices(job, journal, begun)
     try:
         done = Workers(job, sealed).run(progress)
         refuse_lost_bytes(job, done)
@@ -226,16 +229,6 @@ def execute(job: Job, progress: Report | None = None) -> None:
     journal.end()
 
 
-def _intact(job: Job, record: SealedSlice) -> bool:
-    """Whether all files of a sealed slice exist and have the recorded size."""
-    sizes = {
-        job.directory / side / manifests.part_file(part.number, kind): size
-        for side, part in record.parts.items()
-        for kind, (size, _) in part.files.items()
-    }
-    return all(path.exists() and path.stat().st_size == size for path, size in sizes.items())
-
-
 def _commit(job: Job, side: str, done: list[SealedSlice]) -> None:
     """Write the reject log and then the manifest of one side."""
     settings, directory = job.recorded, job.directory / side
@@ -252,10 +245,7 @@ def _commit(job: Job, side: str, done: list[SealedSlice]) -> None:
     continued = tally.pop("continued")
     rejects = [reject for record in done for reject in record.rejects]
     inputs = [dict(each) for each in settings["inputs"]]
-    log = [
-        canonical_json({**asdict(reject), "file": inputs[reject.file]["name"]}) + b"\n"
-        for reject in rejects
-    ]
+    log = reject_lines(rejects, inputs)
     for file, digest in input_digests(each for record in done for each in record.digests).items():
         inputs[file]["digest"] = digest
     reasons = dict(sorted(Counter(each.reason for each in rejects).items()))

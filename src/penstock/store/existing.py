@@ -81,7 +81,12 @@ def killed_at_the_end(job: Job) -> bool:
 def discard(directory: Path) -> None:
     """Remove an unfinished build; a finished store that it was to be appended to stays."""
     journal = Journal(directory)
-    for side in SIDES if (journal.begun() or {}).get("split") else ("",):
+    sides: tuple[str, ...]
+    try:
+        sides = SIDES if (journal.begun() or {}).get("split") else ("",)
+    except StoreError:  # a damaged journal does not say whether there is a split
+        sides = tuple(side for side in ("", *SIDES) if (directory / side).is_dir())
+    for side in sides:
         of_side = directory / side
         kept = {FILE_NAME}
         if (of_side / FILE_NAME).exists():
@@ -185,8 +190,10 @@ def _refuse_append(job: Job, manifest: Manifest) -> None:
 
 
 def _appended_before(job: Job, manifest: Manifest) -> list[str]:
-    """The inputs that are in the store already, by their path or by their contents."""
+    """The inputs that are in the store already: by their path, as a file, or by their contents."""
     known = read_stamps(job.directory, manifest.digest)
+    # A link, or another way to write a path, is the same file.
+    same_files = {identity for path in known if (identity := _identity(path))}
     present = {(each["name"], each["bytes"], each.get("digest")) for each in manifest.inputs}
     keys = [(each["name"], each["bytes"]) for each in job.recorded["inputs"]]
     # A name alone says little: each day's folder may have a file of the same name.
@@ -196,8 +203,18 @@ def _appended_before(job: Job, manifest: Manifest) -> list[str]:
     return [
         file.name
         for number, (file, key) in enumerate(zip(job.files, keys, strict=True))
-        if known_stamp(known, file) is not None or (*key, digests.get(number)) in present
+        if known_stamp(known, file) is not None
+        or _identity(file.path) in same_files
+        or (*key, digests.get(number)) in present
     ]
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """The device and inode of a file; None if it does not exist, or is on another machine."""
+    with suppress(OSError, ValueError):
+        found = Path(path).stat()  # follows links
+        return found.st_dev, found.st_ino
+    return None
 
 
 def _refuse_other(

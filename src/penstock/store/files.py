@@ -27,12 +27,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from penstock.errors import DiskFullError
+from penstock.errors import DiskFullError, StoreError
 
 HEADER_BYTES = 128
 # The magic string of NumPy, and version 1.0 of the format.
@@ -79,7 +80,8 @@ def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tupl
     digest = hashlib.sha256()
     size = 0
     direct = False
-    stream = temporary.open("xb", buffering=0)  # "x": an existing file is not ours to remove
+    with room_for(path):
+        stream = temporary.open("xb", buffering=0)  # "x": an existing file is not ours to remove
     with _removed_on_failure(temporary, path), stream:
         file = stream.fileno()
         for block in _blocks(pieces):
@@ -110,12 +112,39 @@ def _removed_on_failure(file: Path, path: Path) -> Iterator[None]:
         file.unlink(missing_ok=True)
         if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
             raise
-        raise DiskFullError(
-            error.errno,
-            f"No room to write {path}: it needs more than {size:,} bytes, and "
-            f"{shutil.disk_usage(path.parent).free:,} bytes are free ({error.strerror}). Finished "
-            "parts are kept; make room and run the same command again to resume",
-        ) from error
+        raise _no_room(error, path, size) from error
+
+
+@contextmanager
+def room_for(path: Path) -> Iterator[None]:
+    """Raise a DiskFullError if the `with` block cannot create a file because the disk is full."""
+    try:
+        yield
+    except DiskFullError:
+        raise
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        found = Path(os.fsdecode(error.filename or path))
+        # The user knows the file, and not the temporary name under which it is written.
+        raise _no_room(error, path if found.suffix == ".tmp" else found, 0) from error
+
+
+def _no_room(error: OSError, path: Path, size: int) -> DiskFullError:
+    """The error for a file that does not fit on the disk, of which `size` bytes were written."""
+    existing = next(each for each in path.absolute().parents if each.exists())
+    free = f"{shutil.disk_usage(existing).free:,} bytes are free"
+    why = f"it needs more than {size:,} bytes, and {free} ({error.strerror})"
+    if sys.platform != "win32":
+        counts = os.statvfs(existing)
+        # Some file systems, such as btrfs, count no inodes: both numbers are 0.
+        if counts.f_files and not counts.f_favail:
+            why = f"all {counts.f_files:,} inodes of the file system are in use, although {free}"
+    return DiskFullError(
+        error.errno,
+        f"No room to write {path}: {why}. Finished parts are kept; make room and run the same "
+        "command again to resume",
+    )
 
 
 def _blocks(pieces: Iterable[Any]) -> Iterator[memoryview]:
@@ -211,6 +240,42 @@ def digest_file(path: Path) -> str:
     """SHA-256 of a file's contents."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def refuse_unlike(path: Path, digest: str) -> None:
+    """Read a file back from the disk, and raise if its SHA-256 is not `digest`.
+
+    The disk is read and not the page cache, where the system allows it. Otherwise a byte that the
+    disk has changed or lost would be found only when it is read again, weeks later.
+    """
+    found = hashlib.sha256()
+    # A map of whole pages: O_DIRECT requires an aligned buffer.
+    buffer = mmap.mmap(-1, _BLOCK_BYTES)
+    with path.open("rb", buffering=0) as stream:
+        file = stream.fileno()
+        if sys.platform == "linux" and not _set_direct(file, True):
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # dropped from the cache instead
+        while size := _read_into(stream, buffer):
+            found.update(memoryview(buffer)[:size])
+    if found.hexdigest() != digest:
+        raise StoreError(
+            f"{path} was read back with other contents than were written: its SHA-256 is "
+            f"{found.hexdigest()[:8]}…, not {digest[:8]}…. The disk or the memory of this machine "
+            "is faulty. Use another disk or machine; this part is not finished."
+        )
+
+
+def _read_into(stream: FileIO, buffer: mmap.mmap) -> int:
+    """Read the next bytes of a file into `buffer`; returns their number, 0 at the end."""
+    try:
+        return stream.readinto(buffer)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # The offset is not aligned any more, after the last block. And some file systems accept
+        # the flag and refuse to read.
+        _set_direct(stream.fileno(), False)
+        return stream.readinto(buffer)
 
 
 def array_layout(

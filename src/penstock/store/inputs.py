@@ -16,12 +16,15 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
-from penstock.digest import canonical_json, digest_bytes
+from penstock.digest import canonical_json, checked_json, digest_bytes, parse_checked
+from penstock.sources.document import Reject
 from penstock.sources.files import InputFile, open_file, refuse_changed
 from penstock.sources.slices import InputSpan, Slice
 from penstock.store.files import write_file
+from penstock.store.manifest import JsonObject
 
 Pieces = list[tuple[int, str]]
 """The number of an input and the digest of a piece of it, for each piece in order."""
@@ -89,6 +92,14 @@ def read_digests(
     return input_digests(piece_digests(files, spans))
 
 
+def reject_lines(rejects: Iterable[Reject], inputs: Sequence[JsonObject]) -> list[bytes]:
+    """The lines of a reject log; `inputs` are those of the manifest."""
+    return [
+        canonical_json({**asdict(reject), "file": inputs[reject.file]["name"]}) + b"\n"
+        for reject in rejects
+    ]
+
+
 def stamps_path(directory: Path) -> Path:
     """The file beside a store that holds the modification times of its inputs."""
     resolved = directory.resolve()
@@ -98,13 +109,13 @@ def stamps_path(directory: Path) -> Path:
 def read_stamps(directory: Path, store: str) -> dict[str, str]:
     """The times of the inputs of the store with the digest `store`, by absolute path.
 
-    Empty if the store was copied here, or replaced by another one.
+    Empty if the store was copied here, or replaced by another one, or if the file is damaged.
     """
     with suppress(OSError, ValueError):
-        kept = json.loads(stamps_path(directory).read_bytes())
-        if isinstance(kept, dict) and kept.get("store") == store:
+        kept = parse_checked(stamps_path(directory).read_bytes())
+        if kept.get("store") == store:
             return dict(kept["stamps"])
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, TypeError, RecursionError):
         # Earlier versions wrote them into the store, by the name that the user gave.
         return dict(json.loads((directory / ".stamps.json").read_bytes()))
     return {}
@@ -118,7 +129,7 @@ def remember_stamps(
     if not stamps:  # texts in memory
         return
     with suppress(OSError):  # without them, the next build compares contents
-        write_file(stamps_path(directory), [canonical_json({"store": store, "stamps": stamps})])
+        write_file(stamps_path(directory), [checked_json({"store": store, "stamps": stamps})])
 
 
 def known_stamp(stamps: dict[str, str], file: InputFile) -> str | None:

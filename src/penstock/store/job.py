@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -86,6 +87,7 @@ class BuildSettings:
     chat: object = None
     split: str | None = None
     append: bool = False
+    read_back: bool = False
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
@@ -136,6 +138,8 @@ class Job:
     """Number of input files of earlier builds of the same store."""
     first_part: int = 0
     """Number of slices of earlier builds of the same store."""
+    wanted: frozenset[int] | None = None
+    """The numbers of the slices to make; None if all are wanted."""
     live: bool = False
     """Whether parts are read while others are built. Then all threads together make the first
     slice, and one thread makes the others as long as no reader waits. Parts are announced before
@@ -156,11 +160,15 @@ class Job:
         return {**self.recorded, "stamps": [file.stamp for file in self.files]}
 
     def slices(self) -> Iterator[Slice]:
-        """The inputs, cut into slices; each becomes one part."""
+        """The inputs, cut into slices, as far as they are wanted; each becomes one part."""
         # Cuts are tested with the reference, so that slices do not depend on the engine.
         is_cut_safe = cut_safety(self.tokenizer.reference or self.tokenizer.engine)
         border = self.split.cut_at if self.split else None
-        return cut(self.files, self.reading, is_cut_safe=is_cut_safe, border=border)
+        slices = cut(self.files, self.reading, is_cut_safe=is_cut_safe, border=border)
+        if self.wanted is None:
+            return slices
+        last = max(self.wanted, default=-1)
+        return (piece for piece in islice(slices, last + 1) if piece.index in self.wanted)
 
     def batches(self, piece: Slice) -> Iterator[Batch]:
         """The documents of a slice, with the file numbers of the store."""

@@ -8,7 +8,12 @@
     .failed                 the build cannot succeed with these inputs and settings
 
 The record of a slice is renamed into place after its parts are on disk. So if a record can be
-read, its parts are whole. When the manifest is written, the journal is removed.
+read, its parts were whole when it was written. When the manifest is written, the journal is
+removed.
+
+A disk may return other bytes than were written, and files may be copied to the wrong place. So
+each record contains a digest of itself, its number, and the digest of the build that it belongs
+to. A record that does not fit is removed, and its slice is made again.
 
 Readers of a streamed store need not wait for the disk. A part that was written is in the page
 cache, and a reader gets the same bytes from there before they are on disk. The page cache is lost
@@ -16,7 +21,7 @@ when the machine restarts. So a `.ready` file contains the boot id of the machin
 ignore a file with another boot id.
 """
 
-import json
+import logging
 import math
 import os
 import sys
@@ -27,12 +32,14 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 
-from penstock.digest import canonical_json
+from penstock.digest import canonical_json, checked_json, digest_json, parse_checked
 from penstock.errors import StoreError
 from penstock.sources.document import Reject, Tally
 from penstock.store.files import sync_directory, write_file
-from penstock.store.manifest import JsonObject, PartRecord
+from penstock.store.manifest import FILE_NAME, JsonObject, PartRecord
 from penstock.store.verify import differences
+
+_log = logging.getLogger("penstock")
 
 MANY_TOKENS = 65_536
 """More tokens than a usual row has."""
@@ -56,15 +63,14 @@ class SealedSlice:
     digests: list[tuple[int, str]] = field(default_factory=list)
     """The number of an input and the digest of the piece of it that this slice has read."""
 
-    def to_json(self) -> bytes:
+    def to_json(self) -> JsonObject:
         """The record as JSON."""
         parts = {side: part.to_json() for side, part in self.parts.items()}
-        return canonical_json(asdict(self) | {"parts": parts})
+        return asdict(self) | {"parts": parts}
 
     @classmethod
-    def parse(cls, data: bytes) -> "SealedSlice":
-        """The record that `to_json` wrote."""
-        record = json.loads(data)
+    def of(cls, record: JsonObject) -> "SealedSlice":
+        """The record that `to_json` returned."""
         parts = {side: PartRecord.of(part) for side, part in record["parts"].items()}
         rejects = [Reject(**reject) for reject in record["rejects"]]
         digests = [(file, digest) for file, digest in record["digests"]]
@@ -78,6 +84,7 @@ class Journal:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._settings = directory / ".building.json"
+        self._build: str | None = None
         self._awaited = directory / ".awaited"
         self._failed = directory / ".failed"
 
@@ -85,13 +92,12 @@ class Journal:
         """The settings of the build that was begun and not finished, or None.
 
         Raises:
-            StoreError: these settings are not the `expected` ones.
+            StoreError: these settings are not the `expected` ones, or the file is damaged.
         """
-        try:
-            settings: JsonObject = json.loads(self._settings.read_bytes())
-        except FileNotFoundError:
+        found = self._read_settings()
+        if found is None:
             return None
-        settings.pop("num_builds", None)
+        settings: JsonObject = found["settings"]
         # Compared as JSON, because tuples, for example, are read back as lists.
         if expected and canonical_json(settings) != canonical_json(expected):
             raise StoreError(
@@ -103,11 +109,32 @@ class Journal:
 
     def num_builds(self) -> int | None:
         """How many builds the store had before the unfinished one; None if that is not known."""
+        found = self._read_settings()
+        return None if found is None else int(found["num_builds"])
+
+    @property
+    def exists(self) -> bool:
+        """Whether the directory holds an unfinished build, even if its journal is damaged."""
+        return self._settings.exists()
+
+    def _read_settings(self) -> JsonObject | None:
+        """The contents of `.building.json`; None if there is no such file."""
         try:
-            found = json.loads(self._settings.read_bytes()).get("num_builds")
+            return parse_checked(self._settings.read_bytes())
         except FileNotFoundError:
             return None
-        return found if isinstance(found, int) else None
+        except ValueError as error:
+            # A finished store is there if the unfinished build is an append. Replacing it would
+            # lose its other inputs.
+            is_finished = any((self._directory / s / FILE_NAME).exists() for s in ("", "train"))
+            advice = "Start again with `penstock build --overwrite` (in Python, overwrite=True)."
+            if is_finished:
+                advice = "Delete this file and build again: the finished store is not changed."
+            raise StoreError(
+                f"{self._settings} is damaged, or was written by another version of penstock: "
+                f"{error}. It says what the unfinished build in this directory is made of, so the "
+                f"build cannot be resumed. {advice}"
+            ) from None
 
     def begin(self, settings: JsonObject, num_builds: int) -> list[SealedSlice]:
         """Start or resume a build; returns the slices that are sealed already.
@@ -123,22 +150,56 @@ class Journal:
             self.forget()  # records without settings: a build was killed while it removed them
             self.record(settings, num_builds)
         self._failed.unlink(missing_ok=True)
-        return self.sealed()
+        return self.sealed(remove=True)
 
-    def sealed(self) -> list[SealedSlice]:
-        """The slices whose parts are on disk, in order."""
-        paths = sorted(self._directory.glob(".slice-*.json"))
-        return [SealedSlice.parse(path.read_bytes()) for path in paths]
+    def sealed(self, *, remove: bool = False) -> list[SealedSlice]:
+        """The slices whose parts are on disk, in order, without those whose record is damaged.
+
+        `remove` deletes damaged records. Only the holder of the lock may do that: to anybody else,
+        the records of a build that ends at this moment look like those of another build.
+        """
+        found = []
+        for path in sorted(self._directory.glob(".slice-*.json")):
+            try:
+                found.append(self._parse(path, path.read_bytes()))
+            except ValueError as error:
+                if remove:
+                    _log.warning("%s is damaged: %s. Its slice is made again.", path, error)
+                    path.unlink()
+        return found
+
+    def _parse(self, path: Path, data: bytes) -> SealedSlice:
+        """The record in `data`; raises ValueError if it does not belong to `path`."""
+        contents = parse_checked(data)
+        if contents.get("build") != self._identity:
+            raise ValueError("it belongs to another build")
+        record = SealedSlice.of(contents["record"])
+        if path.stem.rpartition("-")[2] != f"{record.number:06d}":
+            raise ValueError(f"it is the record of slice {record.number}")
+        return record
+
+    @property
+    def _identity(self) -> str:
+        """The digest of the settings with which the build was begun."""
+        if self._build is None and (found := self._read_settings()) is not None:
+            self._build = found["build"]
+        return self._build or ""
+
+    def _record_bytes(self, record: SealedSlice) -> bytes:
+        return checked_json({"build": self._identity, "record": record.to_json()})
 
     def record(self, settings: JsonObject, num_builds: int) -> None:
         """Write the settings of the build; see `begin`."""
+        # Sealed slices stay valid if only the modification times in the settings change.
+        build = (self._read_settings() or {}).get("build") or digest_json([settings, num_builds])
+        contents = {"settings": settings, "num_builds": num_builds, "build": build}
         # On disk before any part is written: parts without settings belong to no build.
-        write_file(self._settings, [canonical_json({**settings, "num_builds": num_builds})])
+        write_file(self._settings, [checked_json(contents)])
         sync_directory(self._directory)
 
     def seal(self, record: SealedSlice) -> None:
         """Write the record of a slice whose parts are on disk."""
-        write_file(self._path("slice", record.number), [record.to_json()])
+        write_file(self._path("slice", record.number), [self._record_bytes(record)])
         sync_directory(self._directory)
         # Removed only now: a reader that finds no `.ready` file must find the record.
         self._path("ready", record.number).unlink(missing_ok=True)
@@ -153,22 +214,22 @@ class Journal:
             # Not synced, and not written by `write_file`: after a restart it is ignored anyway.
             temporary = path.with_suffix(".tmp")
             with suppress(OSError):  # if the disk is full, `seal` reports it
-                temporary.write_bytes(boot + b"\n" + record.to_json())
+                temporary.write_bytes(boot + b"\n" + self._record_bytes(record))
                 temporary.rename(path)
 
     def readable(self, number: int) -> SealedSlice | None:
         """The record of a slice that is sealed or announced; None if it is neither."""
-        # The sealed record first: the announcement is removed after the record is written.
-        try:
-            return SealedSlice.parse(self._path("slice", number).read_bytes())
-        except FileNotFoundError:
-            pass
-        try:
-            boot, _, record = self._path("ready", number).read_bytes().partition(b"\n")
-        except FileNotFoundError:
-            return None
-        # After a restart the page cache is empty, and the part may be incomplete on disk.
-        return SealedSlice.parse(record) if boot == _boot_id() else None
+        # A damaged record is not there either: the build makes its slice again. The sealed record
+        # comes first, because the announcement is removed after the record is written.
+        path = self._path("slice", number)
+        with suppress(FileNotFoundError, ValueError):
+            return self._parse(path, path.read_bytes())
+        path = self._path("ready", number)
+        with suppress(FileNotFoundError, ValueError):
+            boot, _, data = path.read_bytes().partition(b"\n")
+            # After a restart the page cache is empty, and the part may be incomplete on disk.
+            return self._parse(path, data) if boot == _boot_id() else None
+        return None
 
     def announce_many(self, number: int) -> None:
         """Announce that a slice in progress has more than `MANY_TOKENS` tokens."""
@@ -218,10 +279,11 @@ class Journal:
         # Removed last: while this file exists, the next build sees that this one may be incomplete.
         self._settings.unlink(missing_ok=True)
 
-    def forget(self) -> None:
-        """Remove the records of all slices, so that the next build makes them again."""
-        # The parts themselves stay, and the next build overwrites them.
-        for pattern in (".slice-*.json", ".ready-*.json", ".many-*"):
+    def forget(self, number: int | None = None) -> None:
+        """Remove the record of a slice, or of all slices, so that they are made again."""
+        # The parts themselves stay, and are overwritten.
+        which = "*" if number is None else f"{number:06d}"
+        for pattern in (f".slice-{which}.json", f".ready-{which}.json", f".many-{which}"):
             for path in self._directory.glob(pattern):
                 path.unlink()
 

@@ -26,11 +26,12 @@ from penstock.store.journal import Journal
 from penstock.store.manifest import FILE_NAME
 from penstock.store.part import SIDES
 
-# Every name that a build, a lock or a cache of row indices (`.rows`) gives to a file of a store.
+# Every name that a build, a lock, a repair or a cache of row indices (`.rows`) gives to a file of
+# a store.
 _OURS = re.compile(
     r"penstock\.json|part-\d+\.(tokens|bounds|origin|loss)\.npy|rejects(-\d+)?\.jsonl"
     r"|\.(stamps|building)\.json|\.(slice|ready)-\d+\.json|\.many-\d+|\.awaited|\.failed|\.lock"
-    r"|\.rows|\..*\.tmp"
+    r"|\.rows|\.repair|\..*\.tmp"
 )
 
 
@@ -54,7 +55,7 @@ def replacement(job: Job) -> Job:
         _empty(directory)
     if not new.exists() and (is_fixed or not is_finished):
         # An unfinished build is no loss, unless it is this one, which is then resumed.
-        if not _is_begun(job) and Journal(directory).begun() is not None:
+        if not _is_begun(job) and Journal(directory).exists:
             discard(directory)
         return job
     made = replace(job, directory=new)
@@ -83,7 +84,10 @@ def put_in_place(made: Job, job: Job) -> None:
 
 def _is_begun(job: Job) -> bool:
     """Whether the directory holds this very build, unfinished."""
-    begun = Journal(job.directory).begun()
+    try:
+        begun = Journal(job.directory).begun()
+    except StoreError:  # its journal is damaged
+        return False
     return begun is not None and canonical_json(begun) == canonical_json(job.stamped)
 
 

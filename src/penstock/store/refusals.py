@@ -5,7 +5,6 @@ messages is to change a setting or an input. So the build is recorded as failed,
 in the same directory may have other settings (see `Journal.fail`).
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 from penstock.errors import SourceError, StoreError
@@ -17,41 +16,51 @@ from penstock.store.journal import SealedSlice
 _SHOWN = 5
 
 
-def refuse_bad(job: Job, sealed: Mapping[int, SealedSlice], *, ended: bool = False) -> None:
-    """Raise if the leading sealed slices have more rejected records than `max_bad` allows.
+class BadRecords:
+    """Counts the rejected records of the leading sealed slices, and raises if they are too many.
 
-    Args:
-        job: The build.
-        sealed: The records of the sealed slices, by number.
-        ended: Whether these are all slices.
+    Only slices before the first gap count, so that it does not matter which worker is faster. Each
+    slice is counted once, so a build of many slices does not count them all again and again.
     """
-    found: list[Reject] = []
-    num_records = 0
-    # Only slices before the first gap count, so that it does not matter which worker is faster.
-    for number in itertools.takewhile(sealed.__contains__, itertools.count()):
-        tally = sealed[number].tally
-        found += sealed[number].rejects
-        num_records += tally.documents + tally.rejected
-        _refuse_more(job, found, num_records, ended=False)
-    # The first slice may have few records and the next ones many, so whether the input is small
-    # is known only here. If every record is rejected, `refuse_nothing` says more.
-    if ended and len(found) < num_records:
-        _refuse_more(job, found, num_records, ended=True)
 
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._next = 0  # the first slice that is not counted
+        self._first: list[Reject] = []
+        self._num_bad = 0
+        self._num_records = 0
 
-def _refuse_more(job: Job, found: Sequence[Reject], num_records: int, *, ended: bool) -> None:
-    max_bad, num_bad = job.settings.max_bad, len(found)
-    limit = allowed_rejects(max_bad, num_records, ended=ended)
-    if num_bad <= limit:
-        return
-    shown = "\n".join(f"  {job.located(each)}" for each in found[:_SHOWN])
-    raise SourceError(
-        f"{num_bad:,} of {num_records:,} records were rejected, more than the {int(limit):,} that "
-        f"max_bad={max_bad:g} allows. The first:\n{shown}\n"
-        "Repair the input, set the field, format or errors that fit it, or raise max_bad= "
-        "(--max-bad) of penstock.build. With a higher limit the build resumes where it stopped; "
-        "after any other change it begins again."
-    )
+    def refuse_bad(self, sealed: Mapping[int, SealedSlice], *, ended: bool = False) -> None:
+        """Count new slices; raise if more records were rejected than `max_bad` allows.
+
+        Args:
+            sealed: The records of all sealed slices, by number.
+            ended: Whether these are all slices.
+        """
+        while (record := sealed.get(self._next)) is not None:
+            self._next += 1
+            self._first += record.rejects[: _SHOWN - len(self._first)]
+            self._num_bad += len(record.rejects)
+            self._num_records += record.tally.documents + record.tally.rejected
+            self._refuse_more(ended=False)
+        # The first slice may have few records and the next ones many, so whether the input is
+        # small is known only here. If every record is rejected, `refuse_nothing` says more.
+        if ended and self._num_bad < self._num_records:
+            self._refuse_more(ended=True)
+
+    def _refuse_more(self, *, ended: bool) -> None:
+        max_bad = self._job.settings.max_bad
+        limit = allowed_rejects(max_bad, self._num_records, ended=ended)
+        if self._num_bad <= limit:
+            return
+        shown = "\n".join(f"  {self._job.located(each)}" for each in self._first)
+        raise SourceError(
+            f"{self._num_bad:,} of {self._num_records:,} records were rejected, more than the "
+            f"{int(limit):,} that max_bad={max_bad:g} allows. The first:\n{shown}\n"
+            "Repair the input, set the field, format or errors that fit it, or raise max_bad= "
+            "(--max-bad) of penstock.build. With a higher limit the build resumes where it "
+            "stopped; after any other change it begins again."
+        )
 
 
 def refuse_nothing(job: Job, done: Sequence[SealedSlice]) -> None:

@@ -37,7 +37,10 @@ from penstock.store.manifest import JsonObject, PartRecord, part_file, rejects_f
 from penstock.store.reader import TokenStore
 
 _SHOWN = 5
-_ADVICE = "Copy it from a good store, or build this one again."
+_ADVICE = (
+    "Make it again from the inputs with `penstock repair` (in Python, penstock.repair), or copy it "
+    "from a good store."
+)
 # The digests of `chain` that were computed. A loader saves its state often, so they are kept.
 _chains: "WeakKeyDictionary[TokenStore, list[str]]" = WeakKeyDictionary()
 
@@ -68,17 +71,24 @@ def verify(
 
 
 def _check_file(path: Path, size: int, digest: str) -> None:
-    if not path.exists():
-        raise MissingStoreError(f"{path} is missing. {_ADVICE}")
-    if (found := path.stat().st_size) != size:
-        raise StoreError(f"{path} has {found:,} bytes, but the manifest says {size:,}. {_ADVICE}")
+    if problem := file_problem(path, size, digest):
+        kind = StoreError if path.exists() else MissingStoreError
+        raise kind(f"{path} {problem}. {_ADVICE}")
+
+
+def file_problem(path: Path, size: int, digest: str, *, says: str = "the manifest") -> str | None:
+    """What is wrong with a file that `says` records with this size and SHA-256, or None."""
+    try:
+        found = path.stat().st_size
+    except FileNotFoundError:
+        return "is missing"
     # The size is compared before the digest: it is known at once, and says more about the cause.
+    if found != size:
+        return f"has {found:,} bytes, but {says} says {size:,}"
     actual = digest_file(path)
     if actual != digest:
-        raise StoreError(
-            f"{path} is damaged: its SHA-256 is {actual[:8]}…, but the manifest says "
-            f"{digest[:8]}…. {_ADVICE}"
-        )
+        return f"is damaged: its SHA-256 is {actual[:8]}…, but {says} says {digest[:8]}…"
+    return None
 
 
 def _check_meaning(store: TokenStore, number: int, part: PartRecord) -> None:

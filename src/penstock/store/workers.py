@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from penstock.errors import TokenMismatchError
 from penstock.sources.document import Batch, Tally
 from penstock.sources.slices import Slice
-from penstock.store.files import keep_freed_memory, sync_directory, sync_file
+from penstock.store.files import keep_freed_memory, refuse_unlike, sync_directory, sync_file
 from penstock.store.inputs import piece_digests
 from penstock.store.job import BuildProgress, Job, Report
 from penstock.store.journal import MANY_TOKENS, Journal, SealedSlice, WaitingReaders, lower_priority
 from penstock.store.manifest import part_file
 from penstock.store.part import Encoded, PartBuilder, encode_ahead
-from penstock.store.refusals import refuse_bad
+from penstock.store.refusals import BadRecords
 from penstock.store.summary import rule_text
 from penstock.tokenize.oracle import SliceSample, compare
 
@@ -72,6 +72,7 @@ class Workers:
         # Guards everything from here to `_error`.
         self._lock = threading.Lock()
         self._sealed = {record.number: record for record in sealed}
+        self._bad = BadRecords(job)
         self._done_bytes = 0
         self._tally = Tally.total(record.tally for record in sealed)
         self._num_tokens = sum(p.num_tokens for each in sealed for p in each.parts.values())
@@ -97,7 +98,7 @@ class Workers:
         interrupt takes at most about a second, whatever the workers are doing.
         """
         keep_freed_memory()
-        refuse_bad(self._job, self._sealed)
+        self._bad.refuse_bad(self._sealed)
         if self._job.live:
             self._journal.await_readers()
         else:
@@ -125,7 +126,7 @@ class Workers:
             self._journal.forget()
         if self._error is not None:
             raise self._error
-        refuse_bad(self._job, self._sealed, ended=True)
+        self._bad.refuse_bad(self._sealed, ended=True)
         if progress:
             # `_watch` reports nothing if all workers ended before it began. And the bytes of
             # slices are estimates: the size of a table is divided by its slices and rounded, and
@@ -320,6 +321,10 @@ class Workers:
             for side, part in record.parts.items():
                 for kind in part.files:
                     sync_file(job.directory / side / part_file(part.number, kind))
+        if job.settings.read_back:
+            for side, part in record.parts.items():
+                for kind, (_, digest) in part.files.items():
+                    refuse_unlike(job.directory / side / part_file(part.number, kind), digest)
         # The text of the slice is still in the page cache, so this costs no read from the disk.
         record.digests = piece_digests(job.files, piece.spans)
         # The names of the parts are synced before the record is written: a record that survives a
@@ -329,4 +334,4 @@ class Workers:
         self._journal.seal(record)
         with self._lock:
             self._sealed[record.number] = record
-            refuse_bad(self._job, self._sealed)
+            self._bad.refuse_bad(self._sealed)

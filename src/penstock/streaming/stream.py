@@ -16,6 +16,7 @@ from typing import Literal
 from penstock.errors import StoreBusyError, StoreError
 from penstock.sources.settings import Format
 from penstock.store.build import begin, execute
+from penstock.store.files import room_for
 from penstock.store.job import BuildProgress, BuildSettings, EngineName, Inputs, Job, prepare
 from penstock.store.journal import Journal
 from penstock.store.lock import locked
@@ -149,7 +150,7 @@ class Builder:
     def _build(self) -> bool:
         """Build unless another process does; return whether the store is finished."""
         try:
-            with locked(self._job.directory):
+            with room_for(self._job.directory), locked(self._job.directory):
                 # Under the lock, because the process that held it before may have sealed slices
                 # or finished the store.
                 job = begin(self._job, live=True)
