@@ -106,11 +106,11 @@ def _read(path: Path, key: str, part_tokens: list[int], length: int) -> RowIndex
     if digests[:32].hex() != key or digests[32:] != hashlib.sha256(words[8:].data).digest():
         return None
     # The sizes of the sections must add up to the size of the file before they are used.
-    num_parts, num_rows, num_pieces, *counts = (int(word) for word in words[8:14])
+    num_parts, num_rows, num_pieces, empty, long, cut = (int(word) for word in words[8:14])
     if [num_parts, _HEAD + num_parts + num_rows + 1 + num_pieces] != [len(part_tokens), size]:
         return None
     part_rows, edges, pieces = np.split(words[_HEAD:], [num_parts, num_parts + num_rows + 1])
-    found = RowIndex(part_rows, edges, pieces, *counts, file=(path, mapping))
+    found = RowIndex(part_rows, edges, pieces, empty, long, cut, (path, mapping))
     return found if _sound(found, part_tokens, length) else None
 
 
