@@ -12,8 +12,9 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.digest import digest_bytes
+from penstock.store.blocks import block_sums
 from penstock.store.files import HEADER_BYTES, header
-from penstock.store.manifest import FILE_NAME, PartRecord, manifest_bytes, part_file
+from penstock.store.manifest import FILE_NAME, VERSION, PartRecord, manifest_bytes, part_file
 
 VOCAB_SIZE = 50_257
 _EMPTY = digest_bytes(b"")
@@ -56,6 +57,12 @@ def _part(folder, number, num_tokens, tokens):
         size = HEADER_BYTES + int(np.prod(shape)) * dtype.itemsize
         with (folder / part_file(number, kind)).open("wb") as stream:
             files[kind] = (size, _write(stream, header(dtype, shape), array, size))
+    if tokens is not None:  # zeros that are not written have no checksums either
+        sums = [block_sums((folder / part_file(number, kind)).read_bytes()) for kind in kinds]
+        table = np.concatenate(sums).astype("<u4")
+        data = header(table.dtype, table.shape) + table.tobytes()
+        (folder / part_file(number, "checks")).write_bytes(data)
+        files["checks"] = (len(data), digest_bytes(data))
     return PartRecord(number, 1, num_tokens, files)
 
 
@@ -88,7 +95,7 @@ def _seal(folder, parts):
     }
     contents = {
         "format": "penstock-store",
-        "version": 1,
+        "version": VERSION,
         "dtype": "uint16",
         "tokenizer": {
             "name": "made",

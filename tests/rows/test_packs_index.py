@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import PlanError
 from penstock.rows.packs import Packs
-from penstock.store.files import HEADER_BYTES
+from penstock.store.files import HEADER_BYTES, cache_directory
 
 DOCUMENTS = [list(range(1, 2 + number * 7 % 23)) for number in range(60)]
 
@@ -35,18 +35,18 @@ def everything(packs):
     return {name: values.tolist() for name, values in packs.read(np.arange(len(packs))).items()}
 
 
-def test_it_lies_in_the_store_under_a_name_of_what_was_packed(store, cache):
+def test_it_is_in_the_users_cache_under_a_name_of_what_was_packed(store, cache):
     Packs(store, 16)
     Packs(store.path, 16, borders=False)
     Packs(store, 17)
 
-    assert [name.split("-")[:2] for name in kept(store.path)] == [["packs", "16"], ["packs", "17"]]
-    assert not cache.exists()
+    assert [name.split("-")[:2] for name in kept(cache)] == [["packs", "16"], ["packs", "17"]]
+    assert not kept(store.path)
 
 
-def test_one_that_is_there_is_used_and_not_written_again(store):
+def test_one_that_is_there_is_used_and_not_written_again(store, cache):
     Packs(store, 16)
-    (path,) = (store.path / ".rows").iterdir()
+    (path,) = (cache / "rows").iterdir()
     before = path.stat()
     Packs(store, 16)
 
@@ -54,9 +54,9 @@ def test_one_that_is_there_is_used_and_not_written_again(store):
     assert path.stat().st_ino == before.st_ino
 
 
-def test_any_reader_of_npy_files_can_read_it(store):
+def test_any_reader_of_npy_files_can_read_it(store, cache):
     packs = Packs(store, 16)
-    (path,) = (store.path / ".rows").iterdir()
+    (path,) = (cache / "rows").iterdir()
     words = np.load(path, allow_pickle=False)
 
     assert words.dtype == np.uint64
@@ -64,21 +64,25 @@ def test_any_reader_of_npy_files_can_read_it(store):
     assert words[16:19].tolist() == packs.part_rows.tolist()
 
 
-def test_a_store_that_cannot_be_written_is_packed_into_the_users_cache(store, cache):
-    (store.path / ".rows").write_text("in the way")
-    packs = Packs(store, 16)
-
-    assert kept(cache)
+def test_one_that_came_with_a_store_is_not_used(store, cache):
+    """Whoever sends a store could choose every row, under the digest of the rows that are right."""
+    right = everything(Packs(store, 16))
     (path,) = (cache / "rows").iterdir()
-    inode = path.stat().st_ino
-    assert everything(Packs(store, 16)) == everything(packs)
-    assert path.stat().st_ino == inode
+
+    def repeat(words):
+        words[-len(words) // 4 :] = words[-1]  # the same piece again and again, within its part
+
+    forged(path, repeat)
+    (store.path / ".rows").mkdir()
+    path.rename(store.path / ".rows" / path.name)
+
+    assert everything(Packs(store, 16)) == right
+    assert kept(cache) == [path.name]
 
 
 def test_where_nothing_can_be_written_rows_are_the_same(store, cache):
     right = everything(Packs(store, 16))
-    shutil.rmtree(store.path / ".rows")
-    (store.path / ".rows").write_text("in the way")
+    shutil.rmtree(cache)
     cache.write_text("in the way")
 
     assert everything(Packs(store, 16)) == right
@@ -89,7 +93,7 @@ def test_where_nothing_can_be_written_rows_are_the_same(store, cache):
 def test_one_that_was_changed_anywhere_is_made_again(write_store, scratch, data):
     store = write_store(scratch / "mutated", [DOCUMENTS])
     right = everything(Packs(store, 16))
-    (path,) = (store.path / ".rows").iterdir()
+    (path,) = (cache_directory() / "rows").iterdir()
     good = path.read_bytes()
     place = data.draw(st.integers(0, len(good) - 1))
     how = data.draw(st.sampled_from(["flip", "cut", "longer", "empty", "zeros"]))
@@ -106,12 +110,14 @@ def test_one_that_was_changed_anywhere_is_made_again(write_store, scratch, data)
     assert path.read_bytes() == good
 
 
-def test_one_of_another_store_or_length_is_not_used_under_its_name(write_store, tmp_path, store):
+def test_one_of_another_store_or_length_is_not_used_under_its_name(
+    write_store, tmp_path, store, cache
+):
     other = write_store(tmp_path / "other", [DOCUMENTS[::-1]])
     right = [everything(Packs(each, length)) for each, length in ((store, 16), (store, 9))]
+    names = sorted((cache / "rows").iterdir())
     Packs(other, 16)
-    (foreign,) = (other.path / ".rows").iterdir()
-    names = sorted((store.path / ".rows").iterdir())
+    (foreign,) = set((cache / "rows").iterdir()) - set(names)
     swapped = [path.read_bytes() for path in names][::-1]
     for path, contents in zip(names, swapped, strict=True):
         path.write_bytes(contents)
@@ -134,22 +140,22 @@ def forged(path, change):
 
 @pytest.mark.parametrize("word", [8, 9, 10, 16, 17, 18, 19, 20, -1, -2, -20])
 @pytest.mark.parametrize("value", [0, 1 << 24, (1 << 64) - 1])
-def test_one_that_was_forged_reads_no_token_outside_its_part(store, word, value):
+def test_one_that_was_forged_reads_no_token_outside_its_part(store, word, value, cache):
     """Its digest fits, and yet a piece may not lie outside, nor a row be too long."""
     right = everything(Packs(store, 16))
-    (path,) = (store.path / ".rows").iterdir()
+    (path,) = (cache / "rows").iterdir()
     forged(path, lambda words: words.__setitem__(word, value))
 
     assert everything(Packs(store, 16)) == right
 
 
-def test_pickles_in_its_place_are_not_opened(store, tmp_path):
+def test_pickles_in_its_place_are_not_opened(store, tmp_path, cache):
     class Bomb:
         def __reduce__(self):
             return (open, (str(tmp_path / "exploded"), "w"))
 
     right = everything(Packs(store, 16))
-    (path,) = (store.path / ".rows").iterdir()
+    (path,) = (cache / "rows").iterdir()
     np.save(path, np.array([Bomb()], dtype=object), allow_pickle=True)
 
     assert everything(Packs(store, 16)) == right
@@ -162,7 +168,7 @@ def _packed(path, barrier):
     raise SystemExit(0 if len(packs) and not packs.num_empty else 1)
 
 
-def test_several_processes_may_make_it_at_once(store):
+def test_several_processes_may_make_it_at_once(store, cache):
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(4)
     processes = [context.Process(target=_packed, args=(store.path, barrier)) for _ in range(4)]
@@ -172,7 +178,7 @@ def test_several_processes_may_make_it_at_once(store):
         each.join(timeout=60)
 
     assert [each.exitcode for each in processes] == [0] * 4
-    assert len(list((store.path / ".rows").iterdir())) == 1
+    assert len(list((cache / "rows").iterdir())) == 1
 
 
 def test_rows_of_the_parts_that_were_there_stay_when_parts_are_added(write_store, tmp_path):

@@ -1,6 +1,8 @@
 """Parquet files and Hugging Face datasets on disk, written by hand with pyarrow."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -269,6 +271,33 @@ def test_an_arrow_stream_cut_inside_a_batch_is_refused(read, tmp_path):
         path.write_bytes(whole[:length])
         with pytest.raises(SourceError):
             read(tmp_path / "set")
+
+
+_TRUNCATE = """
+import os, sys
+from penstock.sources.listing import list_files
+from penstock.sources.settings import ReadSettings
+from penstock.sources.tables import read_rows
+
+(file,) = list_files(sys.argv[1], ReadSettings())
+batches = read_rows(file, 0, 0, 10**6, ReadSettings())
+next(batches)
+os.truncate(file.path, 4096)
+for batch in batches:
+    pass
+"""
+
+
+def test_an_arrow_stream_that_is_truncated_while_it_is_read_is_a_clear_error(tmp_path):
+    """Arrow maps it into memory, and a page that the file no longer has would be a SIGBUS."""
+    write_dataset(tmp_path / "set", [pa.table({"text": ["some text " * 1_000] * 100})])
+    command = [sys.executable, "-c", _TRUNCATE, tmp_path / "set"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    assert done.returncode == 1, done.returncode
+    assert "SourceError" in done.stderr
+    assert "has 4,096 bytes, but had 1,0" in done.stderr
+    assert "It was truncated while it was read." in done.stderr
 
 
 def test_an_arrow_stream_that_lies_about_its_texts_is_refused(read, tmp_path):

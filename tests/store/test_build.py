@@ -77,7 +77,7 @@ def test_a_slice_without_documents_leaves_no_files(tmp_path):
     )
 
     assert (len(store), len(store.manifest.parts)) == (1, 1)
-    assert len(list(store.path.glob("*.npy"))) == 3
+    assert len(list(store.path.glob("*.npy"))) == 4
 
 
 def test_the_counts_of_the_manifest_add_up(inputs, built):

@@ -379,13 +379,12 @@ def test_windows_mark_borders_of_documents_and_none_between_pieces(text, tmp_pat
     assert [at for at in np.flatnonzero(positions == 0).tolist() if at % 100] == [begin]
 
 
-def test_a_file_below_a_slice_is_one_document_of_version_1(tmp_path, text, tokenizer_of, gpt2):
+def test_a_file_below_a_slice_is_one_document_without_pieces(tmp_path, text, tokenizer_of, gpt2):
     (tmp_path / "a.txt").write_bytes(text)
     store = ps.build(tmp_path / "a.txt", tmp_path / "store", tokenizer=gpt2)
     contents = store.manifest.contents
 
     assert len(store) == 1
-    assert contents["version"] == 1
     assert set(contents["counts"]) == {"documents", "tokens"}
     assert store.document(0).tolist() == [*ids_of(tokenizer_of("gpt2"), text.decode()), 50_256]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli import options, terminal
 from penstock.cli.options import by_side, stores_at
-from penstock.cli.units import number_of, size_text
+from penstock.cli.units import number_of, size_text, unchecked_text
 from penstock.errors import StoreBusyError
 
 if TYPE_CHECKING:
@@ -169,6 +169,7 @@ def _origin(summary: "Summary") -> terminal.Facts:
     facts |= {
         "edges": f"eos {eos}, bos {bos}",
         "on disk": f"{size_text(summary.disk_bytes)}, {summary.dtype}, {parts}",
+        **({"checksums": unchecked_text(summary.num_unchecked)} if summary.num_unchecked else {}),
         "inputs": _inputs(summary),
         "document is": summary.documents,
     }

@@ -7,7 +7,7 @@ from penstock.cli import options
 from penstock.cli.options import by_side, stores_at
 from penstock.cli.progress import bar
 from penstock.cli.terminal import print_json, store_json, visible, write
-from penstock.cli.units import duration_text, number_of
+from penstock.cli.units import duration_text, number_of, unchecked_text
 
 if TYPE_CHECKING:
     from penstock.store.reader import TokenStore
@@ -43,11 +43,14 @@ def verify_command(store: options.Store, as_json: options.AsJson = False) -> Non
         if len(each) != each.manifest.num_documents:
             counts.insert(2, number_of(len(each), "piece"))
         write(f"{visible(str(each.path), lines=False)} is intact: {', '.join(counts)} ({took})")
+        if each.manifest.num_unchecked:
+            write(f"checksums: {unchecked_text(each.manifest.num_unchecked)}")
 
 
 def _to_json(store: "TokenStore") -> dict[str, object]:
     # `verify` raises an error if a byte is wrong, so a result is always whole.
     counts = {"num_parts": len(store.manifest.parts), "num_pieces": len(store)}
+    counts["num_unchecked"] = store.manifest.num_unchecked
     values = {"store": str(store.path), "whole": True, **counts, **store_json(store)}
     del values["path"]
     return values

@@ -26,7 +26,9 @@ def gather(stream: Stream, numbers: Integers, starts: Integers, width: int) -> A
     """
     inside = starts + width <= stream.ends[numbers]
     if inside.all():
+        stream.check("tokens", numbers, starts, width)
         return _inside(stream, numbers, starts, width)
+    stream.check("tokens", numbers[inside], starts[inside], width)
     tokens = np.zeros((len(starts), width), stream.dtype)
     tokens[inside] = _inside(stream, numbers[inside], starts[inside], width)
     # Few rows cross a border: at most one per piece if rows do not overlap.
@@ -82,12 +84,17 @@ def gather_loss(
     `numbers` are the pieces that contain the offsets `starts`.
     """
     masks = np.zeros((len(starts), width), np.uint8)
+    # The last row may have no target at all, and then it begins after the last piece.
+    inside = starts + width <= stream.ends[np.minimum(numbers, len(stream.ends) - 1)]
+    stream.check("loss", numbers[inside], starts[inside], width)
     for row, (start, number) in enumerate(zip(starts.tolist(), numbers.tolist(), strict=True)):
         # A row may reach into the next pieces.
         done = 0
         while done < width and number < len(stream.ends):
             first = start + done - int(stream.starts[number])
             size = min(width - done, int(stream.ends[number]) - start - done)
+            if not inside[row]:
+                stream.check("loss", np.array([number]), np.array([start + done]), size)
             known = stream.loss(number)
             # A part without a mask trains on every token.
             masks[row, done : done + size] = 1 if known is None else known[first : first + size]

@@ -1,7 +1,6 @@
 """The row index: which pieces of documents each row is made of, cached on disk.
 
-    stores/web/.rows/packs-2048-5f0c9a….npy      or, if that cannot be written, in
-    ~/.cache/penstock/rows/                      (or $PENSTOCK_CACHE/rows)
+    ~/.cache/penstock/rows/packs-2048-5f0c9a….npy       (or $PENSTOCK_CACHE/rows)
 
     32 bytes   digest of the store, of the kind of rows and of their length
     32 bytes   SHA-256 of everything that follows
@@ -14,9 +13,15 @@ The file is a plain `.npy` of 64-bit words that is mapped into memory: 8 bytes p
 row. It never has to be invalidated, because its name and its first words are computed from what
 was packed. A file that is truncated, damaged or of another store is ignored and written again. It
 is written under a temporary name and renamed, so several processes may write it at once.
+
+The index decides which tokens are trained on, and nothing in the store vouches for it. So it is
+kept in the cache of the user, and never read from the directory of a store, which may come from
+somebody else. The digest of rows needs no digest of their index: the index is computed from the
+bounds, which the digest of the store covers, and from settings that the digest of rows covers.
 """
 
 import hashlib
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,7 +47,7 @@ _HEAD = 16  # words: two digests and the counts
 def index_of(
     store: TokenStore, kind: str, length: int, lay_out: Callable[[Array], RowIndex]
 ) -> RowIndex:
-    """Return the index of a store: cached, or computed and cached if a directory is writable.
+    """Return the index of a store: cached, or computed and cached if the cache is writable.
 
     Args:
         store: The store.
@@ -52,21 +57,17 @@ def index_of(
     """
     key = digest_json(["rows", PACKING_FORMAT, kind, length, store.digest])
     name = f"{kind}-{length}-{key[:16]}.npy"
-    paths = [store.path / ".rows" / name, cache_directory() / "rows" / name]
+    path = cache_directory() / "rows" / name
     part_tokens = [part.num_tokens for part in store.manifest.parts]
-    # The first path is inside the store, where all users of the store share one file.
-    for path in paths:
-        if (found := _read(path, key, part_tokens, length)) is not None:
-            return found
+    if (found := _read(path, key, part_tokens, length)) is not None:
+        return found
     if max(part_tokens, default=0) >= _MOST_TOKENS:
         raise PlanError(f"{store.path} has a part of 2^40 tokens or more.")
     numbers = range(len(part_tokens))
     made = joined([lay_out(store.part_array(number, "bounds")) for number in numbers])
-    for path in paths:
-        if _written(path, key, made):
-            # Mapped, so that the memory of the computed index can be freed.
-            return _read(path, key, part_tokens, length) or made
-    return made
+    # Mapped, so that the memory of the computed index can be freed.
+    is_kept = _written(path, key, made)
+    return (_read(path, key, part_tokens, length) if is_kept else None) or made
 
 
 def _written(path: Path, key: str, made: RowIndex) -> bool:
@@ -93,22 +94,23 @@ def _written(path: Path, key: str, made: RowIndex) -> bool:
 def _read(path: Path, key: str, part_tokens: list[int], length: int) -> RowIndex | None:
     """Return the index in a file; None if it is missing, damaged or of another store."""
     try:
-        size = (path.stat().st_size - HEADER_BYTES) // WORD.itemsize
         with path.open("rb") as stream:
-            if size < _HEAD or stream.read(HEADER_BYTES) != header(WORD, (size,)):
-                return None
-            words = np.memmap(stream, WORD, "r", HEADER_BYTES, (size,)).view(np.ndarray)
+            mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError):
         return None
+    size, rest = divmod(len(mapping) - HEADER_BYTES, WORD.itemsize)
+    if size < _HEAD or rest or mapping[:HEADER_BYTES] != header(WORD, (size,)):
+        return None
+    words = np.frombuffer(mapping, WORD, offset=HEADER_BYTES)
     digests = words[:8].tobytes()
     if digests[:32].hex() != key or digests[32:] != hashlib.sha256(words[8:].data).digest():
         return None
     # The sizes of the sections must add up to the size of the file before they are used.
-    num_parts, num_rows, num_pieces, *counts = (int(word) for word in words[8:14])
+    num_parts, num_rows, num_pieces, empty, long, cut = (int(word) for word in words[8:14])
     if [num_parts, _HEAD + num_parts + num_rows + 1 + num_pieces] != [len(part_tokens), size]:
         return None
     part_rows, edges, pieces = np.split(words[_HEAD:], [num_parts, num_parts + num_rows + 1])
-    found = RowIndex(part_rows, edges, pieces, *counts)
+    found = RowIndex(part_rows, edges, pieces, empty, long, cut, (path, mapping))
     return found if _sound(found, part_tokens, length) else None
 
 

@@ -18,11 +18,14 @@ The computation uses integers only, so every machine gets the same result. Golde
 tests pin it: a change here would change the rows of every run.
 """
 
+import mmap
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import StoreError
 from penstock.ranges import ranges
 from penstock.rows.protocol import Array, Integers
 
@@ -52,6 +55,16 @@ class RowIndex:
     """Documents longer than a row."""
     num_cut: int
     """Tokens that are in no row, because their documents were truncated."""
+    file: tuple[Path, mmap.mmap] | None = None
+    """The file that is mapped; None if the index is in memory."""
+
+    def check_size(self) -> None:
+        """Raise if the mapped file was truncated: reading it would end the process (SIGBUS)."""
+        if self.file is not None and (size := self.file[1].size()) != len(self.file[1]):
+            raise StoreError(
+                f"{self.file[0]} has {size:,} bytes, but had {len(self.file[1]):,} when it was "
+                "opened. Run this again: the file is in a cache and will be made again."
+            )
 
     @property
     def num_rows(self) -> int:
@@ -65,6 +78,7 @@ class RowIndex:
 
     def spans(self, samples: Integers) -> tuple[Integers, Integers, Integers]:
         """Return the pieces per row, and the offset (in its part) and the size of each piece."""
+        self.check_size()
         first = self.edges[samples].astype(np.int64)
         counts = self.edges[samples + 1].astype(np.int64) - first
         words = self.pieces[ranges(first, counts)]
@@ -72,6 +86,7 @@ class RowIndex:
 
     def row_sizes(self, samples: Integers) -> Integers:
         """Return the size of the first piece of each row: that of the row if it has one piece."""
+        self.check_size()
         return sizes_of(self.pieces[self.edges[samples]])
 
     @property

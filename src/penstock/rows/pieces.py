@@ -145,13 +145,17 @@ class PieceRows(StreamRows):
             tokens.fill(pad_id)
         # Where each piece begins in the flattened array.
         offsets = spans.rows * (width + 1) + spans.columns
-        self._copy(tokens, offsets, spans, self.stream.piece, skipped=0)
+        numbers = np.searchsorted(self._row_ends, samples, side="right")[spans.rows]
+        starts = spans.starts + self.stream.starts[numbers]
+        self.stream.check("tokens", numbers, starts, spans.sizes)
+        self._copy(tokens, offsets, spans, numbers, self.stream.piece)
         fields: Fields = {"tokens": tokens, "same_document": spans.same_document()}
         if self.stream.has_loss:
             counted = np.zeros((len(samples), width), np.uint8)
             # A column predicts the next token, so the mask of the next token counts.
             offsets = spans.rows * width + spans.columns
-            self._copy(counted, offsets, spans, self._loss, skipped=1)
+            self.stream.check("loss", numbers, starts, spans.sizes)
+            self._copy(counted, offsets, spans, numbers, self._loss, skipped=1)
             fields["target_mask"] = counted != 0
         return fields, spans
 
@@ -167,13 +171,13 @@ class PieceRows(StreamRows):
         target: Array,
         offsets: Integers,
         spans: "PieceSpans",
+        numbers: Integers,
         source_of: Callable[[int], Array],
         *,
-        skipped: int,
+        skipped: int = 0,
     ) -> None:
-        """Copy each piece without its first `skipped` items to its offset in `target`."""
+        """Copy each piece, of part `numbers`, without its first items to its offset in `target`."""
         flat = target.reshape(-1)
-        numbers = np.searchsorted(self._row_ends, spans.samples, side="right")[spans.rows]
         for number, pieces in group_rows(numbers):
             source = source_of(number)
             begins = (spans.starts[pieces] + skipped).tolist()

@@ -8,7 +8,6 @@ A store that is still being written (`penstock.streaming`) is read as a snapshot
 store over the parts that are sealed. The stream then has `sealed = False`.
 """
 
-import mmap
 import os
 from collections.abc import Sequence
 from functools import cached_property
@@ -20,8 +19,9 @@ import numpy as np
 from penstock.digest import digest_bytes, digest_json
 from penstock.errors import MissingStoreError, StoreError, UnknownLengthError
 from penstock.ranges import group_rows
+from penstock.rows.blocks import BlockChecks, load_ahead
 from penstock.rows.origins import RowOrigin, find_origins
-from penstock.rows.protocol import Array, Integers, Rows
+from penstock.rows.protocol import Array, Integers, Rows, Settings
 from penstock.store.reader import TokenStore
 
 
@@ -41,8 +41,6 @@ _DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 # file of 100 GB would take a minute.
 _SAMPLED_BLOCK = 1 << 16
 _NUM_SAMPLED = 16
-# The operating system Windows has no madvise, so rows are not loaded ahead of time there.
-_WILL_NEED: int | None = getattr(mmap, "MADV_WILLNEED", None)
 
 
 class ArrayFile:
@@ -171,6 +169,7 @@ class Stream:
         self.ends: Integers = np.cumsum(lengths, dtype=np.int64)
         """The offset after each piece."""
         self.starts: Integers = self.ends - np.array(lengths, np.int64)
+        self._checked: dict[str, BlockChecks] = {}
 
     def __str__(self) -> str:
         more = f" and {len(self.members) - 1:,} more" if len(self.members) > 1 else ""
@@ -209,12 +208,29 @@ class Stream:
         """Whether every member records where its documents end."""
         return len(self._stores) == len(self.members)
 
+    def __getstate__(self) -> Settings:
+        # Every process checks the blocks that it reads.
+        return {**self.__dict__, "_checked": {}}
+
+    def check(self, kind: str, numbers: Integers, starts: Integers, sizes: Integers | int) -> None:
+        """Check the tokens, or the loss mask, from `starts` on, in pieces `numbers`.
+
+        Each block is compared with its checksum once per process, when it is first read.
+        """
+        self._checks(kind).check(numbers, starts, sizes)
+
+    def _checks(self, kind: str) -> BlockChecks:
+        if kind not in self._checked:  # two threads may make it, which only costs time
+            pieces = [self.store_part(number) for number in range(len(self._pieces))]
+            self._checked[kind] = BlockChecks(pieces, self.starts, kind)
+        return self._checked[kind]
+
     def piece(self, number: int) -> Array:
-        """Return the ids of one piece, mapped into memory."""
+        """Return the ids of one piece, mapped into memory; `check` checks those that are used."""
         source, part = self._pieces[number]
         if isinstance(source, ArrayFile):
             return source.array()
-        return source.part_array(part, "tokens")
+        return source.files.file(part, "tokens").array
 
     def bounds(self, number: int) -> Array:
         """Return the offsets, within one piece, at which its documents end."""
@@ -238,7 +254,7 @@ class Stream:
         source, part = self._pieces[number]
         if isinstance(source, ArrayFile) or "loss" not in source.manifest.parts[part].files:
             return None
-        return source.part_array(part, "loss")
+        return source.files.file(part, "loss").array
 
     def tokens(self, start: int, stop: int) -> Array:
         """Return ids `[start, stop)` of the stream; a view if they are in one piece."""
@@ -248,6 +264,7 @@ class Stream:
             # As far as this piece reaches; the next round continues in the next piece.
             upto = min(stop, int(self.ends[number]))
             begin = int(self.starts[number])
+            self.check("tokens", np.array([number]), np.array([start]), upto - start)
             pieces.append(self.piece(number)[start - begin : upto - begin])
             start = upto
             number += 1
@@ -264,9 +281,11 @@ class Stream:
 
     def read_ahead(self, starts: Integers, length: int) -> None:
         """Ask the kernel to load `length` ids from each of `starts`; return without waiting."""
+        checks = self._checks("tokens")
         # Grouped by piece, so that each piece is opened once.
         for number, rows in group_rows(np.searchsorted(self.ends, starts, side="right")):
-            _will_need(self.piece(number), starts[rows] - self.starts[number], length)
+            within, is_checked = starts[rows] - self.starts[number], not checks.is_complete
+            load_ahead(self.piece(number), within, length, whole_blocks=is_checked)
 
 
 StreamSource = StreamLike | ArrayFile | Stream | Sequence[StreamLike | ArrayFile]
@@ -304,23 +323,6 @@ def _refuse_mixed(stores: list[TokenStore]) -> None:
                 f"{stores[0].path} with {first['name']!r} (digest {digests[1]}). The same id would "
                 "mean different text, so they cannot share a row. Build them with one tokenizer."
             )
-
-
-def _will_need(array: Array, starts: Integers, length: int) -> None:
-    """Ask the kernel for `length` ids from each of `starts`, up to the end of this piece."""
-    mapping: object = array
-    while isinstance(mapping, np.ndarray):
-        mapping = mapping.base
-    if not isinstance(mapping, mmap.mmap) or _WILL_NEED is None:
-        return
-    # madvise takes offsets in the mapping that are multiples of the page size. The array begins
-    # after the header of the file, so its address is compared with that of the mapping.
-    address = np.frombuffer(mapping, np.uint8, count=1).ctypes.data
-    first_bytes = array.ctypes.data - address + starts * array.itemsize
-    stops = np.minimum(first_bytes + length * array.itemsize, len(mapping))
-    pages = first_bytes // mmap.PAGESIZE * mmap.PAGESIZE
-    for page, stop in zip(pages.tolist(), stops.tolist(), strict=True):
-        mapping.madvise(_WILL_NEED, page, stop - page)
 
 
 class StreamRows(Rows):

@@ -8,6 +8,7 @@ are refused before anything is decoded.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,27 @@ def _arrow_batches(file: InputFile) -> Iterator[Any]:
     with _our_errors(file, "an Arrow stream"):
         # Mapped into memory, so that only the pages of the text column are read.
         source = pa.PythonFile(open_file(file), "r") if file.remote else pa.memory_map(file.path)
-        yield from pa.ipc.open_stream(source)
+        yield from _untruncated(file, pa.ipc.open_stream(source))
+
+
+def _untruncated(file: InputFile, batches: Iterator[Any]) -> Iterator[Any]:
+    """The batches of a stream; raise if the file was truncated after it was listed.
+
+    To read a page that a mapped file no longer has would end the process (SIGBUS). So the size is
+    compared before each batch is found, and before it is used.
+    """
+    batch = None
+    while True:
+        if not file.remote and (size := Path(file.path).stat().st_size) < file.size:
+            raise SourceError(
+                f"{file.name} has {size:,} bytes, but had {file.size:,} before. It was truncated "
+                "while it was read. Write or download it again."
+            )
+        if batch is not None:
+            yield batch
+            batch = None
+        elif (batch := next(batches, None)) is None:
+            return
 
 
 def _arrow_column(batch: Any, file: InputFile, field: str) -> ArrowArray:

@@ -254,8 +254,7 @@ def _commit(job: Job, side: str, done: list[SealedSlice]) -> None:
     size, digest = write_file(directory / manifests.rejects_file(len(builds)), log)
     contents = {
         "format": "penstock-store",
-        # Stores without pieces can be read by older versions of penstock.
-        "version": 2 if "pieces" in counted else 1,
+        "version": manifests.VERSION,
         "dtype": job.tokenizer.dtype.name,
         **manifests.shared_settings(settings),
         "side": side or None,

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import DiskFullError, StoreError
+from penstock.store.blocks import block_sums
 
 HEADER_BYTES = 128
 # The magic string of NumPy, and version 1.0 of the format.
@@ -55,12 +56,14 @@ def keep_freed_memory() -> None:
 
 # Up to this size a file stays in the page cache: small files cost little, and are read again soon.
 _CACHED_BYTES = 4 << 20
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 20  # a multiple of the blocks that have checksums
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tuple[int, str]:
+def write_file(
+    path: Path, pieces: Iterable[Any], *, live: bool = False, sums: list[int] | None = None
+) -> tuple[int, str]:
     """Write `pieces` (bytes or contiguous arrays) to `path`; returns its size and SHA-256.
 
     The caller syncs the directory, once for all files that were renamed into it.
@@ -70,6 +73,7 @@ def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tupl
         pieces: Its contents.
         live: Whether the file is read again at once. Then it stays in the page cache, and the
             caller syncs it with `sync_file`.
+        sums: The checksums of the blocks of the file are appended to this list.
 
     Raises:
         DiskFullError: the disk is full; nothing is left behind.
@@ -86,6 +90,8 @@ def write_file(path: Path, pieces: Iterable[Any], *, live: bool = False) -> tupl
         file = stream.fileno()
         for block in _blocks(pieces):
             digest.update(block)
+            if sums is not None:
+                sums += block_sums(block)
             # O_DIRECT requires aligned offsets. At this offset all blocks so far were whole.
             if size == _CACHED_BYTES and not live:
                 direct = _set_direct(file, True)

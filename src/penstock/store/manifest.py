@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock.digest import digest_bytes
 from penstock.errors import MissingStoreError, StoreError
+from penstock.store.blocks import num_blocks
 from penstock.store.files import HEADER_BYTES
 
 JsonObject = dict[str, Any]
@@ -88,8 +89,11 @@ def _check_part(entry: JsonObject, dtype: str) -> None:
         "origin": HEADER_BYTES + documents * 16,
         "loss": HEADER_BYTES + tokens,
     }
-    # A part is mapped by its counts, so a wrong size would read past the end of the file.
     files = entry["files"]
+    # A CRC-32 for each block of each other file.
+    blocks = sum(num_blocks(sizes[kind]) for kind in sizes if kind in files)
+    sizes["checks"] = HEADER_BYTES + blocks * 4
+    # A part is mapped by its counts, so a wrong size would read past the end of the file.
     if not {"tokens", "bounds", "origin"} <= set(files) <= set(sizes):
         raise ValueError(f"part {number} has the files {sorted(files)}")
     for kind, (size, digest) in files.items():
@@ -116,8 +120,11 @@ def _string(
 
 FILE_NAME = "penstock.json"
 KINDS = ("tokens", "bounds", "origin")
-_VERSIONS = (1, 2)
-"""Version 2 is used only for stores that hold documents in pieces."""
+CHECKED_KINDS = (*KINDS, "loss")
+"""The files whose blocks have checksums, in the order of the checksums."""
+VERSION = 2
+"""The version of new stores. Those of version 1 have no checksums, and no documents in pieces."""
+_VERSIONS = (1, VERSION)
 _ZEROS = "0" * 64
 
 
@@ -137,7 +144,7 @@ class PartRecord:
     def to_json(self) -> JsonObject:
         """The entry as JSON."""
         # In a fixed order, also if the record was read from the journal, which sorts keys.
-        kinds = [kind for kind in (*KINDS, "loss") if kind in self.files]
+        kinds = [kind for kind in (*CHECKED_KINDS, "checks") if kind in self.files]
         return {
             "part": self.number,
             "documents": self.num_documents,
@@ -182,6 +189,11 @@ class Manifest:
         inputs = [{key: each[key] for key in each if key != "digest"} for each in first["inputs"]]
         shared = shared_settings(self.contents)
         return {**shared, "reading": first["reading"], "inputs": inputs}
+
+    @property
+    def num_unchecked(self) -> int:
+        """Parts without checksums, which earlier versions wrote."""
+        return sum("checks" not in part.files for part in self.parts)
 
     @property
     def num_pieces(self) -> int:

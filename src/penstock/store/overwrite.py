@@ -26,10 +26,10 @@ from penstock.store.journal import Journal
 from penstock.store.manifest import FILE_NAME
 from penstock.store.part import SIDES
 
-# Every name that a build, a lock, a repair or a cache of row indices (`.rows`) gives to a file of
-# a store.
+# Every name that a build, a lock or a repair gives to a file of a store. Earlier versions also kept
+# row indices there, in `.rows`.
 _OURS = re.compile(
-    r"penstock\.json|part-\d+\.(tokens|bounds|origin|loss)\.npy|rejects(-\d+)?\.jsonl"
+    r"penstock\.json|part-\d+\.(tokens|bounds|origin|loss|checks)\.npy|rejects(-\d+)?\.jsonl"
     r"|\.(stamps|building)\.json|\.(slice|ready)-\d+\.json|\.many-\d+|\.awaited|\.failed|\.lock"
     r"|\.rows|\.repair|\..*\.tmp"
 )

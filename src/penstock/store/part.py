@@ -4,6 +4,7 @@
     bounds                    4             6       the end of each document
     origin       (file, offset)  (file, offset)     the origin of each document
     loss       0    1    1     1      0     0       only in chat stores: is the token trained on?
+    checks   CRC-32 of each 64 KiB of these files   compared when they are read
 
 A part is assembled in memory (64 MB of text become about 30 MB of tokens), because the header of
 an array file contains its length.
@@ -146,12 +147,14 @@ class PartBuilder:
         """
         if not self.num_documents:
             return PartRecord(number, 0, 0, {})
-        files = {}
+        files, sums = {}, list[int]()
         for kind, pieces in self._pieces.items():
             dtype = self.tokenizer.dtype
             layout = array_layout(kind, dtype, self.num_documents, self.num_tokens)
             path = directory / part_file(number, kind)
-            files[kind] = write_file(path, [header(*layout), *pieces], live=live)
+            files[kind] = write_file(path, [header(*layout), *pieces], live=live, sums=sums)
+        table, path = np.array(sums, "<u4"), directory / part_file(number, "checks")
+        files["checks"] = write_file(path, [header(table.dtype, table.shape), table], live=live)
         return PartRecord(number, self.num_documents, self.num_tokens, files, self.num_continued)
 
 

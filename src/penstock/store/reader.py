@@ -1,30 +1,25 @@
 """Random access to the tokens and documents of a store.
 
-Opening a store reads its manifest only. A part is mapped into memory when it is first used,
-after its size and header were compared with the manifest. The number of parts that are mapped at
-once is limited, so a store of 10,000 parts can be read with 256 file descriptors, and faster
-with more. Reading tokens needs NumPy only. The tokenizer is loaded only to decode them.
+Opening a store reads its manifest only. A part is mapped into memory when it is first used, and
+checked as it is read: see `penstock.store.parts`. Reading tokens needs NumPy only. The tokenizer
+is loaded only to decode them.
 """
 
-import mmap
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any, overload
-from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import MissingStoreError, StoreError
-from penstock.store.files import HEADER_BYTES, array_layout, header
-from penstock.store.manifest import Manifest, PartRecord, part_file, read_manifest
+from penstock.errors import StoreError
+from penstock.store.manifest import Manifest, read_manifest
+from penstock.store.parts import PartFiles
 
 if TYPE_CHECKING:
     from penstock.tokenize.tokenizer import Tokenizer
@@ -57,13 +52,6 @@ def tokenizer_of(manifest: Manifest, tokenizer: object = None) -> "Tokenizer":
     return found
 
 
-# Every mapped file needs a descriptor, and all open stores together use at most half of those
-# that the process may have. To open a part again takes 60 µs, as long as to read a whole batch
-# from open parts.
-_open_stores: "WeakSet[TokenStore]" = WeakSet()
-_MOST_MAPPED = 16_384  # Linux allows a process 65,530 maps
-
-
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The input file and offset of a document."""
@@ -93,9 +81,8 @@ class TokenStore:
         # Part p holds the tokens [ends[p - 1], ends[p]) of the store, and documents likewise.
         self._token_ends = np.cumsum([part.num_tokens for part in parts], dtype=np.int64)
         self._document_ends = np.cumsum([part.num_documents for part in parts], dtype=np.int64)
-        self._mapped: dict[tuple[int, str], NDArray[Any]] = {}
-        self._lock = Lock()
-        _open_stores.add(self)
+        self.files = PartFiles(self.path, self.manifest)
+        """The files of its parts, in memory."""
 
     def __repr__(self) -> str:
         documents = self.manifest.num_documents
@@ -172,7 +159,7 @@ class TokenStore:
         part, within = self._find_document(index)
         bounds = self.part_array(part, "bounds")
         start = int(bounds[within - 1]) if within else 0
-        return self.part_array(part, "tokens")[start : int(bounds[within])]
+        return self.files.span(part, "tokens", start, int(bounds[within]))
 
     def tokens(self, start: int, stop: int) -> NDArray[Any]:
         """The tokens `[start, stop)` of all documents concatenated.
@@ -189,8 +176,10 @@ class TokenStore:
         joined = np.empty(stop - start, self.dtype)
         done = 0
         while done < len(joined):
-            begin = int(self._token_ends[part]) - self.manifest.parts[part].num_tokens
-            piece = self.part_array(part, "tokens")[start + done - begin : stop - begin]
+            num_tokens = self.manifest.parts[part].num_tokens
+            begin = int(self._token_ends[part]) - num_tokens
+            upto = min(stop - begin, num_tokens)
+            piece = self.files.span(part, "tokens", start + done - begin, upto)
             if len(piece) == len(joined):
                 return piece
             joined[done : done + len(piece)] = piece
@@ -253,57 +242,8 @@ class TokenStore:
         return self.decode(index, tokenizer)
 
     def part_array(self, part: int, kind: str) -> NDArray[Any]:
-        """One array of one part; it is checked and mapped into memory on first use."""
-        key = (part, kind)
-        with self._lock:
-            # Under the lock, or two threads would map the same file twice. A map that is used
-            # moves to the end of the dict, so the first one is the least recently used.
-            array = self._mapped.pop(key, None)
-            if array is None:
-                array = self._map(self.manifest.parts[part], kind)
-                # Arrays that are in use stay valid when they are removed from the dict.
-                while len(self._mapped) >= _most_mapped():
-                    del self._mapped[next(iter(self._mapped))]
-            self._mapped[key] = array
-            return array
-
-    def _map(self, part: PartRecord, kind: str) -> NDArray[Any]:
-        path = self.path / part_file(part.number, kind)
-        dtype, shape = array_layout(kind, self.dtype, part.num_documents, part.num_tokens)
-        if not path.exists():
-            raise MissingStoreError(f"{path} is missing. Copy or build the store again.")
-        with path.open("rb", buffering=0) as stream:
-            size = os.fstat(stream.fileno()).st_size
-            if size != part.files[kind][0]:
-                raise StoreError(
-                    f"{path} has {size:,} bytes, but its manifest says {part.files[kind][0]:,}. It "
-                    "was cut off or overwritten, perhaps during a copy. Copy or build the store "
-                    "again."
-                )
-            # The header contains type and shape, so this also finds swapped files of equal size.
-            if stream.read(HEADER_BYTES) != header(dtype, shape):
-                raise StoreError(
-                    f"{path} does not have the header of the {kind} file of part {part.number}, so "
-                    "it is another file or damaged. Copy or build the store again."
-                )
-            if 0 in shape:
-                return np.zeros(shape, dtype)
-            # Viewed as a plain array: to slice NumPy's memmap class takes ten times as long.
-            mapped = np.memmap(stream, dtype, "r", HEADER_BYTES, shape)
-            if kind == "tokens" and self._exceeds_memory:
-                # By default the kernel reads about 100 KB around every page. If a store does not
-                # fit into memory, these are discarded before they are used: 32 rows took 54 ms
-                # with them and 3 ms without them.
-                mapped._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
-            return mapped.view(np.ndarray)
-
-    @cached_property
-    def _exceeds_memory(self) -> bool:
-        """Whether the tokens are too many to stay in the page cache; False on Windows."""
-        if sys.platform == "win32":  # no madvise there
-            return False
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return self.num_tokens * int(self.dtype.itemsize) > memory // 2
+        """One array of one part; all of it is checked when it is first used."""
+        return self.files.array(part, kind)
 
     def _find_document(self, index: int) -> tuple[int, int]:
         if not -len(self) <= index < len(self):
@@ -313,16 +253,3 @@ class TokenStore:
         part = int(np.searchsorted(self._document_ends, index, side="right"))
         before = int(self._document_ends[part - 1]) if part else 0
         return part, index - before
-
-
-def _most_mapped() -> int:
-    """How many files each open store may keep mapped."""
-    try:
-        import resource
-
-        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    except ImportError:  # Windows, where a map needs no descriptor
-        descriptors = -1
-    if descriptors < 0:  # unlimited
-        descriptors = _MOST_MAPPED
-    return max(1, min(descriptors // 2, _MOST_MAPPED) // max(1, len(_open_stores)))

@@ -80,6 +80,8 @@ class Summary:
     bos_id: int | None
     dtype: str
     num_parts: int
+    num_unchecked: int
+    """Parts of earlier versions, which have no checksums to compare when they are read."""
     disk_bytes: int
     num_builds: int
     """The first build and all appends."""
@@ -123,6 +125,7 @@ def summarize(store: TokenStore) -> Summary:
         bytes_per_token=bytes_per_token(store),
         lengths=_lengths(*count_lengths(store)) if len(store) else None,
         num_parts=len(manifest.parts),
+        num_unchecked=manifest.num_unchecked,
         disk_bytes=files + logs + (store.path / FILE_NAME).stat().st_size,
         num_builds=len(builds),
         inputs=tuple(manifest.inputs),

@@ -33,7 +33,7 @@ import numpy as np
 from penstock.digest import digest_json
 from penstock.errors import MissingStoreError, StoreError
 from penstock.store.files import digest_file
-from penstock.store.manifest import JsonObject, PartRecord, part_file, rejects_file
+from penstock.store.manifest import CHECKED_KINDS, JsonObject, PartRecord, part_file, rejects_file
 from penstock.store.reader import TokenStore
 
 _SHOWN = 5
@@ -93,13 +93,13 @@ def file_problem(path: Path, size: int, digest: str, *, says: str = "the manifes
 
 def _check_meaning(store: TokenStore, number: int, part: PartRecord) -> None:
     """Check that the arrays fit together, which their digests do not show."""
-    arrays = {kind: store.part_array(number, kind) for kind in part.files}
-    # Strictly ascending: a document without tokens would make `document()` return nothing.
-    edges = np.concatenate((np.zeros(1, np.uint64), arrays["bounds"]))
+    arrays = {k: store.files.file(number, k).array for k in CHECKED_KINDS if k in part.files}
     largest_id = int(arrays["tokens"].max(initial=0))
     vocab_size = store.manifest.contents["tokenizer"]["vocab_size"]
     last_file, num_files = int(arrays["origin"][:, 0].max(initial=0)), len(store.manifest.inputs)
     problem = None
+    # Strictly ascending: a document without tokens would make `document()` return nothing.
+    edges = np.concatenate((np.zeros(1, np.uint64), arrays["bounds"]))
     if int(edges[-1]) != part.num_tokens or (edges[1:] <= edges[:-1]).any():
         problem = f": its bounds do not ascend to {part.num_tokens:,}, the number of its tokens"
     elif largest_id >= vocab_size:  # it would be an index error in the embedding
@@ -112,6 +112,8 @@ def _check_meaning(store: TokenStore, number: int, part: PartRecord) -> None:
         problem = f" names input file {last_file}, but the store has {num_files}, counted from 0"
     if problem:
         raise StoreError(f"{store.path}, part {part.number}{problem}. {_ADVICE}")
+    for kind in arrays:  # a reader would refuse a block whose checksum is wrong
+        store.part_array(number, kind)
 
 
 def chain(store: TokenStore, num_parts: int) -> str:

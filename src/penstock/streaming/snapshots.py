@@ -51,6 +51,7 @@ class Snapshot(TokenStore):
         self.source = source
         self.sealed = sealed
         self.num_coming = num_coming
+        self.files.read_in_order = True
 
     def __repr__(self) -> str:
         state = "sealed" if self.sealed else "so far"
@@ -67,10 +68,6 @@ class Snapshot(TokenStore):
     def digest(self) -> str:
         """The digest of the finished store."""
         return self.manifest.digest if self.sealed else self.source.digest
-
-    @property
-    def _exceeds_memory(self) -> bool:
-        return False  # rows are read part by part, so pages beside a row are soon needed too
 
 
 class StreamedStore:
@@ -196,8 +193,8 @@ class StreamedStore:
                 return before
             made = Snapshot(self, self._manifest, self._num_coming, sealed=self._sealed)
             if before is not None:
-                # A part has the same number in every snapshot. The lock guards the shared maps.
-                made._mapped, made._lock = before._mapped, before._lock
+                # A part has the same index in every snapshot.
+                made.files.share(before.files)
             self._last = weakref.ref(made)
             return made
 
@@ -293,7 +290,7 @@ def _after_fork() -> None:
         # Another thread of the parent may have held these locks when the process was forked.
         store._lock = threading.Lock()
         if store._last is not None and (last := store._last()) is not None:
-            last._lock = threading.Lock()
+            last.files.after_fork()
         store._builder = None
         store._finalizer.detach()
 

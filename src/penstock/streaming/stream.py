@@ -19,7 +19,7 @@ from penstock.store.build import begin, execute
 from penstock.store.files import room_for
 from penstock.store.job import BuildProgress, BuildSettings, EngineName, Inputs, Job, prepare
 from penstock.store.journal import Journal
-from penstock.store.lock import locked
+from penstock.store.lock import lock_path, locked
 from penstock.store.manifest import FILE_NAME
 from penstock.streaming.snapshots import StreamedStore
 from penstock.tokenize.tokenizer import SpecialTokens
@@ -101,13 +101,21 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
     if not timeout > 0:
         raise StoreError(f"timeout={timeout} must be more than 0 seconds.")
     job = prepare(BuildSettings(**arguments))
-    if (job.directory / FILE_NAME).exists() or Journal(job.directory).failed(job.stamped):
-        # A finished store with other settings is refused here, and not at the first batch. What
-        # is left of a build that failed is removed before a reader sees it.
-        with suppress(StoreBusyError), locked(job.directory):
-            begin(job)
-    dtype = job.tokenizer.dtype.name
-    return StreamedStore(job.directory, job.stamped, dtype, timeout, Builder(job))
+    is_finished = (job.directory / FILE_NAME).exists()
+    is_read_only = not os.access(lock_path(job.directory).parent, os.W_OK)
+    if is_finished and is_read_only and Journal(job.directory).begun() is None:
+        # There is nothing to build and nothing to lock: without a journal, `begin` only compares
+        # the settings and the inputs with those of the store.
+        begin(job)
+        builder = None
+    else:
+        if is_finished or Journal(job.directory).failed(job.stamped):
+            # A finished store with other settings is refused here, and not at the first batch.
+            # What is left of a build that failed is removed before a reader sees it.
+            with suppress(StoreBusyError), locked(job.directory):
+                begin(job)
+        builder = Builder(job)
+    return StreamedStore(job.directory, job.stamped, job.tokenizer.dtype.name, timeout, builder)
 
 
 class Builder:

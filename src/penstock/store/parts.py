@@ -1,0 +1,331 @@
+"""The files of a store's parts: mapped into memory, and checked when they are read.
+
+A file is mapped when it is first used, after its size and header were compared with the manifest.
+The number of files that are mapped at once is limited, so a store of 10,000 parts can be read
+with 256 file descriptors, and faster with more.
+
+Damage is noticed where it is read. Tokens and loss masks are checked in blocks of 64 KiB
+(`penstock.store.blocks`), each once per process, before it is first used: its checksum, and that
+its ids are in the vocabulary. Bounds and origins are checked as a whole. `PENSTOCK_CHECKSUMS=0`
+turns the checks of blocks off. Parts that an earlier version wrote have no checksums; their ids
+are checked all the same.
+
+Reading a page that a file no longer has ends the process (SIGBUS). So the size of a file is
+compared again each time that its array is asked for, which readers do for every batch.
+"""
+
+import hashlib
+import mmap
+import os
+import sys
+from dataclasses import dataclass, field
+from functools import cached_property
+from io import FileIO
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import MissingStoreError, StoreError
+from penstock.ranges import Integers, group_rows
+from penstock.store.blocks import BLOCK_BYTES, copy_blocks, crc32, joined_sum, num_blocks
+from penstock.store.files import HEADER_BYTES, array_layout, header
+from penstock.store.manifest import CHECKED_KINDS, Manifest, PartRecord, part_file
+
+_AGAIN = "Copy or build the store again."
+# Every mapped file needs a descriptor, and all open stores together use at most half of those
+# that the process may have. To open a part again takes 60 µs, as long as to read a whole batch
+# from open parts.
+_open: "WeakSet[PartFiles]" = WeakSet()
+_MOST_MAPPED = 16_384  # Linux allows a process 65,530 maps
+# Blocks that are copied and checked in one call. 2 MiB still fit a processor's cache.
+_AT_ONCE = 32
+
+_Block = tuple[int, int]
+"""The index of a part, and of a block in one of its files."""
+
+
+class MappedFile(NamedTuple):
+    """One file of a part in memory."""
+
+    array: NDArray[Any]
+    data: NDArray[np.uint8]
+    """All bytes of the file, with its header."""
+    mapping: mmap.mmap
+    size: int
+    """Bytes of the file."""
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known of the files. Snapshots of a store share it: a part keeps its index."""
+
+    lock: Lock = field(default_factory=Lock)
+    """Guards `mapped`."""
+    mapped: dict[tuple[int, str], MappedFile] = field(default_factory=dict)
+    """A map that is used moves to the end, so the first is the least recently used."""
+    # Used without a lock. Two threads may check the same block or read the same checksums, which
+    # does no harm: an entry is set after its check, and never cleared.
+    done: dict[tuple[int, str], NDArray[np.bool_]] = field(default_factory=dict)
+    """Whether each block of a file was checked."""
+    whole: set[tuple[int, str]] = field(default_factory=set)
+    """The arrays that were checked as a whole."""
+    sums: dict[int, NDArray[np.uint32]] = field(default_factory=dict)
+    """The checksums of each part that was used."""
+
+
+class PartFiles:
+    """The files of the parts of one store. Safe to use from several threads and after a fork.
+
+    Args:
+        path: The directory of the store.
+        manifest: Its manifest.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self._path, self._parts = path, manifest.parts
+        self._dtype = np.dtype(manifest.contents["dtype"]).newbyteorder("<")
+        self._vocab_size = int(manifest.contents["tokenizer"]["vocab_size"])
+        self._state = _State()
+        self.is_checked = _is_wanted()
+        """Whether blocks are checked before they are used."""
+        self.read_in_order = False
+        """Whether parts are read one after the other, so that pages beside a row are used soon."""
+        _open.add(self)
+
+    def share(self, earlier: "PartFiles") -> None:
+        """Use the maps and checks of an earlier snapshot of the same store."""
+        self._state = earlier._state
+
+    def after_fork(self) -> None:
+        """Use a new lock: another thread of the parent may have held the old one."""
+        self._state.lock = Lock()
+
+    def file(self, part: int, kind: str) -> MappedFile:
+        """One file of one part; its contents are not checked, but its size is."""
+        key, state = (part, kind), self._state
+        with state.lock:
+            # Under the lock, or two threads would map the same file twice.
+            found = state.mapped.pop(key, None)
+            if found is None:
+                found = self._map(self._parts[part], kind)
+                # Arrays that are in use stay valid when they are removed from the dict.
+                while len(state.mapped) >= _most_mapped():
+                    del state.mapped[next(iter(state.mapped))]
+            state.mapped[key] = found
+        if (size := found.mapping.size()) != found.size:  # one call of fstat
+            path = self._path / part_file(self._parts[part].number, kind)
+            raise _other_size(path, size, found.size)
+        return found
+
+    def array(self, part: int, kind: str) -> NDArray[Any]:
+        """One array of one part, all of which was checked."""
+        found, key = self.file(part, kind), (part, kind)
+        if key not in self._state.whole:
+            record, blocks = self._parts[part], np.arange(num_blocks(len(found.data)))
+            self.check(kind, np.full(len(blocks), part), blocks)
+            if kind == "bounds" and (problem := bounds_problem(found.array, record.num_tokens)):
+                raise StoreError(f"{self._path}, part {record.number}: {problem}. {_AGAIN}")
+            self._state.whole.add(key)
+        return found.array
+
+    def span(self, part: int, kind: str, start: int, stop: int) -> NDArray[Any]:
+        """The items `[start, stop)` of one array of one part, after their blocks were checked."""
+        array = self.file(part, kind).array
+        if self.is_checked and stop > start:
+            first = (HEADER_BYTES + start * array.itemsize) // BLOCK_BYTES
+            last = (HEADER_BYTES + stop * array.itemsize - 1) // BLOCK_BYTES
+            if not self._checked(part, kind)[first : last + 1].all():
+                blocks = np.arange(first, last + 1)
+                self.check(kind, np.full(len(blocks), part), blocks)
+        return array[start:stop]
+
+    def check(self, kind: str, parts: Integers, blocks: Integers) -> None:
+        """Check block `blocks[i]` of the `kind` file of part `parts[i]`, for all i.
+
+        Blocks that this process has checked before are skipped.
+
+        Raises:
+            StoreError: a block is damaged, or holds ids that are not in the vocabulary.
+        """
+        if not self.is_checked:
+            return
+        wanted: list[_Block] = []
+        for part, chosen in group_rows(parts):
+            new = np.unique(blocks[chosen])
+            wanted += [(part, block) for block in new[~self._checked(part, kind)[new]].tolist()]
+        for first in range(0, len(wanted), _AT_ONCE):
+            self._check_some(kind, wanted[first : first + _AT_ONCE])
+
+    def _check_some(self, kind: str, wanted: list[_Block]) -> None:
+        """Check some blocks in one call; a shorter block at the end of a file in another."""
+        files = {part: self.file(part, kind) for part, _ in wanted}
+        whole: list[_Block] = []
+        for part, block in wanted:
+            end = files[part].data[block * BLOCK_BYTES :]
+            if len(end) >= BLOCK_BYTES:
+                whole.append((part, block))
+            else:
+                self._compare(kind, [(part, block)], end[None].copy())
+        if self._exceeds_memory:
+            # Without this, the kernel would load the pages of a block one after the other.
+            for part, block in whole:
+                at = block * BLOCK_BYTES
+                files[part].mapping.madvise(mmap.MADV_WILLNEED, at, BLOCK_BYTES)
+        if whole:
+            copied = copy_blocks([(files[part].data, block) for part, block in whole])
+            self._compare(kind, whole, copied)
+        for part, block in wanted:
+            self._checked(part, kind)[block] = True
+
+    def _compare(self, kind: str, wanted: list[_Block], copied: NDArray[np.uint8]) -> None:
+        """Compare blocks, each a row of `copied`, with their checksums and with the vocabulary."""
+        sums = [self._sum(part, kind, block) for part, block in wanted]
+        known = [each for each in sums if each is not None]
+        if known and (len(known) < len(wanted) or crc32(copied.data) != joined_sum(known)):
+            # One by one: to name the damaged block, or because some parts have no checksums.
+            for (part, block), row, expected in zip(wanted, copied, sums, strict=True):
+                if expected is not None and crc32(row.data) != expected:
+                    raise StoreError(
+                        f"{self._where(part, kind, block, len(row))} is damaged: the checksum is "
+                        f"{crc32(row.data):08x}, but the store recorded {expected:08x}. Check the "
+                        "whole store with penstock.verify, and copy this file from a good store "
+                        "or build the store again."
+                    )
+        if kind != "tokens" or self._vocab_size >= 256**self._dtype.itemsize:
+            return
+        for row, (_, block) in enumerate(wanted):
+            if block == 0:
+                copied[row, :HEADER_BYTES] = 0  # the header is not ids
+        largest = copied.view(self._dtype).max(axis=1)
+        for row in np.flatnonzero(largest >= self._vocab_size).tolist():
+            part, block = wanted[row]
+            raise StoreError(
+                f"{self._where(part, kind, block, copied.shape[1])} holds the token id "
+                f"{largest[row]:,}, but the vocabulary has {self._vocab_size:,} ids. A model has "
+                f"no embedding for it. {_AGAIN}"
+            )
+
+    def _where(self, part: int, kind: str, block: int, size: int) -> str:
+        first = block * BLOCK_BYTES
+        path = self._path / part_file(self._parts[part].number, kind)
+        return f"{path}, block {block:,} (bytes {first:,} to {first + size:,}),"
+
+    def _checked(self, part: int, kind: str) -> NDArray[np.bool_]:
+        """Whether each block of a file was checked."""
+        done = self._state.done.get((part, kind))
+        if done is None:
+            blocks = num_blocks(self._parts[part].files[kind][0])
+            # Another thread may have added it after the line above, and have checked blocks.
+            done = self._state.done.setdefault((part, kind), np.zeros(blocks, bool))
+        return done
+
+    def _sum(self, part: int, kind: str, block: int) -> int | None:
+        """The recorded checksum of a block; None if the part has none."""
+        record = self._parts[part]
+        if "checks" not in record.files:
+            return None
+        if part not in self._state.sums:
+            self._state.sums[part] = self._read_sums(record)
+        # The checksums of all files follow each other.
+        before = CHECKED_KINDS[: CHECKED_KINDS.index(kind)]
+        first = sum(num_blocks(record.files[each][0]) for each in before if each in record.files)
+        return int(self._state.sums[part][first + block])
+
+    def _read_sums(self, record: PartRecord) -> NDArray[np.uint32]:
+        with self._open_file(record, "checks") as stream:
+            data = stream.read()
+        found, expected = hashlib.sha256(data).hexdigest(), record.files["checks"][1]
+        if found != expected:
+            raise StoreError(
+                f"{self._path / part_file(record.number, 'checks')} is damaged, or it is of "
+                f"another part or store: its SHA-256 is {found[:8]}…, but the manifest says "
+                f"{expected[:8]}…. {_AGAIN}"
+            )
+        return np.frombuffer(data, "<u4", offset=HEADER_BYTES)
+
+    def _open_file(self, record: PartRecord, kind: str) -> FileIO:
+        """Open one file of a part, after its size was compared with the manifest."""
+        path = self._path / part_file(record.number, kind)
+        if not path.exists():
+            raise MissingStoreError(f"{path} is missing. {_AGAIN}")
+        stream = path.open("rb", buffering=0)
+        if (size := os.fstat(stream.fileno()).st_size) != record.files[kind][0]:
+            stream.close()
+            raise _other_size(path, size, record.files[kind][0])
+        return stream
+
+    def _map(self, record: PartRecord, kind: str) -> MappedFile:
+        dtype, shape = array_layout(kind, self._dtype, record.num_documents, record.num_tokens)
+        with self._open_file(record, kind) as stream:
+            # The header contains type and shape, so this also finds swapped files of equal size.
+            if stream.read(HEADER_BYTES) != header(dtype, shape):
+                raise StoreError(
+                    f"{self._path / part_file(record.number, kind)} does not have the header of "
+                    f"the {kind} file of part {record.number}, so it is another file or damaged. "
+                    f"{_AGAIN}"
+                )
+            # The map has a descriptor of its own, so `size` can tell whether the file was cut.
+            mapping = mmap.mmap(stream.fileno(), record.files[kind][0], access=mmap.ACCESS_READ)
+        if kind == "tokens" and self._exceeds_memory:
+            # By default the kernel reads about 100 KB around every page. If a store does not fit
+            # into memory, these are discarded before they are used: 32 rows took 54 ms with them
+            # and 3 ms without them.
+            mapping.madvise(mmap.MADV_RANDOM)
+        data = np.frombuffer(mapping, np.uint8)
+        return MappedFile(data[HEADER_BYTES:].view(dtype).reshape(shape), data, mapping, len(data))
+
+    @cached_property
+    def _exceeds_memory(self) -> bool:
+        """Whether rows are read at random from more tokens than stay in the page cache."""
+        if sys.platform == "win32" or self.read_in_order:  # Windows has no madvise
+            return False
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        num_tokens = sum(part.num_tokens for part in self._parts)
+        return num_tokens * int(self._dtype.itemsize) > memory // 2
+
+
+def bounds_problem(bounds: NDArray[np.uint64], num_tokens: int) -> str | None:
+    """What is wrong with the ends of the documents of a part; None if nothing is.
+
+    Equal bounds are the ends of documents without tokens. `build` writes none, but rows can be
+    made of a store that has some.
+    """
+    last = int(bounds[-1]) if len(bounds) else 0
+    if last == num_tokens and (bounds[1:] >= bounds[:-1]).all():
+        return None
+    return f"its bounds do not ascend to {num_tokens:,}, the number of its tokens"
+
+
+def _other_size(path: Path, size: int, expected: int) -> StoreError:
+    return StoreError(
+        f"{path} has {size:,} bytes, but its manifest says {expected:,}. It was cut off or "
+        f"overwritten, perhaps during a copy. {_AGAIN}"
+    )
+
+
+def _is_wanted() -> bool:
+    """Whether `PENSTOCK_CHECKSUMS` asks for checks of blocks, which it does if it is not set."""
+    value = os.environ.get("PENSTOCK_CHECKSUMS", "1")
+    if value not in ("0", "1"):
+        raise StoreError(
+            f"The environment variable PENSTOCK_CHECKSUMS is {value!r}. Set it to 0 to read stores "
+            "without comparing checksums, or to 1, which is the default."
+        )
+    return value == "1"
+
+
+def _most_mapped() -> int:
+    """How many files each open store may keep mapped."""
+    try:
+        import resource
+
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    except ImportError:  # Windows, where a map needs no descriptor
+        descriptors = -1
+    if descriptors < 0:  # unlimited
+        descriptors = _MOST_MAPPED
+    return max(1, min(descriptors // 2, _MOST_MAPPED) // max(1, len(_open)))
