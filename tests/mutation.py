@@ -207,7 +207,7 @@ def end(child):
 
 def run(arguments):
     """Run the tests of each mutant, and print how many were found and which were not."""
-    mutants = json.loads(Path(arguments.mutants).read_text())[: arguments.first]
+    mutants = json.loads(Path(arguments.mutants).read_text())[arguments.skip :][: arguments.first]
     tests = {str(file.relative_to(ROOT)): each for file, each in targets()}
     sources = {file: (ROOT / file).read_text() for file in tests}
     begun, done, lock = time.monotonic(), Counter(), threading.Lock()
@@ -264,6 +264,7 @@ def main():
     drawing.add_argument("--seed", type=int, default=15)
     drawing.add_argument("--count", type=int, default=600)
     running.add_argument("--processes", type=int, default=os.cpu_count())
+    running.add_argument("--skip", type=int, default=0, help="leave out this many of them")
     running.add_argument("--first", type=int, help="run only this many of them")
     running.add_argument("--folder", help="a directory for the copies of the tree")
     arguments = parser.parse_args()
