@@ -147,3 +147,24 @@ def test_append_and_overwrite_contradict_each_other(tmp_path):
     with pytest.raises(StoreError, match="leave one of them out"):
         build(NEW, tmp_path / "store", append=True, overwrite=True)
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("kind", ["old", "new"])
+def test_a_kill_while_a_store_is_deleted_does_not_stop_the_next_overwrite(kind, tmp_path):
+    build(OLD, tmp_path / "store")
+    left = tmp_path / f".store.{kind}"
+    left.mkdir()
+    (left / "part-00001.tokens.npy").write_bytes(b"the manifest is deleted already")
+    build(NEW, tmp_path / "store", overwrite=True)
+
+    assert len(penstock.verify(tmp_path / "store")) == 500
+    assert not left.exists()
+
+
+def test_a_directory_of_other_files_is_not_taken_for_a_store_in_deletion(tmp_path):
+    build(OLD, tmp_path / "store")
+    (tmp_path / ".store.old").mkdir()
+    (tmp_path / ".store.old" / "thesis.txt").write_text("mine")
+
+    with pytest.raises(StoreError, match=r"it holds thesis\.txt"):
+        build(NEW, tmp_path / "store", overwrite=True)

@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from penstock.digest import canonical_json, checked_json, digest_bytes, parse_checked
+from penstock.errors import SourceError
 from penstock.sources.document import Reject
 from penstock.sources.files import InputFile, open_file, refuse_changed
 from penstock.sources.slices import InputSpan, Slice
@@ -68,6 +69,11 @@ def _piece_digest(file: InputFile, span: InputSpan) -> str | None:
         while start < stop and (block := stream.read(min(_BLOCK_BYTES, stop - start))):
             digest.update(block)
             start += len(block)
+    if start < stop:
+        raise SourceError(
+            f"{file.name} ended at byte {start:,}, not at {stop:,} as when the build began. Run "
+            "the build again when nothing writes to the file."
+        )
     return digest.hexdigest()
 
 

@@ -45,8 +45,10 @@ def replacement(job: Job) -> Job:
     """
     directory = job.directory.resolve()
     new, old = (directory.with_name(f".{directory.name}.{kind}") for kind in ("new", "old"))
-    for each in (directory, new, old):
-        _refuse_foreign(each)
+    _refuse_foreign(directory)
+    for each in (new, old):
+        # A kill may have ended their deletion after the manifest was gone.
+        _refuse_foreign(each, is_partial=True)
     if old.exists():
         shutil.rmtree(old)
     is_fixed = os.path.ismount(directory) or not os.access(directory.parent, os.W_OK)
@@ -104,11 +106,16 @@ def _files(directory: Path) -> Iterator[Path]:
         yield from path.iterdir() if path.name in SIDES and path.is_dir() else [path]
 
 
-def _refuse_foreign(directory: Path) -> None:
-    """Raise if the directory is not empty, and not a store or holds more than a store."""
+def _refuse_foreign(directory: Path, *, is_partial: bool = False) -> None:
+    """Raise if the directory is not empty, and not a store or holds more than a store.
+
+    With `is_partial`, some files of a store are enough.
+    """
     found = sorted(_files(directory))
     others = [path.name for path in found if not _OURS.fullmatch(path.name)]
-    is_store = any(path.name in (FILE_NAME, ".building.json", ".failed") for path in found)
+    is_store = is_partial or any(
+        path.name in (FILE_NAME, ".building.json", ".failed") for path in found
+    )
     named = {".lock"} | {path.name for path in found if path.name.endswith(".tmp")}
     if others or (found and not is_store and not {path.name for path in found} <= named):
         listed = ", ".join((others or [path.name for path in found])[:5])

@@ -1,0 +1,28 @@
+"""SECURITY.md names tests that exist, and a test for each of its claims."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "SECURITY.md").read_text()
+NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", PAGE)
+# This one says what penstock cannot do.
+WITHOUT_TEST = "Somebody who can write a store"
+
+
+@pytest.mark.parametrize(("file", "test"), NAMED)
+def test_every_test_that_the_page_names_exists(file, test):
+    tree = ast.parse((ROOT / file).read_text())
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+    assert test in names if test else any(name.startswith("test_") for name in names)
+
+
+def test_every_claim_of_the_page_names_a_test():
+    claims = re.findall(r"^- .*(?:\n  .*)*", PAGE.partition("## Threat model")[2], re.MULTILINE)
+
+    assert len(claims) > 15
+    assert [each for each in claims if "`tests/" not in each and WITHOUT_TEST not in each] == []
