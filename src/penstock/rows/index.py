@@ -17,6 +17,7 @@ is written under a temporary name and renamed, so several processes may write it
 """
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from penstock.store.files import (
     sync_directory,
     write_file,
 )
+from penstock.store.folders import open_regular
 from penstock.store.reader import TokenStore
 
 _MOST_TOKENS = 1 << 40  # of a part, because an offset has 40 bits
@@ -94,7 +96,7 @@ def _read(path: Path, key: str, part_tokens: list[int], length: int) -> RowIndex
     """Return the index in a file; None if it is missing, damaged or of another store."""
     try:
         size = (path.stat().st_size - HEADER_BYTES) // WORD.itemsize
-        with path.open("rb") as stream:
+        with os.fdopen(open_regular(path), "rb") as stream:
             if size < _HEAD or stream.read(HEADER_BYTES) != header(WORD, (size,)):
                 return None
             words = np.memmap(stream, WORD, "r", HEADER_BYTES, (size,)).view(np.ndarray)

@@ -21,7 +21,7 @@ from pathlib import Path
 from penstock.digest import canonical_json, digest_bytes
 from penstock.sources.files import InputFile, open_file, refuse_changed
 from penstock.sources.slices import InputSpan, Slice
-from penstock.store.files import write_file
+from penstock.store.files import read_file, write_file
 
 Pieces = list[tuple[int, str]]
 """The number of an input and the digest of a piece of it, for each piece in order."""
@@ -101,12 +101,12 @@ def read_stamps(directory: Path, store: str) -> dict[str, str]:
     Empty if the store was copied here, or replaced by another one.
     """
     with suppress(OSError, ValueError):
-        kept = json.loads(stamps_path(directory).read_bytes())
+        kept = json.loads(read_file(stamps_path(directory)))
         if isinstance(kept, dict) and kept.get("store") == store:
             return dict(kept["stamps"])
     with suppress(OSError, ValueError):
         # Earlier versions wrote them into the store, by the name that the user gave.
-        return dict(json.loads((directory / ".stamps.json").read_bytes()))
+        return dict(json.loads(read_file(directory / ".stamps.json")))
     return {}
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.sources.document import Reject, Tally
-from penstock.store.files import sync_directory, write_file
+from penstock.store.files import create_file, read_file, remove_file, sync_directory, write_file
 from penstock.store.manifest import JsonObject, PartRecord
 from penstock.store.verify import differences
 
@@ -88,7 +88,7 @@ class Journal:
             StoreError: these settings are not the `expected` ones.
         """
         try:
-            settings: JsonObject = json.loads(self._settings.read_bytes())
+            settings: JsonObject = json.loads(read_file(self._settings))
         except FileNotFoundError:
             return None
         settings.pop("num_builds", None)
@@ -104,7 +104,7 @@ class Journal:
     def num_builds(self) -> int | None:
         """How many builds the store had before the unfinished one; None if that is not known."""
         try:
-            found = json.loads(self._settings.read_bytes()).get("num_builds")
+            found = json.loads(read_file(self._settings)).get("num_builds")
         except FileNotFoundError:
             return None
         return found if isinstance(found, int) else None
@@ -122,13 +122,13 @@ class Journal:
         if self.begun(settings) is None:
             self.forget()  # records without settings: a build was killed while it removed them
             self.record(settings, num_builds)
-        self._failed.unlink(missing_ok=True)
+        remove_file(self._failed)
         return self.sealed()
 
     def sealed(self) -> list[SealedSlice]:
         """The slices whose parts are on disk, in order."""
         paths = sorted(self._directory.glob(".slice-*.json"))
-        return [SealedSlice.parse(path.read_bytes()) for path in paths]
+        return [SealedSlice.parse(read_file(path)) for path in paths]
 
     def record(self, settings: JsonObject, num_builds: int) -> None:
         """Write the settings of the build; see `begin`."""
@@ -141,8 +141,8 @@ class Journal:
         write_file(self._path("slice", record.number), [record.to_json()])
         sync_directory(self._directory)
         # Removed only now: a reader that finds no `.ready` file must find the record.
-        self._path("ready", record.number).unlink(missing_ok=True)
-        self._path("many", record.number).unlink(missing_ok=True)
+        remove_file(self._path("ready", record.number))
+        remove_file(self._path("many", record.number))
 
     def announce(self, record: SealedSlice) -> None:
         """Write the record of a slice whose parts can be read, but may not be on disk yet."""
@@ -150,21 +150,19 @@ class Journal:
         boot = _boot_id()
         if boot is not None:
             path = self._path("ready", record.number)
-            # Not synced, and not written by `write_file`: after a restart it is ignored anyway.
-            temporary = path.with_suffix(".tmp")
             with suppress(OSError):  # if the disk is full, `seal` reports it
-                temporary.write_bytes(boot + b"\n" + record.to_json())
-                temporary.rename(path)
+                # live: not synced, because after a restart it is ignored anyway.
+                write_file(path, [boot + b"\n" + record.to_json()], live=True)
 
     def readable(self, number: int) -> SealedSlice | None:
         """The record of a slice that is sealed or announced; None if it is neither."""
         # The sealed record first: the announcement is removed after the record is written.
         try:
-            return SealedSlice.parse(self._path("slice", number).read_bytes())
+            return SealedSlice.parse(read_file(self._path("slice", number)))
         except FileNotFoundError:
             pass
         try:
-            boot, _, record = self._path("ready", number).read_bytes().partition(b"\n")
+            boot, _, record = read_file(self._path("ready", number)).partition(b"\n")
         except FileNotFoundError:
             return None
         # After a restart the page cache is empty, and the part may be incomplete on disk.
@@ -173,7 +171,7 @@ class Journal:
     def announce_many(self, number: int) -> None:
         """Announce that a slice in progress has more than `MANY_TOKENS` tokens."""
         with suppress(OSError):
-            self._path("many", number).touch()
+            create_file(self._path("many", number))
 
     def num_coming(self, number: int) -> int:
         """How many tokens a slice in progress has at least."""
@@ -182,18 +180,18 @@ class Journal:
     def await_readers(self) -> None:
         """Create the file that waiting readers touch."""
         with suppress(OSError):
-            self._awaited.touch()
+            create_file(self._awaited)
 
     def ask(self) -> None:
         """Signal that a reader waits; without a running build this has no effect."""
         with suppress(OSError):
             # The build may run in another process, which sees the file's new modification time.
-            os.utime(self._awaited)
+            os.utime(self._awaited, follow_symlinks=False)
 
     def asked(self) -> int:
         """The mtime of `.awaited`; it changes when a reader waits."""
         try:
-            return self._awaited.stat().st_mtime_ns
+            return self._awaited.lstat().st_mtime_ns
         except OSError:
             return 0
 
@@ -202,8 +200,9 @@ class Journal:
 
     def fail(self) -> None:
         """Record that the build failed, so that the next one may have other settings."""
-        with suppress(OSError):
-            self._failed.touch()
+        # StoreError: the directory belongs to another build now.
+        with suppress(OSError, StoreError):
+            create_file(self._failed)
 
     def failed(self, settings: JsonObject) -> bool:
         """Whether the unfinished build failed, and `settings` are not the ones it had."""
@@ -213,17 +212,17 @@ class Journal:
     def end(self) -> None:
         """Remove the journal of a build whose manifest is written."""
         self.forget()
-        self._awaited.unlink(missing_ok=True)
-        self._failed.unlink(missing_ok=True)
+        remove_file(self._awaited)
+        remove_file(self._failed)
         # Removed last: while this file exists, the next build sees that this one may be incomplete.
-        self._settings.unlink(missing_ok=True)
+        remove_file(self._settings)
 
     def forget(self) -> None:
         """Remove the records of all slices, so that the next build makes them again."""
         # The parts themselves stay, and the next build overwrites them.
         for pattern in (".slice-*.json", ".ready-*.json", ".many-*"):
             for path in self._directory.glob(pattern):
-                path.unlink()
+                remove_file(path)
 
 
 class WaitingReaders:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import MissingStoreError, StoreError
 from penstock.store.files import HEADER_BYTES, array_layout, header
+from penstock.store.folders import open_regular
 from penstock.store.manifest import Manifest, PartRecord, part_file, read_manifest
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ class TokenStore:
         dtype, shape = array_layout(kind, self.dtype, part.num_documents, part.num_tokens)
         if not path.exists():
             raise MissingStoreError(f"{path} is missing. Copy or build the store again.")
-        with path.open("rb", buffering=0) as stream:
+        with os.fdopen(open_regular(path), "rb", buffering=0) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size != part.files[kind][0]:
                 raise StoreError(
