@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.store.manifest import read_manifest as read_manifest
     from penstock.store.reader import Origin as Origin
     from penstock.store.reader import TokenStore as TokenStore
+    from penstock.store.sides import open_sides as open_sides
     from penstock.store.summary import Lengths as Lengths
     from penstock.store.summary import Summary as Summary
     from penstock.store.summary import summarize as summarize
@@ -29,6 +30,7 @@ else:
             "job": "BuildProgress",
             "manifest": "Manifest PartRecord read_manifest",
             "reader": "Origin TokenStore",
+            "sides": "open_sides",
             "summary": "Lengths Summary summarize",
             "verify": "verify",
         },

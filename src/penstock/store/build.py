@@ -38,6 +38,7 @@ from penstock.store.refusals import (
     refuse_lost_bytes,
     refuse_nothing,
 )
+from penstock.store.sides import generation_of
 from penstock.store.workers import Workers
 from penstock.tokenize.tokenizer import SpecialTokens
 
@@ -253,12 +254,13 @@ def _commit(job: Job, done: list[SealedSlice]) -> None:
             is_done = len(earlier.builds) > job.first_build
             parts[side] = [*earlier.parts, *([] if is_done else new)]
             builds[side] = earlier.builds
+    split = {"generation": generation_of(parts)} if job.settings.split else {}
     # The training side is committed last: `earlier_build` takes its manifest as the sign that
     # both sides are there.
     for side in reversed(job.sides):
         # A build that was killed between the sides has committed the first one already.
         if len(builds[side]) == job.first_build:
-            _commit_side(job, side, done, parts[side], builds[side])
+            _commit_side(job, side, done, parts[side], builds[side], split)
 
 
 def _commit_side(
@@ -267,6 +269,7 @@ def _commit_side(
     done: list[SealedSlice],
     parts: list[PartRecord],
     builds: list[JsonObject],
+    split: JsonObject,
 ) -> None:
     """Write the reject log and then the manifest of one side."""
     settings, directory = job.recorded, job.directory / side
@@ -292,6 +295,7 @@ def _commit_side(
         "dtype": job.tokenizer.dtype.name,
         **manifests.shared_settings(settings),
         "side": side or None,
+        **split,
         "counts": counted,
         "builds": [
             *builds,

@@ -189,7 +189,7 @@ def _descriptor(directory: Path, owner: Folder | None) -> int | None:
         if error.errno != errno.ENOTDIR:
             raise
         raise StoreError(
-            f"{directory} is a file, and penstock writes a directory there. Delete or move it."
+            f"{directory} is a file, but a directory is needed there. Delete or move the file."
         ) from None
 
 
@@ -197,8 +197,8 @@ def refuse_link(path: Path) -> None:
     """Raise if `path` is a link, which penstock does not write through."""
     if path.is_symlink():
         raise StoreError(
-            f"{path} is a link to {path.readlink()}, and penstock writes no file through a link "
-            "inside a directory of its own: it would change something elsewhere. Delete the link."
+            f"{path} is a link to {path.readlink()}. Files are not written through a link, because "
+            "that would change something elsewhere. Delete the link."
         )
 
 
