@@ -186,7 +186,8 @@ class Journal:
         """Signal that a reader waits; without a running build this has no effect."""
         with suppress(OSError):
             # The build may run in another process, which sees the file's new modification time.
-            os.utime(self._awaited, follow_symlinks=False)
+            if self._awaited.lstat().st_nlink == 1:  # else it is a file of somebody else, too
+                os.utime(self._awaited, follow_symlinks=False)
 
     def asked(self) -> int:
         """The mtime of `.awaited`; it changes when a reader waits."""
