@@ -19,10 +19,10 @@ from penstock.sources.slices import cut
 cut.__kwdefaults__["slice_bytes"] = {SLICE_BYTES}
 if len(sys.argv) > 3:
     rename = os.rename
-    def dying(old, new):
+    def dying(old, new, **places):
         if pathlib.Path(new).name.startswith(sys.argv[3]):
             os.kill(os.getpid(), signal.SIGKILL)
-        rename(old, new)
+        rename(old, new, **places)
     os.rename = dying
 print("begin", flush=True)
 penstock.build(

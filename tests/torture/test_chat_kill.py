@@ -19,12 +19,12 @@ import penstock
 from penstock.sources.slices import cut
 cut.__kwdefaults__["slice_bytes"] = {SLICE_BYTES}
 rename, left = os.rename, int(sys.argv[3])
-def dying(old, new):
+def dying(old, new, **places):
     global left
     left -= 1
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    rename(old, new)
+    rename(old, new, **places)
 os.rename = dying
 settings = dict(chat="chatml", add_tokens="auto", tokenizer="bytes", max_bad=1)
 penstock.build(sys.argv[1], sys.argv[2], threads=2, **settings)

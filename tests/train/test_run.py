@@ -201,8 +201,12 @@ def test_two_runs_into_one_output_are_one_too_many(job):
 def test_a_finished_run_can_be_seen_where_nothing_can_be_written(job, monkeypatch):
     run(job())
 
-    def refuse(*_, **__):
-        raise PermissionError(errno.EACCES, "read-only")
+    real = os.open
+
+    def refuse(path, flags, *mode, **place):
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise PermissionError(errno.EACCES, "read-only")
+        return real(path, flags, *mode, **place)
 
     monkeypatch.setattr(os, "open", refuse)
     assert run(job()).progress.step == 12

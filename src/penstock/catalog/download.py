@@ -34,7 +34,8 @@ from penstock.catalog.request import (
 )
 from penstock.digest import derive_key
 from penstock.errors import DiskFullError, FetchError
-from penstock.store.files import digest_file, sync_directory
+from penstock.store.files import digest_file, sync_directory, sync_file
+from penstock.store.folders import open_regular
 
 _HUB = "https://huggingface.co/"
 # Each block is written as soon as it is received, so a killed process loses at most one block.
@@ -189,10 +190,9 @@ class _Download:
         with answer:
             start, total = self._check_answer(answer, start)
             self._check_room((total or start) - start)
-            # O_NOFOLLOW: a link with the part's name must not lead to somebody else's file.
-            flags = os.O_RDWR | os.O_CREAT
-            flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-            with os.fdopen(os.open(self._part, flags, 0o644), "rb+", buffering=0) as stream:
+            # A link with the part's name must not lead to somebody else's file.
+            file = open_regular(self._part, os.O_RDWR | os.O_CREAT)
+            with os.fdopen(file, "rb+", buffering=0) as stream:
                 stream.truncate(start)
                 stream.seek(start)
                 self._receive(answer, stream, start, total)
@@ -289,8 +289,7 @@ class _Download:
             raise _WrongContent(f"received SHA-256 {found}, but {self._sha256} is expected.")
         # The contents are synced before the rename: after a power cut, the name must not belong to
         # an empty file.
-        with self._part.open("rb+") as stream:
-            os.fsync(stream.fileno())
+        sync_file(self._part)
         self._part.replace(self._path)
         sync_directory(self._path.parent)
 

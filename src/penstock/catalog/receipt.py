@@ -14,7 +14,7 @@ from pathlib import Path
 
 from penstock.catalog.entries import EntryFile
 from penstock.errors import FetchError, StoreBusyError
-from penstock.store.files import digest_file, sync_directory, write_file
+from penstock.store.files import digest_file, read_file, sync_directory, write_file
 from penstock.store.lock import locked
 
 # A fetch has a timeout of 30 s, so it writes something at least that often. A fetch that writes
@@ -31,7 +31,7 @@ class Receipt:
         self._digests: dict[str, str] = {}
         # Without a readable receipt, every file counts as the user's and nothing is replaced.
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            files = json.loads(self._path.read_bytes())["files"]
+            files = json.loads(read_file(self._path))["files"]
             self._digests = {str(name): str(digest) for name, digest in files.items()}
 
     def has(self, file: EntryFile) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from penstock.cli import options, terminal
-from penstock.cli.options import option, stores_at
+from penstock.cli.options import open_at, option, stores_at
 from penstock.cli.progress import build_bar
 from penstock.cli.units import duration_text, number_of, size_text
 from penstock.errors import StoreError
@@ -189,7 +189,6 @@ def measured_build(
     """
     from penstock.store.build import build
     from penstock.store.manifest import read_manifest
-    from penstock.store.reader import TokenStore
 
     before: list[str] = []
     # There is no store yet, or it is not finished. The build reports what is wrong, if anything.
@@ -216,7 +215,7 @@ def measured_build(
         lost = f"Standard input cannot be read again: delete {directory} and build once more."
         error.add_note(lost if inputs == ["-"] else kept)
         raise
-    stores = {side: TokenStore(path) for side, path in stores_at(directory).items()}
+    stores = open_at(directory)
     values = {
         **_counts(stores),
         "seconds": round(time.monotonic() - started, 3),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import options, terminal
-from penstock.cli.options import by_side, stores_at
+from penstock.cli.options import by_side, open_at
 from penstock.cli.units import number_of, size_text, unchecked_text
 from penstock.errors import StoreBusyError
 
@@ -29,7 +29,6 @@ def info_command(store: options.Store, as_json: options.AsJson = False) -> None:
     still being built, shows how far the build is.
     """
     from penstock.store.manifest import FILE_NAME
-    from penstock.store.reader import TokenStore
     from penstock.store.summary import summarize
 
     state = _build_state(store)
@@ -39,7 +38,7 @@ def info_command(store: options.Store, as_json: options.AsJson = False) -> None:
         else:
             _show_state(state)
         return
-    summaries = {side: summarize(TokenStore(path)) for side, path in stores_at(store).items()}
+    summaries = {side: summarize(opened) for side, opened in open_at(store).items()}
     if as_json:
         terminal.print_json(by_side({side: asdict(summary) for side, summary in summaries.items()}))
         return

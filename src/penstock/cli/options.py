@@ -1,11 +1,14 @@
 """Options and arguments that several commands have."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from penstock.sources.settings import Format as FileFormat
+
+if TYPE_CHECKING:
+    from penstock.store.reader import TokenStore
 
 
 def option(
@@ -73,6 +76,14 @@ def stores_at(path: Path) -> dict[str, Path]:
     if whole or not all((each / FILE_NAME).exists() for each in sides.values()):
         return {"": path}
     return sides
+
+
+def open_at(path: Path) -> "dict[str, TokenStore]":
+    """The stores of `stores_at`, opened; the two sides of a split store are of one build."""
+    from penstock.store.sides import open_stores
+
+    paths = stores_at(path)
+    return dict(zip(paths, open_stores([*paths.values()]), strict=True))
 
 
 def by_side(values: dict[str, dict[str, object]]) -> dict[str, object]:

@@ -4,7 +4,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.cli import options
-from penstock.cli.options import by_side, stores_at
+from penstock.cli.options import by_side, open_at
 from penstock.cli.progress import bar
 from penstock.cli.terminal import print_json, store_json, visible, write
 from penstock.cli.units import duration_text, number_of, unchecked_text
@@ -28,7 +28,7 @@ def verify_command(store: options.Store, as_json: options.AsJson = False) -> Non
         def report(done: int, total: int) -> None:
             draw(done, total, f"{done:,} of {number_of(total, 'part')}")
 
-        verified = {side: verify(path, report) for side, path in stores_at(store).items()}
+        verified = {side: verify(each.path, report) for side, each in open_at(store).items()}
     took = duration_text(time.monotonic() - started)
     if as_json:
         print_json(by_side({side: _to_json(each) for side, each in verified.items()}))

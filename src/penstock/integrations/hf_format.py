@@ -251,8 +251,8 @@ def export_texts(
         if (target := base / f"texts-{name[:32]}.parquet").is_file():
             return [target]
     # Written under another name and renamed at the end: a file with the final name is complete,
-    # even after a kill. The process id keeps concurrent exports apart.
-    fresh = base / f".texts-{os.getpid()}.parquet"
+    # even after a kill. The name is random, so it is neither a link nor of a concurrent export.
+    fresh = base / f".texts-{os.urandom(8).hex()}.parquet"
     try:
         # Not compressed: the file is read once, and then only kept to recognise the dataset.
         with pq.ParquetWriter(fresh, _SCHEMA, compression="none") as writer:

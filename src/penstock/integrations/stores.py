@@ -22,7 +22,7 @@ import os
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -41,6 +41,7 @@ from penstock.store.files import cache_directory, digest_file, write_file
 from penstock.store.lock import locked
 from penstock.store.manifest import FILE_NAME
 from penstock.store.reader import TokenStore
+from penstock.store.sides import open_stores
 from penstock.store.verify import verify
 from penstock.streaming.snapshots import StreamedStore
 from penstock.streaming.stream import stream
@@ -125,6 +126,19 @@ def store_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenSto
     files, name, arguments = _resolved(inputs, settings)
     root = store_root(settings.cache_dir)
     return cached_store(name, root, lambda store: build(files, store, **arguments))
+
+
+def stores_together(inputs: "Mapping[str, Inputs]") -> dict[str, TokenStore]:
+    """Open those of the inputs that are directories of stores, by their keys in `inputs`.
+
+    Two sides of a split store are of one build.
+    """
+    paths = {
+        side: given
+        for side, given in inputs.items()
+        if isinstance(given, str | os.PathLike) and (Path(given) / FILE_NAME).is_file()
+    }
+    return dict(zip(paths, open_stores([*paths.values()]), strict=True))
 
 
 def stream_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenStore | StreamedStore:
@@ -232,7 +246,7 @@ def _clear(directory: Path) -> TokenStore | None:
             return found
         # The manifest is removed first: without it, no process opens the remaining files.
         for path in sorted(directory.iterdir(), key=lambda path: path.name != FILE_NAME):
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 rmtree(path)
             elif path.name != ".lock":
                 path.unlink()

@@ -22,22 +22,25 @@ bounds, which the digest of the store covers, and from settings that the digest 
 
 import hashlib
 import mmap
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from penstock.digest import digest_json
-from penstock.errors import DiskFullError, PlanError
+from penstock.errors import PlanError, StoreError
 from penstock.rows.packing import PACKING_FORMAT, WORD, RowIndex, joined, offsets_of, sizes_of
 from penstock.rows.protocol import Array
 from penstock.store.files import (
     HEADER_BYTES,
     cache_directory,
     header,
+    make_directory,
     sync_directory,
     write_file,
 )
+from penstock.store.folders import open_regular
 from penstock.store.reader import TokenStore
 
 _MOST_TOKENS = 1 << 40  # of a part, because an offset has 40 bits
@@ -71,7 +74,7 @@ def index_of(
 
 
 def _written(path: Path, key: str, made: RowIndex) -> bool:
-    """Write an index; return False if the disk is full or read-only, which is no error."""
+    """Write an index; return False if it cannot be written there, which is no error."""
     counts = [len(made.part_rows), made.num_rows, len(made.pieces)]
     counts += [made.num_empty, made.num_long, made.num_cut, 0, 0]
     sections = [np.array(counts, WORD), made.part_rows, made.edges, made.pieces]
@@ -83,10 +86,11 @@ def _written(path: Path, key: str, made: RowIndex) -> bool:
     size = 8 + sum(map(len, body))
     head = header(WORD, (size,)) + bytes.fromhex(key) + digest.digest()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         write_file(path, [head, *body])
         sync_directory(path.parent)
-    except (OSError, DiskFullError):
+    except (OSError, StoreError):  # StoreError: `.rows` is a link to another place
         return False
     return True
 
@@ -94,7 +98,7 @@ def _written(path: Path, key: str, made: RowIndex) -> bool:
 def _read(path: Path, key: str, part_tokens: list[int], length: int) -> RowIndex | None:
     """Return the index in a file; None if it is missing, damaged or of another store."""
     try:
-        with path.open("rb") as stream:
+        with os.fdopen(open_regular(path), "rb") as stream:
             mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError):
         return None

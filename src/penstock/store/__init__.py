@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.store.reader import Origin as Origin
     from penstock.store.reader import TokenStore as TokenStore
     from penstock.store.repair import repair as repair
+    from penstock.store.sides import open_sides as open_sides
     from penstock.store.summary import Lengths as Lengths
     from penstock.store.summary import Summary as Summary
     from penstock.store.summary import summarize as summarize
@@ -32,6 +33,7 @@ else:
             "manifest": "Manifest PartRecord read_manifest",
             "reader": "Origin TokenStore",
             "repair": "repair",
+            "sides": "open_sides",
             "summary": "Lengths Summary summarize",
             "verify": "verify",
         },

@@ -18,23 +18,34 @@ from penstock.sources.settings import Format
 from penstock.store import manifest as manifests
 from penstock.store.existing import (
     accept_touched,
-    committed,
     discard,
     earlier_build,
     killed_at_the_end,
     refuse_stdin,
 )
-from penstock.store.files import remove_temporary, room_for, sync_directory, write_file
+from penstock.store.files import (
+    make_directory,
+    remove_temporary,
+    room_for,
+    sync_directory,
+    write_file,
+)
 from penstock.store.inputs import input_digests, read_stamps, reject_lines, remember_stamps
 from penstock.store.job import BuildSettings, EngineName, Inputs, Job, Report, prepare
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
-from penstock.store.manifest import read_manifest
-from penstock.store.overwrite import put_in_place, replacement
+from penstock.store.manifest import JsonObject, PartRecord, read_manifest
+from penstock.store.overwrite import replacement
 from penstock.store.part import parse_split
 from penstock.store.reader import TokenStore
-from penstock.store.refusals import refuse_empty_side, refuse_lost_bytes, refuse_nothing
+from penstock.store.refusals import (
+    refuse_deleted,
+    refuse_empty_side,
+    refuse_lost_bytes,
+    refuse_nothing,
+)
 from penstock.store.resume import intact_slices
+from penstock.store.sides import generation_of
 from penstock.store.workers import Workers
 from penstock.tokenize.tokenizer import SpecialTokens
 
@@ -150,7 +161,8 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         job = prepare(BuildSettings(**arguments))
     # So far only the directory was created, so a wrong argument leaves no file behind.
     with room_for(job.directory), locked(job.directory), ExitStack() as bars:
-        made = replacement(job) if overwrite else job
+        # The new store takes the place of the old one when this block ends without an error.
+        made = bars.enter_context(replacement(job)) if overwrite else job
         begun = begin(made)
         if begun is not None:
             report: Report | None = None if isinstance(progress, bool) else progress
@@ -159,7 +171,6 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
 
                 report = bars.enter_context(build_bar())[1]
             execute(begun, report)
-        put_in_place(made, job)
     return TokenStore(job.directory / job.sides[0])
 
 
@@ -201,9 +212,10 @@ def execute(job: Job, progress: Report | None = None) -> None:
     """
     journal, first_side = Journal(job.directory), job.directory / job.sides[0]
     begun = journal.begin(job.stamped, job.first_build)
+    for side in filter(None, job.sides):
+        make_directory(job.directory / side)
     for each in {job.directory, *(job.directory / side for side in job.sides)}:
         # The caller holds the lock, so these temporary files belong to writers that were killed.
-        each.mkdir(exist_ok=True)
         remove_temporary(each)
     sealed = intact_slices(job, journal, begun)
     try:
@@ -215,31 +227,51 @@ def execute(job: Job, progress: Report | None = None) -> None:
         # Not after Ctrl-C or on a full disk: then the same settings will succeed.
         journal.fail()
         raise
+    # Not a failure of these settings: the same build will make the missing parts.
+    refuse_deleted(job, done)
     if job.chat is not None:
         job.chat.report.log()
     earlier: dict[str, str] = {}
     if job.settings.append:
         earlier = read_stamps(job.directory, read_manifest(first_side).digest)
-    # The training side is committed last: `earlier_build` takes its manifest as the sign that
-    # both sides are there.
-    for side in reversed(job.sides):
-        _commit(job, side, done)
+    _commit(job, done)
     remember_stamps(job.directory, read_manifest(first_side).digest, job.files, earlier)
     # A kill before this line leaves a journal that `killed_at_the_end` recognises.
     journal.end()
 
 
-def _commit(job: Job, side: str, done: list[SealedSlice]) -> None:
+def _commit(job: Job, done: list[SealedSlice]) -> None:
+    """Write the reject logs and the manifests of all sides."""
+    parts: dict[str, list[PartRecord]] = {}
+    builds: dict[str, list[JsonObject]] = {}
+    for side in job.sides:
+        # A slice has no part here if its documents are all on the other side, or were rejected.
+        new = [record.parts[side] for record in done if record.parts[side].num_documents]
+        builds[side], parts[side] = [], new
+        if job.settings.append:
+            earlier = read_manifest(job.directory / side)
+            is_done = len(earlier.builds) > job.first_build
+            parts[side] = [*earlier.parts, *([] if is_done else new)]
+            builds[side] = earlier.builds
+    split = {"generation": generation_of(parts)} if job.settings.split else {}
+    # The training side is committed last: `earlier_build` takes its manifest as the sign that
+    # both sides are there.
+    for side in reversed(job.sides):
+        # A build that was killed between the sides has committed the first one already.
+        if len(builds[side]) == job.first_build:
+            _commit_side(job, side, done, parts[side], builds[side], split)
+
+
+def _commit_side(
+    job: Job,
+    side: str,
+    done: list[SealedSlice],
+    parts: list[PartRecord],
+    builds: list[JsonObject],
+    split: JsonObject,
+) -> None:
     """Write the reject log and then the manifest of one side."""
     settings, directory = job.recorded, job.directory / side
-    builds, parts = [], []
-    if settings["append"]:
-        if committed(directory, job.first_build):
-            return  # by a build that was killed before it committed the other side
-        earlier = read_manifest(directory)
-        builds, parts = earlier.builds, list(earlier.parts)
-    # A slice has no part here if its documents are all on the other side, or were rejected.
-    parts += [record.parts[side] for record in done if record.parts[side].num_documents]
     counted = manifests.counts(parts)
     tally = asdict(Tally.total(record.tally for record in done))
     continued = tally.pop("continued")
@@ -258,6 +290,7 @@ def _commit(job: Job, side: str, done: list[SealedSlice]) -> None:
         "dtype": job.tokenizer.dtype.name,
         **manifests.shared_settings(settings),
         "side": side or None,
+        **split,
         "counts": counted,
         "builds": [
             *builds,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
-from penstock.store.files import remove_temporary
+from penstock.store.files import remove_file, remove_temporary
 from penstock.store.inputs import (
     known_stamp,
     piece_digests,
@@ -95,7 +95,7 @@ def discard(directory: Path) -> None:
             kept |= {rejects_file(number) for number in range(len(manifest.builds))}
         for path in [*of_side.glob("part-*.npy"), *of_side.glob("rejects*.jsonl")]:
             if path.name not in kept:
-                path.unlink()
+                remove_file(path)
         remove_temporary(of_side)
         if side:
             with suppress(OSError):  # it is not empty, or was never made

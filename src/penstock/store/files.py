@@ -35,6 +35,7 @@ import numpy as np
 
 from penstock.errors import DiskFullError, StoreError
 from penstock.store.blocks import block_sums
+from penstock.store.folders import Folder, open_regular, opened, refuse_link
 
 HEADER_BYTES = 128
 # The magic string of NumPy, and version 1.0 of the format.
@@ -80,42 +81,52 @@ def write_file(
     """
     # A name that no other writer has, not even a process with the same id on another machine.
     drawn = int.from_bytes(os.urandom(6), "little")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{drawn}.tmp")
+    temporary = f".{path.name}.{os.getpid()}.{drawn}.tmp"
+    with opened(path.parent) as folder:
+        # O_EXCL: an existing file is not ours to remove.
+        with room_for(path):
+            file = folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        with _removed_on_failure(folder, temporary, path):
+            try:
+                written = _fill(file, pieces, live, sums)
+            finally:
+                os.close(file)  # Windows does not rename open files
+            folder.check()
+            # Atomic: other processes see the old contents or all of the new ones.
+            folder.rename(temporary, path.name)
+    return written
+
+
+def _fill(file: int, pieces: Iterable[Any], live: bool, sums: list[int] | None) -> tuple[int, str]:
+    """Write `pieces` to an open file and sync it, unless `live`; returns its size and SHA-256."""
     digest = hashlib.sha256()
     size = 0
     direct = False
-    with room_for(path):
-        stream = temporary.open("xb", buffering=0)  # "x": an existing file is not ours to remove
-    with _removed_on_failure(temporary, path), stream:
-        file = stream.fileno()
-        for block in _blocks(pieces):
-            digest.update(block)
-            if sums is not None:
-                sums += block_sums(block)
-            # O_DIRECT requires aligned offsets. At this offset all blocks so far were whole.
-            if size == _CACHED_BYTES and not live:
-                direct = _set_direct(file, True)
-            # O_DIRECT writes whole disk blocks only, and the last block may be shorter.
-            if direct and len(block) < _BLOCK_BYTES:
-                direct = _set_direct(file, False)
-            size += len(block)
-            direct = _write(file, block, direct)
-        if not live:
-            os.fsync(file)
-        stream.close()  # Windows does not rename open files
-        # Atomic: other processes see the old contents or all of the new ones.
-        temporary.rename(path)
+    for block in _blocks(pieces):
+        digest.update(block)
+        if sums is not None:
+            sums += block_sums(block)
+        # O_DIRECT requires aligned offsets. At this offset all blocks so far were whole.
+        if size == _CACHED_BYTES and not live:
+            direct = _set_direct(file, True)
+        # O_DIRECT writes whole disk blocks only, and the last block may be shorter.
+        if direct and len(block) < _BLOCK_BYTES:
+            direct = _set_direct(file, False)
+        size += len(block)
+        direct = _write(file, block, direct)
+    if not live:
+        os.fsync(file)
     return size, digest.hexdigest()
 
 
 @contextmanager
-def _removed_on_failure(file: Path, path: Path) -> Iterator[None]:
-    """Remove `file` if the `with` block fails; a full disk raises an error that names `path`."""
+def _removed_on_failure(folder: Folder, name: str, path: Path) -> Iterator[None]:
+    """Remove a file if the `with` block fails; a full disk raises an error that names `path`."""
     try:
         yield
     except BaseException as error:  # also Ctrl-C
-        size = file.stat().st_size if file.exists() else 0
-        file.unlink(missing_ok=True)
+        size = folder.size(name)
+        folder.remove(name)
         if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
             raise
         raise _no_room(error, path, size) from error
@@ -207,9 +218,13 @@ def _set_direct(file: int, wanted: bool) -> bool:
 
 def sync_file(path: Path) -> None:
     """Sync a file to disk that was written with `live`; if that fails, the file is removed."""
-    # Opened for writing too: Windows does not sync a file that is open for reading only.
-    with _removed_on_failure(path, path), path.open("r+b", buffering=0) as stream:
-        os.fsync(stream.fileno())
+    with opened(path.parent) as folder, _removed_on_failure(folder, path.name, path):
+        # Opened for writing too: Windows does not sync a file that is open for reading only.
+        file = folder.open(path.name, os.O_RDWR)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
 
 
 def sync_directory(path: Path) -> None:
@@ -217,11 +232,39 @@ def sync_directory(path: Path) -> None:
     if os.name == "nt":  # not possible on Windows, where renames are journalled
         return
     # A rename changes the directory and not the file, so syncing the file is not enough.
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with opened(path) as folder:
+        assert folder.descriptor is not None  # None on Windows only
+        os.fsync(folder.descriptor)
+
+
+def create_file(path: Path) -> None:
+    """Make a new, empty file; one that exists is replaced, because it may be a link."""
+    with opened(path.parent) as folder:
+        folder.remove(path.name)
+        os.close(folder.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, if there is one; of a link, the link itself."""
+    with opened(path.parent) as folder:
+        folder.remove(path.name)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory inside a directory that penstock writes, unless there is one.
+
+    Raises:
+        StoreError: it is a link to another place.
+    """
+    with opened(path.parent) as folder:
+        folder.make(path.name)
+    refuse_link(path)
+
+
+def read_file(path: Path) -> bytes:
+    """The contents of a regular file; see `penstock.store.folders.open_regular`."""
+    with os.fdopen(open_regular(path), "rb") as stream:
+        return stream.read()
 
 
 def cache_directory() -> Path:
@@ -239,12 +282,12 @@ def cache_directory() -> Path:
 def remove_temporary(directory: Path) -> None:
     """Remove the temporary files of killed writers; the caller holds the store's lock."""
     for path in directory.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
+        remove_file(path)
 
 
 def digest_file(path: Path) -> str:
     """SHA-256 of a file's contents."""
-    with path.open("rb") as stream:
+    with os.fdopen(open_regular(path), "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

@@ -24,7 +24,7 @@ from penstock.errors import SourceError
 from penstock.sources.document import Reject
 from penstock.sources.files import InputFile, open_file, refuse_changed
 from penstock.sources.slices import InputSpan, Slice
-from penstock.store.files import write_file
+from penstock.store.files import read_file, write_file
 from penstock.store.manifest import JsonObject
 
 Pieces = list[tuple[int, str]]
@@ -118,12 +118,12 @@ def read_stamps(directory: Path, store: str) -> dict[str, str]:
     Empty if the store was copied here, or replaced by another one, or if the file is damaged.
     """
     with suppress(OSError, ValueError):
-        kept = parse_checked(stamps_path(directory).read_bytes())
+        kept = parse_checked(read_file(stamps_path(directory)))
         if kept.get("store") == store:
             return dict(kept["stamps"])
     with suppress(OSError, ValueError, TypeError, RecursionError):
         # Earlier versions wrote them into the store, by the name that the user gave.
-        return dict(json.loads((directory / ".stamps.json").read_bytes()))
+        return dict(json.loads(read_file(directory / ".stamps.json")))
     return {}
 
 

@@ -35,7 +35,7 @@ from pathlib import Path
 from penstock.digest import canonical_json, checked_json, digest_json, parse_checked
 from penstock.errors import StoreError
 from penstock.sources.document import Reject, Tally
-from penstock.store.files import sync_directory, write_file
+from penstock.store.files import create_file, read_file, remove_file, sync_directory, write_file
 from penstock.store.manifest import FILE_NAME, JsonObject, PartRecord
 from penstock.store.verify import differences
 
@@ -120,7 +120,7 @@ class Journal:
     def _read_settings(self) -> JsonObject | None:
         """The contents of `.building.json`; None if there is no such file."""
         try:
-            return parse_checked(self._settings.read_bytes())
+            return parse_checked(read_file(self._settings))
         except FileNotFoundError:
             return None
         except ValueError as error:
@@ -149,7 +149,7 @@ class Journal:
         if self.begun(settings) is None:
             self.forget()  # records without settings: a build was killed while it removed them
             self.record(settings, num_builds)
-        self._failed.unlink(missing_ok=True)
+        remove_file(self._failed)
         return self.sealed(remove=True)
 
     def sealed(self, *, remove: bool = False) -> list[SealedSlice]:
@@ -161,11 +161,11 @@ class Journal:
         found = []
         for path in sorted(self._directory.glob(".slice-*.json")):
             try:
-                found.append(self._parse(path, path.read_bytes()))
+                found.append(self._parse(path, read_file(path)))
             except ValueError as error:
                 if remove:
                     _log.warning("%s is damaged: %s. Its slice is made again.", path, error)
-                    path.unlink()
+                    remove_file(path)
         return found
 
     def _parse(self, path: Path, data: bytes) -> SealedSlice:
@@ -202,8 +202,8 @@ class Journal:
         write_file(self._path("slice", record.number), [self._record_bytes(record)])
         sync_directory(self._directory)
         # Removed only now: a reader that finds no `.ready` file must find the record.
-        self._path("ready", record.number).unlink(missing_ok=True)
-        self._path("many", record.number).unlink(missing_ok=True)
+        remove_file(self._path("ready", record.number))
+        remove_file(self._path("many", record.number))
 
     def announce(self, record: SealedSlice) -> None:
         """Write the record of a slice whose parts can be read, but may not be on disk yet."""
@@ -211,11 +211,9 @@ class Journal:
         boot = _boot_id()
         if boot is not None:
             path = self._path("ready", record.number)
-            # Not synced, and not written by `write_file`: after a restart it is ignored anyway.
-            temporary = path.with_suffix(".tmp")
             with suppress(OSError):  # if the disk is full, `seal` reports it
-                temporary.write_bytes(boot + b"\n" + self._record_bytes(record))
-                temporary.rename(path)
+                # live: not synced, because after a restart it is ignored anyway.
+                write_file(path, [boot + b"\n" + self._record_bytes(record)], live=True)
 
     def readable(self, number: int) -> SealedSlice | None:
         """The record of a slice that is sealed or announced; None if it is neither."""
@@ -223,10 +221,10 @@ class Journal:
         # comes first, because the announcement is removed after the record is written.
         path = self._path("slice", number)
         with suppress(FileNotFoundError, ValueError):
-            return self._parse(path, path.read_bytes())
+            return self._parse(path, read_file(path))
         path = self._path("ready", number)
         with suppress(FileNotFoundError, ValueError):
-            boot, _, data = path.read_bytes().partition(b"\n")
+            boot, _, data = read_file(path).partition(b"\n")
             # After a restart the page cache is empty, and the part may be incomplete on disk.
             return self._parse(path, data) if boot == _boot_id() else None
         return None
@@ -234,7 +232,7 @@ class Journal:
     def announce_many(self, number: int) -> None:
         """Announce that a slice in progress has more than `MANY_TOKENS` tokens."""
         with suppress(OSError):
-            self._path("many", number).touch()
+            create_file(self._path("many", number))
 
     def num_coming(self, number: int) -> int:
         """How many tokens a slice in progress has at least."""
@@ -243,18 +241,19 @@ class Journal:
     def await_readers(self) -> None:
         """Create the file that waiting readers touch."""
         with suppress(OSError):
-            self._awaited.touch()
+            create_file(self._awaited)
 
     def ask(self) -> None:
         """Signal that a reader waits; without a running build this has no effect."""
         with suppress(OSError):
             # The build may run in another process, which sees the file's new modification time.
-            os.utime(self._awaited)
+            if self._awaited.lstat().st_nlink == 1:  # else it is a file of somebody else, too
+                os.utime(self._awaited, follow_symlinks=False)
 
     def asked(self) -> int:
         """The mtime of `.awaited`; it changes when a reader waits."""
         try:
-            return self._awaited.stat().st_mtime_ns
+            return self._awaited.lstat().st_mtime_ns
         except OSError:
             return 0
 
@@ -263,8 +262,9 @@ class Journal:
 
     def fail(self) -> None:
         """Record that the build failed, so that the next one may have other settings."""
-        with suppress(OSError):
-            self._failed.touch()
+        # StoreError: the directory belongs to another build now.
+        with suppress(OSError, StoreError):
+            create_file(self._failed)
 
     def failed(self, settings: JsonObject) -> bool:
         """Whether the unfinished build failed, and `settings` are not the ones it had."""
@@ -274,10 +274,10 @@ class Journal:
     def end(self) -> None:
         """Remove the journal of a build whose manifest is written."""
         self.forget()
-        self._awaited.unlink(missing_ok=True)
-        self._failed.unlink(missing_ok=True)
+        remove_file(self._awaited)
+        remove_file(self._failed)
         # Removed last: while this file exists, the next build sees that this one may be incomplete.
-        self._settings.unlink(missing_ok=True)
+        remove_file(self._settings)
 
     def forget(self, number: int | None = None) -> None:
         """Remove the record of a slice, or of all slices, so that they are made again."""
@@ -285,7 +285,7 @@ class Journal:
         which = "*" if number is None else f"{number:06d}"
         for pattern in (f".slice-{which}.json", f".ready-{which}.json", f".many-{which}"):
             for path in self._directory.glob(pattern):
-                path.unlink()
+                remove_file(path)
 
 
 class WaitingReaders:

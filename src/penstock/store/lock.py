@@ -9,6 +9,11 @@ that is being written would contain a lock file.
 
 The lock is the kernel's (`flock`, taken by filelock). The kernel releases it when the process that
 holds it ends for any reason, so nothing has to be cleaned up after a kill.
+
+A lock belongs to a file and not to a name. If somebody deletes the lock file, or the whole
+directory around it, another process can lock a new file of the same name. So the holder looks
+before each rename whether the name still leads to the file that it has locked, and the path of the
+store to the directory that it writes (see `penstock.store.folders`).
 """
 
 import os
@@ -20,6 +25,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from penstock.errors import StoreBusyError, StoreError
+from penstock.store.files import read_file
+from penstock.store.folders import claimed
 
 # Not 0: while its holder removes a lock, the lock still looks held for one attempt.
 _WAIT_SECONDS = 0.04
@@ -42,14 +49,17 @@ def lock_holder(directory: Path) -> str:
     """The process id that is written in the lock of `directory`; "" if there is none."""
     path = lock_path(directory)
     try:
-        return "" if path.is_symlink() else path.read_text(errors="replace")[:32].strip()
-    except OSError:
+        return "" if path.is_symlink() else read_file(path)[:32].decode(errors="replace").strip()
+    except (OSError, StoreError):
         return ""
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Hold the writer's lock of `directory` during a `with` block.
+
+    Files are written in `directory` only while the block holds the lock, and while the path names
+    the same directory as at the beginning; see `penstock.store.folders.claimed`.
 
     A forked child does not hold it: filelock closes the child's copy of the descriptor.
 
@@ -59,22 +69,28 @@ def locked(directory: Path) -> Iterator[None]:
         OSError: the file system is read-only or has no locks.
     """
     path = lock_path(directory)
-    lock, process = _acquired(path, directory), os.getpid()
+    (lock, descriptor), process = _acquired(path, directory), os.getpid()
     try:
-        yield
+        with claimed(directory, lambda: _is_named(descriptor, path)):
+            yield
     finally:
         if os.getpid() == process:  # a forked child must not remove the lock of its parent
             # The file is removed while it is still locked. A process that waits for this file
             # finds, once it gets the lock, that the name is gone, and starts again (see
             # `_acquired`). Another process may lock a new file at once: this one writes no more.
             with suppress(OSError):  # Windows does not remove open files
-                if path.lstat().st_nlink == 1:
+                # Not if it was deleted before: then this may be the lock of another process.
+                if _is_named(descriptor, path) and path.lstat().st_nlink == 1:
                     path.unlink()
             lock.release()
 
 
-def _acquired(path: Path, directory: Path) -> FileLock:
-    """Acquire the lock at `path`, and write the id of this process into it for messages."""
+def _acquired(path: Path, directory: Path) -> tuple[FileLock, int]:
+    """Acquire the lock at `path`, and write the id of this process into it for messages.
+
+    Returns:
+        The lock, and the descriptor of its file.
+    """
     while True:
         if path.is_symlink():  # filelock refuses it too, with an error that does not say why
             raise StoreError(
@@ -107,7 +123,7 @@ def _acquired(path: Path, directory: Path) -> FileLock:
                 if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
                     os.ftruncate(descriptors[0], 0)
                     os.write(descriptors[0], f"{os.getpid()}\n".encode())
-            return lock
+            return lock, descriptors[0]
         lock.release()  # the last holder removed this file after we opened it
 
 
@@ -116,6 +132,6 @@ def _is_named(descriptor: int, path: Path) -> bool:
 
     Its number of links does not show that: NFS renames an open file instead of removing it.
     """
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     return False

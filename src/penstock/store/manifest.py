@@ -16,7 +16,7 @@ from typing import Any
 from penstock.digest import digest_bytes
 from penstock.errors import MissingStoreError, StoreError
 from penstock.store.blocks import num_blocks
-from penstock.store.files import HEADER_BYTES
+from penstock.store.files import HEADER_BYTES, read_file
 
 JsonObject = dict[str, Any]
 """A JSON object; its values are checked where they are read from a file."""
@@ -46,6 +46,7 @@ def _check_contents(contents: JsonObject) -> None:
     _string(tokenizer["canary"], "tokenizer.canary")
     _string(tokenizer["digest"], "tokenizer.digest", optional=True)
     _string(contents["split"], "split", optional=True)
+    _string(contents.get("generation"), "generation", _HEX, optional=True)
     ids = {name: contents[name] for name in ("eos_id", "bos_id") if contents[name] is not None}
     for name, number in (ids | tokenizer.get("added_tokens", {})).items():
         _count(number, f"{name:.40}", vocab_size)
@@ -249,7 +250,7 @@ def read_manifest(directory: Path) -> Manifest:
     path = directory / FILE_NAME
     if not path.exists():
         raise _absent(directory)
-    data = path.read_bytes()
+    data = read_file(path)
     # A pattern finds the digest, and not a JSON parser: nothing is parsed before the digest is
     # right. 64 more bytes have room for the brace, the key and white space.
     claimed = data[: len(_ZEROS) + 64].decode(errors="replace")

@@ -12,14 +12,15 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.store.existing import discard, earlier_build
-from penstock.store.files import sync_directory
+from penstock.store.files import remove_file, sync_directory
+from penstock.store.folders import Folder, claim_of, claimed, refuse_link
 from penstock.store.inputs import stamps_path
 from penstock.store.job import Job
 from penstock.store.journal import Journal
@@ -35,18 +36,32 @@ _OURS = re.compile(
 )
 
 
-def replacement(job: Job) -> Job:
+@contextmanager
+def replacement(job: Job) -> Iterator[Job]:
     """The job that builds the new store; its directory is the old one if nothing is finished there.
 
-    The caller holds the lock of the store, and calls `put_in_place` when the job is done.
+    The caller holds the lock of the store, and runs the job in the `with` block. If the block ends
+    without an error, the new store is moved to the directory of `job`, and the old one is deleted.
 
     Raises:
         StoreError: the directory holds a file that no build wrote.
     """
+    made = _replacement(job)
+    if made is job:
+        yield job
+        return
+    with claimed(made.directory, owner=claim_of(job.directory)) as new:
+        yield made
+        new.check()
+        _put_in_place(made, job, new.owner)
+
+
+def _replacement(job: Job) -> Job:
     directory = job.directory.resolve()
     new, old = (directory.with_name(f".{directory.name}.{kind}") for kind in ("new", "old"))
     _refuse_foreign(directory)
     for each in (new, old):
+        refuse_link(each)
         # A kill may have ended their deletion after the manifest was gone.
         _refuse_foreign(each, is_partial=True)
     if old.exists():
@@ -54,11 +69,11 @@ def replacement(job: Job) -> Job:
     is_fixed = os.path.ismount(directory) or not os.access(directory.parent, os.W_OK)
     is_finished = any((directory / side / FILE_NAME).exists() for side in ("", *SIDES))
     if is_finished and is_fixed:
-        _empty(directory)
+        _empty(job.directory)
     if not new.exists() and (is_fixed or not is_finished):
         # An unfinished build is no loss, unless it is this one, which is then resumed.
-        if not _is_begun(job) and Journal(directory).exists:
-            discard(directory)
+        if not _is_begun(job) and Journal(job.directory).exists:
+            discard(job.directory)
         return job
     made = replace(job, directory=new)
     # A finished store is there if a build was killed before `put_in_place`.
@@ -68,15 +83,20 @@ def replacement(job: Job) -> Job:
     return made
 
 
-def put_in_place(made: Job, job: Job) -> None:
-    """Move the store that `made` has built to the directory of `job`, and delete the old one."""
-    if made is job:
-        return
+def _put_in_place(made: Job, job: Job, claim: Folder | None) -> None:
+    """Move the store that `made` has built to the directory of `job`, and delete the old one.
+
+    `claim` is the old one, as it was when the lock was taken.
+    """
     new, directory = made.directory, job.directory.resolve()
     old = directory.with_name(f".{directory.name}.old")
     # A kill between the renames leaves an empty or missing directory and a complete new store,
     # which the next build with overwrite=True puts in place.
     directory.rename(old)
+    if claim is not None and not claim.is_at(old):
+        # Somebody replaced the directory after the last check, so this is not the old store.
+        old.rename(directory)
+        claim.check()
     new.rename(directory)
     with suppress(FileNotFoundError):
         stamps_path(new).rename(stamps_path(directory))
@@ -103,7 +123,12 @@ def _is_done(job: Job) -> bool:
 
 def _files(directory: Path) -> Iterator[Path]:
     for path in directory.iterdir() if directory.is_dir() else ():
-        yield from path.iterdir() if path.name in SIDES and path.is_dir() else [path]
+        yield from path.iterdir() if path.name in SIDES and _is_own(path) else [path]
+
+
+def _is_own(path: Path) -> bool:
+    """Whether this is a directory, and not a link to one that is elsewhere."""
+    return path.is_dir() and not path.is_symlink()
 
 
 def _refuse_foreign(directory: Path, *, is_partial: bool = False) -> None:
@@ -130,10 +155,10 @@ def _empty(directory: Path) -> None:
     """Delete the files of a store, and keep its directory."""
     # The manifest goes first: without it, nobody takes what is left for a store.
     for path in sorted(_files(directory), key=lambda path: path.name != FILE_NAME):
-        if path.is_dir():
+        if _is_own(path):
             shutil.rmtree(path)
         elif path.name != ".lock":
-            path.unlink()
+            remove_file(path)
     for side in SIDES:
-        if (directory / side).is_dir():
+        if _is_own(directory / side):
             (directory / side).rmdir()

@@ -33,6 +33,7 @@ from penstock.errors import MissingStoreError, StoreError
 from penstock.ranges import Integers, group_rows
 from penstock.store.blocks import BLOCK_BYTES, copy_blocks, crc32, joined_sum, num_blocks
 from penstock.store.files import HEADER_BYTES, array_layout, header
+from penstock.store.folders import open_regular
 from penstock.store.manifest import CHECKED_KINDS, Manifest, PartRecord, part_file
 
 _AGAIN = "Copy or build the store again."
@@ -252,7 +253,7 @@ class PartFiles:
         path = self._path / part_file(record.number, kind)
         if not path.exists():
             raise MissingStoreError(f"{path} is missing. {_AGAIN}")
-        stream = path.open("rb", buffering=0)
+        stream = FileIO(open_regular(path))
         if (size := os.fstat(stream.fileno()).st_size) != record.files[kind][0]:
             stream.close()
             raise _other_size(path, size, record.files[kind][0])

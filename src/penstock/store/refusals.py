@@ -104,6 +104,19 @@ def refuse_lost_bytes(job: Job, done: Sequence[SealedSlice]) -> None:
         )
 
 
+def refuse_deleted(job: Job, done: Sequence[SealedSlice]) -> None:
+    """Raise if a file of a sealed part was deleted or cut off while other parts were made."""
+    for record in done:
+        for side, part in record.parts.items():
+            for kind, (size, _) in part.files.items():
+                path = job.directory / side / manifests.part_file(part.number, kind)
+                if not path.exists() or path.stat().st_size != size:
+                    raise StoreError(
+                        f"{path} was deleted or changed during the build, so the store would not "
+                        "be complete. Run this again: only the missing parts are made again."
+                    )
+
+
 def refuse_empty_side(job: Job, done: Sequence[SealedSlice]) -> None:
     """Raise if the split leaves one side without documents."""
     for side in job.sides if job.split else ():

@@ -150,7 +150,9 @@ def bytes_per_token(store: TokenStore) -> float | None:
             other = read_manifest(store.path.parent / ("val" if side == "train" else "train"))
         except StoreError:
             return None
-        if other.builds != manifest.builds:  # the other side was built from other inputs
+        # The other side was built from other inputs, or by another build.
+        generations = {each.contents.get("generation") for each in (manifest, other)}
+        if other.builds != manifest.builds or len(generations) > 1:
             return None
         num_tokens += other.num_tokens
     num_bytes = sum(done["counts"].get("text_bytes", 0) for done in manifest.builds)

@@ -138,8 +138,10 @@ class Definition:
             "additional_special_tokens": list(self.other_special),
         }
         text = json.dumps({key: value for key, value in config.items() if value}, indent=1)
-        (directory / "tokenizer.json").write_text(self.text, encoding="utf-8")
-        (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
+        for name, contents in (("tokenizer.json", self.text), ("tokenizer_config.json", text)):
+            (directory / name).unlink(missing_ok=True)  # a link is replaced, and not followed
+            with (directory / name).open("x", encoding="utf-8") as stream:
+                stream.write(contents)
 
 
 def _first_token(step: object) -> str | None:

@@ -39,7 +39,14 @@ import torch
 from torch import Tensor
 
 from penstock.errors import PenstockError, PlanError, StoreBusyError, TrainError
-from penstock.store.files import remove_temporary, sync_directory, write_file
+from penstock.store.files import (
+    make_directory,
+    remove_file,
+    remove_temporary,
+    sync_directory,
+    write_file,
+)
+from penstock.store.folders import open_regular
 from penstock.store.lock import lock_path, locked
 from penstock.train.config import ModelConfig
 from penstock.train.distributed import World
@@ -97,7 +104,8 @@ class Checkpoints:
 
     def save(self, step: int, contents: Contents) -> None:
         """Write the checkpoint of a step, then remove the oldest ones beyond `keep_last`."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self.directory)
         remove_temporary(self.directory)  # left by a run that was killed while it saved
         # torch.save writes to memory first: its own file could be cut short by a full disk, and
         # the name of a checkpoint must never belong to half a file.
@@ -110,7 +118,7 @@ class Checkpoints:
         write_file(self.directory / f"step-{step:08d}.pt", [data, trailer])
         sync_directory(self.directory)
         for old in list(self.paths().values())[: -self._keep_last]:
-            old.unlink(missing_ok=True)
+            remove_file(old)
 
     def load(self, model: ModelConfig) -> Contents | None:
         """The newest checkpoint, on the CPU; None if there is none.
@@ -128,7 +136,8 @@ class Checkpoints:
         advice = f"Remove it to {instead}."
         has_digest = _check_digest(path, advice)
         try:
-            loaded: Contents = torch.load(path, map_location="cpu", weights_only=True)
+            with os.fdopen(open_regular(path), "rb") as stream:
+                loaded: Contents = torch.load(stream, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises many classes for damaged files
             first = (str(error).splitlines() or [type(error).__name__])[0]
             why = first.split(". ")[0].rstrip(".")
@@ -177,7 +186,7 @@ class Checkpoints:
 def _check_digest(path: Path, advice: str) -> bool:
     """Whether a checkpoint has a digest; raises if its contents have another one."""
     digest = hashlib.sha256()
-    with path.open("rb") as stream:
+    with os.fdopen(open_regular(path), "rb") as stream:
         left = max(0, os.fstat(stream.fileno()).st_size - _TRAILER_BYTES)
         while left and (block := stream.read(min(left, 1 << 20))):
             digest.update(block)

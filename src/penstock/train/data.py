@@ -27,8 +27,10 @@ from penstock.rows.packs import Packs
 from penstock.rows.protocol import Rows
 from penstock.rows.tokens import ArrayFile
 from penstock.rows.windows import Windows
+from penstock.store.folders import refuse_link
 from penstock.store.manifest import FILE_NAME, read_manifest
 from penstock.store.reader import TokenStore
+from penstock.store.sides import open_stores
 from penstock.store.summary import describe_rules
 from penstock.streaming.plan import StreamedPlan
 from penstock.train.config import TrainingConfig, TrainingJob
@@ -54,15 +56,20 @@ def open_data(
     opener = _Opener(config, output, log)
     if config.stream and config.train is not None:
         streamed = StreamedPlan(opener.streamed(config.train), seed=config.seed)
-        return streamed, opener.val_rows(None)
+        return streamed, opener.val_rows(opener.val_path(None))
     held_out: Path | None = None
-    sources: Any = {}
     if config.train is not None:
         train, held_out = opener.sides(config.train, "train")
+    paths = {name: opener.sides(each.train, name)[0] for name, each in config.sources.items()}
+    held_out = opener.val_path(held_out)
+    # Together, so that no build can replace the two sides of a store in between.
+    opener.open([*([] if config.train is None else [train]), *paths.values(), held_out])
+    sources: Any = {
+        name: opener.rows(path, config.sources[name].rows or config.rows)
+        for name, path in paths.items()
+    }
+    if config.train is not None:
         sources = opener.rows(train, config.rows)
-    for name, source in config.sources.items():
-        path = opener.sides(source.train, name)[0]
-        sources[name] = opener.rows(path, source.rows or config.rows)
     weights = {
         name: each.weight for name, each in config.sources.items() if each.weight is not None
     }
@@ -90,6 +97,7 @@ class _Opener:
         self._log = log
         self._settings: dict[str, Any] = {"tokenizer": config.tokenizer, "eos": config.eos}
         self._settings["documents"] = config.documents
+        self._opened: dict[Path, TokenStore] = {}
 
     def sides(self, given: str, name: str) -> tuple[Path, Path | None]:
         """The training store of a path, and the validation store if it was split."""
@@ -106,6 +114,7 @@ class _Opener:
         """Build the store of a text, unless an earlier run has built it; returns its sides."""
         from penstock.store.build import build
 
+        refuse_link(self._stores)
         existed = store_sides(store) is not None
         if not existed:
             self._log(f"building {store} from {given}")
@@ -140,6 +149,7 @@ class _Opener:
         """Start to build a store of a text in the background, and return its rows."""
         from penstock.streaming.stream import stream
 
+        refuse_link(self._stores)
         store = self._stores / "train"
         if store_sides(Path(given)) is not None:
             raise PlanError(f"{given} is already tokenized. Use stream=false.")
@@ -151,8 +161,14 @@ class _Opener:
             error.add_note(_OTHER_TEXT)
             raise
 
+    def open(self, paths: list[Path | None]) -> None:
+        """Open all of these that are stores; two sides of a split store are of one build."""
+        stores = {path for path in paths if path is not None and (path / FILE_NAME).exists()}
+        self._opened = {store.path: store for store in open_stores(sorted(stores))}
+
     def rows(self, store: Any, kind: RowKind, **options: Any) -> Rows:
         """The rows of a store or token file."""
+        store = self._opened.get(store, store)
         if isinstance(store, Path) and store.suffix == ".bin" and store.is_file():
             self._log(f"{store} is read as uint16, as nanoGPT writes it")
             store = ArrayFile(store, "uint16")
@@ -163,17 +179,22 @@ class _Opener:
             error.add_note(f"In {path}. Set the length of rows with data.length or --max_length.")
             raise
 
+    def val_path(self, held_out: Path | None) -> Path | None:
+        """The store to validate on: that of `val`, or else the held-out side."""
+        if self._config.val is None:
+            return held_out
+        one, other = self.sides(self._config.val, "val")
+        return other or one
+
     def val_rows(self, held_out: Path | None) -> Rows | None:
-        """The rows to validate on: those of `val`, or else of the held-out side."""
+        """The rows to validate on."""
         config = self._config
-        if config.val is not None:
-            one, other = self.sides(config.val, "val")
-            held_out = other or one
         if held_out is None:
             return None
         if not held_out.is_dir():
             return self.rows(held_out, config.rows)
-        num_tokens = TokenStore(held_out).num_tokens
+        store = self._opened.get(held_out) or TokenStore(held_out)
+        num_tokens = store.num_tokens
         if num_tokens < _LEAST_TOKENS and config.val is None:
             self._log(f"no validation: {held_out} has fewer than {_LEAST_TOKENS} tokens")
             return None

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from penstock.errors import MissingExtraError
-from penstock.store.files import write_file
+from penstock.store.files import read_file, write_file
+from penstock.store.folders import open_regular, refuse_link
 from penstock.train.config import ModelConfig
 from penstock.train.distributed import World
 from penstock.train.model import GPT
@@ -192,7 +193,8 @@ class Metrics:
         # `write_file` writes a temporary file and renames it: a kill leaves the old lines or the
         # new ones.
         write_file(path, [_line(each) for each in kept])
-        self._stream = path.open("a", encoding="utf-8")
+        file = open_regular(path, os.O_WRONLY | os.O_APPEND)
+        self._stream = os.fdopen(file, "a", encoding="utf-8")
 
     def add(self, kind: str, step: int, **values: float | None) -> None:
         """Write one line. It survives a kill of this process, but not a power cut; see `sync`."""
@@ -224,7 +226,7 @@ def read_metrics(path: Path) -> Iterator[Line]:
     if not path.exists():
         return
     # The file is read as bytes: a line that was cut inside a character is not UTF-8.
-    for line in path.read_bytes().split(b"\n"):
+    for line in read_file(path).split(b"\n"):
         try:
             found = json.loads(line)
         except ValueError:
@@ -253,6 +255,7 @@ def _tensorboard(directory: Path, step: int) -> Any:
             "tensorboard=true needs tensorboard, which is not installed. Install it with: "
             'pip install "penstock[tensorboard]"'
         ) from error
+    refuse_link(directory / "tensorboard")
     # TensorBoard keeps events of steps that will be computed again, unless they are purged.
     return SummaryWriter(directory / "tensorboard", purge_step=step + 1 if step else 0)
 

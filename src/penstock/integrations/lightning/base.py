@@ -17,7 +17,7 @@ from penstock.errors import MissingExtraError, MissingInputError, PlanError
 from penstock.integrations import hf_format
 from penstock.integrations.batches import BatchSource, State
 from penstock.integrations.lightning import loaders
-from penstock.integrations.stores import StoreSettings, store_of, stream_of
+from penstock.integrations.stores import StoreSettings, store_of, stores_together, stream_of
 from penstock.loader.arguments import plan_of, topology
 from penstock.loader.dataloader import WorkerOptions
 from penstock.loader.packed import check_packed, prepare
@@ -139,8 +139,15 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
 
     def store(self, side: str) -> TokenStore | StreamedStore:
         """The store of one side, found in the cache or built; training text may be streamed."""
-        opened = stream_of if self.streams(side) else store_of
-        return opened(self.inputs()[side], self.settings)
+        if self.streams(side):
+            return stream_of(self.inputs()[side], self.settings)
+        together = self._together
+        return together[side] if side in together else store_of(self.inputs()[side], self.settings)
+
+    @cached_property
+    def _together(self) -> dict[str, TokenStore]:
+        """The sides that are stores already; opened at once, so that they are of one build."""
+        return stores_together(self.inputs())
 
     def streams(self, side: str) -> bool:
         """Whether the text of one side is tokenized while it is read."""

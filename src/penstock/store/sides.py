@@ -1,0 +1,90 @@
+"""The two sides of a split store, opened together.
+
+    stores/owt/train/penstock.json      "generation": "5f0c9a…"
+    stores/owt/val/penstock.json        "generation": "5f0c9a…"      the same, or wait
+
+A build commits the two sides one after the other. A reader that opens both in between could get
+the training side of one build and the validation side of another, and then a document may be on
+both sides. So the manifests of both sides contain the same digest of the parts of both, and
+whoever opens both compares them.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from penstock.digest import digest_json
+from penstock.errors import MissingStoreError, StoreError
+from penstock.store.manifest import PartRecord
+from penstock.store.reader import TokenStore
+
+# A build commits the second side a few fsyncs after the first one.
+_WAIT_SECONDS = 5.0
+_POLL_SECONDS = 0.02
+
+
+def generation_of(parts: Mapping[str, Sequence[PartRecord]]) -> str:
+    """The digest of the parts of all sides, which the manifest of each side contains."""
+    return digest_json({side: [part.to_json() for part in parts[side]] for side in sorted(parts)})
+
+
+def open_sides(directory: str | os.PathLike[str]) -> tuple[TokenStore, TokenStore]:
+    """Open the training and the validation side of a store that was built with a split.
+
+    Raises:
+        StoreError: a side is missing or damaged, or the two are of different builds.
+    """
+    train, val = open_stores([Path(directory) / "train", Path(directory) / "val"])
+    return train, val
+
+
+def open_stores(paths: Sequence[str | os.PathLike[str]]) -> list[TokenStore]:
+    """Open stores; two sides of the same split store are of the same build.
+
+    While a build replaces the two sides, this function waits for up to five seconds.
+
+    Raises:
+        StoreError: a store is missing or damaged, or two sides are of different builds.
+    """
+    until = time.monotonic() + _WAIT_SECONDS
+    while True:
+        try:
+            stores = [TokenStore(path) for path in paths]
+            other = _of_another_build(stores)
+            if other is None:
+                return stores
+            one, two = other
+            error = StoreError(
+                f"{one.path} and {two.path} are of different builds, so the same document may be "
+                "in both. The last build was stopped before it was complete, or one of the two "
+                "was copied without the other. Repeat that build, or copy both."
+            )
+        except MissingStoreError as missing:
+            if not any(_is_being_replaced(Path(path)) for path in paths):
+                raise
+            error = missing
+        if time.monotonic() > until:
+            raise error
+        time.sleep(_POLL_SECONDS)
+
+
+def _of_another_build(stores: Sequence[TokenStore]) -> tuple[TokenStore, TokenStore] | None:
+    """Two sides of one split store that do not belong together; None if there are none."""
+    seen: dict[Path, TokenStore] = {}
+    for store in stores:
+        contents = store.manifest.contents
+        if contents["side"] is None:  # stores that were built separately in one directory
+            continue
+        first = seen.setdefault(store.path.absolute().parent, store)
+        # Stores of earlier versions have no generation.
+        if first.manifest.contents.get("generation") != contents.get("generation"):
+            return first, store
+    return None
+
+
+def _is_being_replaced(path: Path) -> bool:
+    """Whether the directory of a side is there again, or a build is about to put it there."""
+    # `overwrite` renames the old store, and then the new one. See `penstock.store.overwrite`.
+    whole = path.absolute().parent
+    return path.is_dir() or whole.with_name(f".{whole.name}.old").exists()
