@@ -245,6 +245,7 @@ def _counts(stores: dict[str, "TokenStore"]) -> dict[str, Any]:
         "bytes_per_token": bytes_per_token(first),
         "rejects": rejects["reasons"],
         "num_skipped": counts.get("skipped", 0),
+        "skipped_files": contents["builds"][-1].get("skipped_files", {}),
         "num_replaced": counts.get("replaced", 0),
         "text_bytes": sum(counts.get(name, 0) for name in _TEXT_BYTES),
     }
@@ -252,6 +253,7 @@ def _counts(stores: dict[str, "TokenStore"]) -> dict[str, Any]:
 
 def _show(directory: Path, stores: dict[str, "TokenStore"], values: dict[str, Any]) -> None:
     """Print a summary and the next command."""
+    from penstock.sources.walk import skipped_text
     from penstock.store.manifest import rejects_file
 
     took = duration_text(values["seconds"])
@@ -279,5 +281,8 @@ def _show(directory: Path, stores: dict[str, "TokenStore"], values: dict[str, An
         first = next(iter(stores.values()))
         number = len(first.manifest.contents["builds"]) - 1
         rejected.append(str(first.path / rejects_file(number)))
-    terminal.print_facts(title, [*rows, ("rejected", rejected)])
+    rows.append(("rejected", rejected))
+    if values["skipped_files"]:
+        rows.append(("not read", skipped_text(values["skipped_files"])))
+    terminal.print_facts(title, rows)
     terminal.write(f"next: penstock info {terminal.shell_word(directory)}")

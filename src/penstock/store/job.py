@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,7 +21,7 @@ import numpy as np
 from penstock.errors import StoreError, TokenizerError
 from penstock.sources.document import Batch, Reject, binary_array
 from penstock.sources.files import InputFile
-from penstock.sources.listing import list_files
+from penstock.sources.listing import list_inputs
 from penstock.sources.read import read_slice
 from penstock.sources.settings import Format, ReadSettings, Texts
 from penstock.sources.slices import Slice, cut
@@ -129,6 +129,9 @@ class Job:
     """Everything that the bytes of the store depend on, as JSON."""
     chat: "ChatStage | None" = None
     """Renders documents that are conversations."""
+    skipped: dict[str, int] = field(default_factory=dict)
+    """How many paths the listing left out, by kind. Not in `recorded`: a hidden file that appears
+    later does not make another build of the same inputs."""
     split: Split | None = None
     first_build: int = 0
     """Number of earlier builds of the same store."""
@@ -185,7 +188,8 @@ class Job:
 
 def prepare(settings: BuildSettings) -> Job:
     """List the inputs, load the tokenizer and create the directory; nothing else is written."""
-    files = list_files(settings.inputs, settings.read_settings)
+    listing = list_inputs(settings.inputs, settings.read_settings)
+    files = listing.files
     tokenizer, eos, bos = settings.tokenizer, settings.eos, settings.bos
     special_tokens, add_tokens = settings.special_tokens, settings.add_tokens
     stage = None
@@ -217,7 +221,7 @@ def prepare(settings: BuildSettings) -> Job:
         **({} if stage is None else {"chat": stage.chat.describe()}),
     }
     directory = _made_directory(Path(settings.store))
-    return Job(settings, directory, files, reading, loaded, recorded, stage)
+    return Job(settings, directory, files, reading, loaded, recorded, stage, listing.skipped)
 
 
 def _made_directory(directory: Path) -> Path:
