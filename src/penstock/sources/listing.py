@@ -22,15 +22,8 @@ from typing import Any
 
 from penstock.errors import MissingInputError, SourceError
 from penstock.sources.decompress import Expanded
-from penstock.sources.files import (
-    BOM,
-    STDIN,
-    InputFile,
-    file_state,
-    file_system,
-    open_file,
-    redacted,
-)
+from penstock.sources.files import BOM, STDIN, InputFile, file_state, open_file
+from penstock.sources.remote import file_system, redacted, without_secrets
 from penstock.sources.settings import ReadSettings, Texts
 from penstock.sources.walk import Skipped, file_mode, find_files, matching, refuse_unlisted
 
@@ -259,11 +252,11 @@ def _expand_remote(pattern: str, reading: ReadSettings, skipped: Skipped) -> lis
     filesystem = file_system(pattern)
     try:
         is_directory = filesystem.isdir(pattern)
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001  (of aiohttp, botocore and others, by protocol)
         raise SourceError(
-            f"{redacted(pattern)} cannot be reached: {error}. Check the address and the "
-            "network, or download the file and name the copy."
-        ) from error
+            f"{redacted(pattern)} cannot be reached: {without_secrets(error)}. Check the address "
+            "and the network, or download the file and name the copy."
+        ) from None
     if is_directory:
         refuse_unlisted(filesystem, pattern)
         paths = _visible_below(filesystem, pattern, skipped)
@@ -276,7 +269,7 @@ def _expand_remote(pattern: str, reading: ReadSettings, skipped: Skipped) -> lis
         skipped.add(
             "directories",
             *(
-                path
+                redacted(path)
                 for path in matched
                 if path not in paths and not any(each.startswith(f"{path}/") for each in matched)
             ),
@@ -295,6 +288,7 @@ def _expand_remote(pattern: str, reading: ReadSettings, skipped: Skipped) -> lis
 def _visible_below(filesystem: Any, folder: str, skipped: Skipped) -> list[str]:
     """The files below a remote folder, except hidden ones and those in hidden folders."""
     root = str(filesystem._strip_protocol(folder)).rstrip("/")
+    root = root.partition("://")[2] or root  # an HTTP address keeps its protocol
     paths = []
     for path in filesystem.find(folder):
         below = path.partition("://")[2] or path
