@@ -167,8 +167,9 @@ class Job:
 
     def batches(self, piece: Slice) -> Iterator[Batch]:
         """The documents of a slice, with the file numbers of the store."""
-        # A split by digest needs the whole text of a document at once.
-        is_whole = self.split is not None and self.split.kind == "hash"
+        # A split by digest needs the whole text of a document at once, and so does a template.
+        is_hashed = self.split is not None and self.split.kind == "hash"
+        is_whole = is_hashed or self.chat is not None
         tokenizer = self.tokenizer
         is_cut_safe = None if is_whole else cut_safety(tokenizer.engine, tokenizer.reference)
         for batch in read_slice(self.files, piece, self.reading, is_cut_safe):
