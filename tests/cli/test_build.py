@@ -89,6 +89,7 @@ def test_json_has_all_numbers(run_json, corpus):
         "bytes_per_token": 71 / 75,
         "rejects": {},
         "num_skipped": 1,
+        "skipped_files": {},
         "num_replaced": 0,
         "read_bytes": corpus.stat().st_size,
         "finished_before": False,

@@ -145,8 +145,9 @@ class _Run:
             raise _CheckFailedError(f"{file.name} does not exist (working directory: {Path.cwd()})")
         if path.is_dir():
             raise _CheckFailedError(f"{file.name} is a directory; name the files in it")
-        # The name of one file lists exactly one file; directories were refused above.
-        (listed,) = list_files(file.name, self._settings.reading)
+        listed, *others = list_files(file.name, self._settings.reading)
+        if others:  # a glob, or a directory that is named by a URL
+            raise _CheckFailedError(f"{file.name} stands for several files; name each of them")
         file.num_bytes, file.format = listed.size, listed.format
         file.compression = listed.compression
         if listed.size == 0:

@@ -254,6 +254,7 @@ def _counts(stores: dict[str, "TokenStore"]) -> dict[str, Any]:
         "bytes_per_token": bytes_per_token(first),
         "rejects": rejects["reasons"],
         "num_skipped": counts.get("skipped", 0),
+        "skipped_files": contents["builds"][-1].get("skipped_files", {}),
         "num_replaced": counts.get("replaced", 0),
         "read_bytes": sum(counts.get(name, 0) for name in _TEXT_BYTES),
     }
@@ -261,6 +262,7 @@ def _counts(stores: dict[str, "TokenStore"]) -> dict[str, Any]:
 
 def _show(directory: Path, stores: dict[str, "TokenStore"], values: dict[str, Any]) -> None:
     """Print a summary and the next command."""
+    from penstock.sources.walk import skipped_text
     from penstock.store.manifest import rejects_file
 
     took = duration_text(values["seconds"])
@@ -293,5 +295,8 @@ def _show(directory: Path, stores: dict[str, "TokenStore"], values: dict[str, An
     if values["num_replaced"]:
         repaired = number_of(values["num_replaced"], "document")
         rows.append(("repaired", f"{repaired} with U+FFFD in place of invalid bytes"))
-    terminal.print_facts(title, [*rows, ("rejected", rejected)])
+    rows.append(("rejected", rejected))
+    if values["skipped_files"]:
+        rows.append(("not read", skipped_text(values["skipped_files"])))
+    terminal.print_facts(title, rows)
     terminal.write(f"next: penstock info {terminal.shell_word(directory)}")

@@ -174,6 +174,10 @@ def _origin(summary: "Summary") -> terminal.Facts:
     }
     if summary.side:
         facts["split"] = f"{summary.split}, this is {summary.side}"
+    if summary.skipped_files:
+        from penstock.sources.walk import skipped_text
+
+        facts["not read"] = skipped_text(summary.skipped_files)
     if summary.num_skipped:
         facts["skipped"] = number_of(summary.num_skipped, "blank record")
     if summary.num_replaced:

@@ -30,8 +30,7 @@ class Expanded:
                 "Download or write it again."
             )
         self._file = file
-        # The larger limit is used: a file of a few bytes may expand 1,000 times without harm.
-        self._limit = max(_FREE_BYTES, file.size * max_expansion)
+        self._limit = expansion_limit(file, max_expansion)
         self._max_expansion = max_expansion
         self._raw = open_file(file)
         self._stream = _decompressor(self._raw, file.compression)
@@ -62,13 +61,7 @@ class Expanded:
             self.position += len(piece)
             # Checked after each piece, so a bomb fills at most one read beyond the limit.
             if self._file.compression and self.position > self._limit:
-                raise SourceError(
-                    f"{self._file.name} ({self._file.size:,} bytes) expands to more than "
-                    f"{self._limit:,} bytes, with max_expansion={self._max_expansion}. It may be "
-                    "a decompression bomb, or very repetitive text. If you trust the file, use a "
-                    "larger max_expansion= (--max-expansion) of penstock.build, or decompress it "
-                    "first."
-                )
+                raise too_expanded(self._file, self._max_expansion)
         # Usually there is one piece, which is returned without a copy.
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -109,6 +102,22 @@ class Expanded:
     def close(self) -> None:
         """Close the file."""
         self._raw.close()
+
+
+def expansion_limit(file: InputFile, max_expansion: int) -> int:
+    """How many bytes the text of a compressed file or a table may have."""
+    # The larger limit is used: a file of a few bytes may expand 1,000 times without harm.
+    return max(_FREE_BYTES, file.size * max_expansion)
+
+
+def too_expanded(file: InputFile, max_expansion: int) -> SourceError:
+    """The error for a file whose text is longer than `expansion_limit`."""
+    return SourceError(
+        f"{file.name} ({file.size:,} bytes) expands to more than "
+        f"{expansion_limit(file, max_expansion):,} bytes, with max_expansion={max_expansion}. It "
+        "may be a decompression bomb, or very repetitive text. If you trust the file, use a larger "
+        "max_expansion= (--max-expansion) of penstock.build, or decompress it first."
+    )
 
 
 def _decompressor(raw: BinaryIO, compression: str | None) -> Any:

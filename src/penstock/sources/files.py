@@ -1,12 +1,12 @@
 """One input file: what is known of it, how it is opened, and whether it changed."""
 
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from penstock.errors import MissingExtraError, SourceError
+from penstock.errors import SourceError
+from penstock.sources.remote import RemoteFile, file_system, redacted, remote_errors
 from penstock.sources.settings import Texts
 
 STDIN = "-"
@@ -71,7 +71,7 @@ def open_file(file: InputFile) -> BinaryIO:
         return cast(BinaryIO, sys.stdin.buffer)
     try:
         if file.remote:
-            return cast(BinaryIO, file_system(file.path).open(file.path, "rb"))
+            return cast(BinaryIO, RemoteFile(file.name, file.path))
         return Path(file.path).open("rb", buffering=0)
     except FileNotFoundError:
         raise _gone(file) from None
@@ -113,7 +113,8 @@ def refuse_changed(file: InputFile) -> None:
 def file_state(path: str) -> tuple[int, str]:
     """The size of a file, and its modification time or ETag."""
     if "://" in path:
-        return _remote_state(file_system(path).info(path))
+        with remote_errors(redacted(path)):
+            return _remote_state(file_system(path).info(path))
     state = Path(path).stat()
     return state.st_size, str(state.st_mtime_ns)
 
@@ -125,22 +126,15 @@ def _remote_state(info: dict[str, Any]) -> tuple[int, str]:
             "so an incomplete download could not be detected. Download it first."
         )
     # Each file system calls it differently. The first one that is there decides.
-    stamps = (info.get(key) for key in ("ETag", "etag", "LastModified", "mtime", "created"))
-    return int(info["size"]), next((str(stamp) for stamp in stamps if stamp is not None), "")
-
-
-def file_system(path: str) -> Any:
-    """The file system of fsspec that opens `path`."""
-    import fsspec
-
-    try:
-        return fsspec.core.url_to_fs(path)[0]
-    except ImportError as error:
-        extra = "s3" if path.startswith("s3") else None
-        advice = f' Install it with: pip install "penstock[{extra}]"' if extra else ""
-        raise MissingExtraError(
-            f"Reading {redacted(path)} needs a package that is not installed: {error}.{advice}"
-        ) from error
+    keys = ("ETag", "etag", "Content-MD5", "LastModified", "Last-Modified", "mtime", "created")
+    stamp = next((str(info[key]) for key in keys if info.get(key) is not None), "")
+    # A file is read in many requests, and without any of these it may be replaced between two.
+    if not stamp and str(info.get("name")).startswith(("http://", "https://")):
+        raise SourceError(
+            f"{redacted(str(info['name']))}: the server gives neither ETag nor Last-Modified, so "
+            "a file that is replaced while it is read could not be detected. Download it first."
+        )
+    return int(info["size"]), stamp
 
 
 def byte_order_mark(block: bytes, file: InputFile) -> int:
@@ -158,8 +152,3 @@ def byte_order_mark(block: bytes, file: InputFile) -> int:
                 f"Convert it: iconv -f {name} -t UTF-8 {file.name} > converted.txt"
             )
     return 0
-
-
-def redacted(url: str) -> str:
-    """`url` without user, password and query, which may be secret."""
-    return re.sub(r"//[^/]*@", "//", url).partition("?")[0]

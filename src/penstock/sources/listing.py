@@ -2,7 +2,9 @@
 
 Paths, globs, directories and URLs become one list, sorted by the bytes of the names, so that
 every machine has the same order. Nothing is guessed silently: a pattern that matches nothing, a
-file that is listed twice, and a file with an unknown suffix in a directory are errors.
+file that is listed twice, and a file with an unknown suffix in a directory are errors. So are a
+pipe, a socket, a device, a broken link, and a file with contents whose size is given as 0. What is
+left out, such as hidden files, is counted by kind and logged, and a build records it.
 """
 
 import glob
@@ -14,15 +16,16 @@ import stat
 import uuid
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import MissingInputError, SourceError
 from penstock.sources.decompress import Expanded
-from penstock.sources.files import BOM, STDIN, InputFile, file_state, file_system, redacted
+from penstock.sources.files import BOM, STDIN, InputFile, file_state, open_file
+from penstock.sources.remote import file_system, redacted, without_secrets
 from penstock.sources.settings import ReadSettings, Texts
-from penstock.sources.walk import file_mode, find_files, matching, refuse_unlisted
+from penstock.sources.walk import Skipped, file_mode, find_files, matching, refuse_unlisted
 
 _log = logging.getLogger("penstock")
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
@@ -39,24 +42,60 @@ _PROTOCOLS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files that inputs name, and what was left out to find them."""
+
+    files: list[InputFile]
+    skipped: dict[str, int]
+    """How many paths were left out, by kind; the kinds are in `penstock.sources.walk`."""
+
+
 def list_files(
     inputs: str | os.PathLike[str] | Sequence[Any] | Texts, reading: ReadSettings
 ) -> list[InputFile]:
-    """The files that `inputs` names, sorted by the bytes of their names."""
+    """The files that `inputs` names, sorted by the bytes of their names.
+
+    Hidden files and directories are left out; a warning in the log counts them.
+    """
+    return list_inputs(inputs, reading).files
+
+
+def list_inputs(
+    inputs: str | os.PathLike[str] | Sequence[Any] | Texts, reading: ReadSettings
+) -> Listing:
+    """The files that `inputs` names, sorted by the bytes of their names, and what was left out."""
     if isinstance(inputs, Texts):
         size, stamp = inputs.num_bytes, inputs.digest
         name = f"texts-{stamp[:16]}"  # different texts have different names
-        return [InputFile(name=name, path="", size=size, stamp=stamp, format="texts", texts=inputs)]
+        file = InputFile(name=name, path="", size=size, stamp=stamp, format="texts", texts=inputs)
+        return Listing([file], {})
     wanted = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
     if not wanted:
         raise SourceError("No inputs were given. Name files, directories, globs or URLs.")
     files: list[InputFile] = []
+    skipped = Skipped()
     for each in wanted:
-        files += _expand(os.fspath(each), reading)
+        files += _expand(os.fspath(each), reading, skipped)
     # Sorted by bytes, because an order by the rules of a language depends on the machine's locale.
     files.sort(key=lambda file: os.fsencode(file.name))
     _refuse_duplicates(files)
-    return files
+    _log_guesses(files, reading)
+    if skipped.counts:
+        _log.warning("Not read: %s. To read any of these, name them.", skipped)
+    return Listing(files, skipped.counts)
+
+
+def _log_guesses(files: list[InputFile], reading: ReadSettings) -> None:
+    """Log which files are read as text only because their suffix is not known."""
+    guessed = [file.name for file in files if not file.is_stdin and _suffixes(file.name)[0] is None]
+    if guessed and reading.format == "auto":
+        _log.warning(
+            "Files whose suffix penstock does not know are read as text: %s of %s (%s).",
+            f"{len(guessed):,}",
+            f"{len(files):,}",
+            ", ".join(guessed[:3]) + (", …" if len(guessed) > 3 else ""),
+        )
 
 
 def _stdin(reading: ReadSettings) -> InputFile:
@@ -76,20 +115,24 @@ def _stdin(reading: ReadSettings) -> InputFile:
     return InputFile(name=STDIN, path=STDIN, size=0, stamp=uuid.uuid4().hex, format=kind)
 
 
-def _expand(pattern: str, reading: ReadSettings) -> list[InputFile]:
+def _expand(pattern: str, reading: ReadSettings, skipped: Skipped) -> list[InputFile]:
     if pattern == STDIN:
         return [_stdin(reading)]
-    protocol, is_url, _ = pattern.partition("://")
-    if is_url and not re.search(r"\s", protocol):
-        return _expand_remote(pattern, reading)
+    protocol, is_url, rest = pattern.partition("://")
+    if is_url and protocol == "file":
+        # A path by another name. fsspec would take a link to a directory for a file, and would
+        # wait for ever for somebody to write to a pipe.
+        pattern = rest
+    elif is_url and not re.search(r"\s", protocol):
+        return _expand_remote(pattern, reading, skipped)
     path = Path(pattern)
     # Existing files are looked for first, because a file name may contain characters of a glob.
     kind = file_mode(str(path))
     if stat.S_ISDIR(kind):
-        return _expand_directory(path, reading)
+        return _expand_directory(path, reading, skipped)
     if kind:
         return [_input_file(str(path), reading)]
-    found = matching(pattern) if glob.has_magic(pattern) else []
+    found = matching(pattern, skipped) if glob.has_magic(pattern) else []
     if found:
         return [_input_file(name, reading) for name in found]
     # Several words without the suffix of a file are rather a text than a name.
@@ -108,7 +151,7 @@ def _expand(pattern: str, reading: ReadSettings) -> list[InputFile]:
     )
 
 
-def _expand_directory(path: Path, reading: ReadSettings) -> list[InputFile]:
+def _expand_directory(path: Path, reading: ReadSettings, skipped: Skipped) -> list[InputFile]:
     if (path / "dataset_dict.json").is_file():
         splits = json.loads((path / "dataset_dict.json").read_bytes()).get("splits", [])
         raise SourceError(
@@ -118,7 +161,7 @@ def _expand_directory(path: Path, reading: ReadSettings) -> list[InputFile]:
     if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
         names = _dataset_files(path / "state.json")
         return [_input_file(str(path / name), reading) for name in names]
-    found = [Path(name) for name in find_files(str(path))]
+    found = [Path(name) for name in find_files(str(path), skipped)]
     if not found:
         raise SourceError(f"{path} is a directory without files.")
     unknown = [file for file in found if _suffixes(file.name)[0] is None]
@@ -157,6 +200,8 @@ def _input_file(path: str, reading: ReadSettings) -> InputFile:
         raise SourceError(
             f"{path} is not a regular file, and a build may read it twice. Copy it to a file."
         )
+    if size == 0:
+        _refuse_contents(name, path)
     # The suffix is taken from the name without its query: a signed URL may end with anything.
     guessed, compression = _suffixes(name)
     kind = reading.format if reading.format != "auto" else guessed or "text"
@@ -170,6 +215,22 @@ def _input_file(path: str, reading: ReadSettings) -> InputFile:
     return replace(file, format="json") if is_json and _is_array(file, reading) else file
 
 
+def _refuse_contents(name: str, path: str) -> None:
+    """Raise if a file has contents, though its size is given as 0, as in /proc."""
+    file = InputFile(name=name, path=path, size=0, stamp="", format="text")
+    try:
+        with open_file(file) as stream:
+            is_empty = not stream.read(1)
+    except OSError as error:
+        raise SourceError(f"{name} cannot be read: {error.strerror or error}.") from error
+    if not is_empty:
+        raise SourceError(
+            f"{name} has contents, but its file system gives its size as 0 bytes, as /proc and "
+            "some network mounts do. So it is not known when all of it was read. Copy it to a "
+            "disk, and name the copy."
+        )
+
+
 def _is_array(file: InputFile, reading: ReadSettings) -> bool:
     """Whether a .json file is one array; many such files are JSON Lines instead."""
     if not file.size:
@@ -181,7 +242,7 @@ def _is_array(file: InputFile, reading: ReadSettings) -> bool:
             return False
 
 
-def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
+def _expand_remote(pattern: str, reading: ReadSettings, skipped: Skipped) -> list[InputFile]:
     protocol = pattern.partition("://")[0]
     if "::" in pattern or protocol not in _PROTOCOLS:
         raise SourceError(
@@ -191,29 +252,53 @@ def _expand_remote(pattern: str, reading: ReadSettings) -> list[InputFile]:
     filesystem = file_system(pattern)
     try:
         is_directory = filesystem.isdir(pattern)
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001  (of aiohttp, botocore and others, by protocol)
         raise SourceError(
-            f"{redacted(pattern)} cannot be reached: {error}. Check the address and the "
-            "network, or download the file and name the copy."
-        ) from error
+            f"{redacted(pattern)} cannot be reached: {without_secrets(error)}. Check the address "
+            "and the network, or download the file and name the copy."
+        ) from None
     if is_directory:
         refuse_unlisted(filesystem, pattern)
-        paths = [
-            path for path in filesystem.find(pattern) if not path.rsplit("/", 1)[-1].startswith(".")
-        ]
+        paths = _visible_below(filesystem, pattern, skipped)
     # In an HTTP address, `?` begins the query and is not a wildcard.
     elif glob.has_magic(pattern.partition("?")[0] if protocol.startswith("http") else pattern):
         _refuse_unlisted_glob(filesystem, pattern)
-        paths = [path for path in filesystem.glob(pattern) if not filesystem.isdir(path)]
+        matched = filesystem.glob(pattern)
+        paths = [path for path in matched if not filesystem.isdir(path)]
+        # Directories that `**` enters are matched too; only their own files would be missing.
+        skipped.add(
+            "directories",
+            *(
+                redacted(path)
+                for path in matched
+                if path not in paths and not any(each.startswith(f"{path}/") for each in matched)
+            ),
+        )
     else:
         paths = [pattern]
     if not paths:
         raise MissingInputError(f"{redacted(pattern)} matches no file.")
-    # fsspec returns most paths without their protocol. In file:// and memory:// a leading slash is
-    # part of the name; in other protocols it is not.
-    prefix, slashes = f"{protocol}://", "" if protocol in ("file", "memory") else "/"
+    # fsspec returns most paths without their protocol. In memory:// a leading slash is part of the
+    # name; in other protocols it is not.
+    prefix, slashes = f"{protocol}://", "" if protocol == "memory" else "/"
     urls = [path if "://" in path else prefix + path.lstrip(slashes) for path in paths]
     return [_input_file(url, reading) for url in urls]
+
+
+def _visible_below(filesystem: Any, folder: str, skipped: Skipped) -> list[str]:
+    """The files below a remote folder, except hidden ones and those in hidden folders."""
+    root = str(filesystem._strip_protocol(folder)).rstrip("/")
+    root = root.partition("://")[2] or root  # an HTTP address keeps its protocol
+    paths = []
+    for path in filesystem.find(folder):
+        below = path.partition("://")[2] or path
+        parts = below.removeprefix(root).split("/")
+        hidden = next((number for number, part in enumerate(parts) if part[:1] == "."), None)
+        if hidden is None:
+            paths.append(path)
+        else:  # a hidden folder counts once
+            skipped.add("hidden", redacted(root + "/".join(parts[: hidden + 1])))
+    return paths
 
 
 def _refuse_unlisted_glob(filesystem: Any, pattern: str) -> None:

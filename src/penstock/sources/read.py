@@ -31,7 +31,7 @@ from penstock.sources.slices import InputSpan, Slice, damaged, record_splitter
 from penstock.sources.splitters import Spans, Splitter
 from penstock.sources.tables import read_rows
 from penstock.sources.validate import too_long, validate
-from penstock.sources.whole import IsCutSafe, block_borders, rule_of
+from penstock.sources.whole import IsCutSafe, block_borders, divided, rule_of
 
 _LOOK_BYTES = 1 << 16
 
@@ -55,6 +55,8 @@ def read_slice(
             document that ends in this slice is one text.
     """
     batches = _read_spans(files, piece, reading, is_cut_safe)
+    if is_cut_safe is not None:
+        batches = (each for batch in batches for each in divided(batch, is_cut_safe))
     return document.gather(batches, BLOCK_BYTES // 2)
 
 
@@ -215,17 +217,25 @@ class _SpanReader:
             data = self._read_at(place, wanted)
             border = size if ended else splitter.last_border(data)
             if border:
-                yield self._block(data if border == len(data) else data[:border], splitter, place)
+                batch = self._block(data if border == len(data) else data[:border], splitter, place)
+                # The consumer may take minutes, and a long record should not be held twice.
+                del data
+                yield batch
                 place, size = place + border, BLOCK_BYTES
-            # No border in `size` bytes, so the record is longer than that.
-            elif not splitter.in_order and size > self.reading.max_document_bytes + BLOCK_BYTES:
-                length = self._record_bytes(splitter, place, size)
-                why = too_long(length, self.reading)
-                reject = Reject(self.span.file, place, length, *why)
-                yield _empty(Tally(rejected=1, rejected_bytes=length), reject)
-                place, size = place + length, BLOCK_BYTES
+            elif splitter.in_order:
+                size *= 2  # the span holds its text, so reading it again takes no time
             else:
-                size *= 2  # reads the record again: at most twice the work, also for a line of 1 GB
+                # No border in `size` bytes. The length of the record is found first, and then
+                # exactly the record is read, so that no more than the record is in memory.
+                length = self._record_bytes(splitter, place, size)
+                while 2 * size < length:
+                    size *= 2
+                if size > self.reading.max_document_bytes + BLOCK_BYTES:
+                    why = too_long(length, self.reading)
+                    reject = Reject(self.span.file, place, length, *why)
+                    yield _empty(Tally(rejected=1, rejected_bytes=length), reject)
+                    place, length = place + length, BLOCK_BYTES
+                size = length
 
     def _whole_records(self, splitter: Splitter, place: int, size: int) -> int:
         """How many of the next `size` bytes form whole records; searches the last 64 KiB of them.

@@ -160,7 +160,7 @@ class _Cutter:
     def _cut_file(self, file: InputFile, number: int) -> Iterator[tuple[InputSpan, int]]:
         """The spans of one file, and how many bytes of text each holds."""
         if file.format in ("parquet", "arrow"):
-            spans = list(table_spans(file, self.reading.field, self.slice_bytes))
+            spans = list(table_spans(file, self.reading, self.slice_bytes))
             for start, stop, num_bytes in spans:
                 # An equal share of the file for each: progress is shown by bytes on disk.
                 yield InputSpan(number, start, stop, file.size // len(spans)), num_bytes

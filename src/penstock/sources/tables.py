@@ -4,30 +4,51 @@ Parquet is read by row group, and page checksums are verified if the file has th
 saved by `datasets.save_to_disk` is a directory of Arrow streams; Arrow maps them into memory
 without the `datasets` package. In both cases only the text column is read, and extension types
 are refused before anything is decoded.
+
+A table of a few hundred bytes may stand for terabytes: one long text in a dictionary, and a run of
+a million references to it. So sizes are checked against `max_expansion` before text is expanded,
+and text is expanded in blocks.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
+from numpy.typing import NDArray
 
 from penstock.errors import SourceError
-from penstock.sources.document import ArrowArray, Batch, binary_array
+from penstock.sources.claims import arrow_claims
+from penstock.sources.decompress import expansion_limit, too_expanded
+from penstock.sources.document import (
+    ArrowArray,
+    Batch,
+    binary_array,
+    byte_lengths,
+    null_rows,
+)
 from penstock.sources.files import InputFile, open_file
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings, Texts
 from penstock.sources.validate import validate
 
+# Rows of a batch of Parquet are so few that they fit into this memory even if each of them is the
+# longest text of the dictionary.
+_BATCH_MEMORY = 64 << 20
 
-def table_spans(file: InputFile, field: str, slice_bytes: int) -> Iterator[tuple[int, int, int]]:
+
+def table_spans(
+    file: InputFile, reading: ReadSettings, slice_bytes: int
+) -> Iterator[tuple[int, int, int]]:
     """Ranges of row groups (of record batches in Arrow files), of about `slice_bytes` each.
 
     Yields the first number, the number after the last, and the size in bytes of each range.
     """
-    sizes = _parquet_sizes(file, field) if file.format == "parquet" else _arrow_sizes(file, field)
+    is_parquet = file.format == "parquet"
+    sizes = _parquet_sizes(file, reading) if is_parquet else _arrow_sizes(file, reading)
     start, held = 0, 0
     for number, size in enumerate(sizes):
         # A quarter above a slice is allowed: row groups are often close to a slice in size.
@@ -46,7 +67,7 @@ def read_rows(
         rows = _text_rows(file.texts, start, stop)
     else:
         read = _parquet_rows if file.format == "parquet" else _arrow_rows
-        rows = read(file, start, stop, reading.field)
+        rows = _expanded(read(file, start, stop, reading.field), file, reading.max_expansion)
     keep_blank = file.texts is not None and file.texts.keep_blank
     for first, column in rows:
         places = np.arange(first, first + len(column), dtype=np.uint64)
@@ -62,29 +83,71 @@ def _our_errors(file: InputFile, kind: str) -> Iterator[None]:
         raise SourceError(f"{file.name} cannot be read as {kind}: {error}") from error
 
 
-def _open_parquet(file: InputFile, field: str | None = None) -> Any:
+def _expanded(
+    rows: Iterator[tuple[int, ArrowArray]], file: InputFile, max_expansion: int
+) -> Iterator[tuple[int, ArrowArray]]:
+    """The columns of `rows` as large_binary arrays, in blocks of about 4 MiB.
+
+    Raises:
+        SourceError: the text is longer than `max_expansion` allows; it was not expanded yet.
+    """
+    limit, done = expansion_limit(file, max_expansion), 0
+    for first, column in rows:
+        ends = np.cumsum(_text_lengths(column))
+        done += int(ends[-1]) if len(ends) else 0
+        if done > limit:
+            raise too_expanded(file, max_expansion)
+        start = 0
+        while start < len(column):
+            # Up to the first row at which the block is full, and at least one row.
+            held = int(ends[start - 1]) if start else 0
+            stop = max(start + 1, int(np.searchsorted(ends, held + BLOCK_BYTES, side="right")))
+            yield first + start, _decoded(column.slice(start, stop - start))
+            start = stop
+
+
+def _text_lengths(column: ArrowArray) -> NDArray[np.int64]:
+    """The length of each text in bytes; 0 for nulls."""
+    if isinstance(column.type, pa.DictionaryType):
+        lengths = np.append(_text_lengths(column.dictionary), 0)
+        # A null becomes the last index, whose length is 0.
+        indices = column.indices.cast(pa.int64()).fill_null(len(lengths) - 1)
+        return np.asarray(lengths[indices.to_numpy(zero_copy_only=False)], np.int64)
+    if column.type == pa.string_view() and len(column):
+        # Arrow has no function for these: each row is 16 bytes, which begin with the length.
+        views = np.frombuffer(column.buffers()[1], np.int32).reshape(-1, 4)
+        sizes = views[column.offset : column.offset + len(column), 0].astype(np.int64)
+        sizes[null_rows(column)] = 0
+        return sizes
+    return byte_lengths(column.cast(pa.large_binary()))
+
+
+def _open_parquet(file: InputFile, field: str | None = None, **options: Any) -> Any:
     import pyarrow.parquet as pq
 
     with _our_errors(file, "Parquet"):
-        parquet = pq.ParquetFile(
-            open_file(file) if file.remote else file.path, page_checksum_verification=True
-        )
+        source = open_file(file) if file.remote else file.path
+        parquet = pq.ParquetFile(source, page_checksum_verification=True, **options)
         if field is not None:
             _refuse_no_text(parquet.schema_arrow, file, field)
         return parquet
 
 
-def _parquet_sizes(file: InputFile, field: str) -> list[int]:
+def _parquet_sizes(file: InputFile, reading: ReadSettings) -> list[int]:
     """The size of each row group, including columns other than the text.
 
     The size of the text column would be more exact. But Arrow 26 ends the process when it reads
     damaged metadata of a column.
     """
-    metadata = _open_parquet(file, field).metadata
-    return [
+    metadata = _open_parquet(file, reading.field).metadata
+    sizes = [
         max(0, metadata.row_group(group).total_byte_size)
         for group in range(metadata.num_row_groups)
     ]
+    # The file says this itself, so nothing was decompressed yet.
+    if sum(sizes) > expansion_limit(file, reading.max_expansion):
+        raise too_expanded(file, reading.max_expansion)
+    return sizes
 
 
 def _parquet_rows(
@@ -94,33 +157,56 @@ def _parquet_rows(
     # Offsets of documents are row numbers of the whole file, so earlier groups are counted.
     groups = [parquet.metadata.row_group(group) for group in range(stop)]
     row = sum(group.num_rows for group in groups[:start])
-    end = sum(group.num_rows for group in groups)
-    num_bytes = sum(group.total_byte_size for group in groups[start:])
+    for number in range(start, stop):
+        group = groups[number]
+        end = row + group.num_rows
+        # As many rows as make about one block of text, by the average size of a row.
+        wanted = BLOCK_BYTES * group.num_rows // max(1, group.total_byte_size)
+        longest = _longest_entry(file, field, number) if group.num_rows else 0
+        with _our_errors(file, "Parquet"):
+            batches = parquet.iter_batches(
+                batch_size=max(1, min(65_536, wanted, _BATCH_MEMORY // max(1, longest))),
+                row_groups=[number],
+                columns=[field],
+                # The workers of the build use all cores already.
+                use_threads=False,
+            )
+            for batch in batches:
+                yield row, _column(batch, field)
+                row += batch.num_rows
+        # Arrow stops too early in some damaged files, without an error.
+        if row != end:
+            raise SourceError(
+                f"{file.name} is damaged: row group {number} ends at row {row:,} and not at "
+                f"{end:,}. Download or write it again."
+            )
+
+
+def _longest_entry(file: InputFile, field: str, group: int) -> int:
+    """The length of the longest text in the dictionary of a row group; 0 if it has none.
+
+    Read as a dictionary, the first row comes with all entries. The other rows are not read so,
+    because Arrow would make a dictionary of texts that have none, in ten times the time.
+    """
+    parquet = _open_parquet(file, field, read_dictionary=[field], pre_buffer=False)
     with _our_errors(file, "Parquet"):
         batches = parquet.iter_batches(
-            # As many rows as make about one block of text, by the average size of a row.
-            batch_size=max(1, min(65_536, BLOCK_BYTES * (end - row) // max(1, num_bytes))),
-            row_groups=list(range(start, stop)),
-            columns=[field],
-            # The workers of the build use all cores already.
-            use_threads=False,
+            batch_size=1, row_groups=[group], columns=[field], use_threads=False
         )
-        for batch in batches:
-            yield row, _column(batch, field)
-            row += batch.num_rows
-    # Arrow stops too early in some damaged files, without an error.
-    if row != end:
-        raise SourceError(
-            f"{file.name} is damaged: it ends at row {row:,} and not at {end:,}. Download or write "
-            "it again."
-        )
+        # A damaged group may have no row; the caller reports that.
+        columns = [_column(batch, field) for batch in islice(batches, 1)]
+    entries = [each.dictionary for each in columns if isinstance(each.type, pa.DictionaryType)]
+    return max((int(_text_lengths(each).max(initial=0)) for each in entries), default=0)
+
+
+def _arrow_source(file: InputFile) -> Any:
+    # Mapped into memory, so that only the pages of the text column are read.
+    return pa.PythonFile(open_file(file), "r") if file.remote else pa.memory_map(file.path)
 
 
 def _arrow_batches(file: InputFile) -> Iterator[Any]:
     with _our_errors(file, "an Arrow stream"):
-        # Mapped into memory, so that only the pages of the text column are read.
-        source = pa.PythonFile(open_file(file), "r") if file.remote else pa.memory_map(file.path)
-        yield from _untruncated(file, pa.ipc.open_stream(source))
+        yield from _untruncated(file, pa.ipc.open_stream(_arrow_source(file)))
 
 
 def _untruncated(file: InputFile, batches: Iterator[Any]) -> Iterator[Any]:
@@ -157,7 +243,12 @@ def _arrow_column(batch: Any, file: InputFile, field: str) -> ArrowArray:
         return column
 
 
-def _arrow_sizes(file: InputFile, field: str) -> list[int]:
+def _arrow_sizes(file: InputFile, reading: ReadSettings) -> list[int]:
+    with _our_errors(file, "an Arrow stream"):
+        # Arrow allocates what a compressed buffer claims before it decompresses the buffer.
+        if arrow_claims(_arrow_source(file)) > expansion_limit(file, reading.max_expansion):
+            raise too_expanded(file, reading.max_expansion)
+    field = reading.field
     return [_arrow_column(batch, file, field).nbytes for batch in _arrow_batches(file)]
 
 
@@ -212,6 +303,12 @@ def _column(batch: Any, field: str) -> ArrowArray:
     # Decoding an index outside the dictionary would crash the process.
     if isinstance(column.type, pa.DictionaryType):
         column.validate(full=True)
+    return column
+
+
+def _decoded(column: ArrowArray) -> ArrowArray:
+    """A column of any type of text as a large_binary array."""
+    if isinstance(column.type, pa.DictionaryType):
         column = column.dictionary_decode()
     if column.type == pa.string_view():
         column = column.cast(pa.large_string())

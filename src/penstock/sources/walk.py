@@ -2,93 +2,193 @@
 
 `os.walk`, `glob` and fsspec silently leave out a directory that they cannot list. A build would
 then miss its documents without any sign of it. Here every such directory is an error, with its
-name and the reason.
+name and the reason. The little that is left out on purpose is counted by kind: see `KINDS`.
 """
 
 # Names stay as the user wrote them: Path would make "a.txt" of "./a.txt".
-# ruff: noqa: PTH116, PTH118, PTH208
+# ruff: noqa: PTH116, PTH118, PTH119, PTH120, PTH208
 
 import errno
 import fnmatch
 import glob
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from penstock.errors import SourceError
 
+# What a listing may leave out. Everything else is read, or is an error.
+KINDS = {
+    "hidden": "hidden",
+    "linked": "directories that a link leads to a second time",
+    "directories": "directories that match a pattern of files",
+}
 
-def find_files(folder: str) -> list[str]:
+
+class Skipped:
+    """The paths that a listing left out, by kind; each path counts once."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, set[str]] = {}
+
+    def add(self, kind: str, *paths: str) -> None:
+        """Leave out `paths`; `kind` is a key of `KINDS`."""
+        if paths:
+            self._paths.setdefault(kind, set()).update(paths)
+
+    def paths(self, kind: str) -> list[str]:
+        """The paths of one kind, sorted."""
+        return sorted(self._paths.get(kind, ()), key=os.fsencode)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many paths were left out, by kind."""
+        return {kind: len(self._paths[kind]) for kind in KINDS if kind in self._paths}
+
+    def __str__(self) -> str:
+        shown = {kind: ", ".join(self.paths(kind)[:3]) for kind in self.counts}
+        return "; ".join(
+            f"{number:,} {KINDS[kind]} ({shown[kind]}{', …' if number > 3 else ''})"
+            for kind, number in self.counts.items()
+        )
+
+
+def skipped_text(counts: Mapping[str, int]) -> str:
+    """What a listing left out, from the counts in a manifest.
+
+    >>> skipped_text({"hidden": 2, "directories": 1})
+    '2 hidden; 1 directories that match a pattern of files'
+    """
+    return "; ".join(f"{number:,} {KINDS.get(kind, kind)}" for kind, number in counts.items())
+
+
+def find_files(folder: str, skipped: Skipped) -> list[str]:
     """All files below `folder`, except names that begin with a dot.
 
-    Links to directories are followed, and every real directory is listed once.
+    Links to directories are followed. A directory that several names lead to is listed once, under
+    its real name if that is below `folder`, and otherwise under the first of the links. So the
+    names do not depend on the order in which the system lists a directory.
     """
     found: list[str] = []
-    listed: set[str] = set()
-    waiting = [folder]
-    while waiting:
-        current = waiting.pop()
-        # By the real path, so that a link to a parent folder does not lead in circles.
-        real = os.path.realpath(current)
-        if real in listed:
-            continue
-        listed.add(real)
-        with _our_errors(current), os.scandir(current) as entries:
-            visible = [entry for entry in entries if not entry.name.startswith(".")]
-        for entry in visible:
-            with _our_errors(entry.path):  # following a link may fail
-                (waiting if entry.is_dir() else found).append(entry.path)
+    listed: set[tuple[int, int]] = set()
+    links = [folder]
+    while links:
+        # Links found in this round wait for the next one, so real directories come first.
+        round_links, links = sorted(links, key=os.fsencode), []
+        for link in round_links:
+            waiting = [link]
+            while waiting:
+                current = waiting.pop()
+                with _our_errors(current):
+                    state = os.stat(current)
+                # By device and inode, so that a link to a parent does not lead in circles.
+                if (state.st_dev, state.st_ino) in listed:
+                    skipped.add("linked", current)
+                    continue
+                listed.add((state.st_dev, state.st_ino))
+                for entry in _visible(current, skipped):
+                    with _our_errors(entry.path):  # following a link may fail
+                        kind = links if entry.is_symlink() else waiting
+                        (kind if entry.is_dir() else found).append(entry.path)
     return found
 
 
-def matching(pattern: str) -> list[str]:
+def _visible(folder: str, skipped: Skipped) -> list["os.DirEntry[str]"]:
+    """The entries of a directory whose names do not begin with a dot."""
+    with _our_errors(folder), os.scandir(folder) as entries:
+        visible = []
+        for entry in entries:
+            if entry.name.startswith("."):
+                skipped.add("hidden", entry.path)
+            else:
+                visible.append(entry)
+    return visible
+
+
+def matching(pattern: str, skipped: Skipped | None = None) -> list[str]:
     """The files that a glob matches; `**` matches any number of directories, including none.
 
-    Like `glob.glob(pattern, recursive=True)`, but errors are raised, and broken links are listed.
+    Like `glob.glob(pattern, recursive=True)`, but errors are raised, broken links are listed, and
+    `skipped` is told of hidden names and of directories whose files are not matched.
     """
+    seen = Skipped()
     # Each file once: two `**` in a pattern may find it in several ways.
-    return [path for path in dict.fromkeys(_matches(pattern)) if not _is_directory(path)]
+    paths = list(dict.fromkeys(_matches(pattern, seen)))
+    if skipped is not None:
+        name = os.path.basename(pattern)
+        is_wanted = partial(fnmatch.fnmatch, pat=name)
+        # A hidden file counts if the pattern names it, and a hidden directory in any case.
+        hidden = [
+            path
+            for path in seen.paths("hidden")
+            if is_wanted(os.path.basename(path)) or _is_directory(path)
+        ]
+        entered = {folder for path in paths for folder in _parents(path)}
+        closed = [each for each in paths if _is_directory(each) and each.rstrip("/") not in entered]
+        skipped.add("hidden", *hidden)
+        skipped.add("linked", *seen.paths("linked"))
+        skipped.add("directories", *closed)
+    return [path for path in paths if not _is_directory(path)]
 
 
-def _matches(pattern: str) -> Iterator[str]:
+def _parents(path: str) -> Iterator[str]:
+    """The directories above `path`, as it names them."""
+    path = path.rstrip("/")
+    while (above := os.path.dirname(path)) not in ("", path):
+        yield above
+        path = above
+
+
+def _matches(pattern: str, skipped: Skipped) -> Iterator[str]:
     folder, name = os.path.split(pattern)
     if not glob.has_magic(pattern):
         if _exists(pattern):
             yield pattern
         return
     # The root is its own parent, and contains no wildcard.
-    folders = _matches(folder) if folder != pattern and glob.has_magic(folder) else [folder]
+    is_deep = folder != pattern and glob.has_magic(folder)
+    folders = _matches(folder, skipped) if is_deep else [folder]
     for each in folders:
         if name == "**":
-            yield from _below(each, ())
+            yield from _below(each, (), skipped)
         elif glob.has_magic(name):
-            yield from (os.path.join(each, found) for found in _matching_names(each, name))
+            names = _matching_names(each, name, skipped)
+            yield from (os.path.join(each, found) for found in names)
         elif _exists(os.path.join(each, name)):
             yield os.path.join(each, name)
 
 
-def _below(folder: str, above: tuple[str, ...]) -> Iterator[str]:
+def _below(folder: str, above: tuple[str, ...], skipped: Skipped) -> Iterator[str]:
     """`folder` and everything below it; a link to one of its parents is not followed."""
+    if not _is_directory(folder):
+        return
     real = os.path.realpath(folder or os.curdir)
-    if real in above or not _is_directory(folder):
+    if real in above:
+        skipped.add("linked", folder)
         return
     yield os.path.join(folder, "")
-    for name in _matching_names(folder, "*"):
+    for name in _matching_names(folder, "*", skipped):
         path = os.path.join(folder, name)
         yield path
         if _is_directory(path):
-            yield from _below(path, (*above, real))
+            yield from _below(path, (*above, real), skipped)
 
 
-def _matching_names(folder: str, pattern: str) -> list[str]:
+def _matching_names(folder: str, pattern: str, skipped: Skipped) -> list[str]:
     """The names in a folder that match; a name with a leading dot needs a pattern with one."""
     if not _is_directory(folder):
         return []
     with _our_errors(folder):
         names = fnmatch.filter(sorted(os.listdir(folder or os.curdir)), pattern)
-    return names if pattern.startswith(".") else [each for each in names if each[:1] != "."]
+    if pattern.startswith("."):
+        return names
+    for name in names:
+        if name.startswith("."):
+            skipped.add("hidden", os.path.join(folder, name))
+    return [each for each in names if each[:1] != "."]
 
 
 def _exists(path: str) -> bool:

@@ -17,8 +17,18 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from penstock.errors import SourceError
 from penstock.sources.decompress import Expanded
+from penstock.sources.document import (
+    Batch,
+    Edges,
+    SeparatedTexts,
+    binary_array,
+    compact,
+    text_offsets,
+)
 from penstock.sources.files import InputFile, open_file, read_fully
 from penstock.sources.settings import BLOCK_BYTES, RULE_BYTES, ReadSettings
 
@@ -117,6 +127,39 @@ def block_borders(text: Any, is_cut_safe: IsCutSafe | None) -> Iterator[int]:
         start = begin + found
         yield start
     yield len(view)
+
+
+def divided(batch: Batch, is_cut_safe: IsCutSafe) -> Iterator[Batch]:
+    """The batch, with its long documents in blocks, so that the tokenizer needs less memory.
+
+    A document of 400 MB as one text took eight times its size. In blocks, it takes its own size
+    and that of a block, and has the same ids.
+    """
+    texts = batch.stored
+    if isinstance(texts, SeparatedTexts):
+        view, starts, stops = memoryview(texts.data), texts.starts, texts.stops
+    else:
+        view, ends = memoryview(texts.buffers()[2] or b""), text_offsets(texts)
+        starts, stops = ends[:-1], ends[1:]
+    long = np.flatnonzero(stops - starts > 2 * BLOCK_BYTES).tolist()
+    if batch.edges is not None or not long:
+        yield batch
+        return
+    # Counts and rejects belong to the whole batch, and come with a batch without documents.
+    none = np.zeros(0, np.uint64)
+    yield Batch(binary_array([]), none, none, batch.tally, batch.rejects, rules=batch.rules)
+    for before, row in pairwise([-1, *long, len(starts)]):
+        short = slice(before + 1, row)
+        if short.start < short.stop:
+            kept = compact(view, starts[short], stops[short])
+            yield Batch(kept, batch.files[short], batch.offsets[short])
+        if row < len(starts):
+            text, place = view[starts[row] : stops[row]], slice(row, row + 1)
+            for first, last in pairwise(block_borders(text, is_cut_safe)):
+                ends_here = last == len(text)
+                edges = Edges.of(begins=first == 0, ends=ends_here, closes=ends_here)
+                block = binary_array([bytes(text[first:last])])
+                yield Batch(block, batch.files[place], batch.offsets[place], edges=edges)
 
 
 def file_rule(file: InputFile, reading: ReadSettings) -> str:

@@ -83,7 +83,9 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
 
     Args:
         inputs: Paths, globs, directories or URLs, or `Texts` in memory. Files may be plain,
-            .gz, .zst, .bz2 or .xz, and are read in the order of their names.
+            .gz, .zst, .bz2 or .xz, and are read in the order of their names. In a directory, links
+            are followed, and each directory is read once. Hidden files are not read; the log and
+            the manifest count them. A pipe, a broken link or an unknown suffix is an error.
         store: The directory to write.
         tokenizer: A name, a path or an object; see `load_tokenizer`.
         format: "text", "jsonl", "json" (an array of records), "csv", "tsv", "parquet" or "arrow".
@@ -300,6 +302,7 @@ def _commit_side(
                 "rejects": {"bytes": size, "sha256": digest, "reasons": reasons},
                 "reading": settings["reading"],
                 **({"documents": dict(sorted(rules.items()))} if rules else {}),
+                **({"skipped_files": job.skipped} if job.skipped else {}),
                 "inputs": inputs,
             },
         ],

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,7 +22,7 @@ import numpy as np
 from penstock.errors import StoreError, TokenizerError
 from penstock.sources.document import Batch, Reject, binary_array
 from penstock.sources.files import InputFile
-from penstock.sources.listing import list_files
+from penstock.sources.listing import list_inputs
 from penstock.sources.read import read_slice
 from penstock.sources.settings import Format, ReadSettings, Texts
 from penstock.sources.slices import Slice, cut
@@ -131,6 +131,9 @@ class Job:
     """Everything that the bytes of the store depend on, as JSON."""
     chat: "ChatStage | None" = None
     """Renders documents that are conversations."""
+    skipped: dict[str, int] = field(default_factory=dict)
+    """How many paths the listing left out, by kind. Not in `recorded`: a hidden file that appears
+    later does not make another build of the same inputs."""
     split: Split | None = None
     first_build: int = 0
     """Number of earlier builds of the same store."""
@@ -172,8 +175,9 @@ class Job:
 
     def batches(self, piece: Slice) -> Iterator[Batch]:
         """The documents of a slice, with the file numbers of the store."""
-        # A split by digest needs the whole text of a document at once.
-        is_whole = self.split is not None and self.split.kind == "hash"
+        # A split by digest needs the whole text of a document at once, and so does a template.
+        is_hashed = self.split is not None and self.split.kind == "hash"
+        is_whole = is_hashed or self.chat is not None
         tokenizer = self.tokenizer
         is_cut_safe = None if is_whole else cut_safety(tokenizer.engine, tokenizer.reference)
         for batch in read_slice(self.files, piece, self.reading, is_cut_safe):
@@ -193,7 +197,8 @@ class Job:
 
 def prepare(settings: BuildSettings) -> Job:
     """List the inputs, load the tokenizer and create the directory; nothing else is written."""
-    files = list_files(settings.inputs, settings.read_settings)
+    listing = list_inputs(settings.inputs, settings.read_settings)
+    files = listing.files
     tokenizer, eos, bos = settings.tokenizer, settings.eos, settings.bos
     special_tokens, add_tokens = settings.special_tokens, settings.add_tokens
     stage = None
@@ -225,7 +230,7 @@ def prepare(settings: BuildSettings) -> Job:
         **({} if stage is None else {"chat": stage.chat.describe()}),
     }
     directory = _made_directory(Path(settings.store))
-    return Job(settings, directory, files, reading, loaded, recorded, stage)
+    return Job(settings, directory, files, reading, loaded, recorded, stage, listing.skipped)
 
 
 def _made_directory(directory: Path) -> Path:

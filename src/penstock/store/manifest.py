@@ -65,7 +65,8 @@ def _check_build(done: JsonObject, path: str) -> None:
     rejects = done["rejects"]
     _string(rejects["sha256"], f"{path}.rejects.sha256", _HEX)
     single = {"slices": done["slices"], "rejects.bytes": rejects["bytes"]}
-    for group in (single, done["counts"], rejects["reasons"], done.get("documents", {})):
+    optional = (done.get(name, {}) for name in ("documents", "skipped_files"))
+    for group in (single, done["counts"], rejects["reasons"], *optional):
         for name, value in group.items():
             _count(value, f"{path}: {name}")
     if not isinstance(done["reading"], dict):

@@ -88,6 +88,8 @@ class Summary:
     inputs: tuple[JsonObject, ...]
     num_skipped: int
     """Empty and blank records, of both sides of a split."""
+    skipped_files: dict[str, int]
+    """Paths that the listings of all builds left out, by kind, such as "hidden"."""
     num_replaced: int
     """Documents with invalid UTF-8 that was replaced by U+FFFD, of both sides."""
     rejects: dict[str, int]
@@ -114,6 +116,9 @@ def summarize(store: TokenStore) -> Summary:
     logs = sum(done["rejects"]["bytes"] for done in builds)
     rejects = sum((Counter(done["rejects"]["reasons"]) for done in builds), Counter())
     totals: Counter[str] = sum((Counter(done["counts"]) for done in builds), Counter())
+    skipped: Counter[str] = sum(
+        (Counter(done.get("skipped_files", {})) for done in builds), Counter()
+    )
     return Summary(
         store=str(store.path),
         digest=store.digest,
@@ -130,6 +135,7 @@ def summarize(store: TokenStore) -> Summary:
         num_builds=len(builds),
         inputs=tuple(manifest.inputs),
         num_skipped=totals["skipped"],
+        skipped_files=dict(skipped),
         num_replaced=totals["replaced"],
         rejects=dict(sorted(rejects.items())),
         **{name: contents[name] for name in _COPIED},
