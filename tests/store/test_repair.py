@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from itertools import count
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -369,15 +370,15 @@ def test_read_back_finds_a_disk_that_does_not_keep_what_was_written(
     assert build(inputs, tmp_path / "other").digest == whole
 
     # A disk that changes a byte of a file after it was synced.
-    renamed = type(tmp_path).rename
+    renamed = os.rename
 
-    def rename(self, target):
-        if str(target).endswith("part-00001.tokens.npy"):
-            flip(self)
-        return renamed(self, target)
+    def rename(old, new, *, src_dir_fd, dst_dir_fd):
+        if new == "part-00001.tokens.npy":
+            flip(Path(f"/proc/self/fd/{src_dir_fd}/{old}"))
+        renamed(old, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(tmp_path), "rename", rename)
+        patched.setattr(os, "rename", rename)
         with pytest.raises(StoreError, match=r"part-00001\.tokens\.npy was read back with other c"):
             build(inputs, tmp_path / "bad", read_back=True)
     assert build(inputs, tmp_path / "bad", read_back=True).digest == whole

@@ -29,8 +29,6 @@ WRITERS = ("build", "build again", "resume", "append", "overwrite")
 # What does not hold yet: a pattern of "problem; job; fault; call path", and what it waits for.
 KNOWN = {
     r"names no file;": "the name of the file, where a stream is read, examined or mapped",
-    r"^another result without an error; \w+; zero; mmap .*\.npy$": "checksums of blocks",
-    r"; (end|zero); read .*/\.(building|slice-\d+)\.json$": "checksums of journal records",
 }
 
 pytestmark = [

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from penstock.errors import SourceError
-from penstock.sources.remote import RemoteFile, file_system, redacted, remote_errors
+from penstock.sources.remote import RemoteStream, file_system, redacted, remote_errors
 from penstock.sources.settings import Texts
 
 STDIN = "-"
@@ -71,7 +71,7 @@ def open_file(file: InputFile) -> BinaryIO:
         return cast(BinaryIO, sys.stdin.buffer)
     try:
         if file.remote:
-            return cast(BinaryIO, RemoteFile(file.name, file.path))
+            return cast(BinaryIO, RemoteStream(file.name, file.path))
         return Path(file.path).open("rb", buffering=0)
     except FileNotFoundError:
         raise _gone(file) from None

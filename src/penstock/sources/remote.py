@@ -15,7 +15,7 @@ from typing import Any
 from penstock.errors import MissingExtraError, SourceError
 
 
-class RemoteFile(io.RawIOBase):
+class RemoteStream(io.RawIOBase):
     """A file that is read through fsspec; every error is a SourceError that names the file."""
 
     def __init__(self, name: str, path: str) -> None:

@@ -47,9 +47,8 @@ def keep_freed_memory() -> None:
     """Make malloc keep the memory of large arrays for the next ones; once per process.
 
     glibc returns freed memory to the system if it is more than twice the largest array that was
-    freed before. The next array must then get each of its pages from the system again. Freeing one
-    large array, which was never touched, raises that limit to 64 MiB (see M_MMAP_THRESHOLD in
-    mallopt(3)). Without a call of this function, a build spent a tenth of its time on getting
+    freed before. Freeing one large array, which was never touched, raises that limit to 64 MiB
+    (see M_MMAP_THRESHOLD in mallopt(3)). Without this, a build spent a tenth of its time on getting
     pages, and some loaders were a quarter slower.
     """
     np.empty((32 << 20) - (1 << 16), np.uint8)
@@ -80,8 +79,7 @@ def write_file(
         DiskFullError: the disk is full; nothing is left behind.
     """
     # A name that no other writer has, not even a process with the same id on another machine.
-    drawn = int.from_bytes(os.urandom(6), "little")
-    temporary = f".{path.name}.{os.getpid()}.{drawn}.tmp"
+    temporary = f".{path.name}.{os.getpid()}.{os.urandom(6).hex()}.tmp"
     with opened(path.parent) as folder:
         # O_EXCL: an existing file is not ours to remove.
         with room_for(path):

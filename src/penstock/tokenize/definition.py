@@ -22,9 +22,8 @@ from penstock.tokenize.screen import MAX_BYTES, screen, usable
 Config = dict[str, Any]
 """The parsed JSON of a tokenizer.json, or of one object in it."""
 
-# Tokens that end or begin a document in public tokenizers. They are used only when no
-# tokenizer_config.json names one, and only if exactly one of them is in the file: "</s>" beside
-# "<|endoftext|>" could mean either.
+# Tokens that end or begin a document in public tokenizers. Used only if no tokenizer_config.json
+# names one, and exactly one is in the file: "</s>" beside "<|endoftext|>" could mean either.
 _COMMON_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>")
 _COMMON_BOS = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>")
 # Settings that are not False by default, so a digest must not drop them if they are False.
@@ -50,7 +49,7 @@ class Definition:
 
     @property
     def recorded_name(self) -> str:
-        """The name for a manifest: of a path, which means nothing elsewhere, only its last part."""
+        """The name for a manifest: of a path, only its last part."""
         return last_part(self.name) if self.origin == "path" else self.name
 
     @cached_property
