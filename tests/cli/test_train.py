@@ -96,20 +96,17 @@ runpy.run_module("penstock.train", run_name="__main__")
     assert (tmp_path / "run" / "curve.svg").exists()
 
 
-def test_steps_given_win_over_a_guessed_time_limit(penstock, text):
-    shown = penstock("train", "input.txt", *QUICK).stdout.decode()
-
-    assert "guessed training.val_every" in shown
-    assert "max_minutes" not in shown
-    assert "6 steps, 384 tokens, " in shown
-
-
-def test_the_display_and_the_metrics_show_the_learning_rate(penstock, text, tmp_path):
+def test_steps_given_win_over_a_guessed_time_limit_and_the_learning_rate_is_shown(
+    penstock, text, tmp_path
+):
     flags = ("--set", "optimization.warmup_steps=3", "--set", "optimization.learning_rate=0.004")
     shown = penstock("train", "input.txt", *QUICK, *flags).stdout.decode()
     metrics = list(read_metrics(tmp_path / "runs" / "input" / "metrics.jsonl"))
     rates = [each["learning_rate"] for each in metrics if each["kind"] == "step"]
 
+    assert "guessed training.val_every" in shown
+    assert "max_minutes" not in shown
+    assert "6 steps, 384 tokens, " in shown
     assert re.search(r"step 1/6  loss \S+  val \S+  lr 0\.0013  ", shown)
     assert rates[:3] == pytest.approx([0.004 / 3, 0.008 / 3, 0.004])
     assert rates[2] > rates[4] > rates[5]

@@ -165,7 +165,9 @@ def test_loading_does_not_touch_the_generators_of_torch(files):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method", ["fork", pytest.param("spawn", marks=pytest.mark.torture), "forkserver"]
+)
 def test_batches_are_the_same_with_workers_however_they_start(method, files, letters):
     letters.unpicklable = lambda: None
 

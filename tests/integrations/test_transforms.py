@@ -129,7 +129,7 @@ def test_writing_into_labels_does_not_change_inputs(text):
     assert torch.equal(inputs, before)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.torture)])
 def test_workers_that_stay_alive_change_windows_as_one_process_does(method, text):
     alone, _ = made(text, TRANSFORMS["masking"])
     workers, _ = made(text, TRANSFORMS["masking"], num_workers=2, multiprocessing_context=method)

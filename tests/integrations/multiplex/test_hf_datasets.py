@@ -116,7 +116,7 @@ def as_pair(batch):
     return [each["text"] for each in batch], torch.tensor([each["label"] for each in batch])
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.torture)])
 def test_a_collate_function_may_return_a_tuple_with_fork_and_spawn(stored, method):
     options = {"collate_fn": as_pair, "num_workers": 1, "multiprocessing_context": method}
     worked = list(make(stored, "weighted", **options))

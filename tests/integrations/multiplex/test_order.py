@@ -130,7 +130,9 @@ def test_a_run_is_resumed_exactly_on_any_number_of_workers(name):
     assert_resumable(loader, prefetch=(0, 1, 3), stops=(3, 12))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method", ["fork", pytest.param("spawn", marks=pytest.mark.torture), "forkserver"]
+)
 def test_workers_return_the_same_batches_with_any_start_method(method):
     loader = make(
         num_workers=2,
