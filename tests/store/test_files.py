@@ -4,6 +4,7 @@ import errno
 import hashlib
 import multiprocessing
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,15 @@ import sys
 import numpy as np
 import pytest
 
-from penstock.errors import DiskFullError, PenstockError
-from penstock.store.files import HEADER_BYTES, digest_file, header, remove_temporary, write_file
+from penstock.errors import DiskFullError, PenstockError, StoreError
+from penstock.store.files import (
+    HEADER_BYTES,
+    digest_file,
+    header,
+    refuse_unlike,
+    remove_temporary,
+    write_file,
+)
 
 
 def names(folder):
@@ -28,6 +36,17 @@ def test_a_file_is_written_with_its_size_and_digest(tmp_path):
     assert (size, digest) == (len(data), hashlib.sha256(data).hexdigest())
     assert digest == digest_file(tmp_path / "a")
     assert names(tmp_path) == ["a"]
+
+
+def test_a_file_with_other_contents_than_were_written_is_refused_with_both_digests(tmp_path):
+    _, digest = write_file(tmp_path / "a", [b"written"])
+    refuse_unlike(tmp_path / "a", digest)
+    (tmp_path / "a").write_bytes(b"other")
+
+    found = hashlib.sha256(b"other").hexdigest()
+    message = f"its SHA-256 is {found[:8]}…, not {digest[:8]}…. The disk or the memory"
+    with pytest.raises(StoreError, match=re.escape(message)):
+        refuse_unlike(tmp_path / "a", digest)
 
 
 def test_a_writer_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):

@@ -142,6 +142,12 @@ def test_every_path_to_a_directory_has_the_same_lock(tmp_path, monkeypatch):
     assert paths | {lock_path(Path())} == {tmp_path / ".store.lock"}
 
 
+def test_the_root_directory_has_no_parent_and_holds_the_lock_itself():
+    root = Path(Path.cwd().anchor)
+
+    assert lock_path(root) == root / ".lock"
+
+
 def test_a_directory_whose_parent_cannot_be_written_holds_the_lock_itself(tmp_path, monkeypatch):
     store = tmp_path / "store"
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
