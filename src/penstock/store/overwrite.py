@@ -20,7 +20,7 @@ from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.store.existing import discard, earlier_build
 from penstock.store.files import remove_file, sync_directory
-from penstock.store.folders import Folder, claim_of, claimed, refuse_link
+from penstock.store.folders import Folder, claim_of, claimed, refuse_other
 from penstock.store.inputs import stamps_path
 from penstock.store.job import Job
 from penstock.store.journal import Journal
@@ -59,7 +59,7 @@ def _replacement(job: Job) -> Job:
     directory = job.directory.resolve()
     new, old = (directory.with_name(f".{directory.name}.{kind}") for kind in ("new", "old"))
     for each in (new, old):
-        refuse_link(each)
+        refuse_other(each)
     for each in (directory, new, old):
         _refuse_foreign(each)
     if old.exists():
