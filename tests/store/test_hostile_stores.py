@@ -204,6 +204,11 @@ def test_a_pipe_in_place_of_a_file_is_an_error_and_not_a_wait(tmp_path, clean):
     cases = [([f"store/{name}"], "pipe", verb, None) for name, verb in pairs]
     said = attempts(tmp_path, clean, cases)
     assert all("regular file" in line for line in [*said[:3], said[4]]), said
+    beside = [
+        ([".store.old"], "pipe", "overwrite", None),
+        ([".store.lock"], "pipe", "append", None),
+    ]
+    assert "is a file, but a directory" in attempts(tmp_path / "beside", clean, beside)[0]
     assert "StoreError" in said[3]  # its size is compared first
 
 

@@ -184,13 +184,18 @@ def _descriptor(directory: Path, owner: Folder | None) -> int | None:
         return os.open(directory, _DIRECTORY)
     try:
         return os.open(directory.name, _DIRECTORY | _NO_FOLLOW, dir_fd=owner.descriptor)
-    except OSError as error:
-        refuse_link(directory)
-        if error.errno != errno.ENOTDIR:
-            raise
+    except OSError:
+        refuse_other(directory)
+        raise
+
+
+def refuse_other(path: Path) -> None:
+    """Raise if `path` is a link or a file, where penstock makes a directory."""
+    refuse_link(path)
+    if path.exists() and not path.is_dir():
         raise StoreError(
-            f"{directory} is a file, but a directory is needed there. Delete or move the file."
-        ) from None
+            f"{path} is a file, but a directory is needed there. Delete or move the file."
+        )
 
 
 def refuse_link(path: Path) -> None:

@@ -20,7 +20,7 @@ from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.store.existing import discard, earlier_build
 from penstock.store.files import remove_file, sync_directory
-from penstock.store.folders import Folder, claim_of, claimed, refuse_link
+from penstock.store.folders import Folder, claim_of, claimed, refuse_other
 from penstock.store.inputs import stamps_path
 from penstock.store.job import Job
 from penstock.store.journal import Journal
@@ -61,7 +61,7 @@ def _replacement(job: Job) -> Job:
     new, old = (directory.with_name(f".{directory.name}.{kind}") for kind in ("new", "old"))
     _refuse_foreign(directory)
     for each in (new, old):
-        refuse_link(each)
+        refuse_other(each)
         # A kill may have ended their deletion after the manifest was gone.
         _refuse_foreign(each, is_partial=True)
     if old.exists():
