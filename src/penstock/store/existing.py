@@ -42,7 +42,7 @@ from penstock.store.verify import comparable, differences
 _SHOWN = 5
 # Files that a build leaves before its journal is written. The lock is inside the store if the
 # directory around it is not writable.
-_OURS = re.compile(r"\.lock|\.\.building\.json\.\d+\.\d+\.tmp")
+_OURS = re.compile(r"\.lock|\.\.building\.json\.\d+\.[0-9a-f]+\.tmp")
 
 
 def refuse_stdin(job: Job) -> None:
