@@ -270,7 +270,7 @@ REFUSED = {
     "timeout=5 is not valid with num_workers=0": {"timeout": 5},
     "multiprocessing_context='spawn' is not valid": {"multiprocessing_context": "spawn"},
     "prefetch_factor=0 must be 1 or more": {"prefetch_factor": 0, "num_workers": 1},
-    "num_workers=-1 and timeout=0 must be 0 or more": {"num_workers": -1},
+    "num_workers=-1 must be 0 or more": {"num_workers": -1},
     "batch_size=0 must be 1 or more": {"batch_size": 0},
     'must be one of "proportional", "uniform", "weighted"': {"sampling_strategy": "random"},
     "needs sampling_weights": {"sampling_strategy": "weighted"},
