@@ -57,7 +57,7 @@ REACHED_FROM = {
     "cli.fetch:_next": ["penstock build"],  # pieces of that command
     "integrations.batch_size": MODULES,
     "integrations.batches": [*MODULES, "StepLoader", "RowsTrainer"],
-    "integrations.hf_format": ["LLMDataModule", "build_dataset"],
+    "integrations.hf_datasets": ["LLMDataModule", "build_dataset"],
     "integrations.lightning": MODULES,
     "integrations.lightning.sides": ["LLMDataModule"],
     "integrations.lightning.base:ResumableDataModule.setup": ["LLMDataModule.setup"],
@@ -97,6 +97,7 @@ REACHED_FROM = {
     "tokenize.train": ["train_tokenizer", "penstock tokenizer train"],
     "train": ["penstock train"],
     "transforms.fill_in_the_middle": ["FillInTheMiddle"],
+    "transforms.transform:_checked": ["Transformed"],
     "transforms.mask": ["MaskTokens", "begins_word"],
 }
 # What also counts as an argument: of `**options`, of an object with settings, of a recipe.

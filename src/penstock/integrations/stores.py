@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from penstock.digest import digest_json
 from penstock.errors import SourceError, StoreBusyError, StoreError
-from penstock.integrations.hf_format import export_texts, is_dataset
+from penstock.integrations.hf_datasets import export_texts, is_dataset
 from penstock.sources.files import InputFile
 from penstock.sources.listing import list_files
 from penstock.sources.settings import ReadSettings, Texts

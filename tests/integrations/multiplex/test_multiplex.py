@@ -462,3 +462,12 @@ print([name for name in sys.argv[1:] if name in sys.modules])
     others = ["pyarrow", "gigatoken", "tokenizers", "tiktoken", "fsspec", "datasets", "lightning"]
 
     assert python(code, *others).stdout == "[]\n"
+
+
+def test_shares_of_lengths_are_called_so(capsys):
+    pairs = [(name, [{"n": "x" * size}] * 4) for name, size in (("a", 2), ("b", 6))]
+    for lengths in (None, lambda each: len(each["n"])):
+        loader = create_multiplex_dataloader(pairs, sampling_strategy="uniform", lengths=lengths)
+        print_dataloader_stats(loader)
+        told = "share of the lengths, not of the examples" in capsys.readouterr().out
+        assert told == (lengths is not None)
