@@ -57,8 +57,9 @@ REACHED_FROM = {
     "cli.fetch:_next": ["penstock build"],  # pieces of that command
     "integrations.batch_size": MODULES,
     "integrations.batches": [*MODULES, "StepLoader", "RowsTrainer"],
-    "integrations.hf_format": ["LLMDataModule", "build_dataset"],
+    "integrations.hf_datasets": ["LLMDataModule", "build_dataset"],
     "integrations.lightning": MODULES,
+    "integrations.lightning.sides": ["LLMDataModule"],
     "integrations.lightning.base:ResumableDataModule.setup": ["LLMDataModule.setup"],
     "integrations.multiplex": ["create_multiplex_dataloader", "MultiplexDataset"],
     "integrations.multiplex.loader": ["create_multiplex_dataloader"],
@@ -69,6 +70,7 @@ REACHED_FROM = {
     "integrations.pytorch.loaders": DATALOADERS,
     "integrations.pytorch.samples": ["TransformerDataset", "create_dataloaders"],
     "integrations.stores": [*MODULES, *DATASETS],
+    "integrations.stores:_given_store": MODULES,
     "integrations.stores:stream_of": MODULES,
     "loader": ["Loader"],
     "loader.dataloader": ["create_multiplex_dataloader", *DATALOADERS],
@@ -98,6 +100,7 @@ REACHED_FROM = {
     "tokenize.train": ["train_tokenizer", "penstock tokenizer train"],
     "train": ["penstock train"],
     "transforms.fill_in_the_middle": ["FillInTheMiddle"],
+    "transforms.transform:_checked": ["Transformed"],
     "transforms.mask": ["MaskTokens", "begins_word"],
 }
 # What also counts as an argument: of `**options`, of an object with settings, of a recipe.

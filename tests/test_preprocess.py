@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock import load_tokenizer
-from penstock.errors import SourceError
+from penstock.errors import SourceError, StoreError
 from penstock.preprocess import main, preprocess
 
 LINES = ["This is the first document.", "This is the second.", "", "And one after a blank line."]
@@ -92,6 +92,8 @@ def test_a_missing_file_is_told_without_a_traceback(here, capsys):
     assert main([]) == 1
     told = capsys.readouterr().err
     assert told.startswith("MissingInputError: training_data/owt_valid.txt does not exist")
+    # The other file was not tokenized before this was told.
+    assert [path.name for path in (here / "training_data").iterdir()] == ["owt_train.txt"]
     assert f"working directory: {here}" in told
     assert "penstock fetch openwebtext" in told
 
@@ -111,8 +113,18 @@ def test_a_file_without_text_is_refused_and_leaves_nothing(here):
     assert list((here / "out").iterdir()) == []
 
 
-def test_an_array_that_is_there_is_replaced(here):
+def test_an_array_with_other_tokens_is_replaced_only_on_request(here):
     preprocess("training_data/owt_train.txt", "tokens.npy")
-    preprocess("training_data/owt_valid.txt", "tokens.npy")
+    preprocess("training_data/owt_train.txt", "tokens.npy")  # the same tokens
+
+    with pytest.raises(StoreError, match=r"tokens.npy exists with other tokens than the 7 of"):
+        preprocess("training_data/owt_valid.txt", "tokens.npy")
+    assert np.load("tokens.npy").tolist() == expected(LINES)
+    preprocess("training_data/owt_valid.txt", "tokens.npy", overwrite=True)
 
     assert np.load("tokens.npy").tolist() == expected(LINES[:1])
+
+
+def test_a_directory_is_refused_before_the_text_is_read(here):
+    with pytest.raises(StoreError, match=r"training_data is a directory. Name the file to write"):
+        preprocess("training_data/owt_train.txt", "training_data")

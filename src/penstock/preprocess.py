@@ -22,10 +22,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from penstock.cli.terminal import message_of, print_error
-from penstock.errors import MissingInputError, PenstockError
+from penstock.errors import MissingInputError, PenstockError, StoreError
 from penstock.store.build import build
 from penstock.store.files import header, sync_directory, write_file
+from penstock.store.reader import TokenStore
 
 __all__ = ["main", "preprocess"]
 
@@ -42,6 +45,7 @@ def preprocess(
     documents: str = "lines",
     eos: bool | str = True,
     threads: int | None = None,
+    overwrite: bool = False,
 ) -> int:
     """Tokenize a text file into one array file; returns the number of tokens.
 
@@ -50,18 +54,22 @@ def preprocess(
 
     Args:
         text: A text file, or anything else that `penstock.build` reads.
-        output: The `.npy` file to write; an existing file is replaced.
+        output: The `.npy` file to write.
         tokenizer: A name, a path or an object; see `penstock.load_tokenizer`.
         documents: What a document is: "lines", "paragraphs", "file", or a separator.
         eos: Whether a document ends with the tokenizer's end token, or another token to use.
         threads: The number of slices tokenized at the same time.
+        overwrite: Whether an existing file with other tokens is replaced.
 
     Raises:
         SourceError: the file does not exist, cannot be read, or contains no text.
+        StoreError: `output` exists with other tokens, or is a directory.
     """
-    path, target = Path(text), Path(output)
-    if "://" not in os.fspath(text) and not path.is_file():
-        raise MissingInputError(f"{path} does not exist (working directory: {Path.cwd()}).")
+    target = Path(output)
+    if "://" not in os.fspath(text) and not Path(text).is_file():
+        raise MissingInputError(f"{text} does not exist (working directory: {Path.cwd()}).")
+    if target.is_dir():
+        raise StoreError(f"{target} is a directory. Name the file to write, such as tokens.npy.")
     target.parent.mkdir(parents=True, exist_ok=True)
     # The temporary store is beside the target: only the disk that the user chose can become full.
     making = Path(tempfile.mkdtemp(prefix=".preprocess-", dir=target.parent))
@@ -81,11 +89,29 @@ def preprocess(
             store.tokens(start, min(start + _COPY_TOKENS, store.num_tokens))
             for start in range(0, store.num_tokens, _COPY_TOKENS)
         )
+        if not overwrite and target.exists() and not _holds(target, store):
+            raise StoreError(
+                f"{target} exists with other tokens than the {store.num_tokens:,} of {text}. "
+                "Remove it, name another file, or pass overwrite=True."
+            )
         write_file(target, chain([header(store.dtype, (store.num_tokens,))], tokens))
         sync_directory(target.parent)
         return store.num_tokens
     finally:
         shutil.rmtree(making, ignore_errors=True)
+
+
+def _holds(target: Path, store: TokenStore) -> bool:
+    """Return whether an array file has exactly the tokens of `store`."""
+    try:
+        array = np.load(target, mmap_mode="r")
+    except (OSError, ValueError):
+        return False  # not an array file
+    if (array.dtype, array.shape) != (store.dtype, (store.num_tokens,)):
+        return False
+    starts = range(0, len(array), _COPY_TOKENS)
+    blocks = ((start, min(start + _COPY_TOKENS, len(array))) for start in starts)
+    return all(np.array_equal(array[a:b], store.tokens(a, b)) for a, b in blocks)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,15 +128,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     option("--tokenizer", default="gpt2", help="a name or a path, as for penstock build")
     option("--documents", default="lines", help="lines, paragraphs, file or sep:SEPARATOR")
     option("--threads", type=int, default=None, help="default: one for each core")
+    option("--overwrite", action="store_true", help="replace array files with other tokens")
     given = vars(parser.parse_args(arguments))
-    settings = {name: given[name] for name in ("tokenizer", "documents", "threads")}
-    for text, name in ((given["train_file"], "owt_train"), (given["val_file"], "owt_val")):
+    settings = {name: given[name] for name in ("tokenizer", "documents", "threads", "overwrite")}
+    sides = [(given["train_file"], "owt_train"), (given["val_file"], "owt_val")]
+    # A missing file comes first: its error must not wait until the other one is tokenized.
+    for text, name in sorted(sides, key=lambda side: side[0].is_file()):
         target = given["output_dir"] / f"{name}_preprocessed.npy"
         begun = time.monotonic()
         try:
             num_tokens = preprocess(text, target, **settings)
         except (PenstockError, OSError) as error:
             # Callers of `preprocess` have no flags, so the advice is added here.
+            if isinstance(error, StoreError) and target.is_file():
+                error.add_note("With this command, the option is --overwrite.")
             if not text.exists():
                 error.add_note("Name another file with --train_file and --val_file.")
             if not text.exists() and text.name in ("owt_train.txt", "owt_valid.txt"):

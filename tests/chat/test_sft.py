@@ -122,8 +122,18 @@ def test_a_function_of_ones_own_may_render(chat):
 
 
 def test_long_rows_are_cut_where_that_was_asked_for(chat):
-    inputs, targets = next(sft_data_generator(ROWS, 10, chat, max_length=12))
+    batches = sft_data_generator(ROWS, 10, chat, max_length=12)
+    with pytest.warns(match="are longer than max_length=12 tokens .* have no target left"):
+        inputs, targets = next(batches)
     whole, _ = next(sft_data_generator(ROWS, 10, chat))
+    assert batches.num_truncated >= 10
+    collate = SFTCollate(chat, max_length=12)
+    with pytest.warns(match="of 10 conversations are longer than max_length=12") as caught:
+        collate(ROWS), collate(ROWS)
+    assert len(caught) == 1  # once, and counted on
+    assert collate.num_truncated == 20
+    with pytest.raises(PlanError, match=r"chat='chatml' is neither a penstock.Chat nor a function"):
+        sft_data_generator(ROWS, 1, chat="chatml")
 
     assert inputs.shape == targets.shape == (10, 11)
     assert torch.equal(inputs, whole[:, :11])
@@ -182,7 +192,7 @@ def test_arguments_that_cannot_work_are_refused(chat, options, told):
 
 
 def test_a_row_that_is_no_conversation_is_named(chat):
-    with pytest.raises(ChatError, match="not a known form of conversation") as error:
+    with pytest.raises(ChatError, match="not a known format") as error:
         next(sft_data_generator([{"text": "no"}], 1, chat))
 
     assert "This is row 0 of the dataset" in error.value.__notes__[0]

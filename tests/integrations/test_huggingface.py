@@ -16,10 +16,11 @@ pytest.importorskip("transformers", reason="needs penstock[hf]")
 import datasets
 import transformers
 
-from penstock import Documents, Packs, Texts, Windows, build
-from penstock.errors import PlanError, ResumeError, SourceError
+from penstock import Documents, Packs, Plan, Texts, Windows, build
+from penstock.errors import PenstockError, PlanError, ResumeError, SourceError
 from penstock.integrations.huggingface import (
     RowItems,
+    RowsTrainer,
     StepLoader,
     build_dataset,
     export_texts,
@@ -28,6 +29,7 @@ from penstock.integrations.huggingface import (
 from penstock.integrations.stores import StoreSettings, store_of
 from penstock.tokenize.definition import find_definition
 from penstock.tokenize.tokenizer import load_tokenizer
+from penstock.transforms import TokenDropout, Transformed
 
 TEXTS = [f"text {number} " + "goes on " * (number % 5) for number in range(40)]
 SCRIPT = Path(__file__).parent / "trainer_script.py"
@@ -92,6 +94,34 @@ def test_a_row_that_is_no_text_is_named(tmp_path):
 def test_what_is_no_dataset_is_refused(tmp_path):
     with pytest.raises(PlanError, match=r'dataset\["train"\]'):
         build_dataset({"train": TEXTS}, tmp_path / "store")
+
+
+def test_the_column_may_be_called_field_as_in_build(tmp_path):
+    dataset = datasets.Dataset.from_dict({"text": ["no"] * 3, "question": TEXTS[:3]})
+    found = [
+        build_dataset(dataset, tmp_path / name, tokenizer="bytes", **{name: "question"})
+        for name in ("field", "column")
+    ]
+
+    assert found[0].digest == found[1].digest
+    assert found[0].decode(0).startswith(TEXTS[0])
+    with pytest.raises(PlanError, match="field='text' and column='question' mean the same"):
+        build_dataset(dataset, tmp_path / "both", field="text", column="question")
+
+
+def test_conversations_and_datasets_in_the_wrong_place_say_what_to_call(tmp_path):
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    chats = datasets.Dataset.from_dict({"messages": [turns]})
+
+    for options in ({}, {"column": "messages"}, {"chat": "chatml"}):
+        with pytest.raises(PenstockError, match=r'to_json\("chats.jsonl"\), .* penstock.build'):
+            build_dataset(chats, tmp_path / "store", **options)
+    for inputs in (chats, [chats]):
+        with pytest.raises(
+            SourceError,
+            match=r"is not a path.* dataset to penstock.integrations.huggingface.build_dataset",
+        ):
+            build(inputs, tmp_path / "other")
 
 
 def test_a_data_module_takes_datasets(cache):
@@ -201,7 +231,7 @@ def test_packs_and_items_are_for_models_too(store, windows):
 
 
 def test_what_cannot_be_loaded_is_refused(windows):
-    with pytest.raises(PlanError, match="are not rows"):
+    with pytest.raises(PlanError, match="give Windows, Packs or Documents"):
         StepLoader([1, 2, 3], 2)
     with pytest.raises(PlanError, match="do not make one step of 999,999"):
         StepLoader(windows, 999_999)
@@ -277,3 +307,25 @@ def test_a_trainer_that_was_stopped_goes_on_with_the_same_losses(windows, tmp_pa
 
 def numbers_of(line):
     return [float(each) for each in line.split()]
+
+
+def test_a_size_of_a_step_that_cannot_be_and_a_plan_are_refused(windows):
+    for size, told in ((0, "batch_size=0 must be"), (2.5, "batch_size=2.5 is not a whole number")):
+        with pytest.raises(PlanError, match=told):
+            StepLoader(windows, size)
+    for rows in (Plan(windows), Transformed(windows, TokenDropout(0.1))):
+        with pytest.raises(PlanError, match=r'penstock.Loader\(…, format="hf"\)'):
+            StepLoader(rows, 2)
+
+
+def test_single_rows_count_from_the_end_too(windows):
+    items = RowItems(windows)
+
+    assert torch.equal(items[-1]["input_ids"], items[len(items) - 1]["input_ids"])
+    with pytest.raises(PlanError, match="is not a whole number"):
+        items[:3]
+
+
+def test_rows_and_a_dataset_to_train_on_are_refused_together(windows):
+    with pytest.raises(PlanError, match="train_rows and train_dataset are both given"):
+        RowsTrainer(train_rows=windows, train_dataset=[])

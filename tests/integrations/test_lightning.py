@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 import weakref
 from pickle import dumps, loads
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import torch
 pytest.importorskip("lightning", reason="needs penstock[lightning]")
 
 from penstock import Packs, Texts, TokenStore, build
-from penstock.errors import PlanError, ResumeError, SourceError, TokenizerError
+from penstock.errors import PlanError, ResumeError, SourceError, StoreError, TokenizerError
 from penstock.integrations.huggingface import hf_tokenizer
 from penstock.integrations.lightning import LLMDataModule, debug_datamodule
 from penstock.integrations.lightning.loaders import evaluation_cuts
@@ -212,6 +213,11 @@ def test_shifted_labels_are_of_what_follows(module):
         ({"batch_size": -1}, "batch_size=-1 must be at least 1"),
         ({"batch_size": None}, "batch_size and global_batch_size are both None"),
         ({"global_batch_size": 0}, "global_batch_size=0 must be at least 1"),
+        ({"batch_size": 4.0}, "batch_size=4.0 is not a whole number"),
+        ({"batch_size": "4"}, "batch_size='4' is not a whole number"),
+        ({"seed": "x"}, "seed='x' is not a whole number"),
+        ({"padding_side": "Left"}, "padding_side='Left' is not"),
+        ({"on_change": "begin"}, "on_change='begin' is not"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(sides, options, told):
@@ -453,6 +459,59 @@ def test_stores_and_lists_are_data_too(module, sides, tmp_path):
     assert len(made.train_dataset) == len(made.val_dataset) == 50
     with pytest.raises(SourceError, match="has the key 'training'"):
         module(data={"training": built})
+
+
+def test_a_file_as_data_is_refused_with_the_mapping_to_write(sides):
+    for given in (sides["train"], str(sides["train"])):
+        with pytest.raises(SourceError, match=r'train.txt. is neither .* data=\{"train": …'):
+            LLMDataModule("bytes", data=given)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_store_of_another_tokenizer_is_refused_with_the_one_to_pass(module, sides, streaming):
+    store = build(sides["train"], sides["train"].with_name("store"), documents="lines")
+    chat = json.dumps({"messages": [{"role": "assistant", "content": "ok"}]})
+    (chats := sides["train"].with_name("chats.jsonl")).write_text(chat)
+    chatted = build(chats, chats.with_name("chat"), chat="chatml", add_tokens="auto")
+
+    for given in (store, str(store.path)):
+        with pytest.raises(StoreError, match=r"tokenized with gpt2 .*load_tokenizer\('gpt2'\)"):
+            module(data={"train": given}, streaming=streaming)
+    with pytest.raises(StoreError, match=r"load_tokenizer\('gpt2', add_tokens=\['<.im_start.>',"):
+        module(data={"train": chatted}, model_name="gpt2")
+    tokenizer = load_tokenizer("gpt2", add_tokens=["<|im_start|>", "<|im_end|>"])
+    assert len(module(data={"train": chatted}, tokenizer=tokenizer).train_dataset) == 1
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_directory_of_a_split_build_names_its_stores(module, sides, streaming):
+    path = sides["train"].with_name("store")
+    build(sides["train"], path, tokenizer="bytes", documents="lines", split="tail:0.2")
+
+    with pytest.raises(StoreError, match=r"was built with a split. Open .*train instead"):
+        module(data={"train": path}, streaming=streaming)
+    assert len(module(data={"train": path / "train"}, streaming=streaming).train_dataset)
+
+
+def test_a_changed_module_may_restart_the_order(module):
+    made = module()
+    batches = iter(made.train_dataloader())
+    for _ in range(3):
+        next(batches)
+    state = made.state_dict()
+
+    changed = module(max_length=20)
+    changed.load_state_dict(state)
+    with pytest.raises(ResumeError) as caught:
+        changed.train_dataloader()
+    assert 'on_change="restart"' in caught.value.__notes__[0]
+    changed = module(max_length=20, on_change="restart")
+    changed.load_state_dict(state)
+    fresh = rows_of(module(max_length=20).train_dataloader())
+    assert rows_of(changed.train_dataloader()) == fresh
+    same = module(on_change="restart")  # an unchanged run continues
+    same.load_state_dict(state)
+    assert rows_of(same.train_dataloader()) == rows_of(batches)
 
 
 def test_a_second_module_finds_the_store_of_the_first(module, cache):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import ResumeError
+from penstock.integrations.multiplex import create_multiplex_dataloader
+from penstock.integrations.sft import sft_data_generator
 from penstock.loader import BatchFormat
 from penstock.loader.loader import Loader
 from penstock.order.plan import Plan
@@ -279,6 +282,18 @@ def test_a_state_past_the_end_is_refused(windows):
 def test_what_is_no_state_is_refused(windows, state, message, on_change):
     with pytest.raises(ResumeError, match=message):
         Loader(windows, 8).load_state_dict(state, on_change=on_change)
+
+
+def test_the_state_of_another_kind_of_loader_is_named(windows):
+    examples = [{"n": number} for number in range(9)]
+    others = {
+        "a loader": Loader(windows, 8),
+        "a multiplex DataLoader": create_multiplex_dataloader([("a", examples)], batch_size=3),
+        "SFT batches": sft_data_generator(examples, 2, lambda _: ([1, 2], [0, 1]), pad_token_id=0),
+    }
+    for (kind, saved), (other, loader) in permutations(others.items(), 2):
+        with pytest.raises(ResumeError, match=f"This is the state of {kind}, not of {other}"):
+            loader.load_state_dict(saved.state_dict())
 
 
 def test_on_change_is_one_of_two(windows):

@@ -356,3 +356,27 @@ def test_a_tiktoken_file_that_came_damaged_is_not_called_unknown(monkeypatch):
     monkeypatch.delitem(tiktoken.registry.ENCODINGS, "r50k_base", raising=False)
     with pytest.raises(TokenizerError, match=r"could not fetch .*'r50k_base': Hash mismatch"):
         load_tokenizer("tiktoken:r50k_base")
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        ([15496, 50300], "id 50300 is not in the vocabulary of gpt2, which has 50,257 ids"),
+        ([15496, -100], "-100 marks a target that is ignored"),
+        ([[15496, 995]], r"have the shape \(1, 2\). Decode one row at a time"),
+        ([1.5], "ids are float64, and token ids are whole numbers"),
+    ],
+)
+def test_ids_that_stand_for_no_text_are_refused_by_name(ids, told):
+    with pytest.raises(TokenizerError, match=told):
+        load_tokenizer("gpt2").decode(np.array(ids))
+
+
+def test_no_ids_and_one_id_are_decoded():
+    gpt2 = load_tokenizer("gpt2")
+
+    assert (gpt2.decode([]), gpt2.decode(15496), gpt2.decode(np.int64(995))) == (
+        "",
+        "Hello",
+        " world",
+    )

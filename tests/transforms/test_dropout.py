@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.transforms import MaskTokens, TokenDropout, row_keys
+from penstock.transforms import Chain, MaskTokens, TokenDropout, row_keys
 
 
 @given(st.integers(0, 2**30), st.sampled_from([0.0, 0.3, 1.0]))
@@ -63,6 +63,13 @@ def test_targets_that_were_left_out_stay_so():
 
     assert got["target_mask"].tolist() == mask.tolist()
     assert got["target_mask"] is not mask
+
+
+def test_what_is_no_rate_or_no_transform_is_refused():
+    with pytest.raises(PlanError, match="rate must be a probability from 0 to 1; got 'x'"):
+        TokenDropout("x")
+    with pytest.raises(PlanError, match=r"transform=1 has no apply\(\)"):
+        Chain(TokenDropout(0.1), 1)
 
 
 def test_targets_are_the_tokens_from_before_the_first_dropout():

@@ -21,13 +21,13 @@ where `penstock fetch NAME` puts them, and then in `~/.cache/penstock/NAME` (or
 `$PENSTOCK_CACHE/NAME`). Nothing is downloaded.
 """
 
-import csv
-import json
 import os
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.catalog.question_rows import Row, read_rows
 from penstock.errors import MissingInputError, SourceError
 
 _LETTERS = "ABCDEFGHIJ"
@@ -54,11 +54,8 @@ _MMLU_SUBJECTS = tuple(
 )
 # Our names, and the names in the authors' CSV files.
 _MMLU_SPLITS = {"auxiliary_train": "", "dev": "dev", "validation": "val", "test": "test"}
-# Column names that CSV headers use.
-_MMLU_QUESTION, _MMLU_ANSWER = ("question", "input"), ("answer", "target")
 
 PathLike = str | os.PathLike[str]
-Row = dict[str, Any]
 Example = dict[str, Any]
 
 
@@ -80,7 +77,7 @@ class _QuestionSet:
         found, skipped = [], False
         files = self._find_files()
         for path in files:
-            for where, row in _read_rows(path):
+            for where, row in read_rows(path):
                 # The Hub's file of all subjects has a subject column; files of one subject do not.
                 if self.subset not in ("all", row.get("subject") or self.subset):
                     skipped = True
@@ -136,7 +133,7 @@ class ARCDataLoader(_QuestionSet):
 
     Args:
         subset: "ARC-Easy" or "ARC-Challenge".
-        split: "train", "validation" or "test". "Dev", AI2's name for validation, works too.
+        split: "train", "validation" or "test". "val" and "Dev", AI2's name, mean validation.
         directory: Where the files are; by default `data/arc`, then the cache directory.
     """
 
@@ -146,7 +143,7 @@ class ARCDataLoader(_QuestionSet):
         self, subset: str = "ARC-Easy", split: str = "train", directory: PathLike | None = None
     ) -> None:
         self.subset = _check_name("subset of ARC", subset, _ARC_SUBSETS)
-        split = "validation" if split in ("Dev", "dev") else split
+        split = "validation" if split in ("Dev", "dev", "val") else split
         self.split = _check_name("split of ARC", split, _ARC_SPLITS)
         self.directory = directory
 
@@ -212,8 +209,10 @@ class MMLUDataLoader(_QuestionSet):
     """Reads the examples of one split of MMLU, with the keys question, choices, answer, messages.
 
     Args:
-        subset: A subject, or "all".
-        split: "auxiliary_train" (only with subset="all"), "dev", "validation" or "test".
+        subset: A subject, or "all": the subjects that the directory has, with a warning if some
+            of the 57 are missing.
+        split: "auxiliary_train" (only with subset="all"), "dev", "validation" or "test". "val"
+            means validation.
         directory: Where the files are; by default `data/mmlu`, then the cache directory.
     """
 
@@ -223,12 +222,34 @@ class MMLUDataLoader(_QuestionSet):
         self, subset: str = "all", split: str = "test", directory: PathLike | None = None
     ) -> None:
         self.subset = _check_name("subject of MMLU", subset, (*_MMLU_SUBJECTS, "all"))
+        split = "validation" if split == "val" else split
         self.split = _check_name("split of MMLU", split, _MMLU_SPLITS)
         if split == "auxiliary_train" and subset != "all":
             raise SourceError(
                 f'auxiliary_train is not divided into subjects; got {subset!r}. Use subset="all".'
             )
         self.directory = directory
+
+    def load_data(self) -> list[Example]:
+        """Return all examples, in the order of the files.
+
+        Raises:
+            SourceError: the files are missing, or a row is malformed.
+        """
+        found, short = super().load_data(), _MMLU_SPLITS[self.split]
+        files = self._find_files() if self.subset == "all" and short else []
+        # A CSV file has one subject; the Parquet file of "all" has all of them.
+        present = {path.stem.removesuffix(f"_{short}") for path in files if path.suffix == ".csv"}
+        missing = [subject for subject in _MMLU_SUBJECTS if subject not in present]
+        if present and missing:
+            warnings.warn(
+                f"{files[0].parent} has {len(_MMLU_SUBJECTS) - len(missing)} of the "
+                f"{len(_MMLU_SUBJECTS)} subjects of MMLU, {len(found):,} questions of the split "
+                f"{self.split}. Missing are {', '.join(missing[:3])}"
+                + (f" and {len(missing) - 3} more." if len(missing) > 3 else "."),
+                stacklevel=2,
+            )
+        return found
 
     def _patterns(self) -> list[str]:
         name, split, short = self.subset, self.split, _MMLU_SPLITS[self.split]
@@ -275,75 +296,3 @@ def _as_example(
     """Return an example: `asked` is the user's message, `replied` the assistant's."""
     messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": replied}]
     return {"question": question, "choices": list(choices), "answer": answer, "messages": messages}
-
-
-def _read_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Yield the rows of a JSON Lines, Parquet or CSV file, each with its location for messages.
-
-    Raises:
-        SourceError: the file is damaged; the message says where.
-    """
-    # Everything else is taken as JSON Lines: the patterns name .jsonl, .parquet and .csv only.
-    readers = {".parquet": _parquet_rows, ".csv": _csv_rows}
-    try:
-        yield from readers.get(path.suffix, _json_rows)(path)
-    except UnicodeDecodeError as error:
-        raise SourceError(
-            f"{path} is not UTF-8 ({error.reason}). Convert it, or decompress it."
-        ) from None
-
-
-def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    # newline="\n": other line separators, such as U+2028, may be inside a JSON string.
-    with path.open(encoding="utf-8-sig", newline="\n") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number:,}"
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise SourceError(f"{where} is not JSON: {error}.") from None
-            if not isinstance(row, dict):
-                raise SourceError(
-                    f"{where} holds a {type(row).__name__}, but a row must be a JSON object."
-                )
-            yield where, row
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    from pyarrow import ArrowException
-    from pyarrow.parquet import ParquetFile
-
-    try:
-        with ParquetFile(path) as opened:
-            rows = (row for batch in opened.iter_batches() for row in batch.to_pylist())
-            for number, row in enumerate(rows, 1):
-                yield f"{path}, row {number:,}", row
-    except (ArrowException, OSError) as error:
-        raise SourceError(f"{path} cannot be read as Parquet: {error}") from error
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Yield rows of a question, any number of choices and an answer, without the header."""
-    width = 0
-    with path.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.reader(lines, strict=True)
-        try:
-            for cells in filter(None, reader):  # csv yields [] for a blank line
-                where = f"{path}, line {reader.line_num:,}"
-                is_first, width = not width, width or len(cells)
-                # The authors' files have no header. A header is recognised by its first and its
-                # last cell, because the text of a question could be just "question".
-                first, last = (cells[number].strip().lower() for number in (0, -1))
-                if is_first and first in _MMLU_QUESTION and last in _MMLU_ANSWER:
-                    continue
-                if len(cells) != width or width < 4:
-                    raise SourceError(
-                        f"{where} has {len(cells)} cells. A row needs a question, two or more "
-                        f"choices and an answer, in as many cells as the first row ({width})."
-                    )
-                question, *choices, answer = cells
-                yield where, {"question": question, "choices": choices, "answer": answer}
-        except csv.Error as error:
-            raise SourceError(f"{path}, line {reader.line_num:,} is not CSV: {error}.") from None

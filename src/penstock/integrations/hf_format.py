@@ -1,4 +1,4 @@
-"""Batches with Hugging Face's field names, its tokenizers, and texts exported from its datasets.
+"""Batches with Hugging Face's field names, and its tokenizers.
 
     tokens           a b c .        two rows, padded to three tokens
                      d e . .
@@ -8,47 +8,32 @@
 
 Packed rows have `position_ids` instead of `attention_mask`. Given both, models of `transformers`
 ignore where documents begin, and attend across documents.
-
-A dataset may be a selection of rows in any order, or come over a network, so it cannot be read in
-parallel slices as files can. Its texts are written once, in order, to a Parquet file with row
-groups of 64 MB. Memory is bounded by one row group.
 """
 
-import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeGuard
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from penstock.digest import digest_json
-from penstock.errors import MissingExtraError, PlanError, SourceError, TokenizerError
+from penstock.errors import MissingExtraError, PlanError, TokenizerError
 from penstock.loader.batch_format import Format
 from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
 from penstock.rows.protocol import Fields, Integers, WrappedRows
 from penstock.rows.tokens import Stream
 from penstock.rows.windows import Windows
-from penstock.store.files import digest_file, sync_directory, sync_file
 from penstock.tokenize.definition import find_definition
 
 if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
     from transformers import PreTrainedTokenizerFast
 
 Labels = Literal["shifted", "same"]
 Tensors = dict[str, torch.Tensor]
 
 _END = "<|endoftext|>"
-_GROUP_CHARACTERS = 64_000_000
-_BATCH_ROWS = 1_000
-_SCHEMA = pa.schema({"text": pa.large_string()})
 
 
 def check_labels(labels: str) -> None:
@@ -157,7 +142,10 @@ def row_format(
     """Return how batches of `rows` are made for models of `transformers`."""
     check_labels(labels)
     if not isinstance(rows, Windows | Documents | Packs | MaskedPacks):
-        raise PlanError(f"{rows!r:.80} are not rows: give Windows, Packs or Documents.")
+        raise PlanError(
+            f"{rows!r:.80} cannot be read here: give Windows, Packs or Documents. A plan and "
+            'transformed rows are read by penstock.Loader(…, format="hf") in a loop of your own.'
+        )
     shifted = labels == "shifted"
     packed = not shifted and rows.gives_positions
     if isinstance(rows, Windows):
@@ -221,72 +209,3 @@ def _byte_backend() -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(_END, special=True)])
     return backend
-
-
-def is_dataset(value: object) -> "TypeGuard[Dataset | IterableDataset]":
-    """Whether `value` is a `datasets.Dataset` or `IterableDataset`; does not import `datasets`."""
-    datasets = sys.modules.get("datasets")  # if nothing imported it, there is no dataset
-    return datasets is not None and isinstance(value, datasets.Dataset | datasets.IterableDataset)
-
-
-def export_texts(
-    dataset: "Dataset | IterableDataset", root: str | os.PathLike[str], column: str = "text"
-) -> list[Path]:
-    """Write the texts of a Hugging Face dataset to a Parquet file under `root`; return its path.
-
-    A dataset that was exported before is recognised by its fingerprint. An `IterableDataset` has
-    none: it is read again, and recognised by its contents.
-
-    Raises:
-        SourceError: there is no such column, or it does not hold text.
-    """
-    from datasets import IterableDataset
-
-    base = Path(root)
-    base.mkdir(parents=True, exist_ok=True)
-    name = ""
-    # datasets changes the fingerprint with every change of the rows: select, shuffle, map.
-    if not isinstance(dataset, IterableDataset):
-        name = digest_json([dataset._fingerprint, column, len(dataset)])
-        if (target := base / f"texts-{name[:32]}.parquet").is_file():
-            return [target]
-    # Written under another name and renamed at the end: a file with the final name is complete,
-    # even after a kill. The name is random, so it is neither a link nor of a concurrent export.
-    fresh = base / f".texts-{os.urandom(8).hex()}.parquet"
-    try:
-        # Not compressed: the file is read once, and then only kept to recognise the dataset.
-        with pq.ParquetWriter(fresh, _SCHEMA, compression="none") as writer:
-            for texts in _row_groups(dataset, column):
-                writer.write_table(pa.table([texts], schema=_SCHEMA))
-        sync_file(fresh)
-        target = base / f"texts-{(name or digest_file(fresh))[:32]}.parquet"
-        if not target.is_file():  # a file that is replaced would look changed to a build of it
-            fresh.rename(target)
-            sync_directory(base)
-    finally:
-        fresh.unlink(missing_ok=True)
-    return [target]
-
-
-def _row_groups(dataset: "Dataset | IterableDataset", column: str) -> Iterator[list[str]]:
-    """The texts of a dataset, in lists of about 64 million characters."""
-    held: list[str] = []
-    size = row = 0
-    for batch in dataset.iter(batch_size=_BATCH_ROWS):
-        if column not in batch:
-            raise SourceError(
-                f"The dataset has no column {column!r}; it has {', '.join(map(repr, batch))}. Name "
-                "the right one with column=."
-            )
-        for text in batch[column]:
-            if not isinstance(text, str):
-                raise SourceError(
-                    f"Row {row:,} has {text!r:.60} in column {column!r}, which is not text."
-                )
-            row += 1
-            size += len(text)
-        held += batch[column]
-        if size >= _GROUP_CHARACTERS:
-            yield held
-            held, size = [], 0
-    yield held

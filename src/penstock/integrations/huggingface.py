@@ -9,10 +9,8 @@ and would read all old batches when they resume. A `StepLoader` reads only the s
 is marked as prepared, so it is not sharded twice. It skips old batches without reading them.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -20,14 +18,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from penstock.errors import PlanError, ResumeError
 from penstock.integrations.batches import BatchSource, RankSpan, State, StepBatches, unchanged
-from penstock.integrations.hf_format import (
-    Labels,
-    MaskedPacks,
-    export_texts,
-    hf_tokenizer,
-    is_dataset,
-    row_format,
-)
+from penstock.integrations.hf_datasets import build_dataset, export_texts, is_dataset
+from penstock.integrations.hf_format import Labels, MaskedPacks, hf_tokenizer, row_format
+from penstock.integrations.multiplex.mixing import whole_number
 from penstock.loader.arguments import topology
 from penstock.loader.batch_format import LabelBatch
 from penstock.loader.loader import Loader
@@ -36,8 +29,6 @@ from penstock.order.plan import Plan
 from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
 from penstock.rows.windows import Windows
-from penstock.store.build import build
-from penstock.store.reader import TokenStore
 
 __all__ = [
     "RowItems",
@@ -50,32 +41,7 @@ __all__ = [
     "keep_documents_apart",
 ]
 
-PathLike = str | os.PathLike[str]
 AnyRows = Windows | Documents | Packs | MaskedPacks
-
-
-def build_dataset(
-    dataset: object, store: PathLike, *, column: str = "text", **settings: Any
-) -> TokenStore:
-    """Tokenize a Hugging Face dataset, map-style or streaming, into a store.
-
-    Its texts are first written to files beside the store, in a directory `STORE.texts`, which
-    may be removed afterwards. A streaming dataset must have an end: `dataset.take(n)`.
-
-    Args:
-        dataset: A `datasets.Dataset` or `IterableDataset`.
-        store: The directory to write.
-        column: The column that contains the text.
-        **settings: The other arguments of `penstock.build`.
-    """
-    if not is_dataset(dataset):
-        raise PlanError(
-            f"{dataset!r:.80} is not a datasets.Dataset or IterableDataset. If it is a "
-            'DatasetDict, pass one of its splits: dataset["train"].'
-        )
-    target = Path(store)
-    files = export_texts(dataset, target.with_name(f"{target.name}.texts"), column)
-    return build(files, target, format="parquet", field="text", **settings)
 
 
 class RowItems(Dataset[LabelBatch]):
@@ -118,6 +84,8 @@ class RowItems(Dataset[LabelBatch]):
         return len(self._loader)
 
     def __getitem__(self, index: int) -> LabelBatch:
+        index = whole_number("index", index)
+        index = index + len(self) if index < 0 else index
         if not 0 <= index < len(self):
             raise IndexError(f"row {index:,} does not exist; there are {len(self):,} rows")
         if self._unchecked:
@@ -201,6 +169,8 @@ class StepLoader(DataLoader[LabelBatch]):
         shape = row_format(rows, pad_id, labels)
         self._packed = shape.packed
         rank, world_size = topology(rank, world_size)
+        if whole_number("batch_size", batch_size) < 1:
+            raise PlanError(f"batch_size={batch_size} must be at least 1.")
         self.source = BatchSource(
             plan=Plan(shape.rows, seed=seed),
             global_batch=batch_size * world_size,
@@ -296,6 +266,8 @@ class RowsTrainer:
     eval_dataset: Any
 
     def __init__(self, *arguments: Any, train_rows: AnyRows | None = None, **options: Any) -> None:
+        if train_rows is not None and options.get("train_dataset") is not None:
+            raise PlanError("train_rows and train_dataset are both given. Give one of them.")
         self.train_rows = train_rows
         super().__init__(*arguments, **options)
 

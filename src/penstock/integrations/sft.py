@@ -16,8 +16,9 @@ ranks, a rank begins its next epoch at another row. Each row is still read once 
 rank is ahead of another.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -69,8 +70,17 @@ class SFTCollate:
     """The target of tokens that are not trained on: -1, or PyTorch's -100."""
     max_length: int | None = None
     """The most tokens of a conversation; longer ones are truncated."""
+    num_truncated: int = field(default=0, init=False, compare=False)
+    """The number of conversations that were truncated so far."""
+    num_truncated_tokens: int = field(default=0, init=False, compare=False)
+    """The number of tokens that truncation has removed so far."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.chat, Chat) and not callable(self.chat):
+            raise PlanError(
+                f"chat={self.chat!r:.80} is neither a penstock.Chat nor a function from a "
+                "conversation to its tokens and mask. Make one with penstock.Chat."
+            )
         # Any id would do: padding has no target, and causal attention does not look ahead.
         if self.pad_token_id is None and isinstance(self.chat, Chat):
             self.pad_token_id = self.chat.tokenizer.eos_id
@@ -107,8 +117,30 @@ class SFTCollate:
             rows = list(map(self.chat, conversations))
         numbers = range(len(rows)) if numbers is None else numbers
         checked = [_checked(row, number) for row, number in zip(rows, numbers, strict=True)]
-        stop = self.max_length  # None keeps everything
-        return [(tokens[:stop], mask[:stop]) for tokens, mask in checked]
+        stop = self.max_length
+        if stop is None or not any(len(tokens) > stop for tokens, _ in checked):
+            return checked
+        return self._truncated(checked, stop)
+
+    def _truncated(self, rows: list[Rendered], stop: int) -> list[Rendered]:
+        """Return rows of at most `stop` tokens; count what is lost, and warn the first time."""
+        kept = [(tokens[:stop], mask[:stop]) for tokens, mask in rows]
+        cut = [len(tokens) - stop for tokens, _ in rows if len(tokens) > stop]
+        if not self.num_truncated:
+            untrained = sum(
+                bool(whole[1][1:].any()) and not mask[1:].any()
+                for whole, (_, mask) in zip(rows, kept, strict=True)
+            )
+            warnings.warn(
+                f"{len(cut):,} of {len(rows):,} conversations are longer than max_length={stop:,} "
+                f"tokens and were truncated, which loses {sum(cut):,} tokens; {untrained:,} of "
+                "them have no target left. A larger max_length keeps them. Later ones are counted "
+                "without a warning.",
+                stacklevel=4,
+            )
+        self.num_truncated += len(cut)
+        self.num_truncated_tokens += sum(cut)
+        return kept
 
     def pad(self, rows: Sequence[Rendered]) -> Pair:
         """The `(inputs, targets)` of rendered conversations; targets are shifted by one."""
@@ -153,6 +185,7 @@ class SFTBatches:
     Attributes:
         position: The number of rows that all ranks together have yielded.
         num_untrained: Rows yielded by this rank in which no token is trained on.
+        num_truncated: Rows rendered by this rank, some of them ahead, that were truncated.
 
     >>> row = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
     >>> chat = Chat("chatml", "gpt2", add_tokens="auto")
@@ -200,6 +233,11 @@ class SFTBatches:
         self._ready: list[Rendered] = []
         self.position = 0
         self.num_untrained = 0
+
+    @property
+    def num_truncated(self) -> int:
+        """The number of rows that this rank has truncated; up to 512 rows are rendered ahead."""
+        return self._collate.num_truncated
 
     def __iter__(self) -> Iterator[Pair]:
         return self

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from penstock.digest import digest_json
 from penstock.errors import SourceError, StoreBusyError, StoreError
-from penstock.integrations.hf_format import export_texts, is_dataset
+from penstock.integrations.hf_datasets import export_texts, is_dataset
 from penstock.sources.files import InputFile
 from penstock.sources.listing import list_files
 from penstock.sources.settings import ReadSettings, Texts
@@ -119,10 +119,8 @@ def store_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenSto
             as `penstock.Texts`; or a Hugging Face dataset with a column of text.
         settings: The settings to build it with.
     """
-    if isinstance(inputs, TokenStore):
-        return inputs
-    if isinstance(inputs, str | os.PathLike) and (Path(inputs) / FILE_NAME).is_file():
-        return TokenStore(inputs)
+    if (given := _given_store(inputs, settings)) is not None:
+        return given
     files, name, arguments = _resolved(inputs, settings)
     root = store_root(settings.cache_dir)
     return cached_store(name, root, lambda store: build(files, store, **arguments))
@@ -143,8 +141,8 @@ def stores_together(inputs: "Mapping[str, Inputs]") -> dict[str, TokenStore]:
 
 def stream_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenStore | StreamedStore:
     """Return the store that `store_of` returns, but readable while it is still being built."""
-    if isinstance(inputs, TokenStore):
-        return inputs
+    if (given := _given_store(inputs, settings)) is not None:
+        return given
     files, name, arguments = _resolved(inputs, settings)
     if name is None:
         raise SourceError(
@@ -153,6 +151,34 @@ def stream_of(inputs: "Inputs | TokenStore", settings: StoreSettings) -> TokenSt
         )
     directory = _private(store_root(settings.cache_dir)) / name
     return _made(directory, lambda store: stream(files, store, **arguments))
+
+
+def _given_store(inputs: object, settings: StoreSettings) -> TokenStore | None:
+    """Return the finished store that `inputs` is or names; None if it is text.
+
+    Raises:
+        StoreError: the store was built with another tokenizer, or with a split.
+    """
+    if isinstance(inputs, str | os.PathLike):
+        path = Path(inputs)
+        # The directory of a build with a split holds stores; TokenStore says which to open.
+        if any((path / side / FILE_NAME).is_file() for side in ("", "train", "val")):
+            inputs = TokenStore(path)
+    if not isinstance(inputs, TokenStore):
+        return None
+    recorded, now = inputs.manifest.contents["tokenizer"], settings.tokenizer
+    # A tokenizer without a digest is recognised by its ids of a test text.
+    if (recorded["digest"], recorded["canary"]) == (now.digest, now.canary):
+        return inputs
+    right = f"penstock.load_tokenizer({recorded['name']!r})"
+    if added := list(recorded.get("added_tokens", ())):
+        right = f"penstock.load_tokenizer({recorded['name']!r}, add_tokens={added})"
+    then, other = recorded["digest"] or recorded["canary"], now.digest or now.canary
+    raise StoreError(
+        f"{inputs.path} was tokenized with {recorded['name']} (digest {then[:8]}), and the data "
+        f"module has the tokenizer {now.name} (digest {other[:8]}). The same id would mean other "
+        f"text. Pass the tokenizer of the store: tokenizer={right}."
+    )
 
 
 def _resolved(

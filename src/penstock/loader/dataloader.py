@@ -136,10 +136,10 @@ class WorkerOptions(NamedTuple):
         Raises:
             PlanError: PyTorch does not accept them; the message says what to change.
         """
-        if self.num_workers < 0 or self.timeout < 0:
-            raise PlanError(
-                f"num_workers={self.num_workers} and timeout={self.timeout} must be 0 or more."
-            )
+        if self.num_workers < 0:
+            raise PlanError(f"num_workers={self.num_workers} must be 0 or more.")
+        if self.timeout < 0:
+            raise PlanError(f"timeout={self.timeout} must be 0 or more.")
         if self.prefetch_factor is not None and self.prefetch_factor < 1:
             raise PlanError(f"prefetch_factor={self.prefetch_factor} must be 1 or more.")
         if self.num_workers and os.name == "nt":

@@ -32,6 +32,8 @@ _SHORT = 16
 _MOST_BYTES = 1_500  # of weights or caps; longer ones are replaced by a digest
 _LONGEST_NAME = 42  # bytes as JSON: then a source takes at most 100 bytes of a state
 _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
+# A field that only this kind of state has.
+_KINDS = {"plan": "a loader", "changed": "a multiplex DataLoader", "num_rows": "SFT batches"}
 _FIELDS = {"order": dict, "plan": str, "position": int, "rows": dict, "sources": dict}
 
 
@@ -104,10 +106,16 @@ def unsealed(
     """
     if not isinstance(state, Mapping) or "version" not in state:
         raise ResumeError(f"{state!r:.80} is not the state of {of}.")
+    kind = next((_KINDS[name] for name in _KINDS if name in state), of)
+    if kind != of:
+        raise ResumeError(
+            f"This is the state of {kind}, not of {of}. Load it there, or load the state that was "
+            "saved from here."
+        )
     if state["version"] != version:
         raise ResumeError(
             f"This state is of version {state['version']!r:.80}; this penstock reads version "
-            f"{version}. Resume with the penstock that wrote it, or a newer one."
+            f"{version}. Resume with the penstock that wrote it."
         )
     contents = {key: value for key, value in state.items() if key != "check"}
     try:

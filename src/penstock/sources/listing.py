@@ -70,7 +70,14 @@ def list_inputs(
         name = f"texts-{stamp[:16]}"  # different texts have different names
         file = InputFile(name=name, path="", size=size, stamp=stamp, format="texts", texts=inputs)
         return Listing([file], {})
-    wanted = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
+    wanted = []
+    for each in [inputs] if isinstance(inputs, str | os.PathLike) else inputs:
+        if not isinstance(each, str | os.PathLike):  # checked one by one: datasets are large
+            raise SourceError(
+                f"{each!r:.60} is not a path. Pass texts as penstock.Texts, and a Hugging Face "
+                "dataset to penstock.integrations.huggingface.build_dataset."
+            )
+        wanted.append(each)
     if not wanted:
         raise SourceError("No inputs were given. Name files, directories, globs or URLs.")
     files: list[InputFile] = []

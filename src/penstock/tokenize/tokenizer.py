@@ -36,6 +36,7 @@ from penstock.tokenize.engines import (
     tiktoken_encoding,
 )
 from penstock.tokenize.gigatoken import EngineChoice, GigatokenEngine, choose_engine
+from penstock.tokenize.ids import checked_ids
 from penstock.tokenize.kept import keep_tokenizer
 from penstock.tokenize.special_tokens import checked_tokens, extended_definition, log_added
 
@@ -122,7 +123,7 @@ class Tokenizer:
 
     def decode_bytes(self, ids: ArrayLike) -> bytes:
         """The exact bytes that `ids` stand for, special tokens included."""
-        return self.engine.decode(np.ascontiguousarray(ids, dtype=np.uint32))
+        return self.engine.decode(checked_ids(ids, self.vocab_size, self.name))
 
     def token_id(self, token: str) -> int:
         """The id of a token of the vocabulary."""

@@ -106,8 +106,8 @@ def integers_below(keys: Unsigned, columns: npt.ArrayLike, limits: npt.ArrayLike
 
 def check_probability(name: str, value: float) -> None:
     """Raise PlanError unless `value` is from 0 to 1."""
-    if not 0 <= value <= 1:
-        raise PlanError(f"{name} must be a probability from 0 to 1; got {value}.")
+    if not isinstance(value, int | float | np.number) or not 0 <= value <= 1:
+        raise PlanError(f"{name} must be a probability from 0 to 1; got {value!r}.")
 
 
 def _threshold(rate: float) -> Unsigned:

@@ -80,6 +80,16 @@ def needs_borders(transform: Transform) -> bool:
     return bool(getattr(transform, "needs_borders", False))
 
 
+def _checked(transform: Transform) -> Transform:
+    """Return `transform`; raise if it is none."""
+    if not isinstance(transform, Transform):
+        raise PlanError(
+            f"transform={transform!r:.80} has no apply() and describe(). Use one of "
+            "penstock.transforms, such as MaskTokens, or a class of your own with both."
+        )
+    return transform
+
+
 @final
 class Chain:
     """Applies several transforms in order; each one gets separate keys."""
@@ -87,7 +97,7 @@ class Chain:
     def __init__(self, *transforms: Transform) -> None:
         if not transforms:
             raise PlanError("Chain() needs at least one transform; got none.")
-        self.transforms = transforms
+        self.transforms = tuple(map(_checked, transforms))
 
     @property
     def gives_labels(self) -> bool:
@@ -129,12 +139,7 @@ class Transformed(WrappedRows):
 
     def __init__(self, rows: RowsLike, transform: Transform, *, seed: int = 0) -> None:
         super().__init__(rows)
-        if not isinstance(transform, Transform):
-            raise PlanError(
-                f"transform={transform!r:.80} has no apply() and describe(). Use one of "
-                "penstock.transforms, such as MaskTokens, or a class of your own with both."
-            )
-        self.transform = transform
+        self.transform = _checked(transform)
         self.seed = index(seed)
         self.gives_labels = self.gives_labels or gives_labels(transform)
 

@@ -270,7 +270,7 @@ REFUSED = {
     "timeout=5 is not valid with num_workers=0": {"timeout": 5},
     "multiprocessing_context='spawn' is not valid": {"multiprocessing_context": "spawn"},
     "prefetch_factor=0 must be 1 or more": {"prefetch_factor": 0, "num_workers": 1},
-    "num_workers=-1 and timeout=0 must be 0 or more": {"num_workers": -1},
+    "num_workers=-1 must be 0 or more": {"num_workers": -1},
     "batch_size=0 must be 1 or more": {"batch_size": 0},
     'must be one of "proportional", "uniform", "weighted"': {"sampling_strategy": "random"},
     "needs sampling_weights": {"sampling_strategy": "weighted"},
@@ -462,3 +462,12 @@ print([name for name in sys.argv[1:] if name in sys.modules])
     others = ["pyarrow", "gigatoken", "tokenizers", "tiktoken", "fsspec", "datasets", "lightning"]
 
     assert python(code, *others).stdout == "[]\n"
+
+
+def test_shares_of_lengths_are_called_so(capsys):
+    pairs = [(name, [{"n": "x" * size}] * 4) for name, size in (("a", 2), ("b", 6))]
+    for lengths in (None, lambda each: len(each["n"])):
+        loader = create_multiplex_dataloader(pairs, sampling_strategy="uniform", lengths=lengths)
+        print_dataloader_stats(loader)
+        told = "share of the lengths, not of the examples" in capsys.readouterr().out
+        assert told == (lengths is not None)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 
@@ -17,6 +17,7 @@ from penstock.errors import MissingExtraError, MissingInputError, PlanError
 from penstock.integrations import hf_format
 from penstock.integrations.batches import BatchSource, State
 from penstock.integrations.lightning import loaders
+from penstock.integrations.multiplex.mixing import whole_number
 from penstock.integrations.stores import StoreSettings, store_of, stores_together, stream_of
 from penstock.loader.arguments import plan_of, topology
 from penstock.loader.dataloader import WorkerOptions
@@ -43,6 +44,7 @@ except ImportError:
         ) from None
 
 PathLike = str | os.PathLike[str]
+OnChange = Literal["error", "restart"]
 ModuleRows = Windows | Documents | hf_format.MaskedPacks
 
 # A child of Lightning's logger, so that these lines are shown.
@@ -72,12 +74,15 @@ class CommonArguments(TypedDict, total=False):
     """Whether batches are in pinned memory; by default, if there is a GPU."""
     cache_dir: PathLike | None
     """Where stores are kept."""
+    on_change: OnChange
+    """What to do with a checkpoint of another order of the data: "error" raises ResumeError, and
+    "restart" begins the new order at its first row, with the model of the checkpoint."""
 
 
 def check_sizes(**sizes: int | None) -> None:
-    """Raise if a size was given that is below 1."""
+    """Raise if a size was given that is no whole number, or below 1."""
     for name, value in sizes.items():
-        if value is not None and value < 1:
+        if value is not None and whole_number(name, value) < 1:
             raise PlanError(f"{name}={value} must be at least 1.")
 
 
@@ -106,12 +111,18 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         drop_last: bool = False,
         pin_memory: bool | None = None,
         cache_dir: PathLike | None = None,
+        on_change: OnChange = "error",
     ) -> None:
         super().__init__()
-        check_sizes(batch_size=batch_size, global_batch_size=global_batch_size)
+        check_sizes(
+            batch_size=batch_size, global_batch_size=global_batch_size, max_length=max_length
+        )
+        if on_change not in ("error", "restart"):
+            raise PlanError(f'on_change={on_change!r} is not "error" or "restart".')
         hf_format.check_labels(labels)
         self.batch_size, self.max_length, self.labels = batch_size, max_length, labels
-        self.seed = seed
+        self.seed = whole_number("seed", seed)
+        self._on_change = on_change
         self.streaming = False
         self.num_workers = 0
         self.prefetch_factor: int | None = None
@@ -121,7 +132,7 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         self._tokenizer_name = tokenizer
         self._global_batch_size = global_batch_size
         self._drop_last, self._pin_memory, self._cache_dir = drop_last, pin_memory, cache_dir
-        self.progress = loaders.TrainerProgress()
+        self.progress = loaders.TrainerProgress(on_change=on_change)
         """The position of the training run."""
 
     @cached_property
@@ -245,7 +256,11 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
     def _prepare_model(self) -> bool:
         """Prepare the Trainer's model for packed rows; return whether a batch must be one row."""
         # Without a Trainer the model is not known; `check_packed` then warns.
-        flat = prepare(None if self.trainer is None else self.trainer.lightning_module)
+        try:
+            flat = prepare(None if self.trainer is None else self.trainer.lightning_module)
+        except PlanError as error:
+            error.add_note("LLMDataModule(…, packing=False) has one document in each row.")
+            raise
         check_packed()
         return flat
 
@@ -283,7 +298,7 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         # One data module may serve several trainers, one after the other. Each begins at 0, or
         # from the checkpoint that it loads.
         if self.trainer is not self.progress.trainer:
-            self.progress = loaders.TrainerProgress(self.trainer)
+            self.progress = loaders.TrainerProgress(self.trainer, self._on_change)
 
     def _worker_options(self, shuffle: Mode) -> dict[str, Any]:
         """Return the arguments of a DataLoader for workers and pinned memory."""

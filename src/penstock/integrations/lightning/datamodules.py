@@ -19,13 +19,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from penstock.catalog.entries import find_entry
 from penstock.catalog.fetch import fetch
-from penstock.errors import PlanError, SourceError
+from penstock.errors import PlanError
 from penstock.integrations.batch_size import largest_lightning_batch
 from penstock.integrations.hf_format import Labels, MaskedPacks, PaddedFormat, RowFormat, row_format
 from penstock.integrations.lightning import base
 from penstock.integrations.lightning.loaders import EvaluationBatches
+from penstock.integrations.lightning.sides import read_sides
 from penstock.integrations.pytorch.encoders import special_ids
 from penstock.integrations.stores import StoreSettings
 from penstock.rows.documents import Documents, Overflow
@@ -38,7 +38,6 @@ from penstock.tokenize.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from penstock.integrations.stores import Inputs
 
-_SIDES = {"valid": "val", "validation": "val", "train": "train", "val": "val", "test": "test"}
 _MADE = {"owt_train.txt", "owt_valid.txt", "owt_train_preprocessed.npy", "owt_val_preprocessed.npy"}
 
 
@@ -85,7 +84,8 @@ class LLMDataModule(base.ResumableDataModule):
             num_workers: Processes that make batches; one per core if not given. They are not
                 needed for speed: with 0, a thread makes batches.
             data: A dataset of the catalog, or a mapping from "train", "val" and "test" to files,
-                stores, `penstock.Texts` or Hugging Face datasets (a `DatasetDict` is one).
+                stores, `penstock.Texts` or Hugging Face datasets (a `DatasetDict` is one). A store
+                must be of the same tokenizer; `column`, `documents` and `eos` do not change it.
             data_dir: The directory of a dataset of the catalog; `data/NAME` if not given.
             source: A directory or a mirror to fetch that dataset from, instead of upstream.
             column: The JSON field or table column that contains the text.
@@ -98,11 +98,13 @@ class LLMDataModule(base.ResumableDataModule):
             packing: Whether a row is several whole documents, instead of one document and
                 padding. Batches then have `position_ids` instead of `attention_mask`.
             streaming: Whether training begins while text is still being tokenized. Without
-                `packing`, rows are then windows of the concatenated text, without padding.
+                `packing`, rows to train on are then windows of the concatenated text, without
+                padding; rows to validate on are single documents, as without streaming.
             labels: "same", or "shifted" for models that do not shift labels themselves.
             pad_to_multiple_of: The width of a batch is a multiple of this.
             padding_side: The side of a row that is padded.
-            **common: `seed`, `global_batch_size`, `drop_last`, `pin_memory`, `cache_dir`; see
+            **common: `seed`, `global_batch_size`, `drop_last`, `pin_memory`, `cache_dir`,
+                `on_change`; see
                 `penstock.integrations.lightning.base.CommonArguments`.
         """
         super().__init__(model_name, batch_size, max_length, labels, **common)
@@ -114,25 +116,15 @@ class LLMDataModule(base.ResumableDataModule):
         self.num_workers = multiprocessing.cpu_count() if num_workers is None else num_workers
         if tokenizer is not None:
             self.tokenizer = tokenizer  # replaces the cached property
+        if padding_side not in ("right", "left"):
+            raise PlanError(f'padding_side={padding_side!r} is not "right" or "left".')
         self.packing, self.streaming, self.overflow = packing, streaming, overflow
         self.padding_side = padding_side
         self._multiple = pad_to_multiple_of
         self._entry = data if isinstance(data, str) else None
         self._directory = Path(data_dir or f"data/{self._entry}")
         self._source = source
-        self._fetched: list[Path] = []  # the files of a catalog dataset
-        if isinstance(data, str):
-            entry = find_entry(data)
-            names = {file.split: file.name for file in entry.files}
-            # A text that `fetch` splits itself has the names train.txt and val.txt.
-            data = {s: self._directory / names.get(s, f"{s}.txt") for s in entry.splits}
-            self._fetched = list(data.values())
-        if unknown := [side for side in data if side not in _SIDES]:
-            raise SourceError(
-                f"data= has the key {unknown[0]!r}; its keys must be train, val (or validation) "
-                "and test."
-            )
-        self._data: dict[str, Inputs] = {_SIDES[side]: given for side, given in data.items()}
+        self._data = read_sides(data, self._directory)
         self.settings = StoreSettings(
             tokenizer=load_tokenizer(model_name if tokenizer is None else tokenizer),
             # Windows of a stream run across documents, so a token must mark where one ends.
@@ -187,9 +179,9 @@ class LLMDataModule(base.ResumableDataModule):
     def inputs(self) -> "Mapping[str, Inputs]":
         """Return the inputs of each side; raise if a catalog dataset was not fetched."""
         # Not fetched here: all ranks call setup, and only prepare_data runs once a node.
-        for path in self._fetched:
+        for path in self._data.values() if self._entry is not None else ():
             base.check_exists(
-                path,
+                Path(str(path)),
                 "Call prepare_data() first, which fetches it, as Lightning's Trainer does; or "
                 f"fetch it: penstock fetch {self._entry} --output {self._directory}",
             )
@@ -274,7 +266,8 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
             documents: What a document is: "lines", "paragraphs", "file", or a separator.
             streaming: Whether training begins while text is still being tokenized. Otherwise all
                 text is tokenized first, and shuffled as a whole.
-            **common: `seed`, `global_batch_size`, `drop_last`, `pin_memory`, `cache_dir`; see
+            **common: `seed`, `global_batch_size`, `drop_last`, `pin_memory`, `cache_dir`,
+                `on_change`; see
                 `penstock.integrations.lightning.base.CommonArguments`.
         """
         super().__init__(tokenizer, batch_size, max_length, labels, **common)

@@ -17,7 +17,7 @@ Lightning makes iterators before it has restored its own counters.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice, pairwise, takewhile
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
@@ -33,10 +33,14 @@ class TrainerProgress:
 
     Args:
         trainer: Lightning's Trainer, which counts batches; None without one.
+        on_change: What to do with a state of another order, as for `Loader.load_state_dict`.
     """
 
-    def __init__(self, trainer: Any = None) -> None:
+    def __init__(
+        self, trainer: Any = None, on_change: Literal["error", "restart"] = "error"
+    ) -> None:
         self.trainer = trainer
+        self._on_change = on_change
         self._source: BatchSource | None = None
         self._batch_size = 0
         self._given: int | None = None
@@ -67,7 +71,11 @@ class TrainerProgress:
         self._source.refuse_no_step()
         if self._restored is not None:
             loader = self._source.loader()  # it only checks the state
-            loader.load_state_dict(self._restored["data"])
+            try:
+                loader.load_state_dict(self._restored["data"], on_change=self._on_change)
+            except ResumeError as error:
+                error.add_note('With Lightning, the data module takes on_change="restart".')
+                raise
             self._position = loader.position
             self._batches = self.yielded = int(self._restored["batches"])
 

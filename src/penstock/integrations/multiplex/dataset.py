@@ -128,7 +128,8 @@ class MultiplexDataset(Dataset[Example]):
     def get_dataset_stats(self) -> Json:
         """Names, sizes and shares of the datasets, and how much of each was read on all ranks.
 
-        `sampling_percentage` is the share by the current weights. `asked` is the number of
+        `sampling_percentage` is the share by the current weights: of examples or, with `lengths`,
+        of their lengths. `asked` is the number of
         examples that the weights give to a dataset so far, usually a fraction. `delivered` is the
         number of its examples that were read. docs/mixing.md says how close the two are.
         """
@@ -308,4 +309,7 @@ def print_dataloader_stats(dataloader: object) -> None:
         ),
         double,
     ]
+    dataset = getattr(dataloader, "dataset", dataloader)
+    if isinstance(dataset, MultiplexDataset) and dataset.run.mixing.num_tokens is not None:
+        lines[-1:-1] = ["Sampling % is the share of the lengths, not of the examples."]
     print("\n".join(lines))  # noqa: T201  (the purpose of this function)

@@ -241,7 +241,7 @@ def create_multiplex_dataloader(  # noqa: PLR0913  (the arguments of the code th
         datasets: Pairs of a name and a sized sequence of dicts, which is never copied.
         batch_size: The number of examples in a batch, on each rank.
         shuffle: Whether each epoch has a new order. If not, every epoch has the order of
-            `shuffle_seed`.
+            `shuffle_seed`, which is a shuffled one too.
         num_workers: Processes that read and collate. They help if `collate_fn` is slow. On
             Windows the loader uses none.
         pin_memory: Copy batches to pinned memory, for fast transfers to a GPU.
