@@ -448,3 +448,9 @@ def test_whole_epochs_of_large_plans_hold_each_sample_once(numbers):
             plan = Plan(numbers(size), shuffle=mode, seed=size)
             samples = plan.locate(np.arange(size, 2 * size))[2]
             assert np.array_equal(np.bincount(samples, minlength=size), np.ones(size, dtype=int))
+
+
+def test_a_plan_of_many_sources_shows_five_and_the_number_of_the_others(numbers):
+    plan = Plan({f"s{number}": numbers(3) for number in range(7)})
+
+    assert "s4: 3 rows and 2 more; each once per epoch" in repr(plan)

@@ -148,6 +148,7 @@ def test_the_key_of_an_epoch_depends_on_seed_name_and_number():
         ),
         (lambda: Block(rows=0), "Block(rows=…) must be from 1 to 2^30; got 0."),
         (lambda: Block(group=-2), "Block(group=…) must be from 1 to 2^30; got -2."),
+        (lambda: Block(rows=2**30 + 1), "Block(rows=…) must be from 1 to 2^30; got 1,073,741,825."),
     ],
 )
 def test_refuses_what_is_not_a_mode(call, message):

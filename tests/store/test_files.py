@@ -149,6 +149,27 @@ def test_where_direct_writing_is_not_possible_the_bytes_are_the_same(tmp_path, m
     assert len(refused) == 1
 
 
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="no direct reading on this system")
+def test_where_direct_reading_is_not_possible_a_file_is_dropped_from_the_cache(
+    tmp_path, monkeypatch
+):
+    fcntl = pytest.importorskip("fcntl")
+    real, dropped = fcntl.fcntl, []
+
+    def refuse(file, command, flags=0):
+        if command == fcntl.F_SETFL and flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "not here")
+        return real(file, command, flags)
+
+    _, digest = write_file(tmp_path / "file", [b"written"])
+    monkeypatch.setattr(os, "posix_fadvise", lambda *call: dropped.append(call[1:]))
+    refuse_unlike(tmp_path / "file", digest)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    refuse_unlike(tmp_path / "file", digest)
+
+    assert dropped[-1:] == [(0, 0, os.POSIX_FADV_DONTNEED)]
+
+
 def _write_own(folder, number):
     data = np.full(3_000_000, number, np.uint16)
     _, digest = write_file(folder / f"{number}.bin", [data])
