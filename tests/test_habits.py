@@ -8,6 +8,10 @@ import penstock
 from penstock import Budget, Chat, Documents, Loader, Plan, Texts, Windows, build
 from penstock.errors import ChatError, PlanError, StoreError
 from penstock.integrations.pytorch import TextDataset, create_dataloaders
+from penstock.preprocess import preprocess
+from penstock.recipe import parse_recipe
+
+RECIPE = {"data": {"train": "a.txt"}, "training": {"steps": 1}}
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +109,30 @@ def test_the_field_of_conversations_is_refused_and_not_ignored(tmp_path):
 def test_a_split_that_is_no_share_says_what_a_share_is(tmp_path, split):
     with pytest.raises(StoreError, match="with a share between 0 and 1"):
         build(Texts(["one", "two"]), tmp_path / "s", tokenizer="bytes", split=split)
+
+
+def test_a_leading_tilde_is_the_home_directory(tmp_path, monkeypatch):
+    home, work = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    work.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PENSTOCK_CACHE", "~/cache")
+    (home / "a.txt").write_text("some text of a document")
+
+    build("~/a.txt", "~/store", tokenizer="bytes")
+    assert build("~/*.txt", "~/store", tokenizer="bytes").path == home / "store"
+    assert Windows("~/store", 4)[0] is not None
+    assert penstock.verify("~/store").num_tokens == 24
+    with penstock.stream("~/a.txt", "~/streamed", tokenizer="bytes") as streamed:
+        assert len(next(iter(streamed))) == 24
+    assert preprocess("~/a.txt", "~/a.npy", tokenizer="bytes") == 24
+    assert parse_recipe({**RECIPE, "output": "~/runs"}, "r.toml").output == home / "runs"
+    TextDataset("~/a.txt", 4)
+    TextDataset("~/a.txt", 4, cache_dir="~/other")
+    # A file whose name begins with "~" is named with "./".
+    (work / "~x.txt").write_text("text")
+    assert build("./~x.txt", "./~/s", tokenizer="bytes").num_tokens == 5
+
+    assert sorted(each.name for each in work.iterdir()) == ["~", "~x.txt"]
+    assert {"a.npy", "cache", "other", "streamed"} <= {each.name for each in home.iterdir()}

@@ -48,3 +48,14 @@ def test_info_of_a_file_and_of_a_failed_build_say_what_to_do(tmp_path, invoke):
     assert "holds a build that failed" in (shown := invoke("info", tmp_path / "s").stdout)
     assert "change what its message says" in shown
     assert "is not a store" in invoke("info", tmp_path / "a.jsonl", code=1).stderr
+
+
+def test_a_tilde_after_an_equals_sign_is_the_home_directory(tmp_path, monkeypatch, invoke):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "a.txt").write_text("one")
+
+    invoke("build", tmp_path / "a.txt", "--output=~/store", "--tokenizer=bytes")
+    invoke("info", "~/store")
+    assert penstock.TokenStore(tmp_path / "home" / "store").decode(0) == "one"
+    assert not (tmp_path / "~").exists()

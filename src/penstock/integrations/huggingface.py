@@ -12,7 +12,6 @@ is marked as prepared, so it is not sharded twice. It skips old batches without 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -33,6 +32,7 @@ from penstock.loader.batch_format import LabelBatch
 from penstock.loader.loader import Loader
 from penstock.loader.packed import check_packed, keep_documents_apart, prepare
 from penstock.order.plan import Plan
+from penstock.paths import expand_user
 from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
 from penstock.rows.windows import Windows
@@ -73,7 +73,7 @@ def build_dataset(
             f"{dataset!r:.80} is not a datasets.Dataset or IterableDataset. If it is a "
             'DatasetDict, pass one of its splits: dataset["train"].'
         )
-    target = Path(store)
+    target = expand_user(store)
     files = export_texts(dataset, target.with_name(f"{target.name}.texts"), column)
     return build(files, target, format="parquet", field="text", **settings)
 

@@ -52,7 +52,7 @@ def index_of(
     """
     key = digest_json(["rows", PACKING_FORMAT, kind, length, store.digest])
     name = f"{kind}-{length}-{key[:16]}.npy"
-    paths = [store.path / ".rows" / name, cache_directory() / "rows" / name]
+    paths = [store.directory / ".rows" / name, cache_directory() / "rows" / name]
     part_tokens = [part.num_tokens for part in store.manifest.parts]
     # The first path is inside the store, where all users of the store share one file.
     for path in paths:

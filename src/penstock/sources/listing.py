@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import MissingInputError, SourceError
+from penstock.paths import expand_user
 from penstock.sources.decompress import Expanded
 from penstock.sources.files import BOM, STDIN, InputFile, file_state, file_system, redacted
 from penstock.sources.settings import ReadSettings, Texts
@@ -82,6 +83,7 @@ def _expand(pattern: str, reading: ReadSettings) -> list[InputFile]:
     protocol, is_url, _ = pattern.partition("://")
     if is_url and not re.search(r"\s", protocol):
         return _expand_remote(pattern, reading)
+    pattern = str(expand_user(pattern)) if pattern.startswith("~") else pattern
     path = Path(pattern)
     # Existing files are looked for first, because a file name may contain characters of a glob.
     kind = file_mode(str(path))
@@ -160,11 +162,13 @@ def _input_file(path: str, reading: ReadSettings) -> InputFile:
     # The suffix is taken from the name without its query: a signed URL may end with anything.
     guessed, compression = _suffixes(name)
     kind = reading.format if reading.format != "auto" else guessed or "text"
+    # A stream reads in the background, perhaps after a change of the working directory.
+    opened = path if is_remote else os.path.join(Path.cwd(), path)  # noqa: PTH118
     # These formats compress their columns themselves.
     if kind in ("parquet", "arrow"):
         compression = None
     file = InputFile(
-        name=name, path=path, size=size, stamp=stamp, format=kind, compression=compression
+        name=name, path=opened, size=size, stamp=stamp, format=kind, compression=compression
     )
     is_json = reading.format == "auto" and re.search(r"\.json(\.\w+)?$", name, re.IGNORECASE)
     return replace(file, format="json") if is_json and _is_array(file, reading) else file

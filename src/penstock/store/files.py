@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import DiskFullError
+from penstock.paths import expand_user
 
 HEADER_BYTES = 128
 # The magic string of NumPy, and version 1.0 of the format.
@@ -197,8 +198,8 @@ def cache_directory() -> Path:
     """
     # The variables are read at each call: tests and notebooks set them after the import.
     if chosen := os.environ.get("PENSTOCK_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+        return expand_user(chosen)
+    return expand_user(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
 
 
 def remove_temporary(directory: Path) -> None:

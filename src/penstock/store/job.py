@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from penstock.errors import StoreError, TokenizerError
+from penstock.paths import expand_user
 from penstock.sources.document import Batch, Reject, binary_array
 from penstock.sources.files import InputFile
 from penstock.sources.listing import list_files
@@ -216,7 +217,7 @@ def prepare(settings: BuildSettings) -> Job:
         "append": settings.append,
         **({} if stage is None else {"chat": stage.chat.describe()}),
     }
-    directory = _made_directory(Path(settings.store))
+    directory = _made_directory(expand_user(settings.store))
     return Job(settings, directory, files, reading, loaded, recorded, stage)
 
 

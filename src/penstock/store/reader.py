@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from html import escape
 from itertools import pairwise
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, overload
 from weakref import WeakSet
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import MissingStoreError, StoreError
+from penstock.paths import expand_user
 from penstock.store.files import HEADER_BYTES, array_layout, header
 from penstock.store.manifest import Manifest, PartRecord, part_file, read_manifest
 
@@ -93,7 +93,9 @@ class TokenStore:
     """The next part has at least this many tokens; 0 if the store is sealed."""
 
     def __init__(self, path: str | os.PathLike[str], manifest: Manifest | None = None) -> None:
-        self.path = Path(path)
+        self.path = expand_user(path)
+        # Files are opened when they are first used, perhaps in another working directory.
+        self.directory = self.path.absolute()
         self.manifest: Manifest = read_manifest(self.path) if manifest is None else manifest
         self.dtype = np.dtype(self.manifest.contents["dtype"]).newbyteorder("<")
         parts = self.manifest.parts
@@ -128,7 +130,7 @@ class TokenStore:
 
     def __getstate__(self) -> dict[str, Any]:
         # Maps and locks are not copied: the other process opens the files it needs.
-        return {"path": self.path, "digest": self.digest}
+        return {"path": self.directory, "digest": self.digest}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["path"])  # type: ignore[misc]
@@ -275,11 +277,12 @@ class TokenStore:
             return array
 
     def _map(self, part: PartRecord, kind: str) -> NDArray[Any]:
-        path = self.path / part_file(part.number, kind)
+        path = self.path / part_file(part.number, kind)  # as the user knows it
+        opened = self.directory / path.name
         dtype, shape = array_layout(kind, self.dtype, part.num_documents, part.num_tokens)
-        if not path.exists():
+        if not opened.exists():
             raise MissingStoreError(f"{path} is missing. Copy or build the store again.")
-        with path.open("rb", buffering=0) as stream:
+        with opened.open("rb", buffering=0) as stream:
             size = os.fstat(stream.fileno()).st_size
             if size != part.files[kind][0]:
                 raise StoreError(

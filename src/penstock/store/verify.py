@@ -56,11 +56,11 @@ def verify(
     """
     store = TokenStore(path)
     for number, done in enumerate(store.manifest.builds):
-        log = Path(path) / rejects_file(number)
+        log = store.path / rejects_file(number)
         _check_file(log, done["rejects"]["bytes"], done["rejects"]["sha256"])
     for number, part in enumerate(store.manifest.parts):
         for kind, (size, digest) in part.files.items():
-            _check_file(Path(path) / part_file(part.number, kind), size, digest)
+            _check_file(store.path / part_file(part.number, kind), size, digest)
         _check_meaning(store, number, part)
         if progress:
             progress(number + 1, len(store.manifest.parts))

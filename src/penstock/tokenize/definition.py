@@ -17,6 +17,7 @@ from typing import Any
 
 from penstock.digest import digest_json
 from penstock.errors import MissingTokenizerError, TokenizerError
+from penstock.paths import expand_user
 
 Config = dict[str, Any]
 """The parsed JSON of a tokenizer.json, or of one object in it."""
@@ -188,7 +189,7 @@ def find_definition(name: str) -> Definition:
     if name == "gpt2":
         return _gpt2()
     # Local paths are tried before the Hub: "models/mine" also has the form of a name on the Hub.
-    path = Path(name)
+    path = expand_user(name)
     if path.is_dir():
         return _from_directory(path, name)
     if path.is_file():

@@ -13,6 +13,7 @@ import torch
 
 from penstock.digest import derive_key
 from penstock.errors import MissingInputError, PenstockError, RecipeError, SourceError, TrainError
+from penstock.paths import expand_user
 from penstock.recipe import Recipe, Tables, parse_recipe, read_recipe, set_value
 from penstock.store.files import write_file
 from penstock.store.reader import TokenStore
@@ -215,7 +216,7 @@ def _guess_recipe(source: str, device: str | None) -> Tables:
         raise SourceError(
             f"{source} is not a local file. Build a store from it first, with penstock build."
         )
-    path = Path(source)
+    path = expand_user(source)
     is_pattern = glob.has_magic(source) and not path.exists() and path.suffix not in TOKEN_FILES
     if not is_pattern and not path.exists():
         raise MissingInputError(f"{path} does not exist (working directory: {Path.cwd()}).")
