@@ -180,7 +180,7 @@ class _Run:
                 raise _CheckFailedError(f"{file.name} holds no document, only blank records")
         sampled = sum(file.sample_bytes for file in self.files)
         part = "all of it" if all(file.whole for file in self.files) else "a sample"
-        return f"{len(self._texts):,} documents in {sampled:,} bytes of text, {part}"
+        return f"{_documents(self._texts)} in {sampled:,} bytes of text, {part}"
 
     def _build(self, name: str, copies: int = 1) -> "TokenStore":
         from penstock.store.build import build
@@ -232,7 +232,7 @@ class _Run:
                 "A tokenizer trained on this text may halve the tokens: penstock tokenizer train"
             )
         return (
-            f"{len(tried):,} documents the same after a round trip; {per_token:.2f} bytes a token "
+            f"{_documents(tried)} the same after a round trip; {per_token:.2f} bytes a token "
             f"({1 / per_token:.2f} tokens/byte) with {tokenizer.name}"
         )
 
@@ -301,3 +301,8 @@ _STEPS: dict[str, Callable[[_Run], str]] = {
     "Preprocessing": _Run.check_building,
 }
 CHECKS = tuple(_STEPS)
+
+
+def _documents(texts: Sequence[object]) -> str:
+    """How many documents there are, in words."""
+    return f"{len(texts):,} document{'s' * (len(texts) != 1)}"

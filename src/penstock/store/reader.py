@@ -108,9 +108,10 @@ class TokenStore:
 
     def __repr__(self) -> str:
         documents = self.manifest.num_documents
+        noun = "document" if documents == 1 else "documents"
         pieces = f" in {len(self):,} pieces" if len(self) != documents else ""
         return (
-            f"TokenStore({str(self.path)!r}: {documents:,} documents{pieces}, "
+            f"TokenStore({str(self.path)!r}: {documents:,} {noun}{pieces}, "
             f"{self.num_tokens:,} tokens, {self.manifest.contents['tokenizer']['name']})"
         )
 
