@@ -152,6 +152,8 @@ def read_recipe(path: str | Path, changes: Tables | None = None) -> Recipe:
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         missing = f"{path} does not exist (working directory: {Path.cwd()})."
+        if path.parts[:1] == ("recipes",):
+            missing += " The recipes of the documentation are in penstock's source repository."
         raise MissingRecipeError(missing) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not TOML: {error}.") from error

@@ -60,7 +60,7 @@ def test_documents_in_pieces_are_shown_as_such(invoke, run_json, pieces, tmp_pat
     last = run_json("decode", "store", "--document", -1)["documents"][0]
     assert (last["begins"], last["ends"]) == (False, True)
     assert last["offset"] == pieces.origin(3).offset
-    assert repr(pieces).endswith("1 documents in 4 pieces, 366 tokens, bytes)")
+    assert repr(pieces).endswith("1 document in 4 pieces, 366 tokens, bytes)")
 
 
 def test_raw_pieces_in_order_are_the_file(penstock, pieces, tmp_path):

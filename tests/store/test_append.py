@@ -5,7 +5,7 @@ import json
 import pytest
 
 import penstock
-from penstock.errors import StoreError
+from penstock.errors import MissingStoreError, StoreError
 
 pytestmark = pytest.mark.usefixtures("small_slices")
 
@@ -215,3 +215,9 @@ def test_what_was_appended_is_not_called_new(tmp_path):
         StoreError, match=r"differently: inputs: \S*c\.txt is new\. .* add \S*c\.txt"
     ):
         penstock.build(files, tmp_path / "s", tokenizer="bytes", documents="lines")
+
+
+def test_an_append_to_nothing_leaves_nothing_behind(tmp_path):
+    with pytest.raises(MissingStoreError, match="does not exist, so nothing can be appended"):
+        penstock.build(penstock.Texts(["a"]), tmp_path / "s", tokenizer="bytes", append=True)
+    assert not list(tmp_path.iterdir())

@@ -85,6 +85,8 @@ def _show(report: "CheckReport") -> None:
         message = visible(finding.message, lines=False)
         if finding.passed:
             write(f"✅ {finding.name} {_PASSED.get(finding.name, 'PASSED')}: {message}")
+        elif message.startswith("not tried"):
+            write(f"❔ {finding.name}: {message}")
         else:
             write(f"❌ {finding.name} FAILED: {message}")
     passed = sum(finding.passed for finding in report.findings)

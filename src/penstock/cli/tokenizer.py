@@ -32,7 +32,10 @@ def train_command(
         int, option("Size of the vocabulary, with 256 bytes and special tokens.", "NUMBER")
     ],
     special_token: Annotated[
-        list[str], option("A special token: no text is encoded as it. Repeatable.", "TOKEN")
+        list[str],
+        option(
+            "A special token: no text is encoded as it. Repeatable; replaces the default.", "TOKEN"
+        ),
     ] = ["<|endoftext|>"],  # noqa: B006  (typer copies it)
     max_bytes: Annotated[
         int | None,

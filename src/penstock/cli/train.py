@@ -68,7 +68,7 @@ def train_command(
 
     penstock train input.txt
 
-    penstock train recipes/openwebtext-h100.toml --max-minutes 90
+    penstock train recipe.toml --max-minutes 90
 
     torchrun --nproc-per-node 8 -m penstock.train RECIPE
     """

@@ -103,7 +103,8 @@ def _expand(pattern: str, reading: ReadSettings) -> list[InputFile]:
         )
     nearby: list[str] = []
     with suppress(OSError):  # the folder may be missing too
-        nearby = sorted(entry.name for entry in path.parent.iterdir())
+        names = (entry.name for entry in path.parent.iterdir())
+        nearby = sorted(name for name in names if not name.startswith("."))
     raise MissingInputError(
         f"{pattern} matches no file (working directory: {Path.cwd()})."
         + (f" In {Path.cwd() / path.parent}: {', '.join(nearby[:5])}." if nearby else "")

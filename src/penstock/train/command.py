@@ -108,13 +108,17 @@ def choose_recipe(source: str | None, changes: Tables, device: str | None, log: 
         guesses.pop("data.split", None)
     if changes.get("training.steps"):
         del guesses["training.max_minutes"]  # a guess must not end the run before these steps
+    steps, warmup = changes.get("training.steps"), guesses.get("optimization.warmup_steps")
+    if isinstance(steps, int) and warmup is not None:
+        guesses["optimization.warmup_steps"] = min(warmup, steps // 10)
     tables: Tables = {}
     for name, value in {"data.train": source, **guesses, **changes}.items():
         set_value(tables, name, value)
     for name, value in guesses.items():
         if name not in changes:
             log(f"guessed {name} = {json.dumps(value)}")
-    return parse_recipe(tables, source)
+    # The values come from options and guesses, and not from the file of the text.
+    return parse_recipe(tables, "the command line")
 
 
 def open_job(recipe: Recipe, log: Log) -> TrainingJob:

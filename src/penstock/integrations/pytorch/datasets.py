@@ -38,6 +38,7 @@ from penstock.integrations.pytorch.samples import (
     Layout,
     SpooledTexts,
     read_samples,
+    refuse_no_length,
     warn_of_records,
 )
 from penstock.integrations.pytorch.windows import EPOCH, FILLER, Item, WindowBatch, read_changed
@@ -333,6 +334,7 @@ class TextDataset(_WindowDataset[PairBatch]):
         cache_dir: PathLike | None = None,
     ) -> None:
         """Open or tokenize the file; `TransformerDataset` describes the arguments."""
+        refuse_no_length(sequence_length)
         warn_of_records(path)
         windows = (sequence_length, stride, eos, labels, transform, seed)
         super().__init__(path, "file", tokenizer, *windows, cache_dir)
