@@ -15,12 +15,13 @@ import penstock
 
 PACKAGE = Path(penstock.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-BASE = {"errors", "digest", "exports", "ranges"}
+BASE = {"errors", "digest", "exports", "paths", "ranges"}
 # What each part may import, besides itself. Parts that are not listed stand around these.
 MAY_IMPORT = {
     "errors": set(),
     "exports": set(),
     "ranges": set(),
+    "paths": set(),
     "digest": {"errors"},
     "sources": BASE,
     # Tokenizers are kept in the cache directory, by the functions that write other files.

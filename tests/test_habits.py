@@ -6,8 +6,12 @@ import pytest
 
 import penstock
 from penstock import Budget, Chat, Documents, Loader, Plan, Texts, Windows, build
-from penstock.errors import ChatError, PlanError, StoreError
+from penstock.errors import ChatError, MissingInputError, PlanError, StoreError
 from penstock.integrations.pytorch import TextDataset, create_dataloaders
+from penstock.preprocess import preprocess
+from penstock.recipe import parse_recipe
+
+RECIPE = {"data": {"train": "a.txt"}, "training": {"steps": 1}}
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +109,74 @@ def test_the_field_of_conversations_is_refused_and_not_ignored(tmp_path):
 def test_a_split_that_is_no_share_says_what_a_share_is(tmp_path, split):
     with pytest.raises(StoreError, match="with a share between 0 and 1"):
         build(Texts(["one", "two"]), tmp_path / "s", tokenizer="bytes", split=split)
+
+
+def test_a_leading_tilde_is_the_home_directory(tmp_path, monkeypatch):
+    home, work = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    work.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PENSTOCK_CACHE", "~/cache")
+    (home / "a.txt").write_text("some text of a document")
+
+    build("~/a.txt", "~/store", tokenizer="bytes")
+    assert build("~/*.txt", "~/store", tokenizer="bytes").path == home / "store"
+    assert Windows("~/store", 4)[0] is not None
+    assert penstock.verify("~/store").num_tokens == 24
+    with penstock.stream("~/a.txt", "~/streamed", tokenizer="bytes") as streamed:
+        assert len(next(iter(streamed))) == 24
+    assert preprocess("~/a.txt", "~/a.npy", tokenizer="bytes") == 24
+    assert parse_recipe({**RECIPE, "output": "~/runs"}, "r.toml").output == home / "runs"
+    TextDataset("~/a.txt", 4)
+    TextDataset("~/a.txt", 4, cache_dir="~/other")
+    # A file whose name begins with "~" is named with "./".
+    (work / "~x.txt").write_text("text")
+    assert build("./~x.txt", "./~/s", tokenizer="bytes").num_tokens == 5
+
+    assert sorted(each.name for each in work.iterdir()) == ["~", "~x.txt"]
+    assert {"a.npy", "cache", "other", "streamed"} <= {each.name for each in home.iterdir()}
+
+
+def test_verify_of_a_split_store_checks_both_sides(tmp_path):
+    build(Texts(["one"] * 50), tmp_path / "s", tokenizer="bytes", split="tail:0.2")
+
+    assert penstock.verify(tmp_path / "s").path == tmp_path / "s" / "train"
+    path = next((tmp_path / "s" / "val").glob("*.tokens.npy"))
+    path.write_bytes(path.read_bytes()[:-2] + b"zz")
+    with pytest.raises(StoreError, match="is damaged"):
+        penstock.verify(tmp_path / "s")
+
+
+def test_another_tokenizer_is_named_in_the_difference_of_two_builds(tmp_path):
+    build(Texts(["one"]), tmp_path / "s", tokenizer="bytes")
+
+    with pytest.raises(StoreError, match=r"tokenizer: bytes \w{8} -> gpt2 \w{8}\."):
+        build(Texts(["one"]), tmp_path / "s", tokenizer="gpt2")
+
+
+def test_a_missing_input_lists_no_hidden_files(tmp_path):
+    (tmp_path / ".s.stamps.json").write_text("")
+    (tmp_path / "a.jsonl").write_text("")
+
+    with pytest.raises(MissingInputError, match=r": a\.jsonl\.$"):
+        build(str(tmp_path / "no*.txt"), tmp_path / "s")
+
+
+def test_the_tokenizer_in_place_of_the_length_is_refused_in_words(tmp_path):
+    with pytest.raises(TypeError, match=r"TextDataset\(path, sequence_length, tokenizer\)"):
+        TextDataset(tmp_path / "input.txt", "gpt2", 128)
+
+
+def test_a_build_warns_of_windows_line_ends_and_byte_order_marks(tmp_path, caplog):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
+    build(tmp_path / "a.txt", tmp_path / "s", tokenizer="bytes", documents="lines")
+
+    assert "begins with a byte order mark" in caplog.text
+    assert "--newlines lf" in caplog.text
+    caplog.clear()
+    lf = build(
+        tmp_path / "a.txt", tmp_path / "t", tokenizer="bytes", documents="lines", newlines="lf"
+    )
+    assert [lf.decode(0), lf.decode(1)] == ["one", "two"]
+    assert "--newlines" not in caplog.text

@@ -26,6 +26,7 @@ import numpy as np
 
 from penstock.cli.terminal import message_of, print_error
 from penstock.errors import MissingInputError, PenstockError, StoreError
+from penstock.paths import expand_user
 from penstock.store.build import build
 from penstock.store.files import header, sync_directory, write_file
 from penstock.store.reader import TokenStore
@@ -65,9 +66,9 @@ def preprocess(
         SourceError: the file does not exist, cannot be read, or contains no text.
         StoreError: `output` exists with other tokens, or is a directory.
     """
-    target = Path(output)
-    if "://" not in os.fspath(text) and not Path(text).is_file():
-        raise MissingInputError(f"{text} does not exist (working directory: {Path.cwd()}).")
+    path, target = expand_user(text), expand_user(output)
+    if "://" not in os.fspath(text) and not path.is_file():
+        raise MissingInputError(f"{path} does not exist (working directory: {Path.cwd()}).")
     if target.is_dir():
         raise StoreError(f"{target} is a directory. Name the file to write, such as tokens.npy.")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -122,9 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     option = parser.add_argument
     option("--preprocess", action="store_true", help="ignored: preprocessing always runs")
-    option("--train_file", type=Path, default=Path("training_data/owt_train.txt"))
-    option("--val_file", type=Path, default=Path("training_data/owt_valid.txt"))
-    option("--output_dir", type=Path, default=Path("training_data"))
+    option("--train_file", type=expand_user, default=Path("training_data/owt_train.txt"))
+    option("--val_file", type=expand_user, default=Path("training_data/owt_valid.txt"))
+    option("--output_dir", type=expand_user, default=Path("training_data"))
     option("--tokenizer", default="gpt2", help="a name or a path, as for penstock build")
     option("--documents", default="lines", help="lines, paragraphs, file or sep:SEPARATOR")
     option("--threads", type=int, default=None, help="default: one for each core")

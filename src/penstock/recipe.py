@@ -21,6 +21,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from penstock.errors import MissingRecipeError, PlanError, RecipeError
+from penstock.paths import expand_user
 from penstock.train.config import (
     SIZES,
     ModelConfig,
@@ -145,12 +146,14 @@ def read_recipe(path: str | Path, changes: Tables | None = None) -> Recipe:
     Raises:
         RecipeError: the file does not exist, is not TOML, or has an unknown key or a wrong value.
     """
-    path = Path(path)
+    path = expand_user(path)
     try:
         # utf-8-sig: editors on Windows put a byte order mark first, which TOML does not allow.
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         missing = f"{path} does not exist (working directory: {Path.cwd()})."
+        if path.parts[:1] == ("recipes",):
+            missing += " The recipes of the documentation are in penstock's source repository."
         raise MissingRecipeError(missing) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not TOML: {error}.") from error
@@ -190,7 +193,7 @@ def parse_recipe(tables: Tables, where: str) -> Recipe:
     if not isinstance(model := tables.get("model", {}), dict):
         raise RecipeError(f"{where}: model is {model!r}, but must be a table.")
     recipe = Recipe(
-        output=Path(_value(tables.get("output", "runs/run"), str, f"{where}: output")),
+        output=expand_user(_value(tables.get("output", "runs/run"), str, f"{where}: output")),
         data=_value(tables["data"], DataConfig, f"{where}: data"),
         model=_values(_HINTS["model"], model, where, "model"),
         optimization=_value(

@@ -5,6 +5,7 @@ import pytest
 import penstock
 from penstock.errors import TokenizerError
 from penstock.tokenize.train import train_tokenizer
+from penstock.train.command import choose_recipe
 
 
 def test_training_a_tokenizer_replaces_no_file_with_other_contents(tmp_path, invoke):
@@ -48,3 +49,58 @@ def test_info_of_a_file_and_of_a_failed_build_say_what_to_do(tmp_path, invoke):
     assert "holds a build that failed" in (shown := invoke("info", tmp_path / "s").stdout)
     assert "change what its message says" in shown
     assert "is not a store" in invoke("info", tmp_path / "a.jsonl", code=1).stderr
+
+
+def test_a_tilde_after_an_equals_sign_is_the_home_directory(tmp_path, monkeypatch, invoke):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "a.txt").write_text("one")
+
+    invoke("build", tmp_path / "a.txt", "--output=~/store", "--tokenizer=bytes")
+    invoke("info", "~/store")
+    assert penstock.TokenStore(tmp_path / "home" / "store").decode(0) == "one"
+    assert not (tmp_path / "~").exists()
+
+
+def test_the_lengths_of_long_documents_fit_into_80_columns(tmp_path, invoke):
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "{"x" * 12_000_000}"}}\n{{"text": "y"}}\n')
+    invoke("build", tmp_path / "a.jsonl", "-o", "s", "--tokenizer=bytes")
+
+    shown = invoke("info", "s").stdout.splitlines()
+    assert [line.split()[-1] for line in shown if "median" in line or "mean" in line] == [
+        "median",
+        "max",
+    ]
+
+
+def test_info_names_a_replacement_that_is_not_finished(tmp_path, invoke):
+    penstock.build(penstock.Texts(["a"]), tmp_path / "s", tokenizer="bytes")
+    (tmp_path / ".s.new").mkdir()
+
+    assert "an unfinished replacement of this store" in invoke("info", "s").stdout
+
+
+def test_check_takes_directories_and_globs(tmp_path, invoke):
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        (tmp_path / "in" / f"{number}.txt").write_text(f"the text of file {number} " * 400)
+
+    for given in ("in", "in/*.txt"):
+        assert "6 of 6 passed" in invoke("check", given, "--length", 16, "--batch-size", 2).stdout
+
+
+def test_options_are_not_called_settings_of_the_text(tmp_path, invoke):
+    (tmp_path / "input.txt").write_text("some text " * 99)
+
+    shown = invoke("train", "input.txt", "--set", "training.foo=3", code=1).output
+    assert "the command line sets training.foo" in shown
+
+
+def test_the_guessed_warm_up_is_at_most_a_tenth_of_the_steps(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "input.txt").write_text("some text " * 99)
+    logged = []
+    recipe = choose_recipe("input.txt", {"training.steps": 30}, "cpu", logged.append)
+
+    assert recipe.optimization.warmup_steps == 3
+    assert "guessed optimization.warmup_steps = 3" in logged

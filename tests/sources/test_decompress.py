@@ -156,7 +156,9 @@ def test_nothing_can_be_compressed(kind, read, tmp_path):
 def test_a_file_that_is_not_compressed_at_all_is_refused(kind, read, tmp_path):
     (tmp_path / f"a.txt.{kind}").write_bytes(b"plain text\n")
 
-    with pytest.raises(SourceError, match="cannot be decompressed past byte 0"):
+    with pytest.raises(
+        SourceError, match=r"is not a \w+ file, though its name says so: it begins with b'plain"
+    ):
         read(tmp_path)
 
 
@@ -180,3 +182,14 @@ def test_text_that_repeats_within_the_limit_is_read(tmp_path):
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(bytes(1 << 20)))
 
     assert len(expanded(tmp_path / "a.txt.gz", max_expansion=1)) == 1 << 20
+
+
+MADE = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+
+
+@pytest.mark.parametrize("suffix", MADE)
+def test_a_compressed_file_without_its_suffix_is_named(suffix, read, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(MADE[suffix](b'{"text": "a"}\n'))
+
+    with pytest.raises(SourceError, match=r"a\.jsonl begins like a \w+ file and not like text"):
+        read(tmp_path / "a.jsonl")

@@ -16,6 +16,8 @@ CELLS = st.text(alphabet='a,"\n\r\té ', max_size=8)
 
 
 def written(rows, delimiter=",", end="\n", quoting=csv.QUOTE_MINIMAL):
+    if delimiter == "\t":  # without quotes
+        return "".join("\t".join(map(str, row)) + end for row in rows).encode()
     sink = io.StringIO()
     csv.writer(sink, delimiter=delimiter, lineterminator=end, quoting=quoting).writerows(rows)
     return sink.getvalue().encode()
@@ -34,6 +36,9 @@ def test_a_table_that_python_wrote_has_its_texts_whatever_the_blocks_and_slices(
     rows, tabs, end, quoting, mark, block, slice_bytes, read, scratch
 ):
     name, delimiter = ("a.tsv", "\t") if tabs else ("a.csv", ",")
+    if tabs:  # a cell of a TSV file cannot hold these
+        gone = str.maketrans("\t\n\r", "   ")
+        rows = [(one.translate(gone), two.translate(gone), n) for one, two, n in rows]
     rows = [("id", "text", "n"), *rows]
     data = b"\xef\xbb\xbf" * mark + written(rows, delimiter, end, quoting)
     (scratch / name).write_bytes(data)
@@ -50,9 +55,9 @@ def test_a_table_that_python_wrote_has_its_texts_whatever_the_blocks_and_slices(
     if "\r" in data.decode().replace("\r\n", "") and quoting == csv.QUOTE_MINIMAL:
         return
     for text, (_, place) in zip(found.texts, found.places, strict=True):
-        record = next(
-            csv.reader(io.StringIO(data[place:].decode(), newline=""), delimiter=delimiter)
-        )
+        rest = io.StringIO(data[place:].decode(), newline="")
+        read_as = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
+        record = next(csv.reader(rest, delimiter=delimiter, quoting=read_as))
         assert record[1].encode() == text
 
 
@@ -119,3 +124,28 @@ def test_csv_and_tsv_files_become_a_store_with_the_origins_of_their_documents(tm
     assert [store.text(number) for number in range(3)] == ["To be,\nor not", "to be.", "that is"]
     formats = [each["format"] for each in store.manifest.inputs]
     assert formats == ["csv", "tsv"]
+
+
+def test_quotes_have_no_meaning_in_tsv(read, tmp_path):
+    (tmp_path / "m.tsv").write_bytes(
+        b'id\ttext\n1\tone\n2\t"Alas, poor Yorick!\n3\tI knew him, Horatio"\n4\t"four"\n'
+    )
+    found = read(tmp_path / "m.tsv")
+
+    assert found.texts == [b"one", b'"Alas, poor Yorick!', b'I knew him, Horatio"', b'"four"']
+    assert not found.rejects
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "advice"),
+    [
+        ("a.csv", b"id;text\n", "separated by semicolons and not by commas: write it again"),
+        ("a.csv", b"id\ttext\n", r'by tabs and not by commas: use format="tsv" \(--format tsv\)'),
+        ("a.tsv", b"id,text\n", r'by commas and not by tabs: use format="csv"'),
+    ],
+)
+def test_another_delimiter_is_named(name, header, advice, read, tmp_path):
+    (tmp_path / name).write_bytes(header + b"1;2\n")
+
+    with pytest.raises(SourceError, match=advice):
+        read(tmp_path / name)

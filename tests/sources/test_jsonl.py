@@ -257,3 +257,17 @@ def test_a_field_nested_without_end_does_not_cost_the_text_beside_it(
     (tmp_path / "a.jsonl").write_bytes(line + b"\n" + neighbour)
 
     assert read(tmp_path / "a.jsonl").texts == [b"a"]
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        (b'[{"text": "a"}]', 'a list; if the file is one array, use format="json"'),
+        (b'"a"', "a string; write it as"),
+        (b'{"text": "a', "Unterminated string starting at character 9"),
+    ],
+)
+def test_the_reason_of_a_record_that_is_no_object_says_what_to_do(line, advice, read, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(line + b"\n")
+
+    assert advice in read(tmp_path / "a.jsonl").rejects[0].detail

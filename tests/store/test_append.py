@@ -6,7 +6,7 @@ import os
 import pytest
 
 import penstock
-from penstock.errors import StoreError
+from penstock.errors import MissingStoreError, StoreError
 
 pytestmark = pytest.mark.usefixtures("small_slices")
 
@@ -245,3 +245,9 @@ def test_the_same_file_by_another_name_is_not_appended_twice(kind, built, inputs
         return
     with pytest.raises(StoreError, match=r"in .*store already. If they were appended again"):
         append()
+
+
+def test_an_append_to_nothing_leaves_nothing_behind(tmp_path):
+    with pytest.raises(MissingStoreError, match="does not exist, so nothing can be appended"):
+        penstock.build(penstock.Texts(["a"]), tmp_path / "s", tokenizer="bytes", append=True)
+    assert not list(tmp_path.iterdir())

@@ -174,3 +174,11 @@ def test_a_stream_may_follow_a_failed_build(tmp_path):
     settings = {"tokenizer": "bytes", "documents": "lines", "errors": "replace"}
     with penstock.stream(path, tmp_path / "store", **settings) as streamed:
         assert sum(1 for _ in streamed) == 212
+
+
+def test_the_limit_of_few_records_is_that_of_their_number(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "x"}\n' * 500)
+
+    with pytest.raises(SourceError, match=r"(\d+) of \1 .* more than the 0 that max_bad=0.001"):
+        build(path, tmp_path / "s")

@@ -174,3 +174,32 @@ def test_a_path_that_names_another_tokenizer_by_now_is_loaded_again(tmp_path, mo
         store = penstock.build(Texts(words), "store", tokenizer="own.json")
 
         assert store.decode(0) == words[0]
+
+
+def test_a_store_and_its_rows_survive_a_change_of_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    penstock.build(penstock.Texts(["one two", "three"]), "store", tokenizer="bytes")
+    np.save("ids.npy", np.arange(99, dtype=np.uint16))
+    store, rows = penstock.TokenStore("store"), penstock.Windows("store", 4)
+    packs, array = penstock.Packs("store", 4), penstock.Windows("ids.npy", 4)
+
+    monkeypatch.chdir("elsewhere")
+
+    assert (store.decode(0), str(store.path)) == ("one two", "store")
+    assert all(each[0] is not None for each in (rows, packs, array))
+    assert pickle.loads(pickle.dumps(store)).decode(1) == "three"
+    assert "'store'" in repr(store)
+
+
+def test_a_stream_survives_a_change_of_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("one\ntwo\n" * 5000)
+    streamed = penstock.stream("a.txt", "store", tokenizer="bytes", documents="lines")
+
+    monkeypatch.chdir("elsewhere")
+
+    with streamed:
+        assert sum(1 for _ in streamed) == 10_000
+    assert not list((tmp_path / "elsewhere").iterdir())

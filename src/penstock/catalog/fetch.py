@@ -23,6 +23,7 @@ from penstock.catalog.entries import Entry, EntryFile, Packing, RemoteFile, find
 from penstock.catalog.receipt import Receipt, wait_for_lock
 from penstock.catalog.unpack import unpacked
 from penstock.errors import FetchError, MissingInputError, SourceError
+from penstock.paths import expand_user
 from penstock.store.files import digest_file
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def fetch(
     entry = find_entry(name)
     ratio = _train_ratio(entry, split)
     place = None if source is None else _find_source(entry, source)
-    target = Path(directory) if directory is not None else Path("data") / entry.name
+    target = expand_user(directory) if directory is not None else Path("data") / entry.name
     # Arguments were checked first, so that a typo leaves no empty directory.
     target.mkdir(parents=True, exist_ok=True)
     report = progress or (lambda now: None)
@@ -162,7 +163,7 @@ def _find_source(entry: Entry, source: str | PathLike[str]) -> str | Path:
         return text
     if scheme not in ("", "file"):
         raise FetchError(f"{scheme}:// is not supported. Name a path or an http(s):// URL.")
-    path = Path(unquote(urlsplit(text).path) if scheme else text)
+    path = Path(unquote(urlsplit(text).path)) if scheme else expand_user(text)
     if not path.exists():
         raise MissingInputError(f"{path} does not exist (working directory: {Path.cwd()}).")
     if path.is_file() and len(entry.remotes) > 1:

@@ -29,6 +29,7 @@ from typing import Any
 
 from penstock.catalog.question_rows import Row, read_rows
 from penstock.errors import MissingInputError, SourceError
+from penstock.paths import expand_user
 
 _LETTERS = "ABCDEFGHIJ"
 _ARC_SUBSETS = ("ARC-Easy", "ARC-Challenge")
@@ -99,7 +100,7 @@ class _QuestionSet:
 
         directories = [Path("data") / self.entry, cache_directory() / self.entry]
         if self.directory is not None:
-            directories = [Path(self.directory)]
+            directories = [expand_user(self.directory)]
         patterns = self._patterns()
         for each in directories:
             # Patterns are ordered: upstream's own files first, then copies in other formats. Only

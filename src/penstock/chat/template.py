@@ -26,6 +26,7 @@ from penstock.chat.arguments import JsonObject
 from penstock.chat.messages import ChatText, Message, Span
 from penstock.digest import digest_json
 from penstock.errors import MissingTemplateError, TemplateError
+from penstock.paths import expand_user
 from penstock.tokenize.engines import read_attribute
 from penstock.tokenize.names import is_path, last_part
 
@@ -93,8 +94,8 @@ def load_template(template: object) -> Template:
     # template's source.
     if "{{" in text or "{%" in text:
         return Template(f"jinja-{digest_json(text)[:8]}", text)
-    if Path(text).exists():
-        return _from_path(Path(text))
+    if (path := expand_user(text)).exists():
+        return _from_path(path)
     raise MissingTemplateError(
         f"{text!r} is not a chat template: it is neither a built-in name ({', '.join(_FORMATS)}), "
         "nor Jinja source, nor the path of a file or directory."

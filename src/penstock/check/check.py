@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from glob import has_magic
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from penstock.check.directory import directory_problem, nearest_existing
 from penstock.check.sample import FileSample, add_hints, read_sample, text_bytes
 from penstock.cli.units import number_of
 from penstock.errors import PenstockError
+from penstock.paths import expand_user
 from penstock.sources.files import STDIN, InputFile
 from penstock.sources.listing import list_files
 from penstock.sources.settings import ReadSettings, Texts
@@ -35,6 +37,8 @@ _MAX_DOCUMENT_BYTES = 1 << 28
 _MEASURED_SECONDS = 1.0
 # GPT-2's tokenizer has 4.3 bytes a token on English, and 1 to 2.5 on scripts it was not made for.
 _FEW_BYTES = 2.5
+# Each file has a table in the report, so only the first files of a directory are read.
+_MOST_FILES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +94,8 @@ def check(
     of penstock and of the operating system become findings.
     """
     begun = time.monotonic()
-    run = _Run([FileSample(fspath(each)) for each in files], settings or CheckSettings())
+    settings = settings or CheckSettings()
+    run = _Run([sample for each in files for sample in _samples(fspath(each), settings)], settings)
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         run.folder = Path(folder)
@@ -105,6 +110,24 @@ def check(
                 # A finding is one line, and messages of penstock may have several.
                 findings.append(Finding(name, False, " ".join(str(error).split())))
     return CheckReport(run.files, findings, time.monotonic() - begun)
+
+
+def _samples(name: str, settings: CheckSettings) -> list[FileSample]:
+    """The files that `name` stands for; a directory or a glob may stand for several."""
+    name = str(expand_user(name)) if name.startswith("~") else name
+    is_several = Path(name).is_dir() or (has_magic(name) and not Path(name).exists())
+    if "://" in name or not is_several:
+        return [FileSample(name)]
+    try:
+        listed = [file.name for file in list_files(name, settings.reading)]
+    except PenstockError:  # the first check lists it again, and reports this
+        return [FileSample(name)]
+    samples = [FileSample(each) for each in listed[:_MOST_FILES]]
+    if len(listed) > _MOST_FILES:
+        samples[-1].hints.append(
+            f"{len(listed) - _MOST_FILES:,} more files of {name} were not read"
+        )
+    return samples
 
 
 class _Run:
@@ -141,13 +164,11 @@ class _Run:
         path = Path(file.name)
         if file.name == STDIN:
             raise _CheckFailedError("standard input (-) can be read only once; name a file")
-        if "://" not in file.name and not path.exists():
+        if "://" not in file.name and not path.exists() and not has_magic(file.name):
             raise _CheckFailedError(f"{file.name} does not exist (working directory: {Path.cwd()})")
-        if path.is_dir():
-            raise _CheckFailedError(f"{file.name} is a directory; name the files in it")
-        listed, *others = list_files(file.name, self._settings.reading)
-        if others:  # a glob, or a directory that is named by a URL
-            raise _CheckFailedError(f"{file.name} stands for several files; name each of them")
+        # The name of one file lists exactly one file. `_samples` has listed directories and globs;
+        # those that are left raise an error here.
+        (listed,) = list_files(file.name, self._settings.reading)
         file.num_bytes, file.format = listed.size, listed.format
         file.compression = listed.compression
         if listed.size == 0:
@@ -181,7 +202,7 @@ class _Run:
                 raise _CheckFailedError(f"{file.name} holds no document, only blank records")
         sampled = sum(file.sample_bytes for file in self.files)
         part = "all of it" if all(file.whole for file in self.files) else "a sample"
-        return f"{len(self._texts):,} documents in {sampled:,} bytes of text, {part}"
+        return f"{_documents(self._texts)} in {sampled:,} bytes of text, {part}"
 
     def _build(self, name: str, copies: int = 1) -> "TokenStore":
         from penstock.store.build import build
@@ -233,7 +254,7 @@ class _Run:
                 "A tokenizer trained on this text may halve the tokens: penstock tokenizer train"
             )
         return (
-            f"{len(tried):,} documents the same after a round trip; {per_token:.2f} bytes a token "
+            f"{_documents(tried)} the same after a round trip; {per_token:.2f} bytes a token "
             f"({1 / per_token:.2f} tokens/byte) with {tokenizer.name}"
         )
 
@@ -302,3 +323,8 @@ _STEPS: dict[str, Callable[[_Run], str]] = {
     "Preprocessing": _Run.check_building,
 }
 CHECKS = tuple(_STEPS)
+
+
+def _documents(texts: Sequence[object]) -> str:
+    """How many documents there are, in words."""
+    return f"{len(texts):,} document{'s' * (len(texts) != 1)}"

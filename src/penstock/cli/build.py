@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from penstock.cli import options, terminal
-from penstock.cli.options import open_at, option, stores_at
+from penstock.cli.options import open_at, option, path_option, stores_at
 from penstock.cli.progress import build_bar
 from penstock.cli.units import duration_text, number_of, size_text
 from penstock.errors import StoreError
@@ -24,7 +24,7 @@ _TEXT_BYTES = ("document_bytes", "separator_bytes", "skipped_bytes", "rejected_b
 
 def build_command(
     inputs: options.Inputs,
-    store: Annotated[Path, option("The directory to write.", "STORE", "--output", "-o")],
+    store: Annotated[Path, path_option("The directory to write.", "STORE", "--output", "-o")],
     tokenizer: options.Tokenizer = "gpt2",
     format: options.Format = "auto",
     documents: options.Documents = "auto",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import options
-from penstock.cli.options import argument, option
+from penstock.cli.options import argument, option, path_option
 from penstock.cli.terminal import print_facts, print_json, visible, write
 from penstock.cli.units import duration_text, number_of, size_text
 
@@ -36,7 +36,7 @@ def check_command(
     ] = 32,
     sample: Annotated[float, option("Megabytes of text to read.", "MB", least=0.001)] = 16,
     directory: Annotated[
-        Path | None, option("Try to build a store here.", "DIRECTORY", "--output", "-o")
+        Path | None, path_option("Try to build a store here.", "DIRECTORY", "--output", "-o")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -85,6 +85,8 @@ def _show(report: "CheckReport") -> None:
         message = visible(finding.message, lines=False)
         if finding.passed:
             write(f"✅ {finding.name} {_PASSED.get(finding.name, 'PASSED')}: {message}")
+        elif message.startswith("not tried"):
+            write(f"❔ {finding.name}: {message}")
         else:
             write(f"❌ {finding.name} FAILED: {message}")
     passed = sum(finding.passed for finding in report.findings)

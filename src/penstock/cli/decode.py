@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import options
-from penstock.cli.options import option
+from penstock.cli.options import option, path_option
 from penstock.cli.terminal import console, print_json, visible, write
 from penstock.cli.units import number_of
 from penstock.errors import StoreError, TokenizerError
@@ -29,7 +29,7 @@ def decode_command(
         str | None, option("The tokenizer of the store, if penstock does not find it.", "NAME")
     ] = None,
     inputs: Annotated[
-        Path | None, option("The directory of the inputs, to show where they are.", "DIR")
+        Path | None, path_option("The directory of the inputs, to show where they are.", "DIR")
     ] = None,
     raw: Annotated[bool, option("Write the documents' exact bytes.", None, "--raw")] = False,
     as_json: options.AsJson = False,

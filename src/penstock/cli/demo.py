@@ -22,7 +22,7 @@ from penstock.cli.bench import batches_per_second
 from penstock.cli.build import measured_build
 from penstock.cli.decode import show_document
 from penstock.cli.info import info_command
-from penstock.cli.options import option
+from penstock.cli.options import option, path_option
 from penstock.cli.terminal import console, shell_word, write
 from penstock.cli.units import duration_text, size_text
 from penstock.cli.verify import verify_command
@@ -46,7 +46,7 @@ _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 def demo_command(
     directory: Annotated[
-        Path, option("Directory to write to.", "DIRECTORY", "--directory", "-d")
+        Path, path_option("Directory to write to.", "DIRECTORY", "--directory", "-d")
     ] = Path("demo"),
     train_seconds: Annotated[
         float, option("Seconds of training at the end. 0 skips it.", "NUMBER", least=0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import options, terminal
-from penstock.cli.options import argument, option
+from penstock.cli.options import argument, option, path_option
 from penstock.cli.progress import bar, build_bar
 from penstock.cli.units import duration_text, number_of, size_text
 from penstock.errors import StoreError
@@ -22,7 +22,7 @@ def fetch_command(
     name: Annotated[str | None, argument("The dataset; --list shows all names.", "NAME")] = None,
     directory: Annotated[
         Path | None,
-        option("Directory to write to. By default data/NAME.", "DIRECTORY", "--output", "-o"),
+        path_option("Directory to write to. By default data/NAME.", "DIRECTORY", "--output", "-o"),
     ] = None,
     source: Annotated[
         str | None,

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from penstock.store.summary import Bin, Summary
 
 _SHOWN_INPUTS = 2
+# Beside the names of the facts, in a terminal of 80 columns.
+_TABLE_WIDTH = 62
 _PLAIN = ("text", "jsonl", "texts")
 # Nine heights of one character: from empty to eight eighths.
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -48,6 +50,12 @@ def info_command(store: options.Store, as_json: options.AsJson = False) -> None:
         show_summary(summary)
     if state is not None:  # a finished store, to which a build appends
         _show_state(state)
+    whole = store.resolve()
+    if (unfinished := whole.parent / f".{whole.name}.new").exists():
+        terminal.write(
+            f"{unfinished} holds an unfinished replacement of this store: run the same penstock "
+            "build command again to resume it, or delete that directory"
+        )
 
 
 def _build_state(path: Path) -> dict[str, Any] | None:
@@ -140,9 +148,11 @@ def show_summary(summary: "Summary") -> None:
         # All fields but the histogram are quantiles.
         quantiles = asdict(summary.lengths)
         del quantiles["histogram"]
-        table = terminal.aligned(
-            [list(quantiles), [f"{round(value):,}" for value in quantiles.values()]]
-        )
+        cells = [list(quantiles), [f"{round(value):,}" for value in quantiles.values()]]
+        table = terminal.aligned(cells)
+        if len(table[0]) > _TABLE_WIDTH:
+            halves = (slice(len(quantiles) // 2), slice(len(quantiles) // 2, None))
+            table = [line for half in halves for line in terminal.aligned([c[half] for c in cells])]
         rows.append(("lengths", [*table, *histogram_lines(summary.lengths.histogram)]))
     terminal.print_facts(summary.store, [*rows, *_origin(summary)])
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from penstock.paths import expand_user
 from penstock.sources.settings import Format as FileFormat
 
 if TYPE_CHECKING:
@@ -28,12 +29,22 @@ def argument(help: str, metavar: str) -> object:
     return typer.Argument(metavar=metavar, show_default=False, help=help)
 
 
+def path_option(help: str, metavar: str, *flags: str) -> object:
+    """A typer option that takes a path; `~` is the home directory."""
+    return typer.Option(*flags, metavar=metavar, parser=expand_user, help=help)
+
+
 AsJson = Annotated[bool, option("Print one JSON object and nothing else.", None, "--json")]
 Inputs = Annotated[
     list[str],
     argument("Files (also .gz, .zst, .bz2, .xz), directories, globs, URLs; - is stdin.", "INPUTS"),
 ]
-Store = Annotated[Path, argument("The directory of the store.", "STORE")]
+Store = Annotated[
+    Path,
+    typer.Argument(
+        metavar="STORE", show_default=False, parser=expand_user, help="The directory of the store."
+    ),
+]
 Tokenizer = Annotated[
     str, option("gpt2, bytes, tiktoken:NAME, hf:NAME (on the Hub), or a tokenizer.json.", "NAME")
 ]

@@ -24,7 +24,7 @@ def plan_command(
 
     Text is first built into stores, as in penstock train.
 
-    penstock plan recipes/openwebtext-h100.toml
+    penstock plan recipe.toml
     """
     from penstock.train.command import choose_recipe, open_job, recipe_changes
 

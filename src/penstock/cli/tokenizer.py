@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from penstock.cli import options
-from penstock.cli.options import option
+from penstock.cli.options import option, path_option
 from penstock.cli.progress import bar
 from penstock.cli.terminal import print_facts, print_json, shell_word, write
 from penstock.cli.units import size_text
@@ -27,12 +27,15 @@ def tokenizer() -> None:
 @app.command("train")
 def train_command(
     inputs: options.Inputs,
-    path: Annotated[Path, option("The tokenizer.json to write.", "FILE", "--output", "-o")],
+    path: Annotated[Path, path_option("The tokenizer.json to write.", "FILE", "--output", "-o")],
     vocab_size: Annotated[
         int, option("Size of the vocabulary, with 256 bytes and special tokens.", "NUMBER")
     ],
     special_token: Annotated[
-        list[str], option("A special token: no text is encoded as it. Repeatable.", "TOKEN")
+        list[str],
+        option(
+            "A special token: no text is encoded as it. Repeatable; replaces the default.", "TOKEN"
+        ),
     ] = ["<|endoftext|>"],  # noqa: B006  (typer copies it)
     max_bytes: Annotated[
         int | None,

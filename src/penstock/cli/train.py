@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from penstock.cli import options
-from penstock.cli.options import argument, option
+from penstock.cli.options import argument, option, path_option
 from penstock.cli.terminal import print_json, shell_word, write
 from penstock.cli.units import duration_text
 
@@ -51,7 +51,7 @@ def train_command(
         float | None, option("Train for this many minutes.", "MINUTES", "--max_minutes")
     ] = None,
     output: Annotated[
-        Path | None, option("Directory of the run.", "DIRECTORY", "--output", "-o")
+        Path | None, path_option("Directory of the run.", "DIRECTORY", "--output", "-o")
     ] = None,
     device: Annotated[
         str | None, option("cpu, cuda or cuda:1. By default the GPU if there is one.", "NAME")
@@ -68,7 +68,7 @@ def train_command(
 
     penstock train input.txt
 
-    penstock train recipes/openwebtext-h100.toml --max-minutes 90
+    penstock train recipe.toml --max-minutes 90
 
     torchrun --nproc-per-node 8 -m penstock.train RECIPE
     """

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from penstock.digest import digest_json
 from penstock.errors import PlanError, SourceError
+from penstock.paths import expand_user
 from penstock.store.build import build
 from penstock.store.files import digest_file, sync_directory, sync_file
 from penstock.store.reader import TokenStore
@@ -61,7 +62,7 @@ def build_dataset(
         raise PlanError(f"field={field!r} and column={column!r} mean the same; give one of them.")
     if settings.get("chat") is not None:
         raise PlanError(f"build_dataset reads a column of text.{_CONVERSATIONS}")
-    target = Path(store)
+    target = expand_user(store)
     files = export_texts(
         dataset, target.with_name(f"{target.name}.texts"), field or column or "text"
     )

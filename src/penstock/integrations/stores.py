@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from penstock.digest import digest_json
 from penstock.errors import SourceError, StoreBusyError, StoreError
 from penstock.integrations.hf_datasets import export_texts, is_dataset
+from penstock.paths import expand_user
 from penstock.sources.files import InputFile
 from penstock.sources.listing import list_files
 from penstock.sources.settings import ReadSettings, Texts
@@ -79,7 +80,7 @@ class StoreSettings:
 
 def store_root(cache_dir: PathLike | None) -> Path:
     """The directory of cached stores; it may not exist yet."""
-    return Path(cache_directory() if cache_dir is None else cache_dir) / "stores"
+    return (cache_directory() if cache_dir is None else expand_user(cache_dir)) / "stores"
 
 
 def store_name(

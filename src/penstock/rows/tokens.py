@@ -18,6 +18,7 @@ import numpy as np
 
 from penstock.digest import digest_bytes, digest_json
 from penstock.errors import MissingStoreError, StoreError, UnknownLengthError
+from penstock.paths import expand_user
 from penstock.ranges import group_rows
 from penstock.rows.blocks import BlockChecks, load_ahead
 from penstock.rows.origins import RowOrigin, find_origins
@@ -52,7 +53,8 @@ class ArrayFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], dtype: str | None = None) -> None:
-        self.path = Path(path)
+        self.path = expand_user(path)
+        self._opened = self.path.absolute()  # its size is read later, perhaps in another directory
         if not self.path.exists():
             where = f"working directory: {Path.cwd()}"
             raise MissingStoreError(f"{self.path} does not exist ({where}).")
@@ -68,7 +70,7 @@ class ArrayFile:
         return f"ArrayFile({str(self.path)!r}: {self.num_tokens:,} tokens, {self.dtype})"
 
     def __getstate__(self) -> dict[str, object]:
-        return {"path": self.path, "dtype": self.dtype.name, "digest": self.digest}
+        return {"path": self._opened, "dtype": self.dtype.name, "digest": self.digest}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # The file is mapped again. A worker process must not read another file of the same name.
@@ -87,7 +89,7 @@ class ArrayFile:
         size = self._checked_size()
         # Evenly spread. The set removes duplicates, which a file of less than 16 bytes has.
         offsets = sorted({size * k // _NUM_SAMPLED for k in range(_NUM_SAMPLED)})
-        with self.path.open("rb") as stream:
+        with self._opened.open("rb") as stream:
             blocks = []
             for offset in [*offsets, max(0, size - _SAMPLED_BLOCK)]:
                 stream.seek(offset)
@@ -102,7 +104,7 @@ class ArrayFile:
         return self._array
 
     def _checked_size(self) -> int:
-        size = os.stat(self.path).st_size  # noqa: PTH116  (twice as fast, and at every read)
+        size = os.stat(self._opened).st_size  # noqa: PTH116  (twice as fast, and at every read)
         if size != self._size:
             raise StoreError(
                 f"{self.path} has {size:,} bytes, but had {self._size:,} when it was opened. It "

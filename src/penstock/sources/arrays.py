@@ -27,7 +27,11 @@ class Elements(Splitter):
         """How many bytes come before the first element."""
         found = _HEAD.match(data)
         if found is None:
-            raise ValueError("it does not begin with [", 0)
+            raise ValueError(
+                "it does not begin with [; records that are not in an array are read with "
+                'format="jsonl" (--format jsonl) of penstock.build',
+                0,
+            )
         return found.end()
 
     def is_end(self, data: bytes) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from penstock.errors import SourceError
-from penstock.sources.files import InputFile, open_file
+from penstock.sources.files import MAGIC, InputFile, open_file
 
 # A file may always expand to this size: 16 MiB fit into any memory.
 _FREE_BYTES = 16 << 20
@@ -71,6 +71,7 @@ class Expanded:
         except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
             if self._file.compression is None:
                 raise
+            self._refuse_other_kind()
             raise SourceError(
                 f"{self._file.name} cannot be decompressed past byte {self.position:,} of its text "
                 f"({self._file.compression}: {error}). It was cut off or damaged, or something "
@@ -90,6 +91,20 @@ class Expanded:
                 f"{self._file.name} ended after {place:,} bytes, but it had {size:,} when it was "
                 "listed. It was cut off, or the disk or server that it is on did not deliver all "
                 "of it. Restore it, and run this again."
+            )
+
+    def _refuse_other_kind(self) -> None:
+        """Raise if the file does not begin as its suffix says."""
+        kind = self._file.compression or ""
+        if self.position:
+            return
+        with open_file(self._file) as stream:
+            first = stream.read(16)
+        # A file that was cut off may have fewer bytes than the mark.
+        if not MAGIC[kind].startswith(first[: len(MAGIC[kind])]):
+            raise SourceError(
+                f"{self._file.name} is not a {kind} file, though its name says so: it begins with "
+                f"{first!r}. Give it the suffix of its contents."
             )
 
     def take_disk_bytes(self) -> int:

@@ -1,9 +1,10 @@
 r"""CSV and TSV: one document per record, with the text in a named column.
 
-The first record is the header. A field that begins with a quote ends at the next single quote,
-may contain line ends and delimiters, and writes a quote as two. A quote inside any other field is
-an ordinary character. So where a record ends depends on all quotes before it, and a file is read
-in order. Python's `csv` refuses fields above 128 KB unless a setting of the whole process is
+The first record is the header. In TSV, a field is what is between two tabs, and a quote is an
+ordinary character. In CSV, a field that begins with a quote ends at the next single quote, may
+contain line ends and commas, and writes a quote as two; a quote inside any other field is an
+ordinary character. So where a record ends depends on all quotes before it, and a file is read in
+order. Python's `csv` refuses fields above 128 KB unless a setting of the whole process is
 changed, and Arrow does not say where in the file a row is; the two patterns below do both.
 """
 
@@ -25,6 +26,7 @@ MAX_HEADER = 1 << 20
 # Every repetition keeps what it matched (`*+`), so a quote that is never closed is found in one
 # pass, and a field of many megabytes needs no memory for ways back.
 _QUOTED = rb'"[^"]*+(?:""[^"]*+)*+"'
+_UNQUOTED = rb"[^\t\n]*+"
 
 
 class Records(Splitter):
@@ -33,8 +35,9 @@ class Records(Splitter):
     in_order = True
 
     def __init__(self, delimiter: bytes) -> None:
+        self.is_quoted = delimiter == b","
         # More lenient than a valid field: text after a closing quote is rejected later, alone.
-        field = rb'(?:%b[^%b\n]*+|[^"%b\n][^%b\n]*+|)' % (_QUOTED, *[delimiter] * 3)
+        field = rb'(?:%b[^,\n]*+|[^",\n][^,\n]*+|)' % _QUOTED if self.is_quoted else _UNQUOTED
         self._field = re.compile(field)
         self._record = re.compile(rb"%b(?:%b%b)*(?:\n|\Z)" % (field, delimiter, field))
 
@@ -73,9 +76,15 @@ class Records(Splitter):
         """The fields of a record without its line end."""
         fields, place = [], 0
         while place <= len(record) and (found := self._field.match(record, place)):
-            fields.append(_unquoted(found[0]))
+            fields.append(self.text(found[0]))
             place = found.end() + 1
         return fields
+
+    def text(self, field: bytes) -> bytes:
+        """A field without its quotes."""
+        if self.is_quoted and field[:1] == b'"':
+            return field[1:-1].replace(b'""', b'"')
+        return field
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +117,27 @@ def find_column(data: bytes, file: InputFile, field: str) -> Column:
         raise SourceError(
             f'{file.name} has {problem} "{field}"; its first line names {shown}. Name the '
             "column that holds the text with field= (--field) of penstock.build. If the first line "
-            "is no list of names, add it."
+            f"is no list of names, add it.{_other_delimiter(names, file)}"
         )
-    valid = rb'(?:%b|[^"%b\n][^%b\n]*+|)' % (_QUOTED, delimiter, delimiter)
+    valid = rb'(?:%b|[^",\n][^,\n]*+|)' % _QUOTED if records.is_quoted else _UNQUOTED
     before, after = found[0], len(names) - found[0] - 1
     pattern = rb"(?:%b%b){%d}(%b)(?:%b%b){%d}"
     column = re.compile(pattern % (valid, delimiter, before, valid, delimiter, valid, after))
     return Column(records, column, len(names), place)
 
 
-def _unquoted(field: bytes) -> bytes:
-    return field[1:-1].replace(b'""', b'"') if field[:1] == b'"' else field
+def _other_delimiter(names: list[str], file: InputFile) -> str:
+    """Advice, if the only name in a header seems to contain the names of several columns."""
+    known = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
+    used = next((each for each in known if len(names) == 1 and each in names[0]), None)
+    if used is None:
+        return ""
+    between = known[DELIMITERS[file.format].decode()]
+    if other := {"\t": "tsv", ",": "csv"}.get(used):
+        advice = f'use format="{other}" (--format {other}) of penstock.build'
+    else:
+        advice = f"write it again with {between}"
+    return f" Its columns seem to be separated by {known[used]} and not by {between}: {advice}."
 
 
 def read_fields(
@@ -137,7 +156,7 @@ def read_fields(
         return "bad_csv", "text follows a closing quote"
 
     return validate(
-        binary_array([match and _unquoted(match[1]) for match in found]),
+        binary_array([match and column.records.text(match[1]) for match in found]),
         file=file,
         places=(starts + start).astype(np.uint64),
         record_bytes=stops - starts,

@@ -17,6 +17,13 @@ _FOREIGN_BOMS = {
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
+MAGIC = {
+    "gzip": b"\x1f\x8b\x08",
+    "zstd": b"\x28\xb5\x2f\xfd",
+    "bz2": b"BZh",
+    "xz": b"\xfd7zXZ\x00",
+}
+"""The first bytes of each kind of compressed file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,10 +148,17 @@ def byte_order_mark(block: bytes, file: InputFile) -> int:
     """The length of a UTF-8 byte order mark at the start of a file; 0 if there is none.
 
     Raises:
-        SourceError: the mark is that of another encoding.
+        SourceError: the mark is that of another encoding, or of a compressed file.
     """
     if block.startswith(BOM):
         return len(BOM)
+    for name, mark in MAGIC.items():
+        # "BZh" can be text, so the mark of the first block must follow.
+        if block.startswith(mark) and (name != "bz2" or block[4:10] == b"1AY&SY"):
+            advice = "Decompress it first, or give it the suffix of such files."
+            if file.is_stdin:
+                advice = f"Decompress it first, for example with {name} -dc."
+            raise SourceError(f"{file.name} begins like a {name} file and not like text. {advice}")
     for mark, name in _FOREIGN_BOMS.items():
         if block.startswith(mark):
             raise SourceError(

@@ -158,7 +158,9 @@ def _text_of(line: bytes, path: list[str], replace: bool) -> tuple[bytes, bool]:
     for depth, name in enumerate(path):
         if not isinstance(value, _Object):
             inside = ".".join(path[:depth]) or "the record"
-            raise _RefusedLine("not_an_object", f"{inside} holds {_kind(value)}")
+            raise _RefusedLine(
+                "not_an_object", f"{inside} holds {_kind(value)}{_advice(value, depth)}"
+            )
         # If a key occurs twice, Arrow uses one value and other parsers use the other value. So such
         # a line is refused.
         found = [item for key, item in value if key == name]
@@ -212,12 +214,23 @@ def _parse(line: bytes, replace: bool) -> tuple[Any, bool]:
             text, object_pairs_hook=_Object, parse_constant=_refuse_constant, parse_int=len
         )
     except json.JSONDecodeError as error:
-        raise _RefusedLine("bad_json", f"{error.msg} at character {error.pos:,}") from None
+        raise _RefusedLine(
+            "bad_json", f"{error.msg.removesuffix(' at')} at character {error.pos:,}"
+        ) from None
     return value, repaired
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise _RefusedLine("bad_json", f"{name} is not JSON")
+
+
+def _advice(value: Any, depth: int) -> str:
+    """How to read records that are not objects; empty for a field inside of an object."""
+    if depth == 0 and type(value) is list:
+        return '; if the file is one array, use format="json" (--format json) of penstock.build'
+    if depth == 0 and type(value) is str:
+        return '; write it as {"text": "…"}, or give the strings as penstock.Texts in Python'
+    return ""
 
 
 def _kind(value: Any) -> str:

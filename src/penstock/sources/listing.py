@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import MissingInputError, SourceError
+from penstock.paths import expand_user
 from penstock.sources.decompress import Expanded
 from penstock.sources.files import BOM, STDIN, InputFile, file_state, open_file
 from penstock.sources.remote import file_system, redacted, without_secrets
@@ -132,6 +133,7 @@ def _expand(pattern: str, reading: ReadSettings, skipped: Skipped) -> list[Input
         pattern = rest
     elif is_url and not re.search(r"\s", protocol):
         return _expand_remote(pattern, reading, skipped)
+    pattern = str(expand_user(pattern)) if pattern.startswith("~") else pattern
     path = Path(pattern)
     # Existing files are looked for first, because a file name may contain characters of a glob.
     kind = file_mode(str(path))
@@ -151,7 +153,8 @@ def _expand(pattern: str, reading: ReadSettings, skipped: Skipped) -> list[Input
         )
     nearby: list[str] = []
     with suppress(OSError):  # the folder may be missing too
-        nearby = sorted(entry.name for entry in path.parent.iterdir())
+        names = (entry.name for entry in path.parent.iterdir())
+        nearby = sorted(name for name in names if not name.startswith("."))
     raise MissingInputError(
         f"{pattern} matches no file (working directory: {Path.cwd()})."
         + (f" In {Path.cwd() / path.parent}: {', '.join(nearby[:5])}." if nearby else "")
@@ -212,11 +215,13 @@ def _input_file(path: str, reading: ReadSettings) -> InputFile:
     # The suffix is taken from the name without its query: a signed URL may end with anything.
     guessed, compression = _suffixes(name)
     kind = reading.format if reading.format != "auto" else guessed or "text"
+    # A stream reads in the background, perhaps after a change of the working directory.
+    opened = path if is_remote else os.path.join(Path.cwd(), path)  # noqa: PTH118
     # These formats compress their columns themselves.
     if kind in ("parquet", "arrow"):
         compression = None
     file = InputFile(
-        name=name, path=path, size=size, stamp=stamp, format=kind, compression=compression
+        name=name, path=opened, size=size, stamp=stamp, format=kind, compression=compression
     )
     is_json = reading.format == "auto" and re.search(r"\.json(\.\w+)?$", name, re.IGNORECASE)
     return replace(file, format="json") if is_json and _is_array(file, reading) else file

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import DiskFullError, StoreError
+from penstock.paths import expand_user
 from penstock.store.blocks import block_sums
 from penstock.store.folders import Folder, open_regular, opened, refuse_link
 
@@ -273,8 +274,8 @@ def cache_directory() -> Path:
     """
     # The variables are read at each call: tests and notebooks set them after the import.
     if chosen := os.environ.get("PENSTOCK_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+        return expand_user(chosen)
+    return expand_user(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
 
 
 def remove_temporary(directory: Path) -> None:

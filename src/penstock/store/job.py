@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from penstock.errors import StoreError, TokenizerError
+from penstock.errors import MissingStoreError, StoreError, TokenizerError
+from penstock.paths import expand_user
 from penstock.sources.document import Batch, Reject, binary_array
 from penstock.sources.files import InputFile
 from penstock.sources.listing import list_inputs
+from penstock.sources.notices import log_surprises
 from penstock.sources.read import read_slice
 from penstock.sources.settings import Format, ReadSettings, Texts
 from penstock.sources.slices import Slice, cut
@@ -215,6 +217,7 @@ def prepare(settings: BuildSettings) -> Job:
     )
     _log_omitted_start(loaded, bos, stage)
     reading = replace(settings.read_settings, separators=separators_of(loaded))
+    log_surprises(files, reading)
     recorded: JsonObject = {
         # Settings that change no byte are left out: threads, the engine, and `max_bad`.
         "tokenizer": loaded.describe(),
@@ -229,11 +232,17 @@ def prepare(settings: BuildSettings) -> Job:
         "append": settings.append,
         **({} if stage is None else {"chat": stage.chat.describe()}),
     }
-    directory = _made_directory(Path(settings.store))
+    directory = expand_user(settings.store)
+    if settings.append and not directory.exists():
+        raise MissingStoreError(
+            f"{directory} does not exist, so nothing can be appended to it. For the first build, "
+            "leave out append=True (--append) of penstock.build."
+        )
+    _make_directory(directory)
     return Job(settings, directory, files, reading, loaded, recorded, stage, listing.skipped)
 
 
-def _made_directory(directory: Path) -> Path:
+def _make_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -241,7 +250,6 @@ def _made_directory(directory: Path) -> Path:
         raise StoreError(
             f"{taken} is a file, and a store is a directory. Choose a name that is not taken."
         ) from None
-    return directory
 
 
 def separators_of(tokenizer: Tokenizer) -> tuple[str, ...]:
@@ -268,6 +276,14 @@ def _log_omitted_start(tokenizer: Tokenizer, bos: bool | str, stage: "ChatStage 
     _log.warning("%s, but this build does not. To add it, use %s.", does, how)
 
 
+_EDGE_ADVICE = {
+    "eos": 'With penstock.build, name it with eos="TOKEN" (--eos-token TOKEN), or leave it out '
+    "with eos=False (--no-eos).",
+    "bos": 'With penstock.build, name it with bos="TOKEN" (--bos-token TOKEN), or leave it out '
+    "with bos=False (--no-bos).",
+}
+
+
 def _edge_id(tokenizer: Tokenizer, wanted: bool | str, which: Literal["eos", "bos"]) -> int | None:
     """The id of the token that ends ("eos") or begins ("bos") each document, or None."""
     if wanted is False:
@@ -278,8 +294,7 @@ def _edge_id(tokenizer: Tokenizer, wanted: bool | str, which: Literal["eos", "bo
     if found is None:
         raise TokenizerError(
             f"{tokenizer.name} does not say which of its tokens "
-            f'{"ends" if which == "eos" else "begins"} a document. Name it with {which}="TOKEN", '
-            f"or leave it out with {which}=False."
+            f"{'ends' if which == 'eos' else 'begins'} a document. {_EDGE_ADVICE[which]}"
         )
     return found
 

@@ -88,6 +88,8 @@ class PartFiles:
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self._path, self._parts = path, manifest.parts
+        # Relative paths would name other files after a change of the working directory.
+        self._directory = path.absolute()
         self._dtype = np.dtype(manifest.contents["dtype"]).newbyteorder("<")
         self._vocab_size = int(manifest.contents["tokenizer"]["vocab_size"])
         self._state = _State()
@@ -251,9 +253,10 @@ class PartFiles:
     def _open_file(self, record: PartRecord, kind: str) -> FileIO:
         """Open one file of a part, after its size was compared with the manifest."""
         path = self._path / part_file(record.number, kind)
-        if not path.exists():
+        opened = self._directory / path.name
+        if not opened.exists():
             raise MissingStoreError(f"{path} is missing. {_AGAIN}")
-        stream = FileIO(open_regular(path))
+        stream = FileIO(open_regular(opened))
         if (size := os.fstat(stream.fileno()).st_size) != record.files[kind][0]:
             stream.close()
             raise _other_size(path, size, record.files[kind][0])

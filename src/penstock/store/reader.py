@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StoreError
+from penstock.paths import expand_user
 from penstock.store.manifest import Manifest, read_manifest
 from penstock.store.parts import PartFiles
 
@@ -74,7 +74,9 @@ class TokenStore:
     """The next part has at least this many tokens; 0 if the store is sealed."""
 
     def __init__(self, path: str | os.PathLike[str], manifest: Manifest | None = None) -> None:
-        self.path = Path(path)
+        self.path = expand_user(path)
+        # Files are opened when they are first used, perhaps in another working directory.
+        self.directory = self.path.absolute()
         self.manifest: Manifest = read_manifest(self.path) if manifest is None else manifest
         self.dtype = np.dtype(self.manifest.contents["dtype"]).newbyteorder("<")
         parts = self.manifest.parts
@@ -86,9 +88,10 @@ class TokenStore:
 
     def __repr__(self) -> str:
         documents = self.manifest.num_documents
+        noun = "document" if documents == 1 else "documents"
         pieces = f" in {len(self):,} pieces" if len(self) != documents else ""
         return (
-            f"TokenStore({str(self.path)!r}: {documents:,} documents{pieces}, "
+            f"TokenStore({str(self.path)!r}: {documents:,} {noun}{pieces}, "
             f"{self.num_tokens:,} tokens, {self.manifest.contents['tokenizer']['name']})"
         )
 
@@ -108,7 +111,7 @@ class TokenStore:
 
     def __getstate__(self) -> dict[str, Any]:
         # Maps and locks are not copied: the other process opens the files it needs.
-        return {"path": self.path, "digest": self.digest}
+        return {"path": self.directory, "digest": self.digest}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["path"])  # type: ignore[misc]

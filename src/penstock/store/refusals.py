@@ -54,9 +54,13 @@ class BadRecords:
         if self._num_bad <= limit:
             return
         shown = "\n".join(f"  {self._job.located(each)}" for each in self._first)
+        # The limit of the records so far, even if others may follow: ten are too many for both.
+        allowed = int(allowed_rejects(max_bad, self._num_records, ended=True))
+        is_small = 0 < max_bad < 1 and self._num_records < 1_000
         raise SourceError(
             f"{self._num_bad:,} of {self._num_records:,} records were rejected, more than the "
-            f"{int(limit):,} that max_bad={max_bad:g} allows. The first:\n{shown}\n"
+            f"{allowed:,} that max_bad={max_bad:g} allows{' of fewer than 1,000' * is_small}. The "
+            f"first:\n{shown}\n"
             "Repair the input, set the field, format or errors that fit it, or raise max_bad= "
             "(--max-bad) of penstock.build. With a higher limit the build resumes where it "
             "stopped; after any other change it begins again."
@@ -74,8 +78,10 @@ def refuse_nothing(job: Job, done: Sequence[SealedSlice]) -> None:
     size = sum(file.size for file in job.files)
     names = ", ".join(file.name for file in job.files[:_SHOWN])
     if rejects:
+        number = len(rejects)
+        everything = "its only record was" if number == 1 else f"all {number:,} records were"
         raise SourceError(
-            f"No document is left to store: all {len(rejects):,} records were rejected. The first: "
+            f"No document is left to store: {everything} rejected. The first: "
             f"{job.located(rejects[0])}. Repair the input, or change how it is read. With "
             "penstock.build, field= (--field) names the field that holds the text, "
             'errors="replace" (--errors replace) puts U+FFFD where bytes are not UTF-8, and '
@@ -84,7 +90,7 @@ def refuse_nothing(job: Job, done: Sequence[SealedSlice]) -> None:
     raise SourceError(
         f"The inputs hold no document, so there is nothing to build: {len(job.files):,} "
         f"file{'s' * (len(job.files) != 1)} ({names}), {size:,} bytes, {tally.skipped:,} blank "
-        "records. Name files that hold text."
+        f"record{'s' * (tally.skipped != 1)}. Name files that hold text."
     )
 
 

@@ -131,7 +131,7 @@ def summarize(store: TokenStore) -> Summary:
         lengths=_lengths(*count_lengths(store)) if len(store) else None,
         num_parts=len(manifest.parts),
         num_unchecked=manifest.num_unchecked,
-        disk_bytes=files + logs + (store.path / FILE_NAME).stat().st_size,
+        disk_bytes=files + logs + (store.directory / FILE_NAME).stat().st_size,
         num_builds=len(builds),
         inputs=tuple(manifest.inputs),
         num_skipped=totals["skipped"],
@@ -153,7 +153,7 @@ def bytes_per_token(store: TokenStore) -> float | None:
     if side := manifest.contents["side"]:
         # The manifest counts the bytes of both sides together, so the tokens of both are needed.
         try:
-            other = read_manifest(store.path.parent / ("val" if side == "train" else "train"))
+            other = read_manifest(store.directory.parent / ("val" if side == "train" else "train"))
         except StoreError:
             return None
         # The other side was built from other inputs, or by another build.

@@ -32,8 +32,16 @@ import numpy as np
 
 from penstock.digest import digest_json
 from penstock.errors import MissingStoreError, StoreError
+from penstock.paths import expand_user
 from penstock.store.files import digest_file
-from penstock.store.manifest import CHECKED_KINDS, JsonObject, PartRecord, part_file, rejects_file
+from penstock.store.manifest import (
+    CHECKED_KINDS,
+    FILE_NAME,
+    JsonObject,
+    PartRecord,
+    part_file,
+    rejects_file,
+)
 from penstock.store.reader import TokenStore
 
 _SHOWN = 5
@@ -50,6 +58,8 @@ def verify(
 ) -> TokenStore:
     """Check the whole store in `path`, and open it.
 
+    Of a store that was built with a split, checks both sides and opens the first.
+
     Args:
         path: The store.
         progress: Called with the number of checked parts and the number of all parts.
@@ -57,13 +67,19 @@ def verify(
     Raises:
         StoreError: something is wrong; the message names the file and the problem.
     """
-    store = TokenStore(path)
+    whole = expand_user(path)
+    sides = [whole / side for side in ("train", "val")]
+    is_whole = any((whole / name).exists() for name in (FILE_NAME, ".building.json"))
+    if not is_whole and all((side / FILE_NAME).exists() for side in sides):
+        train, _ = (verify(side, progress) for side in sides)
+        return train
+    store = TokenStore(whole)
     for number, done in enumerate(store.manifest.builds):
-        log = Path(path) / rejects_file(number)
+        log = store.path / rejects_file(number)
         _check_file(log, done["rejects"]["bytes"], done["rejects"]["sha256"])
     for number, part in enumerate(store.manifest.parts):
         for kind, (size, digest) in part.files.items():
-            _check_file(Path(path) / part_file(part.number, kind), size, digest)
+            _check_file(store.path / part_file(part.number, kind), size, digest)
         _check_meaning(store, number, part)
         if progress:
             progress(number + 1, len(store.manifest.parts))
@@ -130,10 +146,9 @@ def describe_build(store: TokenStore) -> JsonObject:
     settings = store.manifest.settings
     tokenizer, inputs = settings["tokenizer"], settings["inputs"]
     size = sum(each["bytes"] for each in inputs)
-    name = f"{tokenizer['name']} {(tokenizer['digest'] or tokenizer['canary'])[:8]}"
     files = f"{len(inputs):,} file{'s' * (len(inputs) != 1)} of {size:,} bytes"
     return {
-        "tokenizer": name[-60:],
+        "tokenizer": _named(tokenizer)[-60:],
         "eos_id": settings["eos_id"],
         "bos_id": settings["bos_id"],
         "reading": settings["reading"],
@@ -159,13 +174,27 @@ def _fields(old: JsonObject, new: JsonObject, prefix: str) -> list[str]:
                 files = zip(old["inputs"], old["stamps"], new["stamps"], strict=True)
                 changed = [file["name"] for file, then, now in files if then != now]
                 found += [f"stamps: {name} was changed or replaced" for name in changed]
+        elif key == "tokenizer" and before and after and _named(before) != _named(after):
+            found.append(f"{prefix}tokenizer: {_named(before)} -> {_named(after)}")
         elif isinstance(before, dict) and isinstance(after, dict):
             found += _fields(before, after, f"{prefix}{key}.")
         elif key == "inputs" and isinstance(before, list) and (named := _inputs(before, new[key])):
             found += [f"inputs: {each}" for each in named]
         else:
-            found.append(f"{prefix}{key}: {before!r:.60} -> {after!r:.60}")
+            found.append(f"{prefix}{key}: {_short(before)} -> {_short(after)}")
     return found
+
+
+def _named(tokenizer: JsonObject) -> str:
+    """The name of a tokenizer, and the beginning of its digest."""
+    # A tokenizer without a digest is recognised by its ids of a test text.
+    return f"{tokenizer['name']} {(tokenizer['digest'] or tokenizer['canary'])[:8]}"
+
+
+def _short(value: object) -> str:
+    """At most 60 characters of a value, with its closing quote."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:58]}…{text[-1]}"
 
 
 def _inputs(before: list[JsonObject], after: list[JsonObject]) -> list[str]:

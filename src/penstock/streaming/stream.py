@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Literal
 
 from penstock.errors import StoreBusyError, StoreError
+from penstock.paths import expand_user
 from penstock.sources.settings import Format
 from penstock.store.build import begin, execute
 from penstock.store.files import room_for
@@ -98,6 +99,8 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
     # `BuildSettings` has a field of the same name for each argument except `timeout`.
     arguments = dict(locals())
     timeout = arguments.pop("timeout")
+    # The build continues in the background, perhaps after a change of the working directory.
+    arguments["store"] = expand_user(store).absolute()
     if not timeout > 0:
         raise StoreError(f"timeout={timeout} must be more than 0 seconds.")
     job = prepare(BuildSettings(**arguments))

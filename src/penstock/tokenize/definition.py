@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from penstock.digest import digest_json
 from penstock.errors import MissingTokenizerError, TokenizerError
+from penstock.paths import expand_user
 from penstock.tokenize.names import HUB_NAME, is_path, last_part
 from penstock.tokenize.screen import MAX_BYTES, screen, usable
 
@@ -196,7 +197,7 @@ def find_definition(name: str) -> Definition:
     if name == "gpt2":
         return _gpt2()
     # Local paths are tried before the Hub: "models/mine" also has the form of a name on the Hub.
-    path = Path(name)
+    path = expand_user(name)
     if path.is_dir():
         return _from_directory(path, name)
     if path.is_file():

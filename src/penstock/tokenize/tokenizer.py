@@ -9,7 +9,6 @@ file stays the same.
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from penstock.digest import digest_bytes, digest_json
 from penstock.errors import TokenizerError
+from penstock.paths import expand_user
 from penstock.sources.document import Batch, binary_array
 from penstock.tokenize.definition import (
     Config,
@@ -172,7 +172,7 @@ class Tokenizer:
             raise TokenizerError(
                 f"{self.name} was not made from a tokenizer.json, so it cannot be saved as one."
             )
-        self.definition.save(Path(directory))
+        self.definition.save(expand_user(directory))
 
     def _checked(self, encoded: Encoded) -> Encoded:
         """Return `encoded`, or raise if an id is outside the vocabulary.

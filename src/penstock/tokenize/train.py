@@ -22,6 +22,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from penstock.errors import SourceError, TokenizerError
+from penstock.paths import expand_user
 from penstock.sources.document import Batch, Reject, allowed_rejects
 from penstock.sources.files import InputFile
 from penstock.sources.listing import list_files
@@ -84,6 +85,7 @@ def train_tokenizer(  # noqa: PLR0913  (flat keywords, as in `build`)
             file with other contents.
         SourceError: an input cannot be read, or too many records are rejected.
     """
+    path = expand_user(path)
     if Path(path).is_dir():
         file = Path(path) / "tokenizer.json"
         raise TokenizerError(f"{path} is a directory; name the file to write, such as {file}.")

@@ -19,6 +19,7 @@ from penstock.errors import (
     SourceError,
     TrainError,
 )
+from penstock.paths import expand_user
 from penstock.recipe import Recipe, Tables, parse_recipe, read_recipe, set_value
 from penstock.store.files import write_file
 from penstock.store.reader import TokenStore
@@ -114,13 +115,17 @@ def choose_recipe(source: str | None, changes: Tables, device: str | None, log: 
         guesses.pop("data.split", None)
     if changes.get("training.steps"):
         del guesses["training.max_minutes"]  # a guess must not end the run before these steps
+    steps, warmup = changes.get("training.steps"), guesses.get("optimization.warmup_steps")
+    if isinstance(steps, int) and warmup is not None:
+        guesses["optimization.warmup_steps"] = min(warmup, steps // 10)
     tables: Tables = {}
     for name, value in {"data.train": source, **guesses, **changes}.items():
         set_value(tables, name, value)
     for name, value in guesses.items():
         if name not in changes:
             log(f"guessed {name} = {json.dumps(value)}")
-    return parse_recipe(tables, source)
+    # The values come from options and guesses, and not from the file of the text.
+    return parse_recipe(tables, "the command line")
 
 
 def open_job(recipe: Recipe, log: Log) -> TrainingJob:
@@ -234,7 +239,7 @@ def _guess_recipe(source: str, device: str | None) -> Tables:
         raise SourceError(
             f"{source} is not a local file. Build a store from it first, with penstock build."
         )
-    path = Path(source)
+    path = expand_user(source)
     is_pattern = glob.has_magic(source) and not path.exists() and path.suffix not in TOKEN_FILES
     if not is_pattern and not path.exists():
         raise MissingInputError(f"{path} does not exist (working directory: {Path.cwd()}).")

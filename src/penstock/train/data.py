@@ -22,6 +22,7 @@ from penstock.errors import PlanError, SourceError, StoreBusyError, StoreError
 from penstock.loader.loader import Loader
 from penstock.loader.run import AnyPlan
 from penstock.order.plan import Plan
+from penstock.paths import expand_user
 from penstock.recipe import DataConfig, RowKind
 from penstock.rows.packs import Packs
 from penstock.rows.protocol import Rows
@@ -101,7 +102,7 @@ class _Opener:
 
     def sides(self, given: str, name: str) -> tuple[Path, Path | None]:
         """The training store of a path, and the validation store if it was split."""
-        path, store = Path(given), self._stores / name
+        path, store = expand_user(given), self._stores / name
         sides = store_sides(path)
         if sides is None and path.is_dir() and store.resolve().is_relative_to(path.resolve()):
             raise PlanError(
@@ -134,7 +135,7 @@ class _Opener:
                     error.add_note(_OTHER_TEXT)
                 raise
             except SourceError as error:
-                if Path(given).exists():
+                if expand_user(given).exists():
                     error.add_note(f"To set how {given} is read, run penstock build on it first.")
                 raise
             else:
@@ -151,7 +152,7 @@ class _Opener:
 
         refuse_link(self._stores)
         store = self._stores / "train"
-        if store_sides(Path(given)) is not None:
+        if store_sides(expand_user(given)) is not None:
             raise PlanError(f"{given} is already tokenized. Use stream=false.")
         if not (store / FILE_NAME).exists():
             self._log(f"building {store} from {given} while training on its finished parts")

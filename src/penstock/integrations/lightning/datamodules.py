@@ -28,6 +28,7 @@ from penstock.integrations.lightning.loaders import EvaluationBatches
 from penstock.integrations.lightning.sides import read_sides
 from penstock.integrations.pytorch.encoders import special_ids
 from penstock.integrations.stores import StoreSettings
+from penstock.paths import expand_user
 from penstock.rows.documents import Documents, Overflow
 from penstock.rows.packs import Packs
 from penstock.rows.tokens import ArrayFile
@@ -122,7 +123,7 @@ class LLMDataModule(base.ResumableDataModule):
         self.padding_side = padding_side
         self._multiple = pad_to_multiple_of
         self._entry = data if isinstance(data, str) else None
-        self._directory = Path(data_dir or f"data/{self._entry}")
+        self._directory = expand_user(data_dir or f"data/{self._entry}")
         self._source = source
         self._data = read_sides(data, self._directory)
         self.settings = StoreSettings(
@@ -274,13 +275,13 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
         # Two of these have no effect, but are checked: a wrong value is a mistake in the script.
         ahead = prefetch_factor if num_workers else None
         base.check_sizes(buffer_size=buffer_size, chunk_size=chunk_size, prefetch_factor=ahead)
-        self.train_file, self.val_file = Path(train_file), Path(val_file)
+        self.train_file, self.val_file = expand_user(train_file), expand_user(val_file)
         self.num_workers, self.prefetch_factor = num_workers, prefetch_factor
         self.buffer_size, self.chunk_size = buffer_size, chunk_size
         self.use_preprocessed = use_preprocessed
         train = preprocessed_train or self.train_file.with_name("owt_train_preprocessed.npy")
         val = preprocessed_val or self.val_file.with_name("owt_val_preprocessed.npy")
-        self.preprocessed_train, self.preprocessed_val = Path(train), Path(val)
+        self.preprocessed_train, self.preprocessed_val = expand_user(train), expand_user(val)
         self.streaming = streaming and not use_preprocessed
         self._documents = documents
 

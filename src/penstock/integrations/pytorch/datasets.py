@@ -38,11 +38,13 @@ from penstock.integrations.pytorch.samples import (
     Layout,
     SpooledTexts,
     read_samples,
+    refuse_no_length,
     warn_of_records,
 )
 from penstock.integrations.pytorch.windows import EPOCH, FILLER, Item, WindowBatch, read_changed
 from penstock.integrations.stores import cached_store, digest_contents, store_name, store_root
 from penstock.loader.batch_format import LabelBatch, PairBatch
+from penstock.paths import expand_user
 from penstock.rows.windows import Windows
 from penstock.store.build import build
 from penstock.store.job import cut_safety
@@ -81,7 +83,7 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
                 "The length of a window and stride must be at least 1; got "
                 f"{self.length} and {self.stride}."
             )
-        self._file, self._layout, self._shifted = Path(path), layout, labels == "shifted"
+        self._file, self._layout, self._shifted = expand_user(path), layout, labels == "shifted"
         # None after unpickling; see __getstate__.
         self._tokenizer: GivenTokenizer | None = (given := as_given(tokenizer))
         self._root = store_root(cache_dir)
@@ -332,6 +334,7 @@ class TextDataset(_WindowDataset[PairBatch]):
         cache_dir: PathLike | None = None,
     ) -> None:
         """Open or tokenize the file; `TransformerDataset` describes the arguments."""
+        refuse_no_length(sequence_length)
         warn_of_records(path)
         windows = (sequence_length, stride, eos, labels, transform, seed)
         super().__init__(path, "file", tokenizer, *windows, cache_dir)

@@ -52,6 +52,15 @@ def suffix_layout(path: PathLike) -> Layout:
     )
 
 
+def refuse_no_length(sequence_length: object) -> None:
+    """Raise if the length of a `TextDataset` is the name of a tokenizer."""
+    if isinstance(sequence_length, str):
+        raise TypeError(
+            f"sequence_length must be a whole number; got {sequence_length!r}. The tokenizer is "
+            "the third argument: TextDataset(path, sequence_length, tokenizer)."
+        )
+
+
 def warn_of_records(path: PathLike) -> None:
     """Warn if the suffix of a file that is read as one text says that it holds records."""
     if (suffix := Path(path).suffix.lower()) in (*_JSONL, ".csv", ".tsv", ".parquet", ".arrow"):
