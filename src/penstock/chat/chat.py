@@ -204,7 +204,7 @@ class Chat:
         return TurnReport(self.template.name, self._renderer.marks_generation)
 
     def _warn(self, chats: list[ChatText]) -> None:
-        """Log turns that are not trained on, or whose end is not; once for each `Chat`."""
+        """Log once for each `Chat` that turns, or the ends of turns, are not trained on."""
         if not self._has_warned and any(c.num_without_reasoning or c.without_end for c in chats):
             report = self.report()
             report.add(chats)

@@ -3,7 +3,7 @@
 `provenance` explains runs, and `limits` the budget.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from functools import wraps
 from typing import Any
 
@@ -13,6 +13,8 @@ from penstock.chat.arguments import is_arguments, items_of, to_json
 from penstock.chat.limits import ITEM, as_text, charge, count, percent_format, product, weight
 from penstock.chat.provenance import Traced, derived, leaves_in
 from penstock.errors import ChatError
+
+Function = Callable[..., Any]
 
 # Jinja's filters that change text; their own results would have no runs.
 _CHANGING_FILTERS = """
@@ -52,7 +54,7 @@ def formatted(text: str, values: Iterable[object]) -> str:
     return derived(text, given)
 
 
-def _charged_filter(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _charged_filter(name: str, original: Function) -> Function:
     """The filter `original`, which is charged for the largest result that it can have."""
     # Jinja passes a context or its environment as the first argument to some filters.
     skipped = 0 if getattr(original, "jinja_pass_arg", None) is None else 1
@@ -60,7 +62,7 @@ def _charged_filter(name: str, original: Callable[..., Any]) -> Callable[..., An
     is_reading, is_quadratic = name in _READING_FILTERS, name in _QUADRATIC_FILTERS
 
     @wraps(original)
-    def charged(*args: Any, **kwargs: Any) -> Any:
+    def charged(*args: object, **kwargs: object) -> object:
         if is_quick:
             charge(ITEM)
             return original(*args, **kwargs)
@@ -71,26 +73,26 @@ def _charged_filter(name: str, original: Callable[..., Any]) -> Callable[..., An
         if is_quadratic:
             units *= 1 + units // 100
         elif name == "sum" and (rest or kwargs):  # a sum of lists copies all lists for each list
-            units *= len(subject)
+            units *= len(subject) if isinstance(subject, Sized) else 1
         charge(product(units, (*rest, *kwargs.values())))
         return original(*args[:skipped], subject, *rest, **kwargs)
 
     return charged
 
 
-def _charged_test(original: Callable[..., Any]) -> Callable[..., Any]:
-    def charged(*values: Any) -> Any:
+def _charged_test(original: Function) -> Function:
+    def charged(*values: object) -> object:
         charge(weight(values))
         return original(*values)
 
     return charged
 
 
-def _tracing_filter(original: Callable[..., Any]) -> Callable[..., Any]:
+def _tracing_filter(original: Function) -> Function:
     """The filter `original`, with a result whose origins are the leaves of its arguments."""
 
     @wraps(original)  # also copies Jinja's mark of a filter that takes context or environment
-    def traced(*args: Any, **kwargs: Any) -> Any:
+    def traced(*args: object, **kwargs: object) -> object:
         result = original(*args, **kwargs)
         if isinstance(result, str) and type(result) is not Traced:
             return derived(str.__str__(result), args)

@@ -29,7 +29,7 @@ from penstock.chat.filters import formatted, install
 from penstock.chat.limits import (
     ITEM,
     RUNNING,
-    Meter,
+    TemplateBudget,
     as_text,
     brace_format,
     charge,
@@ -100,19 +100,19 @@ class _Environment(ImmutableSandboxedEnvironment):
         charge(ITEM)
 
     @staticmethod
-    def counted(value: Any) -> Any:
+    def counted(value: object) -> object:
         """Charge for an operation that reads the items of `value`."""
         charge(count(value))
         return value
 
     @staticmethod
-    def measured(value: Any) -> Any:
+    def measured(value: object) -> object:
         """Charge for an operation that may read all values inside `value`."""
         charge(weight(value))
         return value
 
     @staticmethod
-    def written(value: Any) -> str:
+    def written(value: object) -> str:
         """`value` as text."""
         return as_text(value)
 
@@ -164,10 +164,10 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call(
         __self,  # noqa: N805  (so that a template may pass any keyword)
         __context: Context,
-        __obj: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+        __obj: object,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
             return __self._call_method(__context, owner, __obj, *args, **kwargs)
@@ -191,9 +191,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         __context: Context,
         __owner: str,
         __obj: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+        *args: object,
+        **kwargs: object,
+    ) -> object:
         """Call a method of a string."""
         name = __obj.__name__
         if name == "join":
@@ -257,7 +257,7 @@ class Program:
             ChatError: the template refused the conversation, its code failed, or it needs more
                 steps or memory than `limits` allows for a conversation of this size.
         """
-        running = RUNNING.set(Meter(variables))
+        running = RUNNING.set(TemplateBudget(variables))
         if date is not None:
             variables = {**variables, "strftime_now": date.strftime}
         try:

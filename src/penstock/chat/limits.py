@@ -47,7 +47,7 @@ _STABLE = (int, float, complex, type(None), Undefined, range)
 _PERCENT_FIELD = re.compile(r"%(?:\([^)]*\))?[#0\- +]*(\*|\d+)?(?:\.(\*|\d+))?")
 
 
-class Meter:
+class TemplateBudget:
     """The budget of one rendering."""
 
     __slots__ = ("_variables", "depth", "left")
@@ -76,7 +76,7 @@ class Meter:
             )
 
 
-RUNNING: ContextVar[Meter] = ContextVar("RUNNING")
+RUNNING: ContextVar[TemplateBudget] = ContextVar("RUNNING")
 """The budget of the rendering that runs in this thread."""
 
 

@@ -64,7 +64,7 @@ class Traced(str):
 
     @property
     def plain(self) -> str:
-        """The same characters, without runs."""
+        """The characters as a plain `str`, without the record of where they come from."""
         return str.__str__(self)
 
     def __str__(self) -> str:
@@ -242,7 +242,7 @@ def traced_join(pieces: Iterable[str]) -> Traced:
 
 
 def derived(text: str, values: Iterable[object]) -> str:
-    """`text`, computed from `values`; every leaf in the values is an origin of the whole text."""
+    """`text`, with every leaf of `values`, from which it was computed, as an origin."""
     leaves = leaves_in(list(values))
     if not leaves or not text:  # all of it is the template's
         return text

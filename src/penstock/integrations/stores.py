@@ -8,14 +8,11 @@
 The name is a digest of the input's contents, of the tokenizer and of the settings. The path of
 a file and the name of a tokenizer are not part of it: a relative path, an absolute path and a
 copy of the file all find the same store, and so do "gpt2" and the same tokenizer as an object.
-A changed file has another digest, so it gets another store, and nothing has to be invalidated.
+A changed file has another digest, so it gets another store. Files of up to 1 GB are digested at
+every start (about a second per GB). The digest of a larger file is recorded in `digests`, under its
+path, size, inode, device, mtime and ctime.
 
-Files of up to 1 GB are read and digested at every start (about a second per GB). The digest of a
-larger file is recorded in `digests`, under the path, size, inode, device, mtime and ctime of the
-file. If one of these differs, the file is digested again.
-
-A tokenizer without a digest might give other ids tomorrow. Its store is temporary: only this
-process uses it, and it is removed at the latest when the process ends.
+The store of a tokenizer without a digest is temporary, and removed when the process ends.
 """
 
 import os

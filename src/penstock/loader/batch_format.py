@@ -141,7 +141,7 @@ class Shape:
         return found
 
     def row_targets(self, length: int) -> int:
-        """Return the targets of a full row of windows while rows are cut to `length`.
+        """Return how many targets a full row of windows has while it is cut into rows of `length`.
 
         >>> [Shape(BatchFormat(fields=each), 8).row_targets(4) for each in ("dict", "hf")]
         [8, 6]

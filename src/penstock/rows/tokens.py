@@ -4,8 +4,7 @@ A stream is a list of pieces. A piece is an array of ids that is mapped into mem
 first read: a part of a store, or a bare `.npy` or `.bin` file. Several stores or files are
 concatenated. Rows are cut from the stream, and a row of `Windows` may span several pieces.
 
-A store that is still being written (`penstock.streaming`) is read as a snapshot: an ordinary
-store over the parts that are sealed. The stream then has `sealed = False`.
+A store that is still being written is read as a snapshot: a store over the parts that are sealed.
 """
 
 import os

@@ -137,8 +137,8 @@ class _SpanReader:
         """A document, or a piece of one, in blocks of about 4 MiB.
 
         `data` are its first bytes, which were read already. The tokenizer is 1.4 times as fast on
-        blocks as on one text of 64 MB. Blocks are cut where no id changes. If there is no such
-        place, a block is longer.
+        blocks as on one text of 64 MB. Blocks are cut only where the cut changes no token id. If
+        there is no such place, a block is longer.
 
         Raises:
             SourceError: a piece is not UTF-8. Other pieces may be stored already, so the document

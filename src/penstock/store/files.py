@@ -269,10 +269,8 @@ def read_file(path: Path) -> bytes:
 def cache_directory() -> Path:
     """Return `$PENSTOCK_CACHE`, else `penstock` in `$XDG_CACHE_HOME` or in `~/.cache`.
 
-    Everything in it can be computed or downloaded again. The directory may not exist yet: the
-    code that writes to it creates it.
+    Everything in it can be computed or downloaded again. The directory may not exist yet.
     """
-    # The variables are read at each call: tests and notebooks set them after the import.
     if chosen := os.environ.get("PENSTOCK_CACHE"):
         return expand_user(chosen)
     return expand_user(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"

@@ -130,7 +130,7 @@ def read_stamps(directory: Path, store: str) -> dict[str, str]:
 def remember_stamps(
     directory: Path, store: str, files: Sequence[InputFile], earlier: dict[str, str]
 ) -> None:
-    """Write the times of `files` beside those of `earlier` builds of the store."""
+    """Write the modification times of `files`, and `earlier`, those of earlier builds."""
     stamps = earlier | {_key(file): file.stamp for file in files if file.path and not file.is_stdin}
     if not stamps:  # texts in memory
         return

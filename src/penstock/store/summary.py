@@ -2,7 +2,7 @@
 
 Counts come from the manifest. The lengths of documents are computed from the bounds, a million
 at a time. Only the number of documents of each length is kept, so quantiles are exact and memory
-is limited: 10^12 tokens are enough for at most 1.4 million different lengths.
+is limited: a store of 10^12 tokens has at most 1.4 million different document lengths.
 """
 
 from collections import Counter

@@ -236,7 +236,7 @@ def recorded_names(names: Sequence[str]) -> list[str]:
 def comparable(inputs: Sequence[JsonObject]) -> list[JsonObject]:
     """The inputs of a manifest as a new build describes them: without digests.
 
-    Earlier versions recorded names as the user wrote them.
+    Manifests of earlier versions have names as the user wrote them; these are converted.
     """
     names = recorded_names([each["name"] for each in inputs])
     return [

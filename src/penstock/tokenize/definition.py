@@ -244,8 +244,7 @@ def _gpt2() -> Definition:
     vocab = json.loads((data / "encoder.json").read_text(encoding="utf-8"))
     lines = (data / "vocab.bpe").read_text(encoding="utf-8").split("\n")
     byte_level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
-    # The first line of the file is a version comment.
-    merges = [line for line in lines[1:] if line]
+    merges = [line for line in lines[1:] if line]  # the first line is a version comment
     config = {
         "version": "1.0",
         "added_tokens": [special_token("<|endoftext|>", vocab["<|endoftext|>"])],

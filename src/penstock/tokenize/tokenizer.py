@@ -2,8 +2,7 @@
 
 A `Tokenizer` has a name and a digest, so that two stores can be compared, the ids that begin and
 end a document, and the dtype in which ids are stored. The canary is a digest of the ids of a fixed
-text: if a new release of a library splits text differently, the canary changes although every
-file stays the same.
+text: it changes if a new release of a library splits text differently.
 """
 
 import os

@@ -189,7 +189,7 @@ class LLMDataModule(base.ResumableDataModule):
         return self._data
 
     def rows(self, side: str) -> base.ModuleRows:
-        """Return the rows of one side: documents, packs, or windows if it streams unpacked."""
+        """Return the rows of one side: documents or packs; windows, if it is streamed unpacked."""
         store = self.store(side)
         if self.packing:
             return MaskedPacks(Packs(store, self.max_length))
