@@ -185,6 +185,7 @@ def _descriptor(directory: Path, owner: Folder | None) -> int | None:
     try:
         return os.open(directory.name, _DIRECTORY | _NO_FOLLOW, dir_fd=owner.descriptor)
     except OSError:
+        owner.check()  # it may have been deleted since the last check
         refuse_other(directory)
         raise
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from penstock.errors import SourceError, StoreError
 from penstock.sources.document import Reject, Tally, allowed_rejects
 from penstock.store import manifest as manifests
+from penstock.store.folders import claim_of
 from penstock.store.job import Job
 from penstock.store.journal import SealedSlice
 
@@ -102,6 +103,8 @@ def refuse_deleted(job: Job, done: Sequence[SealedSlice]) -> None:
             for kind, (size, _) in part.files.items():
                 path = job.directory / side / manifests.part_file(part.number, kind)
                 if not path.exists() or path.stat().st_size != size:
+                    if (claim := claim_of(job.directory)) is not None:
+                        claim.check()  # raises if the whole directory was deleted
                     raise StoreError(
                         f"{path} was deleted or changed during the build, so the store would not "
                         "be complete. Run this again: only the missing parts are made again."
