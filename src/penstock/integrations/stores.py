@@ -9,10 +9,8 @@ The name is a digest of the input's contents, of the tokenizer and of the settin
 a file and the name of a tokenizer are not part of it: a relative path, an absolute path and a
 copy of the file all find the same store, and so do "gpt2" and the same tokenizer as an object.
 A changed file has another digest, so it gets another store. Files of up to 1 GB are digested at
-every start (about a second per GB). The digest of a larger file is recorded in `digests`, under its
-path, size, inode, device, mtime and ctime.
-
-The store of a tokenizer without a digest is temporary, and removed when the process ends.
+every start (about a second per GB). The digest of a larger file is recorded in `digests`.
+The store of a tokenizer without a digest is removed when the process ends.
 """
 
 import os

