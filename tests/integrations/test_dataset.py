@@ -2,6 +2,7 @@
 
 import copy
 import json
+import mmap
 import multiprocessing
 import pickle
 
@@ -261,7 +262,7 @@ def test_ids_are_kept_narrow_in_a_file(write):
         array = array.base
 
     assert dataset.tokenized_data.dtype == np.uint16
-    assert type(array.base).__name__ == "mmap"
+    assert isinstance(array.base.obj, mmap.mmap)
 
 
 @pytest.mark.parametrize("tokenizer", ["gpt2", "letters"])

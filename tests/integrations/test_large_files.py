@@ -87,7 +87,7 @@ def test_a_file_that_is_known_is_not_read_into_memory(tmp_path):
     finally:
         tracemalloc.stop()
 
-    assert peak < 2 * MEGABYTE
+    assert peak < 4 * MEGABYTE  # 2 MiB at a time are copied to be checked
 
 
 @pytest.mark.parametrize("tokenizer", ["gpt2", "bytes"])

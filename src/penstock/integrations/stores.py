@@ -130,7 +130,7 @@ def stores_together(inputs: "Mapping[str, Inputs]") -> dict[str, TokenStore]:
     paths = {
         side: given
         for side, given in inputs.items()
-        if isinstance(given, str | os.PathLike) and (Path(given) / FILE_NAME).is_file()
+        if isinstance(given, str | os.PathLike) and (expand_user(given) / FILE_NAME).is_file()
     }
     return dict(zip(paths, open_stores([*paths.values()]), strict=True))
 
@@ -156,7 +156,7 @@ def _given_store(inputs: object, settings: StoreSettings) -> TokenStore | None:
         StoreError: the store was built with another tokenizer, or with a split.
     """
     if isinstance(inputs, str | os.PathLike):
-        path = Path(inputs)
+        path = expand_user(inputs)
         # The directory of a build with a split holds stores; TokenStore says which to open.
         if any((path / side / FILE_NAME).is_file() for side in ("", "train", "val")):
             inputs = TokenStore(path)

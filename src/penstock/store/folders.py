@@ -25,7 +25,7 @@ from pathlib import Path
 from penstock.errors import StoreBusyError, StoreError
 
 if sys.platform == "win32":  # no links to fear, no pipes with names of files, and no `dir_fd`
-    _BINARY, _DIRECTORY, _NO_FOLLOW, _NO_WAIT = os.O_BINARY, 0, 0, 0
+    _BINARY, _DIRECTORY, _NO_FOLLOW, _NO_WAIT = getattr(os, "O_BINARY", 0), 0, 0, 0
 else:
     _BINARY, _DIRECTORY = 0, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     _NO_FOLLOW, _NO_WAIT = os.O_NOFOLLOW, os.O_NONBLOCK

@@ -134,10 +134,12 @@ class Checkpoints:
         path = paths[step]
         instead = f"resume after step {before[-1]:,}" if before else "start from the beginning"
         advice = f"Remove it to {instead}."
-        has_digest = _check_digest(path, advice)
         try:
+            has_digest = _check_digest(path, advice)
             with os.fdopen(open_regular(path), "rb") as stream:
                 loaded: Contents = torch.load(stream, map_location="cpu", weights_only=True)
+        except TrainError:
+            raise
         except Exception as error:  # torch raises many classes for damaged files
             first = (str(error).splitlines() or [type(error).__name__])[0]
             why = first.split(". ")[0].rstrip(".")

@@ -152,8 +152,7 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         """The store of one side, found in the cache or built; training text may be streamed."""
         if self.streams(side):
             return stream_of(self.inputs()[side], self.settings)
-        together = self._together
-        return together[side] if side in together else store_of(self.inputs()[side], self.settings)
+        return store_of(self._together.get(side) or self.inputs()[side], self.settings)
 
     @cached_property
     def _together(self) -> dict[str, TokenStore]:

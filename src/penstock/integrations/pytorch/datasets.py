@@ -87,13 +87,13 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         # None after unpickling; see __getstate__.
         self._tokenizer: GivenTokenizer | None = (given := as_given(tokenizer))
         self._root = store_root(cache_dir)
+        if self._file.is_dir():
+            raise SourceError(f"{path} is a directory; give one file.")
         try:
             self._digest = digest_contents(self._file, self._root)
         except FileNotFoundError:
             where = f"working directory: {Path.cwd()}"
             raise MissingInputError(f"{path} does not exist ({where}).") from None
-        except IsADirectoryError:
-            raise SourceError(f"{path} is a directory; give one file.") from None
         end_id = given.end_id(eos)
         encodes = (given.encodes.digest, given.special_tokens)
         name = store_name(self._digest, encodes, end_id, layout)
