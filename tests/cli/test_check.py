@@ -249,6 +249,7 @@ def tried(penstock, tmp_path):
     return tried
 
 
+@pytest.mark.torture
 def test_check_o_passes_a_directory_that_a_build_can_use(tried, tmp_path):
     (tmp_path / "empty").mkdir()
     ps.build(tmp_path / "a.txt", tmp_path / "same", tokenizer="bytes")

@@ -60,6 +60,7 @@ def test_the_script_reports_no_speed_below_the_one_it_just_passed(tmp_path):
     assert int(re.search(r"([\d,]+) tokens/s loaded", speeds)[1].replace(",", "")) > 100_000
 
 
+@pytest.mark.torture
 def test_less_text_than_one_batch_is_a_message_and_not_a_traceback(tmp_path):
     for name in ("t.txt", "v.txt"):
         (tmp_path / name).write_text("a few words\n" * 100)

@@ -49,6 +49,7 @@ def test_penstock_train_file_and_the_script_read_the_same_documents(tmp_path):
         ]
 
 
+@pytest.mark.torture
 def test_it_trains_on_two_files(tmp_path):
     done = run(tmp_path, "-W", "error", SCRIPT, "--steps", "10", "--output", "run")
 

@@ -352,13 +352,16 @@ def test_a_state_that_was_changed_anywhere_never_loads(windows, other_store, dat
 def test_a_state_text_with_one_other_byte_never_loads_as_another(windows, data):
     loader = Loader(windows, 8)
     loader.seek(1_000)
-    text = bytearray(json.dumps(loader.state_dict()).encode())
+    whole = loader.state_dict()
+    text = bytearray(json.dumps(whole).encode())
     place = data.draw(st.integers(0, len(text) - 1))
     text[place] ^= data.draw(st.integers(1, 255))
     loader.seek(0)
     try:
         state = json.loads(text)
     except ValueError:
+        return
+    if state == whole:  # a blank became a tab, for example
         return
     with pytest.raises(ResumeError):
         loader.load_state_dict(state)

@@ -100,6 +100,7 @@ print("read", len(store))
     assert python(code, wide, timeout=120).stdout == "read 20000\n"
 
 
+@pytest.mark.torture
 def test_offsets_past_32_bits_are_right(tmp_path):
     """Three parts of 2**31 tokens in sparse files: the last tokens lie past 2**32."""
     num_tokens = 2**31
