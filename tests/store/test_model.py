@@ -38,7 +38,8 @@ pytestmark = [pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 # What a message says to do begins with one of these words.
 ADVICE = re.compile(
     r"\b(Run|Repeat|Copy|Build|Rebuild|Choose|Delete|Replace|Wait|Give|Check|Name|Use|Make|Open|Restore|Move)\b"
-    r"|`penstock build|leave out append|replace this one with|does not exist, so there is no store|is not a store"
+    r"|`penstock build|leave out append|replace this one with|is not a store"
+    r"|does not exist, so there is no store"
 )
 # Rules that hold once these modules exist.
 HAS_REPAIR = find_spec("penstock.store.repair") is not None
