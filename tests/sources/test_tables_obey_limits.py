@@ -75,11 +75,11 @@ def test_a_bomb_is_refused_before_it_takes_memory(bombs, tmp_path):
     assert done.returncode == 0, done.stderr
     answers = done.stdout.splitlines()
     assert len(answers) == 2 * len(names)
-    for name, refused, took in zip(names, answers[::2], answers[1::2], strict=True):
+    for name, refused, memory in zip(names, answers[::2], answers[1::2], strict=True):
         assert refused.startswith(name), refused
         assert "expands to more than" in refused
         # The limit of such a small file is 16 MiB; the rest is Arrow's and Python's.
-        assert int(took.split()[-1]) < 200, took
+        assert int(memory.split()[-1]) < 200, memory  # MB
 
 
 @pytest.mark.parametrize("format", ["parquet", "arrow"])

@@ -22,8 +22,7 @@ from penstock.errors import ChatError
 ITEM = 10
 """The units that a step of a template costs, and an item of a list."""
 
-# A loop of 200,000 steps, or a text of 2 MB, for the smallest record. Published templates need less
-# than 1 % of it for a short conversation.
+# A loop of 200,000 steps, or a text of 2 MB, for the smallest record.
 _BASE = 2_000_000
 # Units for each character and each value of the record. A template that strips, splits and joins
 # every text needs some hundreds.

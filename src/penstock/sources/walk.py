@@ -112,7 +112,7 @@ def matching(pattern: str, skipped: Skipped | None = None) -> list[str]:
     """The files that a glob matches; `**` matches any number of directories, including none.
 
     Like `glob.glob(pattern, recursive=True)`, but errors are raised, broken links are listed, and
-    `skipped` is told of hidden names and of directories whose files are not matched.
+    hidden names and directories that match are added to `skipped`.
     """
     seen = Skipped()
     # Each file once: two `**` in a pattern may find it in several ways.

@@ -6,7 +6,7 @@
 A block is 64 KiB of a file, counted from its first byte. The manifest has the SHA-256 of each file
 of checksums, so a file that belongs to another part or store does not pass for this one.
 
-`zlib` computes a CRC-32 at about 2 GB/s, and `isal`, if it is installed, at about 10 GB/s. Both
+`isal` computes a CRC-32 if it is installed, and otherwise `zlib`, with the same result. Both
 release the GIL for each call. If another thread runs Python code, every call may then wait 5 ms
 for the GIL. So a reader copies many blocks into one buffer and computes one checksum of all. That
 must equal the checksum which follows from those of the blocks: see `joined_sum`.
