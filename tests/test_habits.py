@@ -1,6 +1,10 @@
 """What users of PyTorch, NumPy and the shell write from habit works, or is refused in words."""
 
+import inspect
 import json
+import pickle
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -180,3 +184,81 @@ def test_a_build_warns_of_windows_line_ends_and_byte_order_marks(tmp_path, caplo
     )
     assert [lf.decode(0), lf.decode(1)] == ["one", "two"]
     assert "--newlines" not in caplog.text
+
+
+def shown_objects(store, path):
+    """What users make with one call, by the name of its class."""
+    from penstock.catalog import ARCDataLoader, GSM8KDataLoader, MMLUDataLoader
+    from penstock.integrations.huggingface import RowItems, StepLoader
+    from penstock.integrations.lightning import LLMDataModule, LocalOpenWebTextDataModule
+    from penstock.integrations.multiplex import MultiplexDataset, create_multiplex_dataloader
+    from penstock.integrations.pytorch import EpochShuffle, TransformerDataset
+    from penstock.integrations.sft import SFTBatches
+    from penstock.loader import as_dataloader
+
+    (path / "a.txt").write_text("some text of a document\n\n" * 9)
+    rows, cache, pairs = Windows(store, 16), path / "cache", [("a", [{"n": 1}] * 9)]
+    modules = [
+        LLMDataModule("bytes", 4, data={"train": store}, num_workers=0, cache_dir=cache),
+        LocalOpenWebTextDataModule(path / "a.txt", path / "a.txt", max_length=8, batch_size=2),
+    ]
+    opened = LLMDataModule("bytes", 4, data=dict.fromkeys(("train", "val"), store), num_workers=0)
+    opened.setup("fit")
+    return [
+        *modules,
+        opened,
+        opened.train_dataloader(),
+        opened.val_dataloader(),
+        StepLoader(rows, 4),
+        RowItems(rows),
+        TextDataset(path / "a.txt", 8, "bytes", cache_dir=cache),
+        TransformerDataset(path / "a.txt", "bytes", 8, is_jsonl=False, cache_dir=cache),
+        *create_dataloaders(path / "a.txt", path / "a.txt", "bytes", 2, 8, cache_dir=cache),
+        EpochShuffle(9),
+        MultiplexDataset(pairs),
+        create_multiplex_dataloader(pairs, 2),
+        as_dataloader(Loader(rows, 4, epochs=1), num_workers=0),
+        SFTBatches([{"n": 1}] * 9, 2, lambda row: ([1, 2], [0, 1]), pad_token_id=0),
+        ARCDataLoader(),
+        GSM8KDataLoader(),
+        MMLUDataLoader("anatomy"),
+        *(rows, Plan(rows), Loader(rows, 4), Budget(Documents(store, 64), 512), store),
+    ]
+
+
+def test_what_users_make_is_shown_in_one_line_that_says_what_it_holds(store, tmp_path):
+    for each in shown_objects(store, tmp_path):
+        text = repr(each)
+
+        if type(each).__module__.startswith("torch."):
+            continue  # PyTorch's own DataLoader, whose dataset is shown
+        assert " object at 0x" not in text
+        assert text.startswith(f"{type(each).__name__}(")
+        assert "\n" not in text
+        assert any(character.isdigit() for character in text) or "split" in text, text
+        assert str(each) == text or isinstance(each, Plan | Budget)
+
+
+# What users only subclass, and what `penstock train` makes for itself.
+NOT_SHOWN = {"Rows", "Transform", "Display", "Learner", "Optimizers"}
+
+
+def test_no_public_class_has_the_representation_of_object():
+    names = json.loads(Path(__file__).with_name("public_names.json").read_text(encoding="utf-8"))
+    found = {
+        name
+        for module, listed in names.items()
+        for name in listed
+        if inspect.isclass(each := getattr(import_module(module), name))
+        and each.__repr__ is object.__repr__
+    }
+
+    assert found <= NOT_SHOWN
+
+
+def test_a_dataset_is_shown_after_it_was_unpickled(tmp_path):
+    (tmp_path / "a.txt").write_text("some text")
+    dataset = TextDataset(tmp_path / "a.txt", 4, "bytes", cache_dir=tmp_path)
+
+    assert repr(pickle.loads(pickle.dumps(dataset))) == repr(dataset)
+    assert repr(dataset).endswith("a.txt': 5 windows of 4 tokens, 1 apart)")

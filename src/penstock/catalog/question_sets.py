@@ -69,6 +69,10 @@ class _QuestionSet:
     split: str
     directory: PathLike | None
 
+    def __repr__(self) -> str:
+        subset = f"{self.subset!r}, " if self.subset else ""
+        return f"{type(self).__name__}({subset}split={self.split!r})"
+
     def load_data(self) -> list[Example]:
         """Return all examples, in the order of the files.
 

@@ -272,6 +272,11 @@ class StepBatches(Dataset[LabelBatch]):
         self.source = source
         self._loaders: dict[int, Loader[Any]] = {}
 
+    def __repr__(self) -> str:
+        source = self.source
+        rank = f"rank {source.rank} of {source.world_size}"
+        return f"{source.plan!r}; global batches of {source.global_batch:,} rows, {rank}"
+
     def __getstate__(self) -> dict[str, object]:
         # Loaders have threads. A worker makes its own when it needs them.
         return {"source": self.source, "_loaders": {}}

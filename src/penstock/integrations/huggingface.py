@@ -80,6 +80,9 @@ class RowItems(Dataset[LabelBatch]):
         self._loader = Loader(plan, 1, rank=0, world_size=1, epochs=1, format=shape.format)
         self._to_batch = shape.to_batch
 
+    def __repr__(self) -> str:
+        return f"RowItems({self._loader.plan.sources['data']!r})"
+
     def __len__(self) -> int:
         return len(self._loader)
 
@@ -196,6 +199,9 @@ class StepLoader(DataLoader[LabelBatch]):
             num_workers=num_workers,
             **options,
         )
+
+    def __repr__(self) -> str:
+        return f"StepLoader({self.dataset!r}; at position {self._position:,})"
 
     def __iter__(self) -> Iterator[LabelBatch]:  # type: ignore[override]
         if self._packed:

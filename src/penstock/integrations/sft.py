@@ -234,6 +234,11 @@ class SFTBatches:
         self.position = 0
         self.num_untrained = 0
 
+    def __repr__(self) -> str:
+        rank = f"rank {self._rank} of {self._world_size}"
+        batches = f"batches of {self._batch_size:,} rows, {rank}"
+        return f"SFTBatches({len(self._dataset):,} rows; {batches}; at position {self.position:,})"
+
     @property
     def num_truncated(self) -> int:
         """The number of rows that this rank has truncated; up to 512 rows are rendered ahead."""

@@ -84,6 +84,9 @@ class LoaderBatches(data.DataLoader[Batch]):
         )
         self.loader = loader
 
+    def __repr__(self) -> str:
+        return f"LoaderBatches({self.loader!r})"
+
     def __bool__(self) -> bool:
         return True  # without this, bool() would ask for the length
 

@@ -135,6 +135,15 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         self.progress = loaders.TrainerProgress(on_change=on_change)
         """The position of the training run."""
 
+    def __repr__(self) -> str:
+        sides = ("train", "val", "test")
+        opened = [f"{each}: {rows!r}" for each in sides if (rows := vars(self)[f"{each}_dataset"])]
+        held = ", ".join(opened) or "setup() has opened no data yet"
+        batch = f"batch_size {self.batch_size}, max_length {self.max_length:,}"
+        return f"{type(self).__name__}({held}; {self._tokenizer_name}, {batch})"
+
+    __str__ = __repr__  # Lightning's lists four loaders, without what they hold
+
     @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer, with Hugging Face's API."""

@@ -183,6 +183,9 @@ class _SpanBatches(DataLoader[LabelBatch]):
     def __init__(self, source: BatchSource, sampler: _ShardedSampler) -> None:
         super().__init__(StepBatches(source), batch_size=None, sampler=sampler, **source.workers)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.dataset!r})"
+
 
 class EvaluationBatches(_SpanBatches):
     """Reads every row once over all ranks, in order, with equally many steps on each rank.

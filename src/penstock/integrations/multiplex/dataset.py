@@ -92,6 +92,11 @@ class MultiplexDataset(Dataset[Example]):
         """`(dataset_idx, example_idx)` of every item, computed when requested."""
         return IndexMap(self.run.mixing)
 
+    def __repr__(self) -> str:
+        shown = [f"{name}: {len(rows):,}" for name, rows in self.datasets[:5]]
+        more = f" and {len(self._rows) - 5:,} more" if len(self._rows) > 5 else ""
+        return f"MultiplexDataset({', '.join(shown)}{more} examples, {self.sampling_strategy})"
+
     def __len__(self) -> int:
         return self.run.mixing.total
 

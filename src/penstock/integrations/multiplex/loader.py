@@ -71,6 +71,12 @@ class MultiplexDataLoader(DataLoader[Any]):
         # PyTorch leaves these unset if it gets a batch sampler, but users and tools read them.
         self.__dict__.update(batch_size=run.batch_size, drop_last=run.drop_last, sampler=sampler)
 
+    def __repr__(self) -> str:
+        run = self._run
+        batches = f"batches of {run.batch_size:,}, rank {run.rank} of {run.world_size}"
+        at = f"at epoch {self.epoch:,}, position {self.position:,}"
+        return f"MultiplexDataLoader({self.dataset!r}; {batches}; {at})"
+
     def __iter__(self) -> Any:
         number = self._run.begin()
         return self._iterate(number, self._run.mixing, self._batches())

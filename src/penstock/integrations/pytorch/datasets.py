@@ -140,6 +140,10 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
                 "writes to the file."
             )
 
+    def __repr__(self) -> str:
+        windows = f"{len(self):,} windows of {self.length:,} tokens, {self.stride:,} apart"
+        return f"{type(self).__name__}({str(self._file)!r}: {windows})"
+
     def __len__(self) -> int:
         return 0 if self._windows is None else len(self._windows)
 
@@ -176,8 +180,7 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
 
     @cached_property
     def _view(self) -> NDArray[Any] | None:
-        """All windows as a view of the file, not a copy; None if the store has several parts."""
-        # Reading through it is twice as fast as `Windows.read`, which also serves large stores.
+        """All windows as a view, twice as fast to read; None if the store has several parts."""
         if self._windows is None or len(self._store.manifest.parts) > 1:
             return None
         return sliding_window_view(self.tokenized_data, self.length + 1)[:: self.stride]
@@ -204,9 +207,8 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
             # int64, because embeddings and losses need it, and new arrays, because the store is
             # mapped read-only and users write into the labels.
             inputs = torch.from_numpy(rows[:, :-1].astype(np.int64))
-            labels = inputs.clone()
-            if self._shifted:
-                labels = torch.from_numpy(rows[:, 1:].astype(np.int64))
+            columns = rows[:, 1:] if self._shifted else rows[:, :-1]
+            labels = torch.from_numpy(columns.astype(np.int64))
         if filled.any():
             inputs[torch.from_numpy(filled)] = 0
             labels[torch.from_numpy(filled)] = _IGNORED
@@ -247,9 +249,7 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         """The number of ids: 50,257 for GPT-2."""
         # An object without a digest may return any id, so the largest one in the file counts.
         size = int(self._store.manifest.contents["tokenizer"]["vocab_size"])
-        if size < UNKNOWN_VOCABULARY:
-            return size
-        return int(self.tokenized_data.max(initial=-1)) + 1
+        return size if size < UNKNOWN_VOCABULARY else int(self.tokenized_data.max(initial=-1)) + 1
 
 
 class TransformerDataset(_WindowDataset[LabelBatch]):

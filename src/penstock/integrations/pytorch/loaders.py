@@ -277,6 +277,9 @@ class EpochShuffle(Sampler[int]):
         self.epoch = 0
         """The epoch of the next iteration."""
 
+    def __repr__(self) -> str:
+        return f"EpochShuffle({self.num_samples:,} samples, seed {self.seed}, epoch {self.epoch:,})"
+
     def __len__(self) -> int:
         return self._shard.steps.count(self.num_samples, drop_last=True) * self._rows
 
