@@ -55,7 +55,7 @@ def preprocess(
 
     Args:
         text: A text file, or anything else that `penstock.build` reads.
-        output: The `.npy` file to write.
+        output: The `.npy` file to write; the suffix is added if it is missing.
         tokenizer: A name, a path or an object; see `penstock.load_tokenizer`.
         documents: What a document is: "lines", "paragraphs", "file", or a separator.
         eos: Whether a document ends with the tokenizer's end token, or another token to use.
@@ -71,6 +71,8 @@ def preprocess(
         raise MissingInputError(f"{path} does not exist (working directory: {Path.cwd()}).")
     if target.is_dir():
         raise StoreError(f"{target} is a directory. Name the file to write, such as tokens.npy.")
+    if target.suffix != ".npy":  # as `numpy.save` does: readers know the format by the suffix
+        target = target.with_name(f"{target.name}.npy")
     target.parent.mkdir(parents=True, exist_ok=True)
     # The temporary store is beside the target: only the disk that the user chose can become full.
     making = Path(tempfile.mkdtemp(prefix=".preprocess-", dir=target.parent))

@@ -6,6 +6,7 @@ for loaders. A checkpoint keeps what `state_dict` returns on rank 0.
 
 import logging
 import os
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -84,6 +85,16 @@ def check_sizes(**sizes: int | None) -> None:
     for name, value in sizes.items():
         if value is not None and whole_number(name, value) < 1:
             raise PlanError(f"{name}={value} must be at least 1.")
+
+
+def truncation(rows: ModuleRows) -> list[str]:
+    """Return a text that says how many tokens `max_length` cuts off, or nothing if it is none."""
+    if not isinstance(rows, Documents) or not rows.cut_documents:
+        return []
+    return [
+        f"{rows.cut_documents:,} rows were cut off after max_length={rows.max_length:,} tokens, "
+        f'which loses {rows.cut_tokens:,} tokens; overflow="split" or packing=True keeps them'
+    ]
 
 
 def check_exists(path: Path, advice: str) -> None:
@@ -203,6 +214,9 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
                 setattr(self, f"{side}_dataset", self.rows(side))
                 if self.topology()[0] == 0:
                     _log.info(self.report(side))
+                    # Also as a warning: the log is often set to show errors only.
+                    for lost in truncation(self.opened(side)):
+                        warnings.warn(f"{side}: {lost}.", stacklevel=2)
 
     def opened(self, side: str) -> ModuleRows:
         """Return the rows of one side; raise if `setup` has not opened them."""
@@ -228,8 +242,13 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
             sized = trainer.strategy.reduce_boolean_decision(sized, all=True)
         return loaders.TrainingBatches(self.progress, sized=sized)
 
-    def val_dataloader(self) -> loaders.EvaluationBatches:
-        """Return a loader that reads every validation row once, in order."""
+    def val_dataloader(self) -> loaders.EvaluationBatches | list[loaders.EvaluationBatches]:
+        """Return a loader of every validation row once, in order; none to fit without "val"."""
+        is_fit = self.trainer is not None and self.trainer.state.fn == "fit"
+        if is_fit and "val" not in self.inputs():
+            if self.topology()[0] == 0:
+                _log.info('data= has no "val", so the Trainer runs without validation.')
+            return []  # as Lightning's own hook does where there is no validation
         return loaders.EvaluationBatches(self.source(self.opened("val"), "none"))
 
     def test_dataloader(self) -> loaders.EvaluationBatches:

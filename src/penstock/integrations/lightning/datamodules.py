@@ -14,6 +14,7 @@ token after each, and cut into rows of `max_length`. The last row is padded, so 
 """
 
 import multiprocessing
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -154,13 +155,7 @@ class LLMDataModule(base.ResumableDataModule):
         blank = sum(int(each["counts"]["skipped"]) for each in store.manifest.contents["builds"])
         if blank:
             parts.append(f"{blank:,} blank rows of the text were skipped")
-        if isinstance(rows, Documents) and rows.cut_documents:
-            parts.append(
-                f"{rows.cut_documents:,} rows were cut off after max_length={self.max_length:,} "
-                f'tokens, which loses {rows.cut_tokens:,} tokens; overflow="split" or packing=True '
-                "keeps them"
-            )
-        return "; ".join(parts) + "."
+        return "; ".join([*parts, *base.truncation(rows)]) + "."
 
     def format_of(self, rows: base.ModuleRows) -> RowFormat:
         """Return how padded or packed batches of `rows` are made."""
@@ -207,13 +202,10 @@ class LLMDataModule(base.ResumableDataModule):
     def opened(self, side: str) -> base.ModuleRows:
         """Return the rows of one side; raise if `data=` lacks it or `setup` has not opened it."""
         if side not in self._data:
-            without = {
-                "train": " Trainer.validate and Trainer.test need no training data.",
-                "val": " To train without validation, use Trainer(limit_val_batches=0).",
-            }
+            without = " Trainer.validate and Trainer.test need no training data."
             raise PlanError(
                 f'data= has no "{side}"; it has {", ".join(self._data)}. Add "{side}" to data=.'
-                + without.get(side, "")
+                + without * (side == "train")
             )
         return super().opened(side)
 
@@ -282,6 +274,12 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
         train = preprocessed_train or self.train_file.with_name("owt_train_preprocessed.npy")
         val = preprocessed_val or self.val_file.with_name("owt_val_preprocessed.npy")
         self.preprocessed_train, self.preprocessed_val = expand_user(train), expand_user(val)
+        if (preprocessed_train or preprocessed_val) and not use_preprocessed:
+            warnings.warn(
+                "preprocessed_train= and preprocessed_val= are not read, because use_preprocessed= "
+                f"is False; {self.train_file} is. Pass use_preprocessed=True to read them.",
+                stacklevel=2,
+            )
         self.streaming = streaming and not use_preprocessed
         self._documents = documents
 
@@ -305,7 +303,7 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
 
     def test_dataloader(self) -> EvaluationBatches:
         """Return the loader of the validation rows."""
-        return self.val_dataloader()
+        return EvaluationBatches(self.source(self.opened("val"), "none"))
 
     @cached_property
     def settings(self) -> StoreSettings:  # type: ignore[override]
