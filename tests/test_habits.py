@@ -10,10 +10,21 @@ import pytest
 
 import penstock
 from penstock import Budget, Chat, Documents, Loader, Plan, Texts, Windows, build
-from penstock.errors import ChatError, MissingInputError, PlanError, StoreError
+from penstock.catalog import ARCDataLoader, GSM8KDataLoader, MMLUDataLoader
+from penstock.errors import (
+    ChatError,
+    MissingInputError,
+    PlanError,
+    ResumeError,
+    SourceError,
+    StoreBusyError,
+    StoreError,
+)
+from penstock.integrations.multiplex import create_multiplex_dataloader
 from penstock.integrations.pytorch import TextDataset, create_dataloaders
 from penstock.preprocess import preprocess
 from penstock.recipe import parse_recipe
+from penstock.store.lock import locked
 
 RECIPE = {"data": {"train": "a.txt"}, "training": {"steps": 1}}
 
@@ -188,10 +199,9 @@ def test_a_build_warns_of_windows_line_ends_and_byte_order_marks(tmp_path, caplo
 
 def shown_objects(store, path):
     """What users make with one call, by the name of its class."""
-    from penstock.catalog import ARCDataLoader, GSM8KDataLoader, MMLUDataLoader
     from penstock.integrations.huggingface import RowItems, StepLoader
     from penstock.integrations.lightning import LLMDataModule, LocalOpenWebTextDataModule
-    from penstock.integrations.multiplex import MultiplexDataset, create_multiplex_dataloader
+    from penstock.integrations.multiplex import MultiplexDataset
     from penstock.integrations.pytorch import EpochShuffle, TransformerDataset
     from penstock.integrations.sft import SFTBatches
     from penstock.loader import as_dataloader
@@ -262,3 +272,126 @@ def test_a_dataset_is_shown_after_it_was_unpickled(tmp_path):
 
     assert repr(pickle.loads(pickle.dumps(dataset))) == repr(dataset)
     assert repr(dataset).endswith("a.txt': 5 windows of 4 tokens, 1 apart)")
+
+
+def rest_of(loader, steps=4):
+    return [batch["inputs"].tolist() for batch, _ in zip(loader, range(steps), strict=False)]
+
+
+@pytest.mark.parametrize("others", [(0.7, 0.3), (14, 6), (70, 30)])
+def test_a_state_loads_where_the_same_weights_are_in_other_units(store, others):
+    def loader(web, code):
+        rows = dict.fromkeys(("web", "code"), Windows(store, 16))
+        return Loader(Plan(rows, weights={"code": code, "web": web}), 4)
+
+    first, second = loader(7, 3), loader(*others)
+    rest_of(first)
+    second.load_state_dict(first.state_dict())
+
+    assert rest_of(second) == rest_of(first)
+    first.load_state_dict(second.state_dict())
+    with pytest.raises(ResumeError, match=r'weight of "code" 3 -> 7, weight of "web" 7 -> 3'):
+        loader(3, 7).load_state_dict(loader(7, 3).state_dict())
+
+
+def test_weights_that_floats_do_not_hold_exactly_are_another_order(store):
+    rows = dict.fromkeys(("a", "b"), Windows(store, 16))
+    one = Loader(Plan(rows, weights={"a": 1, "b": 99}), 4)
+    other = Loader(Plan(rows, weights={"a": 0.01, "b": 0.99}), 4)
+
+    with pytest.raises(ResumeError, match="another order"):
+        other.load_state_dict(one.state_dict())
+
+
+def test_the_state_of_a_mixture_loads_where_the_same_weights_are_in_other_units():
+    def loader(*weights):
+        datasets = [("a", [{"n": n} for n in range(9)]), ("b", [{"n": n} for n in range(9, 20)])]
+        return create_multiplex_dataloader(
+            datasets, 2, sampling_strategy="weighted", sampling_weights=weights
+        )
+
+    one, other = loader(7, 3), loader(0.7, 0.3)
+    next(iter(one))
+    other.load_state_dict(one.state_dict())
+
+    assert next(iter(one))["n"] == next(iter(other))["n"]
+    with pytest.raises(ResumeError, match="weights"):
+        loader(3, 7).load_state_dict(one.state_dict())
+
+
+def test_a_model_is_fitted_without_validation_if_the_data_has_none(store, tmp_path, caplog):
+    import torch
+    from lightning.pytorch import LightningModule, Trainer
+
+    from penstock.integrations.lightning import LLMDataModule
+
+    class Tiny(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(()))
+
+        def training_step(self, batch, _):
+            return self.weight * batch["input_ids"].float().mean()
+
+        def validation_step(self, batch, _):
+            raise AssertionError("there is nothing to validate on")
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    module = LLMDataModule("bytes", 4, 256, data={"train": store}, num_workers=0)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = Trainer(max_steps=2, accelerator="cpu", default_root_dir=tmp_path, **quiet)
+    with caplog.at_level("INFO", "lightning.pytorch.penstock"):
+        trainer.fit(Tiny(), datamodule=module)
+
+    assert trainer.global_step == 2
+    assert caplog.text.count('data= has no "val", so the Trainer runs without validation.') == 1
+    with pytest.raises(PlanError, match='data= has no "val"; it has train'):
+        trainer.validate(Tiny(), datamodule=module)
+
+
+def test_cut_documents_of_a_data_module_are_warned_of(store):
+    from penstock.integrations.lightning import LLMDataModule, LocalOpenWebTextDataModule
+
+    module = LLMDataModule("bytes", 4, 20, data={"train": store}, num_workers=0)
+
+    with pytest.warns(UserWarning, match=r"train: 60 rows were cut off after max_length=20 tokens"):
+        module.setup("fit")
+    with pytest.warns(UserWarning, match="not read, because use_preprocessed= is False") as caught:
+        LocalOpenWebTextDataModule("a.txt", "b.txt", preprocessed_train="a.npy")
+    assert caught[0].filename == __file__
+
+
+def test_an_array_file_has_its_suffix_as_with_numpy_save(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n")
+
+    assert preprocess(tmp_path / "a.txt", tmp_path / "tokens", tokenizer="bytes") == 4
+    assert [each.name for each in tmp_path.glob("tokens*")] == ["tokens.npy"]
+
+
+def test_the_same_share_of_a_split_can_be_written_in_two_ways(tmp_path):
+    texts = Texts(["one", "two"] * 20)
+    first = build(texts, tmp_path / "s", tokenizer="bytes", split="tail:0.100000")
+
+    assert build(texts, tmp_path / "s", tokenizer="bytes", split="tail:0.1").digest == first.digest
+    with pytest.raises(StoreError, match=r"split: 'tail:0.100000' -> 'tail:0.2'"):
+        build(texts, tmp_path / "s", tokenizer="bytes", split="tail:0.2")
+
+
+@pytest.mark.parametrize(
+    ("loader", "name", "meant"),
+    [(ARCDataLoader, "arc-easy", "ARC-Easy"), (MMLUDataLoader, "Anatomy", "anatomy")],
+)
+def test_a_question_set_that_is_nearly_right_is_named(loader, name, meant):
+    with pytest.raises(SourceError, match=f"Did you mean {meant}\\?"):
+        loader(name)
+    with pytest.raises(SourceError, match=r"Did you mean test\?"):
+        GSM8KDataLoader("Test")
+
+
+def test_a_build_in_each_process_of_torchrun_says_that_one_should_build(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    with locked(tmp_path / "s"), pytest.raises(StoreBusyError, match="let only rank 0 build"):
+        build(Texts(["one"]), tmp_path / "s", tokenizer="bytes")

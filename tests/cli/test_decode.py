@@ -150,11 +150,14 @@ def test_a_tokenizer_that_is_not_found_can_be_set(
     monkeypatch.chdir(tmp_path / "elsewhere")
     other_user()
 
-    assert "Set --tokenizer to its name" in invoke("decode", "../store", "-d", 0, code=1).stderr
+    assert (
+        "with tokenizer= (--tokenizer), once"
+        in invoke("decode", "../store", "-d", 0, code=1).stderr
+    )
     shown = invoke("decode", "../store", "-d", 0, "--tokenizer", "../own.json").stdout
     assert shown.endswith("To be, or not to be:\n")
     again = invoke("decode", "../store", "-d", 0, "--tokenizer", "nowhere.json", code=1).stderr
-    assert "Set --tokenizer" not in again
+    assert "(--tokenizer)" not in again
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the shell of Windows is another")

@@ -1,8 +1,16 @@
 """What users of a shell do from habit works, or is refused in words."""
 
+import bz2
+import gzip
+import os
+import subprocess
+import sys
+
 import pytest
+from typer.testing import CliRunner
 
 import penstock
+from penstock.cli.app import app
 from penstock.errors import TokenizerError
 from penstock.tokenize.train import train_tokenizer
 from penstock.train.command import choose_recipe
@@ -104,3 +112,41 @@ def test_the_guessed_warm_up_is_at_most_a_tenth_of_the_steps(tmp_path, monkeypat
 
     assert recipe.optimization.warmup_steps == 3
     assert "guessed optimization.warmup_steps = 3" in logged
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the shell of Windows is another")
+@pytest.mark.parametrize(("file", "expected"), [("a.txt", 0), ("missing.txt", 1)])
+def test_check_into_a_closed_pipe_exits_with_its_result(tmp_path, file, expected):
+    (tmp_path / "a.txt").write_text("some words\n" * 9_000)
+    # Unbuffered, so that each line meets the closed pipe.
+    check = f"{sys.executable} -u -m penstock check {file}"
+    code = f"{check} | true; exit ${{PIPESTATUS[0]}}"
+
+    done = subprocess.run(
+        ["bash", "-c", code], cwd=tmp_path, capture_output=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (expected, b"")
+
+
+def test_info_of_one_document_does_not_repeat_its_number_of_tokens(tmp_path, invoke):
+    (tmp_path / "a.txt").write_text("one two three four")
+    (tmp_path / "b.jsonl").write_text('{"text": "one"}\n' * 2)
+    invoke("build", tmp_path / "a.txt", "-o", tmp_path / "a", "--tokenizer=bytes")
+    invoke("build", tmp_path / "b.jsonl", "-o", tmp_path / "b", "--tokenizer=bytes")
+
+    assert invoke("info", tmp_path / "a").stdout.count("19") == 1
+    assert "median" in invoke("info", tmp_path / "b").stdout
+
+
+@pytest.mark.parametrize(
+    ("pack", "command"), [(gzip.compress, "gzip -dc"), (bz2.compress, "bzip2 -dc")]
+)
+def test_compressed_standard_input_is_refused_with_the_command_that_decompresses_it(
+    pack, command, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["build", "-", "-o", "s"], input=pack(b"one\n"))
+
+    said = " ".join(f"{result.output} {result.exception}".split())
+    assert f"Decompress it first: pipe it through {command}." in said

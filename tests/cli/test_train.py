@@ -29,7 +29,7 @@ def test_a_text_file_is_all_it_takes(invoke, text, tmp_path):
         'guessed data.tokenizer = "gpt2"',
         'guessed data.documents = "auto"',
         "a document is a whole file",
-        'guessed data.split = "tail:0.100000"',
+        'guessed data.split = "tail:0.1"',
         'guessed model.size = "nano"',
         "guessed training.batch_size = 4",
         "guessed training.val_every = 100",

@@ -202,7 +202,7 @@ def test_text_is_built_once_and_split(tmp_path):
     logged = []
     job = open_job(recipe, logged.append)
 
-    assert 'guessed data.split = "tail:0.100000"' in guessed
+    assert 'guessed data.split = "tail:0.1"' in guessed
     assert [each.partition(" from ")[0] for each in logged] == [
         f"building {tmp_path / 'run' / 'stores' / 'train'}",
         "a document is a whole file",

@@ -21,6 +21,7 @@ where `penstock fetch NAME` puts them, and then in `~/.cache/penstock/NAME` (or
 `$PENSTOCK_CACHE/NAME`). Nothing is downloaded.
 """
 
+import difflib
 import os
 import warnings
 from collections.abc import Sequence
@@ -281,7 +282,10 @@ class MMLUDataLoader(_QuestionSet):
 
 def _check_name(what: str, name: str, names: Sequence[str] | dict[str, str]) -> str:
     if name not in names:
-        raise SourceError(f"{name!r} is not a {what}; choose from {', '.join(names)}.")
+        lower = {each.lower(): each for each in names}
+        near = difflib.get_close_matches(str(name).lower(), lower, 1)
+        guess = f" Did you mean {lower[near[0]]}?" if near else ""
+        raise SourceError(f"{name!r} is not a {what}; choose from {', '.join(names)}.{guess}")
     return name
 
 

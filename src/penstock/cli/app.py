@@ -38,9 +38,6 @@ from penstock.errors import PenstockError
 
 # As in a shell: 128 + 2, the number of SIGINT.
 _INTERRUPTED = 130
-# These print while they work, or their exit code is their result. If the reader of their output
-# leaves early, they end too early as well, so their exit code is not 0.
-_PRINT_WHILE_THEY_WORK = ("check", "demo", "train")
 
 
 class Commands(TyperGroup):
@@ -74,8 +71,9 @@ class Commands(TyperGroup):
             raise typer.Exit(_INTERRUPTED) from None
         except (PenstockError, OSError, SystemExit) as error:
             if _is_closed_pipe(error):
-                code = int(ctx.invoked_subcommand in _PRINT_WHILE_THEY_WORK)
-                raise typer.Exit(code) from None
+                # The run of `train` is not finished, so that is no success. Other commands have
+                # shown all that their reader wanted.
+                raise typer.Exit(int(ctx.invoked_subcommand == "train")) from None
             if isinstance(error, SystemExit):
                 raise
             print_error(type(error).__name__, message_of(error), as_json=as_json)

@@ -65,16 +65,18 @@ def check_command(
         directory=directory,
     )
     report = check(files or list(_DEFAULT_FILES), trial)
-    if as_json:
-        print_json(_to_json(report))
-    else:
-        _show(report)
-        # Only the default files can be fetched by a name.
-        if not files and not report.findings[0].passed:
-            write("next: penstock fetch openwebtext --output training_data")
-    # The exit code is also set with --json, so that a script can test it.
-    if not report.passed:
-        raise typer.Exit(1)
+    try:
+        if as_json:
+            print_json(_to_json(report))
+        else:
+            _show(report)
+            # Only the default files can be fetched by a name.
+            if not files and not report.findings[0].passed:
+                write("next: penstock fetch openwebtext --output training_data")
+    finally:
+        # Also with --json, so that a script can test it, and with `| head`, which closes the pipe.
+        if not report.passed:
+            raise typer.Exit(1)
 
 
 def _show(report: "CheckReport") -> None:

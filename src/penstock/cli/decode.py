@@ -10,7 +10,7 @@ from penstock.cli import options
 from penstock.cli.options import option, path_option
 from penstock.cli.terminal import console, print_json, visible, write
 from penstock.cli.units import number_of
-from penstock.errors import StoreError, TokenizerError
+from penstock.errors import StoreError
 
 if TYPE_CHECKING:
     from penstock.store.reader import TokenStore
@@ -51,28 +51,18 @@ def decode_command(
     # The tokenizer of --tokenizer is loaded once, for all documents.
     loaded = None if tokenizer is None else load_tokenizer(tokenizer)
     numbers = _numbers(opened, document, count)
-    try:
-        if raw:
-            # sys.stdout would encode text; the bytes of a document need not be UTF-8.
-            for number in numbers:
-                sys.stdout.buffer.write(opened.decode_bytes(number, loaded))
-            sys.stdout.buffer.flush()
-        elif as_json:
-            print_json(
-                {"documents": [_to_json(opened, number, loaded, inputs) for number in numbers]}
-            )
-        else:
-            for number in numbers:
-                if number > numbers.start:
-                    write("")
-                show_document(opened, number, loaded, inputs=inputs)
-    except TokenizerError as error:
-        # With --tokenizer, the user has already followed this advice.
-        if tokenizer is None:
-            error.add_note(
-                "The store was built with this tokenizer. Set --tokenizer to its name or file."
-            )
-        raise
+    if raw:
+        # sys.stdout would encode text; the bytes of a document need not be UTF-8.
+        for number in numbers:
+            sys.stdout.buffer.write(opened.decode_bytes(number, loaded))
+        sys.stdout.buffer.flush()
+    elif as_json:
+        print_json({"documents": [_to_json(opened, number, loaded, inputs) for number in numbers]})
+    else:
+        for number in numbers:
+            if number > numbers.start:
+                write("")
+            show_document(opened, number, loaded, inputs=inputs)
 
 
 def _numbers(store: "TokenStore", document: int, count: int) -> range:

@@ -144,7 +144,8 @@ def show_summary(summary: "Summary") -> None:
     else:
         facts["bytes/token"] = "not recorded"
     rows: list[tuple[str, str | list[str]]] = [*facts.items()]
-    if summary.lengths:
+    # Of one document, the table would repeat the number of tokens nine times.
+    if summary.lengths and summary.num_documents > 1:
         # All fields but the histogram are quantiles.
         quantiles = asdict(summary.lengths)
         del quantiles["histogram"]

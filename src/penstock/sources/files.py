@@ -24,6 +24,7 @@ MAGIC = {
     "xz": b"\xfd7zXZ\x00",
 }
 """The first bytes of each kind of compressed file."""
+_COMMANDS = {"bz2": "bzip2"}  # that have another name than the format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +158,7 @@ def byte_order_mark(block: bytes, file: InputFile) -> int:
         if block.startswith(mark) and (name != "bz2" or block[4:10] == b"1AY&SY"):
             advice = "Decompress it first, or give it the suffix of such files."
             if file.is_stdin:
-                advice = f"Decompress it first, for example with {name} -dc."
+                advice = f"Decompress it first: pipe it through {_COMMANDS.get(name, name)} -dc."
             raise SourceError(f"{file.name} begins like a {name} file and not like text. {advice}")
     for mark, name in _FOREIGN_BOMS.items():
         if block.startswith(mark):

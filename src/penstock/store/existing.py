@@ -36,7 +36,7 @@ from penstock.store.manifest import (
     rejects_file,
     shared_settings,
 )
-from penstock.store.part import SIDES
+from penstock.store.part import SIDES, same_split
 from penstock.store.verify import comparable, differences
 
 _SHOWN = 5
@@ -253,12 +253,14 @@ def _refuse_other(
 
 
 def _renamed(old: JsonObject, new: JsonObject) -> JsonObject:
-    """Settings of a store with the names of the new build, for a tokenizer of the same digest.
+    """Settings of a store as the new build writes those that mean the same.
 
     A digest identifies a tokenizer and a template. The names say nothing more, and earlier
-    versions recorded whole paths.
+    versions recorded whole paths. The split "tail:0.10" is "tail:0.1".
     """
     renamed = dict(old)
+    if same_split(old["split"], new["split"]):
+        renamed["split"] = new["split"]
     for key, name in (("tokenizer", "name"), ("chat", "template")):
         before, after = old.get(key), new.get(key)
         if before and after and before["digest"] and before["digest"] == after["digest"]:

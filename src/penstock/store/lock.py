@@ -112,9 +112,15 @@ def _acquired(path: Path, directory: Path) -> tuple[FileLock, int]:
             lock.acquire()
         except Timeout:
             holder = lock_holder(directory) or "unknown"
+            advice = "Wait for it, or stop it and run this again."
+            if os.environ.get("WORLD_SIZE", "1") != "1":  # set by torchrun for each process
+                advice = (
+                    "This is one of several processes that were started together: let only rank 0 "
+                    "build, let all ranks wait in torch.distributed.barrier(), then open the store."
+                )
             raise StoreBusyError(
                 f"{directory} is being written by another process (pid {holder}). Two writers "
-                "would overwrite each other's files. Wait for it, or stop it and run this again."
+                f"would overwrite each other's files. {advice}"
             ) from None
         if _is_named(descriptors[0], path):
             with suppress(OSError):  # if the disk is full, the first real write reports that

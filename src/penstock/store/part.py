@@ -243,6 +243,21 @@ def parse_split(
     return Split(kind, float(share), _tail(files, reading, float(share)))
 
 
+def same_split(one: str | None, other: str | None) -> bool:
+    """Whether two rules hold out the same share in the same way.
+
+    >>> same_split("tail:0.10", "tail:0.1"), same_split("tail:0.1", "hash:0.1")
+    (True, False)
+    """
+    if one is None or other is None:
+        return one == other
+    (kind, _, share), (kind_now, _, share_now) = one.partition(":"), other.partition(":")
+    try:
+        return kind == kind_now and Decimal(share) == Decimal(share_now)
+    except InvalidOperation:  # a manifest that somebody else wrote may have any text
+        return False
+
+
 def _hash(text: bytes) -> int:
     # Not `hash`, which differs between processes.
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

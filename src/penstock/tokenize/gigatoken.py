@@ -80,7 +80,9 @@ def _chosen(
         )
     slow = TokenizersEngine(definition, parse=parse)
     slow.load()
-    if engine == "auto" and definition.digest not in _logged:
+    # Worker processes load the same tokenizer again; only the parent logs it.
+    in_worker = multiprocessing.parent_process() is not None
+    if engine == "auto" and definition.digest not in _logged and not in_worker:
         _logged.add(definition.digest)
         _log.warning(
             f"gigatoken is not used for {definition.name}: {reason}. tokenizers encodes instead, "

@@ -50,6 +50,6 @@ def _find(digest: str | None, name: str, added: tuple[str, ...], vocab_size: int
     raise MissingTokenizerError(
         f"The store was tokenized with {name!r:.80} ({which}), which is not a bundled tokenizer "
         "and not one that you loaded before. A name that a store contains is never opened or "
-        "downloaded. Give the tokenizer of the store with tokenizer=, once: after that it is found "
-        "by its digest."
+        "downloaded. Give the tokenizer of the store with tokenizer= (--tokenizer), once: after "
+        "that it is found by its digest."
     )

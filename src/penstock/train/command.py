@@ -250,7 +250,7 @@ def _guess_recipe(source: str, device: str | None) -> Tables:
         # A tenth of the text is held out, but no more than 10 MB.
         share = min(0.1, _MAX_HELD_OUT_BYTES / max(1, size))
         guesses = {"data.tokenizer": _DEFAULT_TOKENIZER, "data.documents": "auto"}
-        guesses["data.split"] = f"tail:{share:.6f}"
+        guesses["data.split"] = f"tail:{share:.6f}".rstrip("0")
     named = path
     if is_pattern:  # the run is named after the last folder without a wildcard
         named = next(each for each in path.parents if not glob.has_magic(str(each)))
