@@ -144,8 +144,8 @@ def test_a_store_records_its_tokens_and_finds_them_again(tmp_path, gpt2, gpt2_ch
 
     assert told["added_tokens"] == {"<|im_start|>": 50_257, "<|im_end|>": 50_258}
     assert told["vocab_size"] == 50_259
-    assert again.text(0).endswith("<|im_start|>assistant\nIt is 4.<|im_end|>\n")
-    assert again.text(0, tokenizer=gpt2) == again.text(0)
+    assert again.decode(0).endswith("<|im_start|>assistant\nIt is 4.<|im_end|>\n")
+    assert again.decode(0, tokenizer=gpt2) == again.decode(0)
     more = tmp_path / "more.jsonl"
     more.write_text(json.dumps({"messages": TURNS}))
     settings["append"] = True

@@ -36,8 +36,8 @@ def test_a_store_from_standard_input_has_the_tokens_of_one_from_a_file(
     assert result.exit_code == 0, result.output
     one, two = TokenStore(tmp_path / "file"), TokenStore(tmp_path / "piped")
     assert one.num_tokens == two.num_tokens
-    assert "".join(one.text(number) for number in range(len(one))) == "".join(
-        two.text(number) for number in range(len(two))
+    assert "".join(one.decode(number) for number in range(len(one))) == "".join(
+        two.decode(number) for number in range(len(two))
     )
     assert two.manifest.inputs[0]["name"] == "-"
 
@@ -55,7 +55,7 @@ def test_standard_input_has_the_format_that_is_named(pipe, tmp_path, format, dat
 
     assert result.exit_code == 0, result.output
     store = TokenStore(tmp_path / "store")
-    assert [store.text(0), store.text(1)] == ["To be,", "or not"]
+    assert [store.decode(0), store.decode(1)] == ["To be,", "or not"]
 
 
 def test_a_build_from_standard_input_says_that_it_cannot_be_resumed(pipe, caplog):

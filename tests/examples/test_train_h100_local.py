@@ -44,7 +44,7 @@ def test_penstock_train_file_and_the_script_read_the_same_documents(tmp_path):
             ps.TokenStore(tmp_path / name / "stores" / side) for name in ("script", "command")
         )
         assert script.digest == command.digest
-        assert [script.text(i) for i in range(len(script))][:1] == [
+        assert [script.decode(i) for i in range(len(script))][:1] == [
             "Line 0: the quick brown fox jumps."
         ]
 

@@ -79,7 +79,7 @@ def test_the_store_is_a_store(write, cache):
     (place,) = stores(cache)
     store = penstock.verify(place)
 
-    assert [store.text(number) for number in range(2)] == ["one two", "three"]
+    assert [store.decode(number) for number in range(2)] == ["one two", "three"]
     assert store.tokens(0, 3).tolist() == ids(dataset)
     assert len(penstock.Windows(place, 2)) == 1
 

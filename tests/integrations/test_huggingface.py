@@ -74,7 +74,7 @@ def test_a_selection_of_rows_keeps_its_order(tmp_path):
     dataset = datasets.Dataset.from_dict({"content": TEXTS}).select([7, 3, 5])
     found = build_dataset(dataset, tmp_path / "store", column="content", tokenizer="bytes")
 
-    assert [found.text(number) for number in range(3)] == [TEXTS[7], TEXTS[3], TEXTS[5]]
+    assert [found.decode(number) for number in range(3)] == [TEXTS[7], TEXTS[3], TEXTS[5]]
 
 
 @pytest.mark.parametrize("streaming", [False, True])

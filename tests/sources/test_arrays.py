@@ -89,5 +89,5 @@ def test_arrays_plain_and_compressed_become_the_store_of_their_lines(tmp_path):
     names = ("a.jsonl", "a.json", "b.json.gz")
     stores = [penstock.build(tmp_path / n, tmp_path / f"s-{n}", field="a.b") for n in names]
 
-    assert [store.text(1) for store in stores] == ["or not"] * 3
+    assert [store.decode(1) for store in stores] == ["or not"] * 3
     assert [store.manifest.inputs[0]["format"] for store in stores] == ["jsonl", "json", "json"]

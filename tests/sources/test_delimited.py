@@ -121,7 +121,7 @@ def test_csv_and_tsv_files_become_a_store_with_the_origins_of_their_documents(tm
     inputs = [tmp_path / "a.csv", tmp_path / "b.tsv"]
     store = penstock.build(inputs, tmp_path / "store", field="body")
 
-    assert [store.text(number) for number in range(3)] == ["To be,\nor not", "to be.", "that is"]
+    assert [store.decode(number) for number in range(3)] == ["To be,\nor not", "to be.", "that is"]
     formats = [each["format"] for each in store.manifest.inputs]
     assert formats == ["csv", "tsv"]
 

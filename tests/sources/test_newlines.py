@@ -42,7 +42,7 @@ def test_crlf_is_kept_by_default_and_the_store_says_if_it_was_not(tmp_path):
     kept = penstock.build(tmp_path / "a.txt", tmp_path / "kept", tokenizer="bytes")
     made = penstock.build(tmp_path / "a.txt", tmp_path / "lf", tokenizer="bytes", newlines="lf")
 
-    assert (kept.text(0), made.text(0)) == ("one\r\ntwo\rthree\r\n", "one\ntwo\rthree\n")
+    assert (kept.decode(0), made.decode(0)) == ("one\r\ntwo\rthree\r\n", "one\ntwo\rthree\n")
     reading = [store.manifest.contents["builds"][0]["reading"] for store in (kept, made)]
     assert "newlines" not in reading[0]
     assert reading[1]["newlines"] == "lf"
@@ -70,7 +70,7 @@ def test_a_long_document_with_crlf_has_the_ids_of_one_with_line_feeds(tmp_path, 
 
     assert len(one) > 3  # pieces
     assert one.num_tokens == two.num_tokens
-    assert "".join(one.text(number) for number in range(len(one))) == lines
+    assert "".join(one.decode(number) for number in range(len(one))) == lines
 
 
 @pytest.mark.parametrize(("documents", "number"), [("lines", "2 of the first 2"), ("file", "1 of")])

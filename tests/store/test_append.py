@@ -25,7 +25,7 @@ def more(tmp_path):
 
 
 def texts(store):
-    return [store.text(number) for number in range(len(store))]
+    return [store.decode(number) for number in range(len(store))]
 
 
 def test_appending_leaves_old_files_alone_and_adds_documents_at_the_end(built, more, sums):

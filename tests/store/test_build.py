@@ -140,7 +140,7 @@ def test_other_texts_are_other_inputs(tmp_path):
     with pytest.raises(StoreError, match="inputs"):
         penstock.build(Texts(["two"]), tmp_path / "store", tokenizer="bytes")
     grown = penstock.build(Texts(["two"]), tmp_path / "store", tokenizer="bytes", append=True)
-    assert [grown.text(number) for number in range(2)] == ["one", "two"]
+    assert [grown.decode(number) for number in range(2)] == ["one", "two"]
 
 
 def test_a_changed_input_is_told_by_its_name_and_is_nothing_to_append(tmp_path):

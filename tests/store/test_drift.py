@@ -139,8 +139,8 @@ def test_a_mutated_tokenizer_can_neither_append_nor_decode(mutate, original, tmp
     with pytest.raises(StoreError, match=r"tokenizer: "):
         penstock.build(Texts(["a hat"]), store.path, tokenizer=other, append=True)
     with pytest.raises(StoreError, match="The same id would mean other text"):
-        store.text(0, tokenizer=other)
-    assert store.text(0, tokenizer=path)
+        store.decode(0, tokenizer=other)
+    assert store.decode(0, tokenizer=path)
 
 
 def spell_merges_otherwise(config):
@@ -205,8 +205,8 @@ def test_a_tokenizer_without_a_digest_is_known_by_its_canary(tmp_path):
 
     store = penstock.build(Texts(["abc"]), tmp_path / "store", tokenizer=Shift(1))
 
-    assert store.text(0, tokenizer=Shift(1)) == "abc"
+    assert store.decode(0, tokenizer=Shift(1)) == "abc"
     with pytest.raises(StoreError, match="would mean other text"):
-        store.text(0, tokenizer=Shift(2))
+        store.decode(0, tokenizer=Shift(2))
     with pytest.raises(StoreError, match=r"tokenizer: Shift"):
         penstock.build(Texts(["d"]), store.path, tokenizer=Shift(2), append=True)

@@ -155,7 +155,7 @@ def test_json_fields_as_they_lie_come_back_from_their_store(data, gpt2, tmp_path
         ]
         wanted = [row["answer"] if field == "answer" else row["question"]["stem"] for row in rows]
 
-        assert [store.text(number) for number in range(len(store))] == wanted
+        assert [store.decode(number) for number in range(len(store))] == wanted
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ TEXTS = [f"document {number} " + "x" * (number % 50) for number in range(1_000)]
 
 def sides(place):
     return [
-        [store.text(number) for number in range(len(store))]
+        [store.decode(number) for number in range(len(store))]
         for store in (penstock.TokenStore(place / "train"), penstock.TokenStore(place / "val"))
     ]
 

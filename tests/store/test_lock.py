@@ -59,7 +59,7 @@ def test_a_thread_of_the_same_process_is_a_second_writer_too(tmp_path):
 def test_readers_need_no_lock(tmp_path):
     penstock.build(Texts(["a"]), tmp_path, tokenizer="bytes")
     with locked(tmp_path):
-        assert penstock.verify(tmp_path).text(0) == "a"
+        assert penstock.verify(tmp_path).decode(0) == "a"
 
 
 def test_of_two_builds_at_once_one_wins_and_the_store_is_whole(inputs, tmp_path):
@@ -163,7 +163,7 @@ def test_a_lock_of_an_earlier_version_inside_a_store_is_ignored(tmp_path):
     (tmp_path / "store" / ".lock").write_text("123\n")
 
     store = penstock.build(Texts(["a"]), tmp_path / "store", tokenizer="bytes")
-    assert penstock.verify(store.path).text(0) == "a"
+    assert penstock.verify(store.path).decode(0) == "a"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

@@ -30,7 +30,7 @@ def test_overwrite_replaces_the_store(before, after, tmp_path, sums):
     opened = build(texts[1], tmp_path / "store", overwrite=True, **after)
     build(texts[1], tmp_path / "clean", **after)
 
-    assert opened.text(0).startswith("new")
+    assert opened.decode(0).startswith("new")
     assert sums(tmp_path / "store") == sums(tmp_path / "clean")
     assert not (tmp_path / ".store.new").exists()
     assert not (tmp_path / ".store.old").exists()

@@ -36,7 +36,7 @@ def test_documents_are_found_by_number_from_either_end(store):
     assert (len(store), store.num_tokens) == (200, sum(len(text) + 1 for text in TEXTS))
     for number, text in enumerate(TEXTS):
         assert store.document(number).tolist() == [*text.encode(), 256]
-        assert store.text(number - 200) == text
+        assert store.decode(number - 200) == text
 
 
 def test_decode_gives_str_everywhere_and_bytes_on_request(store, tmp_path):
@@ -56,7 +56,7 @@ def test_decode_gives_str_everywhere_and_bytes_on_request(store, tmp_path):
 
 @pytest.mark.parametrize("number", [200, -201, 10**9])
 def test_a_document_that_is_not_there_is_an_index_error(store, number):
-    for method in (store.document, store.origin, store.text):
+    for method in (store.document, store.origin, store.decode):
         with pytest.raises(IndexError, match=rf"document {number:,} is not in a store of 200"):
             method(number)
 
@@ -117,7 +117,7 @@ def test_a_store_survives_pickling(store):
     again = pickle.loads(pickle.dumps(store))
 
     assert again.digest == store.digest
-    assert again.text(100) == TEXTS[100]
+    assert again.decode(100) == TEXTS[100]
     assert len(pickle.dumps(store)) < 1_000
 
 
@@ -133,19 +133,19 @@ def test_a_pickled_store_that_changed_since_is_refused(tmp_path):
 def test_many_threads_read_what_one_reads(store):
     numbers = [number * 7919 % 200 for number in range(4_000)]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(store.text, numbers))
+        found = list(pool.map(store.decode, numbers))
 
     assert found == [TEXTS[number] for number in numbers]
 
 
 def _read_all(store, answers):
-    answers.put([store.text(number) for number in range(len(store))])
+    answers.put([store.decode(number) for number in range(len(store))])
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_another_process_reads_the_same_and_so_does_this_one_afterwards(store, method):
-    store.text(0)
+    store.decode(0)
     context = multiprocessing.get_context(method)
     answers = context.Queue()
     child = context.Process(target=_read_all, args=(store, answers))
@@ -154,7 +154,7 @@ def test_another_process_reads_the_same_and_so_does_this_one_afterwards(store, m
     assert answers.get(timeout=60) == TEXTS
     child.join(timeout=60)
     assert child.exitcode == 0
-    assert store.text(199) == TEXTS[199]
+    assert store.decode(199) == TEXTS[199]
 
 
 def test_the_repr_says_what_it_is(store):

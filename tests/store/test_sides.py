@@ -128,8 +128,8 @@ def test_a_reader_waits_while_the_sides_are_being_replaced(mixed):
     code += f"shutil.copytree({str(good.with_name('train'))!r}, {str(bad)!r})"
     with subprocess.Popen([sys.executable, "-c", code]):
         train, val = open_sides(mixed)
-    assert train.text(0).startswith("new")
-    assert val.text(0).startswith("new")
+    assert train.decode(0).startswith("new")
+    assert val.decode(0).startswith("new")
 
 
 def test_a_store_that_does_not_exist_is_an_error_at_once(tmp_path, monkeypatch):
@@ -150,7 +150,7 @@ def test_stores_of_earlier_versions_and_separate_stores_open_as_before(tmp_path)
         penstock.build(texts(side), tmp_path / "two" / side, tokenizer="bytes")
 
     assert [len(each) > 0 for each in open_sides(tmp_path / "old")] == [True, True]
-    assert [each.text(0) for each in open_sides(tmp_path / "two")] == ["train 0", "val 0"]
+    assert [each.decode(0) for each in open_sides(tmp_path / "two")] == ["train 0", "val 0"]
     # An append by this version gives both sides a generation.
     penstock.build(texts("b"), tmp_path / "old", **SPLIT, append=True)
     assert len(set(generations(tmp_path / "old"))) == 1

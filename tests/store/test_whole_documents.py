@@ -458,7 +458,7 @@ def test_what_separates_documents(
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
     store = ps.build(path, tmp_path / "store", tokenizer=str(tmp_path / "own"))
-    found = [store.text(number) for number in range(len(store))]
+    found = [store.decode(number) for number in range(len(store))]
 
     assert found == expected or "".join(found) == "".join(expected)
     assert store.manifest.num_documents == len(expected)
@@ -488,7 +488,7 @@ def test_each_file_follows_its_own_rule_and_records_are_records(tmp_path, caplog
     with caplog.at_level(logging.INFO, "penstock"):
         store = ps.build(f"{tmp_path}/*.*", tmp_path / "store", tokenizer="bytes")
 
-    found = [store.text(number) for number in range(len(store))]
+    found = [store.decode(number) for number in range(len(store))]
     assert found == ["one\ntwo\n", "three", "four", "five", "six <|endoftext|> 7"]
     rules = store.manifest.contents["builds"][0]["documents"]
     assert rules == {"<|endoftext|>": 1, "file": 1}
@@ -506,7 +506,7 @@ def test_a_separator_may_be_named_in_two_ways(tmp_path, sums):
     store = ps.build(
         tmp_path / "a.txt", tmp_path / "word", tokenizer="bytes", documents="sep:lines"
     )
-    assert [store.text(number) for number in range(len(store))] == ["one ", " two ", " three"]
+    assert [store.decode(number) for number in range(len(store))] == ["one ", " two ", " three"]
     with pytest.raises(SourceError, match="separates nothing"):
         ps.build(tmp_path / "a.txt", tmp_path / "none", tokenizer="bytes", documents="sep:")
 
@@ -537,7 +537,7 @@ def test_a_limit_below_a_slice_rejects_longer_files(tmp_path):
         inputs, tmp_path / "store", tokenizer="bytes", max_document_bytes=50, max_bad=1
     )
 
-    assert [store.text(number) for number in range(len(store))] == ["short"]
+    assert [store.decode(number) for number in range(len(store))] == ["short"]
     assert store.manifest.contents["builds"][0]["rejects"]["reasons"] == {"too_long": 1}
 
 
@@ -584,8 +584,8 @@ def test_several_documents_are_split_between_documents(documents, tmp_path):
     train, val = (ps.TokenStore(tmp_path / "s" / side) for side in ("train", "val"))
 
     # The border is in the middle of 7.txt, which began before it.
-    assert [train.text(number)[0] for number in range(len(train))] == list("01234567")
-    assert [val.text(number)[0] for number in range(len(val))] == list("89")
+    assert [train.decode(number)[0] for number in range(len(train))] == list("01234567")
+    assert [val.decode(number)[0] for number in range(len(val))] == list("89")
 
 
 @pytest.mark.usefixtures("sliced")
@@ -599,7 +599,7 @@ def test_all_pieces_of_a_document_are_on_one_side(text, tmp_path, gpt2):
     assert b"".join(map(train.decode_bytes, range(len(train)))) == (
         text + (tmp_path / "b.txt").read_bytes()
     )
-    assert [val.text(number) for number in range(len(val))] == ["the last one"]
+    assert [val.decode(number) for number in range(len(val))] == ["the last one"]
 
 
 @pytest.mark.usefixtures("sliced")

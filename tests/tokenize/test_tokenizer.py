@@ -80,7 +80,7 @@ assert loaded.decode(loaded.encode(text)) == text
 assert (loaded.vocab_size, loaded.eos_id, len(loaded.digest)) == (50257, 50256, 64)
 assert loaded.digest == penstock.load_tokenizer("tiktoken:gpt2").digest
 store = penstock.build(penstock.Texts([text]), cache / "store", tokenizer="tiktoken:gpt2")
-assert store.text(0) == text
+assert store.decode(0) == text
 """
 
 

@@ -12,7 +12,7 @@ def test_a_million_times_the_same_takes_no_quadratic_time(gpt2, tmp_path):
     texts = [piece * 400_000 + "x" for piece in ODD]
     store = penstock.build(penstock.Texts(texts), tmp_path / "store", tokenizer=gpt2)
 
-    assert [store.text(number) for number in range(len(store))] == texts
+    assert [store.decode(number) for number in range(len(store))] == texts
 
 
 @pytest.mark.torture
@@ -29,7 +29,7 @@ import resource, sys, penstock
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 store = penstock.build(sys.argv[1], sys.argv[2], tokenizer="bytes", documents="lines",
                        max_document_bytes=1 << 20)
-assert [store.text(number) for number in range(len(store))] == ["first", "last"]
+assert [store.decode(number) for number in range(len(store))] == ["first", "last"]
 assert store.manifest.contents["builds"][0]["rejects"]["reasons"] == {"too_long": 1}
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """

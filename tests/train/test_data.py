@@ -42,7 +42,7 @@ def test_a_text_of_one_line_is_validated_on_its_last_tenth(tmp_path):
 
     assert logged[-1] == "a document is a whole file"
     held_out = made.val.stream.members[0]
-    assert held_out.text(0) == "word " * 20
+    assert held_out.decode(0) == "word " * 20
     assert train(made, device="cpu").progress.step == 3
 
 

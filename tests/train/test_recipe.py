@@ -210,7 +210,7 @@ def test_text_is_built_once_and_split(tmp_path):
     sides = [ps.TokenStore(tmp_path / "run/stores/train" / side) for side in ("train", "val")]
     whole = (tmp_path / "in.txt").read_text()
     assert [len(side) for side in sides] == [1, 1]
-    assert [side.text(0) for side in sides] == [
+    assert [side.decode(0) for side in sides] == [
         whole[: int(len(whole) * 0.9)],
         whole[int(len(whole) * 0.9) :],
     ]

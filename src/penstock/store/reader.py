@@ -240,10 +240,6 @@ class TokenStore:
             tokens = tokens[1:]
         return tokenizer_of(self.manifest, tokenizer).decode_bytes(tokens)
 
-    def text(self, index: int, tokenizer: object = None) -> str:
-        """The text of document `index`; the same as `decode`."""
-        return self.decode(index, tokenizer)
-
     def part_array(self, part: int, kind: str) -> NDArray[Any]:
         """One array of one part; all of it is checked when it is first used."""
         return self.files.array(part, kind)
