@@ -61,6 +61,9 @@ REACHED_FROM = {
     "integrations.lightning": MODULES,
     "integrations.lightning.sides": ["LLMDataModule"],
     "integrations.lightning.base:ResumableDataModule.setup": ["LLMDataModule.setup"],
+    # Only this module can lack a side, or cuts rows.
+    "integrations.lightning.base:ResumableDataModule.val_dataloader": ["LLMDataModule"],
+    "integrations.lightning.base:truncation": ["LLMDataModule"],
     "integrations.multiplex": ["create_multiplex_dataloader", "MultiplexDataset"],
     "integrations.multiplex.loader": ["create_multiplex_dataloader"],
     "integrations.multiplex.run": ["create_multiplex_dataloader"],

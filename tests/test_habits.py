@@ -319,6 +319,7 @@ def test_the_state_of_a_mixture_loads_where_the_same_weights_are_in_other_units(
         loader(3, 7).load_state_dict(one.state_dict())
 
 
+@pytest.mark.filterwarnings("ignore")  # Lightning's own, on workers and loggers
 def test_a_model_is_fitted_without_validation_if_the_data_has_none(store, tmp_path, caplog):
     import torch
     from lightning.pytorch import LightningModule, Trainer

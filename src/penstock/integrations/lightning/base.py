@@ -242,13 +242,14 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
             sized = trainer.strategy.reduce_boolean_decision(sized, all=True)
         return loaders.TrainingBatches(self.progress, sized=sized)
 
-    def val_dataloader(self) -> loaders.EvaluationBatches | list[loaders.EvaluationBatches]:
+    def val_dataloader(self) -> loaders.EvaluationBatches:
         """Return a loader of every validation row once, in order; none to fit without "val"."""
         is_fit = self.trainer is not None and self.trainer.state.fn == "fit"
         if is_fit and "val" not in self.inputs():
             if self.topology()[0] == 0:
                 _log.info('data= has no "val", so the Trainer runs without validation.')
-            return []  # as Lightning's own hook does where there is no validation
+            # Lightning takes this as no loader. Users who loop over batches never get it.
+            return []  # type: ignore[return-value]
         return loaders.EvaluationBatches(self.source(self.opened("val"), "none"))
 
     def test_dataloader(self) -> loaders.EvaluationBatches:
