@@ -145,7 +145,7 @@ def show_summary(summary: "Summary") -> None:
         facts["bytes/token"] = "not recorded"
     rows: list[tuple[str, str | list[str]]] = [*facts.items()]
     # Of one document, the table would repeat the number of tokens nine times.
-    if summary.lengths and summary.num_documents > 1:
+    if summary.lengths and summary.num_pieces > 1:
         # All fields but the histogram are quantiles.
         quantiles = asdict(summary.lengths)
         del quantiles["histogram"]
