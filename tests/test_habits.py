@@ -393,6 +393,7 @@ def test_a_question_set_that_is_nearly_right_is_named(loader, name, meant):
 
 def test_a_build_in_each_process_of_torchrun_says_that_one_should_build(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
+    (tmp_path / "s").mkdir()
 
     with locked(tmp_path / "s"), pytest.raises(StoreBusyError, match="let only rank 0 build"):
         build(Texts(["one"]), tmp_path / "s", tokenizer="bytes")
