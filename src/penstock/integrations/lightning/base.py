@@ -244,8 +244,8 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
 
     def val_dataloader(self) -> loaders.EvaluationBatches:
         """Return a loader of every validation row once, in order; none to fit without "val"."""
-        is_fit = self.trainer is not None and self.trainer.state.fn == "fit"
-        if is_fit and "val" not in self.inputs():
+        is_missing = self.trainer is not None and "val" not in self.inputs()
+        if is_missing and self.trainer.state.fn == "fit":
             if self.topology()[0] == 0:
                 _log.info('data= has no "val", so the Trainer runs without validation.')
             # Lightning takes this as no loader. Users who loop over batches never get it.
