@@ -6,7 +6,7 @@ import pytest
 
 import penstock
 from penstock import Budget, Chat, Documents, Loader, Plan, Texts, Windows, build
-from penstock.errors import ChatError, MissingInputError, PlanError, StoreError
+from penstock.errors import ChatError, MissingInputError, PlanError, ResumeError, StoreError
 from penstock.integrations.pytorch import TextDataset, create_dataloaders
 from penstock.preprocess import preprocess
 from penstock.recipe import parse_recipe
@@ -51,7 +51,7 @@ def test_a_loader_is_not_sliced(store):
 
 
 def test_a_list_of_weights_is_refused_in_words(store):
-    rows = {"a": Windows(store, 16), "b": Windows(store, 8)}
+    rows = {"a": Windows(store, 16), "b": Documents(store, 16)}
 
     with pytest.raises(PlanError, match=r"weights=\[0.5, 0.5\] must be a dict"):
         Plan(rows, weights=[0.5, 0.5])
@@ -180,3 +180,15 @@ def test_a_build_warns_of_windows_line_ends_and_byte_order_marks(tmp_path, caplo
     )
     assert [lf.decode(0), lf.decode(1)] == ["one", "two"]
     assert "--newlines" not in caplog.text
+
+
+def test_a_schedule_that_was_added_is_named_by_its_weights(store):
+    sources = {"a": Windows(store, 16), "b": Documents(store, 16)}
+    state = Loader(Plan(sources, weights={"a": 1, "b": 1}), 4).state_dict()
+    later = {1000: {"a": 0.6, "b": 0.4}}
+    with pytest.raises(ResumeError) as caught:
+        Loader(Plan(sources, weights={"a": 1, "b": 1}, schedule=later), 4).load_state_dict(state)
+
+    assert 'written: weight of "a" from position 1,000 on none -> 0.6, weight of "b"' in str(
+        caught.value
+    )

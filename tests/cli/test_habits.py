@@ -3,7 +3,7 @@
 import pytest
 
 import penstock
-from penstock.errors import TokenizerError
+from penstock.errors import StoreError, TokenizerError
 from penstock.tokenize.train import train_tokenizer
 from penstock.train.command import choose_recipe
 
@@ -104,3 +104,22 @@ def test_the_guessed_warm_up_is_at_most_a_tenth_of_the_steps(tmp_path, monkeypat
 
     assert recipe.optimization.warmup_steps == 3
     assert "guessed optimization.warmup_steps = 3" in logged
+
+
+def test_numbers_of_both_sides_of_a_split_say_so(tmp_path, invoke):
+    (tmp_path / "a.txt").write_text("one\n\n" + "two\n" * 9)
+    build = ("build", tmp_path / "a.txt", "-o", tmp_path / "s", "--documents=lines")
+    invoke(*build, "--split=tail:0.3")
+    shown = invoke("info", tmp_path / "s" / "val").stdout
+
+    found = {line.split()[0] for line in shown.splitlines() if "train and val together" in line}
+    assert found == {"bytes/token", "skipped"}
+
+
+def test_the_advice_for_a_stream_into_a_split_store_can_be_followed(tmp_path):
+    texts = penstock.Texts(["one", "two"] * 9)
+    penstock.build(texts, tmp_path / "s", split="tail:0.3")
+
+    with pytest.raises(StoreError, match=r"or call penstock.build with split='tail:0.3'\."):
+        penstock.stream(texts, tmp_path / "s")
+    penstock.build(texts, tmp_path / "s", split="tail:0.3")
