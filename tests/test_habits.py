@@ -66,7 +66,7 @@ def test_a_loader_is_not_sliced(store):
 
 
 def test_a_list_of_weights_is_refused_in_words(store):
-    rows = {"a": Windows(store, 16), "b": Windows(store, 8)}
+    rows = {"a": Windows(store, 16), "b": Documents(store, 16)}
 
     with pytest.raises(PlanError, match=r"weights=\[0.5, 0.5\] must be a dict"):
         Plan(rows, weights=[0.5, 0.5])
@@ -397,3 +397,15 @@ def test_a_build_in_each_process_of_torchrun_says_that_one_should_build(tmp_path
 
     with locked(tmp_path / "s"), pytest.raises(StoreBusyError, match="let only rank 0 build"):
         build(Texts(["one"]), tmp_path / "s", tokenizer="bytes")
+
+
+def test_a_schedule_that_was_added_is_named_by_its_weights(store):
+    sources = {"a": Windows(store, 16), "b": Documents(store, 16)}
+    state = Loader(Plan(sources, weights={"a": 1, "b": 1}), 4).state_dict()
+    later = {1000: {"a": 0.6, "b": 0.4}}
+    with pytest.raises(ResumeError) as caught:
+        Loader(Plan(sources, weights={"a": 1, "b": 1}, schedule=later), 4).load_state_dict(state)
+
+    assert 'written: weight of "a" from position 1,000 on none -> 0.6, weight of "b"' in str(
+        caught.value
+    )

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli.app import app
-from penstock.errors import TokenizerError
+from penstock.errors import StoreError, TokenizerError
 from penstock.tokenize.train import train_tokenizer
 from penstock.train.command import choose_recipe
 
@@ -150,3 +150,22 @@ def test_compressed_standard_input_is_refused_with_the_command_that_decompresses
 
     said = " ".join(f"{result.output} {result.exception}".split())
     assert f"Decompress it first: pipe it through {command}." in said
+
+
+def test_numbers_of_both_sides_of_a_split_say_so(tmp_path, invoke):
+    (tmp_path / "a.txt").write_text("one\n\n" + "two\n" * 9)
+    build = ("build", tmp_path / "a.txt", "-o", tmp_path / "s", "--documents=lines")
+    invoke(*build, "--split=tail:0.3")
+    shown = invoke("info", tmp_path / "s" / "val").stdout
+
+    found = {line.split()[0] for line in shown.splitlines() if "train and val together" in line}
+    assert found == {"bytes/token", "skipped"}
+
+
+def test_the_advice_for_a_stream_into_a_split_store_can_be_followed(tmp_path):
+    texts = penstock.Texts(["one", "two"] * 9)
+    penstock.build(texts, tmp_path / "s", split="tail:0.3")
+
+    with pytest.raises(StoreError, match=r"or call penstock.build with split='tail:0.3'\."):
+        penstock.stream(texts, tmp_path / "s")
+    penstock.build(texts, tmp_path / "s", split="tail:0.3")

@@ -24,13 +24,13 @@ def test_it_draws_the_tree_of_a_recipe(invoke, recipe):
     assert "delivered 300 rows" in shown
     assert "delivered 100 rows" in shown
     assert "validation: 461 of 461 rows, the same every time" in shown
-    assert "the run: 100 steps, 400 rows, 6,400 tokens" in shown
+    assert "the run: 100 steps, 400 rows of 16 inputs, 6,400 in total" in shown
 
 
 def test_flags_change_it(invoke, recipe):
     shown = invoke("plan", "mix.toml", "--batch_size", 8, "--set", "training.steps=10").stdout
 
-    assert "the run: 10 steps, 80 rows, 1,280 tokens" in shown
+    assert "the run: 10 steps, 80 rows of 16 inputs, 1,280 in total" in shown
 
 
 def test_as_json_it_is_what_the_digest_is_taken_of(run_json, recipe):

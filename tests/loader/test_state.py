@@ -143,7 +143,7 @@ def change(text, windows, other_store, tmp_path, gpt2):
                 weighted(windows, other_store, schedule={1_000: {"web": 1, "code": 1}}),
                 8,
             ),
-            "stages [{'position': 0, 'weights': {'web': 0.7, 'code': 0.3}}] -> [{'position': 0,",
+            'weight of "web" from position 1,000 on none -> 1',
         ),
         "sources": (
             Loader(many, 8),

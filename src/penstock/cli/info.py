@@ -140,7 +140,7 @@ def show_summary(summary: "Summary") -> None:
         share = summary.num_trained / max(1, summary.num_tokens)
         facts["trained"] = f"{summary.num_trained:,} tokens, {share:.1%}"
     elif summary.bytes_per_token is not None:
-        facts["bytes/token"] = f"{summary.bytes_per_token:.2f}"
+        facts["bytes/token"] = f"{summary.bytes_per_token:.2f}{_both(summary)}"
     else:
         facts["bytes/token"] = "not recorded"
     rows: list[tuple[str, str | list[str]]] = [*facts.items()]
@@ -190,15 +190,23 @@ def _origin(summary: "Summary") -> terminal.Facts:
 
         facts["not read"] = skipped_text(summary.skipped_files)
     if summary.num_skipped:
-        facts["skipped"] = number_of(summary.num_skipped, "blank record")
+        facts["skipped"] = number_of(summary.num_skipped, "blank record") + _both(summary)
     if summary.num_replaced:
         repaired = number_of(summary.num_replaced, "document")
-        facts["repaired"] = f"{repaired} with bytes that are not UTF-8"
+        facts["repaired"] = f"{repaired} with bytes that are not UTF-8{_both(summary)}"
     return [
         *facts.items(),
-        ("rejected", terminal.reasons_text(summary.rejects)),
+        (
+            "rejected",
+            terminal.reasons_text(summary.rejects) + _both(summary) * bool(summary.rejects),
+        ),
         ("digest", summary.digest[:16]),
     ]
+
+
+def _both(summary: "Summary") -> str:
+    """A note for numbers that a split store records for both of its sides together."""
+    return ", train and val together" if summary.side else ""
 
 
 def _inputs(summary: "Summary") -> list[str]:

@@ -54,8 +54,9 @@ def plan_command(
         used = min(len(job.val), job.training.val_rows)
         write(f"validation: {used:,} of {len(job.val):,} rows, the same every time")
     if rows is not None:
-        tokens = rows * job.model.length
-        write(f"the run: {job.training.steps:,} steps, {rows:,} rows, {tokens:,} tokens")
+        # Packs and documents may have padding, so the number of targets can be lower.
+        tokens = f"{job.model.length:,} inputs, {rows * job.model.length:,} in total"
+        write(f"the run: {job.training.steps:,} steps, {rows:,} rows of {tokens}")
 
 
 def _run_rows(job: "TrainingJob") -> int | None:

@@ -241,12 +241,12 @@ def _changes(then: State, now: State) -> str:
 
 def _differences(old: State, new: State) -> list[str]:
     found: list[str] = []
-    for name in sorted({*old, *new}):
+    for name in sorted({*old, *new} - {"format"}):  # the format follows from the other settings
         before, after = old.get(name), new.get(name)
         if before == after:
             continue
         weights, others = _weights(name, before), _weights(name, after)
-        if weights and weights.keys() == others.keys():
+        if weights and others:
             found += _differences(weights, others)
         else:
             found.append(f"{name} {_as_text(before)} -> {_as_text(after)}")

@@ -342,9 +342,9 @@ class StreamRows(Rows):
     def __len__(self) -> int:
         if not self.stream.sealed:
             raise UnknownLengthError(
-                "The number of rows is not known while the store is still being written. Pass the "
-                'rows to a Loader, alone and with shuffle="part" or without shuffle=: it reads '
-                "parts as they become ready. For a mixture, another order or a length, build the "
-                "store first."
+                "These rows were made while the store was still being written, so their number is "
+                'not known. Pass them to a Loader, alone and with shuffle="part" or without '
+                "shuffle=: it reads parts as they become ready. For a mixture, another order or a "
+                "length, make new rows once the store is finished."
             )
         return self.num_readable

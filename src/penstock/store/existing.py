@@ -158,11 +158,11 @@ def _refuse_other_split(directory: Path, split: str | None) -> None:
     then = read_manifest(other).contents["split"]
     if then or split:  # otherwise these are two stores that were built separately in one directory
         built = f"with split={then!r}" if then else "without a split, and a split makes two stores"
-        again = f"give split={then!r} again" if then else "leave split out"
+        again = f"call penstock.build with split={then!r}" if then else "leave split out"
         raise StoreError(
             f"{directory} is a finished store that was built {built}. Choose another directory, "
-            f"replace this one with `penstock build --overwrite` (in Python, overwrite=True), or "
-            f"{again}."
+            "replace this with `penstock build --overwrite` (overwrite=True of penstock.build), "
+            f"or {again}."
         )
 
 

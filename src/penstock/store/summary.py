@@ -71,7 +71,7 @@ class Summary:
     num_trained: int | None
     """Tokens that are trained on; None if the store has no loss mask."""
     bytes_per_token: float | None
-    """Bytes of text per token; see the function `bytes_per_token`."""
+    """Bytes of text per token, of both sides of a split; see the function `bytes_per_token`."""
     lengths: Lengths | None
     """None if there is no document."""
     tokenizer: JsonObject

@@ -22,6 +22,7 @@ from penstock.store.job import BuildProgress, BuildSettings, EngineName, Inputs,
 from penstock.store.journal import Journal
 from penstock.store.lock import lock_path, locked
 from penstock.store.manifest import FILE_NAME
+from penstock.store.part import SIDES
 from penstock.streaming.snapshots import StreamedStore
 from penstock.tokenize.tokenizer import SpecialTokens
 
@@ -104,7 +105,7 @@ def stream(  # noqa: PLR0913  (the arguments of `build`, and a timeout)
     if not timeout > 0:
         raise StoreError(f"timeout={timeout} must be more than 0 seconds.")
     job = prepare(BuildSettings(**arguments))
-    is_finished = (job.directory / FILE_NAME).exists()
+    is_finished = any((job.directory / side / FILE_NAME).exists() for side in ("", *SIDES))
     is_read_only = not os.access(lock_path(job.directory).parent, os.W_OK)
     if is_finished and is_read_only and Journal(job.directory).begun() is None:
         # There is nothing to build and nothing to lock: without a journal, `begin` only compares
