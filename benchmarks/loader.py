@@ -22,6 +22,7 @@ import argparse
 import importlib.util
 import json
 import math
+import os
 import select
 import statistics
 import subprocess
@@ -49,12 +50,15 @@ class CaseError(Exception):
 class Process:
     """A case in a separate process that executes commands."""
 
-    def __init__(self, name, folder, log):
-        command = [sys.executable, Path(__file__).with_name("case.py"), name, folder]
+    def __init__(self, name, folder, log, root=None):
+        root = root or Path(__file__).parent.parent
+        command = [sys.executable, root / "benchmarks" / "case.py", name, folder]
+        paths = [str((root / "src").resolve()), os.environ.get("PYTHONPATH", "")]
         self.name = name
         self.choice = {}
         self._process = subprocess.Popen(
             [str(word) for word in command],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
