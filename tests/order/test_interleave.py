@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.order.interleave import Mix, _split, same_order
-from penstock.order.weights import exact_weights
+from penstock.order.interleave import Mix, _split
 
 WEIGHTS = st.lists(
     st.one_of(st.just(0), st.integers(1, 100), st.floats(1e-9, 1), st.sampled_from([1e-9, 1 / 3])),
@@ -298,31 +297,3 @@ def test_nothing_asked_is_nothing_answered():
     mix = Mix([1, 2])
 
     assert [numbers.tolist() for numbers in mix.at([])] == [[], []]
-
-
-@given(
-    weights=st.lists(st.integers(1, 60), min_size=1, max_size=6),
-    scale=st.sampled_from([1, 2, 10, 64, 100, 1000]),
-)
-def test_weights_of_the_same_order_have_the_same_sources(weights, scale):
-    others = [weight / scale for weight in weights]
-    positions = [*range(4_000), *range(2**39, 2**39 + 4_000)]
-
-    if same_order([weights], [others]):
-        (one, _), (two, _) = Mix(weights).at(positions), Mix(others).at(positions)
-        assert one.tolist() == two.tolist()
-    else:  # only where floats are not exactly these ratios
-        assert exact_weights(weights) != exact_weights(others)
-
-
-def test_weights_in_other_units_have_the_same_order():
-    assert same_order([[7, 3]], [[0.7, 0.3]])
-    assert same_order([[7, 3]], [[14, 6]])
-    assert same_order([[7, 3], [1, 1]], [[14, 6], [0.5, 0.5]])
-    assert same_order([["1/3", "2/3"]], [[1, 2]])
-    assert not same_order([[7, 3]], [[3, 7]])
-    assert not same_order([[7, 3]], [[0.7, 0.29]])
-    assert not same_order([[7, 3], [1, 1]], [[0.7, 0.3], [1, 1]])  # debts differ by a little
-    # As floats, 0.01 and 0.99 are not exactly 1 and 99, and position 49 has another source.
-    assert not same_order([[1, 99]], [[0.01, 0.99]])
-    assert Mix([1, 99]).at([49])[0] != Mix([0.01, 0.99]).at([49])[0]

@@ -11,7 +11,7 @@ reads the same global batch. Two runs whose fingerprints agree at a step read th
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from penstock.digest import derive_key, digest_json, mix64
 from penstock.errors import ResumeError
-from penstock.order.interleave import same_order
 from penstock.rows.protocol import Array, Integers, Rows
 
 if TYPE_CHECKING:  # multiplex loaders use states too, and need no stores
@@ -140,39 +139,9 @@ def position_in(identity: State, state: State) -> int:
         ResumeError: the state belongs to another order; the message says what differs.
     """
     position = int(state["position"])
-    if state["plan"] != identity["plan"] and not _has_same_order(state, identity):
+    if state["plan"] != identity["plan"]:
         raise another_order(state, explained(state, identity))
     return position
-
-
-def _has_same_order(then: State, now: State) -> bool:
-    """Return whether two runs differ only in the units of their weights, such as 7:3 and 14:6."""
-    # The digest of a plan is of the weights as they were written. The rest must be equal.
-    rest = [
-        [{**each["order"], "stages": 0}, each["rows"], list(each["sources"].items())]
-        for each in (then, now)
-    ]
-    # Caps may begin a stage, with debts that weights in other units round differently.
-    if rest[0] != rest[1] or "max_epochs" in now["order"]:
-        return False
-    names = list(now["sources"])
-    old, new = (_weights_of(each["order"].get("stages"), names) for each in (then, now))
-    return same_weights(old, new)
-
-
-def _weights_of(stages: Any, names: list[str]) -> Iterator[tuple[int, list[Any]]]:
-    for stage in stages:
-        weights = {_short_name(name): weight for name, weight in stage["weights"].items()}
-        yield stage["position"], [weights[name] for name in names]
-
-
-def same_weights(then: Iterable[Any], now: Iterable[Any]) -> bool:
-    """Return whether weights of states give the same order; each item is a position and weights."""
-    try:
-        (old, before), (new, after) = (zip(*each, strict=True) for each in (then, now))
-        return old == new and same_order(before, after)
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-        return False  # no weights, a digest of many of them, or not the JSON of a state
 
 
 def another_order(state: State, changed: str) -> ResumeError:

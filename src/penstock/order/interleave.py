@@ -24,7 +24,6 @@ the total is below two. With phases the same is true, measured from the debts th
 """
 
 from collections.abc import Sequence
-from fractions import Fraction
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 
@@ -43,10 +42,6 @@ _WHOLE = 2**64
 _HALVES = constant(_HALF)
 _LOW_WORD = constant(2**32 - 1)
 _32, _63 = constant(32), constant(63)
-_LARGEST_DENOMINATOR = 10_000  # of shares whose rounding is compared; weights have few digits
-
-Stages = Sequence[Sequence[Weight | str]]
-"""The weights of each stage, in the order of the sources; a state has fractions as "1/3"."""
 
 
 class Mix:
@@ -207,41 +202,6 @@ class Mix:
             counts[children[2 * node + 1]] = small
             counts[children[2 * node]] = rows - small
         return counts[num_nodes:][::-1]
-
-
-def same_order(then: Stages, now: Stages) -> bool:
-    """Return whether weights, given for each stage, have the same rows before position 2^40.
-
-    Numbers in the same ratios do. 0.7 and 0.3 are not exactly in the ratio of 7 and 3, because
-    floats are binary, but they round in the same way; 0.01 and 0.99 do not round like 1 and 99.
-
-    >>> same_order([[7, 3]], [[0.7, 0.3]]), same_order([[1, 99]], [[0.01, 0.99]])
-    (True, False)
-    """
-    old, new = ([list(map(_as_fraction, stage)) for stage in each] for each in (then, now))
-    if list(map(exact_weights, old)) == list(map(exact_weights, new)):
-        return True
-    if len(old) != 1 or len(new) != 1:  # the rounding errors of a stage go into the next one
-        return False
-    one, two = Mix(old[0]), Mix(new[0])
-    if one._root != two._root or one._children.tolist() != two._children.tolist():
-        return False
-    for shares in zip(one._shares.tolist(), two._shares.tolist(), strict=True):
-        # With a share of exactly p / q, c * share + 1/2 is either a whole number or at least
-        # 1 / (2 * q) away from one. So a share that differs by e rounds like p / q as long as
-        # c * e < 1 / (2 * q), except that whole numbers are rounded down if it is below p / q.
-        ratio = Fraction(shares[0], _WHOLE).limit_denominator(_LARGEST_DENOMINATOR)
-        errors = [Fraction(share, _WHOLE) - ratio for share in shares]
-        if 2**41 * ratio.denominator * max(map(abs, errors)) >= 1:
-            return False
-        if (errors[0] < 0) != (errors[1] < 0):
-            return False
-    return True
-
-
-def _as_fraction(weight: Weight | str) -> Fraction:
-    # Not Fraction("…"): the 10 characters of "1e99999999" would be a number of 100 million digits.
-    return Fraction(*map(int, weight.split("/"))) if isinstance(weight, str) else Fraction(weight)
 
 
 def _split(

@@ -23,15 +23,7 @@ from penstock.integrations.multiplex.dataset import Examples, MultiplexDataset, 
 from penstock.integrations.multiplex.mixing import Json, Lengths, Mixing, Weights, whole_number
 from penstock.integrations.multiplex.run import BatchRequest, MultiplexRun, Span, order_settings
 from penstock.loader.dataloader import WorkerOptions
-from penstock.loader.state import (
-    combine,
-    of_samples,
-    same_weights,
-    sealed,
-    shortened,
-    source_keys,
-    unsealed,
-)
+from penstock.loader.state import combine, of_samples, sealed, shortened, source_keys, unsealed
 
 _VERSION = 2  # of a state
 _FIELDS = {"epoch": int, "start": int, "position": int, "changed": dict, "order": dict}
@@ -162,13 +154,11 @@ class MultiplexDataLoader(DataLoader[Any]):
             ResumeError: The state was edited, or belongs to another order.
         """
         state = unsealed(state_dict, _VERSION, _FIELDS, of="a multiplex DataLoader")
-        saved, by_tokens = state["order"], self._settings["tokens"] is not None
+        saved = state["order"]
         differences = [
             f"{name} {saved.get(name)!r:.200} -> {now!r:.200}"
             for name, now in self._settings.items()
             if shortened(saved.get(name)) != now
-            # With `lengths`, the order also depends on the weights divided by tokens.
-            and not (name == "weights" and not by_tokens and same_weights(saved.get(name, ""), now))
         ]
         if differences:
             raise ResumeError(
