@@ -20,7 +20,8 @@ from pathlib import Path
 
 from penstock.errors import DiskFullError, SourceError, StoreError
 from penstock.sources.settings import Texts
-from penstock.store.files import room_for, sync_directory, write_file
+from penstock.store.files import remove_file, room_for, sync_directory, write_file
+from penstock.store.folders import opened
 from penstock.store.inputs import reject_lines
 from penstock.store.job import Job, Report
 from penstock.store.journal import Journal, SealedSlice
@@ -169,10 +170,10 @@ def _workshop(root: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    if path.is_symlink():  # not made by a repair; what it points to is not ours
-        path.unlink()
-    elif path.exists():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
+    else:  # a file, a pipe or a link, not made by a repair; what a link points to is not ours
+        remove_file(path)
 
 
 def _make_again(
@@ -196,18 +197,26 @@ def _make_again(
             f"inputs cannot be used: {shown}. Restore them, or name the directories that hold them "
             "with inputs= (--inputs) of penstock.repair."
         ) from error
-    repaired = []
-    for side, part, kind in damage.files:
-        name = part_file(part.number, kind)
-        (job.directory / _made_side(one, side) / name).replace(one.directory / side / name)
-        repaired.append(one.directory / side / name)
-    for side in damage.logs:
-        log = rejects_file(one.number)
-        (job.directory / side / log).replace(one.directory / side / log)
-        repaired.append(one.directory / side / log)
+    repaired = [
+        _put(
+            job.directory / _made_side(one, side) / part_file(part.number, kind),
+            one.directory / side,
+        )
+        for side, part, kind in damage.files
+    ]
+    log = rejects_file(one.number)
+    repaired += [_put(job.directory / side / log, one.directory / side) for side in damage.logs]
     for path in {path.parent for path in repaired}:
         sync_directory(path)
     return sorted(repaired)
+
+
+def _put(path: Path, directory: Path) -> Path:
+    """Move a file into the store, unless `directory` is a link or was replaced."""
+    with opened(path.parent) as made, opened(directory) as place:
+        place.check()
+        made.rename(path.name, path.name, to=place)
+    return directory / path.name
 
 
 def _make(job: Job, progress: Report | None) -> dict[int, SealedSlice]:
