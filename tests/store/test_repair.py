@@ -330,6 +330,23 @@ def test_a_link_in_the_place_of_the_work_directory_is_not_followed(store, tmp_pa
     assert (mine / "file").read_text() == "mine"
 
 
+def test_if_an_input_of_one_build_is_missing_no_build_is_changed(store, inputs, tmp_path, sums):
+    more = tmp_path / "more.txt"
+    more.write_text("".join(f"appended line {number}\n" for number in range(300)))
+    build(more, store, append=True)
+    all_parts = parts(store, "*.tokens.npy")
+    flip(all_parts[0])
+    flip(all_parts[-1])
+    damaged = sums(store)
+    more.rename(tmp_path / "moved.txt")
+
+    with pytest.raises(StoreError, match=r"more\.txt is missing"):
+        penstock.repair(store)
+    assert sums(store) == damaged
+    (tmp_path / "moved.txt").rename(more)
+    assert len(repaired(store)) == 2
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, Path.touch], ids=["pipe", "file"])
 def test_what_is_in_the_place_of_the_work_directory_is_replaced_and_not_waited_for(make, store):
     make(store / ".repair")

@@ -92,16 +92,20 @@ def repair(
         _remove(root / ".repair")  # a repair was killed
         found = {side: read_manifest(root / side) for side in sides}
         first = found[sides[0]]
-        repaired: list[Path] = []
-        for number in range(len(first.builds)):
-            one = RecordedBuild(root, first, number)
-            damage = _find_damage(one, found)
-            if damage.files or damage.logs:
+        builds = [RecordedBuild(root, first, number) for number in range(len(first.builds))]
+        damaged = [(one, damage) for one in builds if (damage := _find_damage(one, found))]
+        if not damaged:
+            return []
+        with _workshop(root) as directory:
+            made = []
+            for one, damage in damaged:
                 job, problems = one.job(places, tokenizer, chat, threads)
-                with _workshop(root) as directory:
-                    job = replace(job, directory=directory)
-                    repaired += _make_again(one, job, damage, problems, progress)
-    return repaired
+                job = replace(job, directory=directory / str(one.number))
+                job.directory.mkdir()
+                _make_again(one, job, damage, problems, progress)
+                made.append((one, job, damage))
+            # Not before all are made: if an input is missing, nothing is changed.
+            return [path for each in made for path in _put_in_place(*each)]
 
 
 def _sides(directory: Path) -> tuple[Path, tuple[str, ...]]:
@@ -129,6 +133,9 @@ class _Damage:
     """Of parts: the side, the part, and the kind of the file."""
     logs: dict[str, tuple[int, str]]
     """Reject logs: the recorded size and digest, by side."""
+
+    def __bool__(self) -> bool:
+        return bool(self.files or self.logs)
 
 
 def _find_damage(one: RecordedBuild, found: Mapping[str, Manifest]) -> _Damage:
@@ -178,8 +185,8 @@ def _remove(path: Path) -> None:
 
 def _make_again(
     one: RecordedBuild, job: Job, damage: _Damage, problems: list[str], progress: Report | None
-) -> list[Path]:
-    """Make the parts of damaged files, compare them with the manifest, and move them in place."""
+) -> None:
+    """Make the parts of damaged files, and compare them with the manifest."""
     numbers = {part.number - one.first_part for _, part, _ in damage.files}
     wanted: frozenset[int] | None = frozenset(numbers)
     if any(size for size, _ in damage.logs.values()):
@@ -197,6 +204,10 @@ def _make_again(
             f"inputs cannot be used: {shown}. Restore them, or name the directories that hold them "
             "with inputs= (--inputs) of penstock.repair."
         ) from error
+
+
+def _put_in_place(one: RecordedBuild, job: Job, damage: _Damage) -> list[Path]:
+    """Move the files that were made again to their places; returns these."""
     repaired = [
         _put(
             job.directory / _made_side(one, side) / part_file(part.number, kind),
