@@ -217,7 +217,10 @@ def _environment() -> _Environment:
     # The options of `apply_chat_template`; other options would change the blanks that templates
     # write.
     made = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", _Generation],
+        optimized=False,  # the optimizer would compute constant operations without `limits`
     )
     # The results of `random` and `lipsum` differ from run to run.
     del made.filters["random"], made.globals["lipsum"]
