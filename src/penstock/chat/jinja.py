@@ -12,6 +12,7 @@ its characters comes from. `provenance` explains runs and leaves.
 """
 
 import datetime
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial, wraps
 from typing import Any, NoReturn
@@ -234,6 +235,16 @@ def _raise(message: object) -> NoReturn:
     raise ChatError("template_refused", f"The template refused the conversation: {text}")
 
 
+def _date_text(date: datetime.date, form: str) -> str:
+    if re.search("%[^a-zA-Z]*s", form.replace("%%", "")):
+        raise ChatError(
+            "template_failed",
+            "The template writes the date in seconds (%s), which depend on the time zone of the "
+            "machine. Use a template that writes a date.",
+        )
+    return date.strftime(form)
+
+
 class Program:
     """A compiled template; safe to use from many threads."""
 
@@ -262,7 +273,7 @@ class Program:
         """
         running = RUNNING.set(TemplateBudget(variables))
         if date is not None:
-            variables = {**variables, "strftime_now": date.strftime}
+            variables = {**variables, "strftime_now": partial(_date_text, date)}
         try:
             text = self._template.render(variables)
         except ChatError:  # raised by the functions above, inside the template
