@@ -9,8 +9,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "SECURITY.md").read_text()
 NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", PAGE)
-# This one says what penstock cannot do.
-WITHOUT_TEST = "Somebody who can write a store"
+# These say what penstock cannot do.
+WITHOUT_TEST = ("Somebody who can write", "How long the regular expressions", "Of openwebtext")
 
 
 @pytest.mark.parametrize(("file", "test"), NAMED)
@@ -25,4 +25,5 @@ def test_every_claim_of_the_page_names_a_test():
     claims = re.findall(r"^- .*(?:\n  .*)*", PAGE.partition("## Threat model")[2], re.MULTILINE)
 
     assert len(claims) > 15
-    assert [each for each in claims if "`tests/" not in each and WITHOUT_TEST not in each] == []
+    without = [each for each in claims if "`tests/" not in each]
+    assert [each for each in without if not each.removeprefix("- ").startswith(WITHOUT_TEST)] == []

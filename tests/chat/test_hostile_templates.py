@@ -130,6 +130,13 @@ LIMIT |= {
     ),
 }
 FAILED = {
+    "a method of a constant": "{{ 'a'.join }}",
+    "a method of a constant, joined": "{{ 'a' ~ 'a'.join }}",
+    "a method of a constant in a list": "{{ ['a'.join] }}",
+    "a method of a constant, set": "{% set x = 'a' ~ 'a'.join %}{{ x }}",
+    "a method, put in": "{{ 'x' | replace('x', messages[0].get) }}",
+    "a method, at the end": "{{ 'xx xx' | truncate(3, true, messages[0].get, 0) }}",
+    "a method between": "{{ ['a', 'b'] | join(messages[0].get) }}",
     "lipsum": "{{ lipsum() }}",
     "the class namespace": "{{ namespace }}",
     "a namespace": "{{ namespace(a=1) }}",

@@ -13,6 +13,7 @@ import pytest
 import penstock as ps
 from penstock.cli.info import histogram_lines
 from penstock.store.journal import Journal
+from penstock.store.manifest import manifest_bytes
 from penstock.store.summary import Bin, summarize
 
 
@@ -22,6 +23,19 @@ def rows(shown):
         re.fullmatch(r"  ([a-z/]+(?: [a-z]+)?)  +(.*?) *", line) for line in shown.splitlines()
     )
     return {match[1]: match[2] for match in found if match}
+
+
+def test_hostile_names_in_a_manifest_are_escaped(invoke, corpus):
+    store = ps.build(corpus.name, "store", tokenizer="bytes", documents="lines")
+    contents = {key: value for key, value in store.manifest.contents.items() if key != "digest"}
+    hostile, build = "\x1b]0;title\x07\u202e\n", contents["builds"][0]
+    contents["tokenizer"]["name"] = build["inputs"][0]["name"] = hostile
+    build["rejects"]["reasons"] = build["skipped_files"] = {hostile: 2}
+    (store.path / "penstock.json").write_bytes(manifest_bytes(contents, list(store.manifest.parts)))
+
+    shown = invoke("info", "store").stdout
+    assert r"\x1b]0;title\x07\u202e\n" in shown
+    assert not {"\x1b", "\x07", "\u202e"} & {*shown, *invoke("info", "store", "--json").stdout}
 
 
 def test_the_table_has_all_that_is_known(invoke, corpus):

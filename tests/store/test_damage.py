@@ -200,3 +200,11 @@ def test_symbolic_links_out_of_the_store_show_nothing_that_is_not_a_part(built, 
 
     with pytest.raises(StoreError, match=r"part-00000\.tokens\.npy has 10,000 bytes"):
         read_all(built.path)
+    # Somebody who knows the size of a file can make a store of that size.
+    size = built.manifest.parts[0].files["tokens"][0]
+    secret.write_bytes((b"root:x:0:0" * 10_000)[:size])
+    with pytest.raises(
+        StoreError, match=r"part-00000\.tokens\.npy does not have the header"
+    ) as error:
+        read_all(built.path)
+    assert "root:x" not in str(error.value)

@@ -16,6 +16,7 @@ import penstock
 from penstock.errors import StoreBusyError, StoreError
 from penstock.sources.settings import Texts
 from penstock.store.lock import locked
+from penstock.store.manifest import manifest_bytes, read_manifest
 
 pytestmark = pytest.mark.usefixtures("small_slices")
 
@@ -327,6 +328,75 @@ def test_a_link_in_the_place_of_the_work_directory_is_not_followed(store, tmp_pa
 
     assert len(repaired(store)) == 1
     assert (mine / "file").read_text() == "mine"
+
+
+def test_if_an_input_of_one_build_is_missing_no_build_is_changed(store, inputs, tmp_path, sums):
+    more = tmp_path / "more.txt"
+    more.write_text("".join(f"appended line {number}\n" for number in range(300)))
+    build(more, store, append=True)
+    all_parts = parts(store, "*.tokens.npy")
+    flip(all_parts[0])
+    flip(all_parts[-1])
+    damaged = sums(store)
+    more.rename(tmp_path / "moved.txt")
+
+    with pytest.raises(StoreError, match=r"more\.txt is missing"):
+        penstock.repair(store)
+    assert sums(store) == damaged
+    (tmp_path / "moved.txt").rename(more)
+    assert len(repaired(store)) == 2
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.touch], ids=["pipe", "file"])
+def test_what_is_in_the_place_of_the_work_directory_is_replaced_and_not_waited_for(make, store):
+    make(store / ".repair")
+    flip(parts(store)[0])
+
+    assert len(repaired(store)) == 1
+
+
+def test_a_side_that_is_a_link_is_not_written(inputs, tmp_path):
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    build(inputs, mine, split="hash:0.3")
+    flip(parts(mine / "train")[0])
+    damaged = parts(mine / "train")[0].read_bytes()
+    shutil.copytree(mine / "val", other / "val")
+    (other / "train").symlink_to(mine / "train")
+
+    with pytest.raises(StoreError, match=r"train is a link to .*Delete the link"):
+        penstock.repair(other, inputs)
+    assert parts(mine / "train")[0].read_bytes() == damaged
+
+
+def test_no_file_is_opened_because_the_store_names_it(store, inputs, tmp_path):
+    """The times of inputs inside a store are of earlier versions, and may come from anybody."""
+    (tmp_path / ".store.stamps.json").unlink()
+    (store / ".stamps.json").write_text(json.dumps({str(path): "1" for path in inputs.iterdir()}))
+    flip(parts(store)[0])
+    with pytest.raises(StoreError, match=r"a\.txt is missing"):
+        penstock.repair(store)
+    (tmp_path / "empty").mkdir()
+    for name in (str(inputs / "a.txt"), "../inputs/a.txt"):
+        rewritten(store, lambda build, name=name: build["inputs"][0].update(name=name))
+        with pytest.raises(StoreError, match=r"a\.txt is missing"):
+            penstock.repair(store, tmp_path / "empty")
+
+
+@pytest.mark.parametrize("odd", [{"documents": 5}, {"field": 5}, {"max_expansion": "x"}, {"x": 1}])
+def test_odd_settings_in_a_manifest_are_refused(odd, store):
+    rewritten(store, lambda build: build["reading"].update(odd))
+    flip(parts(store)[0])
+
+    with pytest.raises(StoreError, match=r"a setting that this version of penstock does not know"):
+        penstock.repair(store)
+
+
+def rewritten(store, change):
+    """Change the first build of a manifest, as somebody who ships a store can do."""
+    manifest = read_manifest(store)
+    contents = {key: value for key, value in manifest.contents.items() if key != "digest"}
+    change(contents["builds"][0])
+    (store / "penstock.json").write_bytes(manifest_bytes(contents, list(manifest.parts)))
 
 
 def test_seeded_damage_is_repaired(store, sums):

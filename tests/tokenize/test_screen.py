@@ -1,5 +1,6 @@
 """A hostile tokenizer.json is refused before native code sees it, and public ones are not."""
 
+import base64
 import copy
 import json
 
@@ -123,6 +124,43 @@ def test_a_hostile_tokenizer_is_refused_with_the_field(path, value, message, sma
 
     with pytest.raises(TokenizerError, match=message):
         load_tokenizer(file)
+
+
+def test_a_map_of_characters_that_says_a_false_size_is_refused(small, tmp_path, python):
+    """The library would allocate that size, and end the process."""
+    file = tmp_path / "tokenizer.json"
+    for data in (b"\xff" * 40, (99).to_bytes(4, "little") + b"x" * 8):
+        step = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}
+        file.write_text(
+            json.dumps({**small, "normalizer": {"type": "Sequence", "normalizers": [step]}})
+        )
+        done = python(f"import penstock; penstock.load_tokenizer({str(file)!r})", check=False)
+        assert "TokenizerError: " in done.stderr
+        assert "precompiled_charsmap is" in done.stderr
+
+
+PANICS = {
+    "pre_tokenizer": {"type": "FixedLength", "length": 0},
+    "normalizer": {
+        "type": "Replace",
+        "pattern": {"Regex": "(a+)+$"},
+        "content": "b",
+    },
+    "decoder": {"type": "Strip", "content": "a", "start": 2**62, "stop": 2**62},
+}
+
+
+@pytest.mark.parametrize("key", PANICS)
+def test_a_panic_of_the_library_is_an_error_that_can_be_caught(key, small, tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({**small, key: PANICS[key]}))
+
+    def use():
+        loaded = load_tokenizer(file, engine="tokenizers")
+        loaded.decode(loaded.encode("a" * 60 + "b"))
+
+    with pytest.raises(TokenizerError, match="because tokenizers failed with: "):
+        use()
 
 
 def test_json_that_is_nested_without_end_is_refused(tmp_path):

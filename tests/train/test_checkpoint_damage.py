@@ -1,5 +1,7 @@
 """Damage in a checkpoint, and odd fields in one, end in an error that names the file."""
 
+import os
+import pickle
 import random
 
 import pytest
@@ -92,6 +94,44 @@ def test_an_odd_field_is_named(name, odd, saved):
 
     with pytest.raises(TrainError, match=rf"step-00000006\.pt: {name} is .*, not a dict\. Remove"):
         saved.load(MODEL)
+
+
+@pytest.mark.parametrize(
+    "odd", [{"format": torch.ones(3)}, {"model_config": {"width": torch.ones(3)}}]
+)
+def test_a_tensor_in_the_place_of_a_number_is_named(odd, saved):
+    save(saved, 6, **odd)
+
+    with pytest.raises(TrainError, match=r"step-00000006\.pt has a missing or odd field"):
+        saved.load(MODEL)
+
+
+class Payload:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, canary):
+        self.canary = canary
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.canary),))
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("kind", ["field", "field without digest", "pickle"])
+def test_code_in_a_checkpoint_is_never_run(kind, saved, tmp_path):
+    canary = tmp_path / "canary"
+    save(saved, 6, progress={"step": Payload(canary)})
+    path = saved.paths()[6]
+    if kind == "field without digest":
+        path.write_bytes(path.read_bytes()[:-82])
+    elif kind == "pickle":
+        path.write_bytes(pickle.dumps(Payload(canary)))
+
+    with pytest.raises(TrainError, match=r"step-00000006\.pt cannot be read as a checkpoint"):
+        saved.load(MODEL)
+    assert not canary.exists()
+    pickle.loads(pickle.dumps(Payload(canary)))
+    assert canary.exists(), "the payload would have worked"
 
 
 def test_odd_values_inside_a_field_name_the_file(saved):

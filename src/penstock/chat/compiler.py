@@ -89,6 +89,12 @@ class Compiler(CodeGenerator):
             self.write(", ")
         self.write("}")
 
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        # Jinja writes the text of other constants, such as the method `'a'.join`, into the code.
+        if not isinstance(node, nodes.TemplateData | nodes.Const):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
         is_plain = not (frame.eval_ctx.volatile or frame.eval_ctx.autoescape)
         if not is_plain:

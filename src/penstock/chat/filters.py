@@ -60,6 +60,7 @@ def _charged_filter(name: str, original: Function) -> Function:
     skipped = 0 if getattr(original, "jinja_pass_arg", None) is None else 1
     is_quick, is_shallow = name in _QUICK_FILTERS, name in _SHALLOW_FILTERS.split()
     is_reading, is_quadratic = name in _READING_FILTERS, name in _QUADRATIC_FILTERS
+    is_writing = name == "join" or not (is_shallow or is_reading)
 
     @wraps(original)
     def charged(*args: object, **kwargs: object) -> object:
@@ -74,7 +75,10 @@ def _charged_filter(name: str, original: Function) -> Function:
             units *= 1 + units // 100
         elif name == "sum" and (rest or kwargs):  # a sum of lists copies all lists for each list
             units *= len(subject) if isinstance(subject, Sized) else 1
-        charge(product(units, (*rest, *kwargs.values())))
+        given = (*rest, *kwargs.values())
+        if is_writing:
+            charge(weight(given, written=True))
+        charge(product(units, given))
         return original(*args[:skipped], subject, *rest, **kwargs)
 
     return charged

@@ -12,6 +12,7 @@ its characters comes from. `provenance` explains runs and leaves.
 """
 
 import datetime
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial, wraps
 from typing import Any, NoReturn
@@ -217,7 +218,10 @@ def _environment() -> _Environment:
     # The options of `apply_chat_template`; other options would change the blanks that templates
     # write.
     made = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", _Generation],
+        optimized=False,  # the optimizer would compute constant operations without `limits`
     )
     # The results of `random` and `lipsum` differ from run to run.
     del made.filters["random"], made.globals["lipsum"]
@@ -229,6 +233,16 @@ def _environment() -> _Environment:
 def _raise(message: object) -> NoReturn:
     text = as_text(message)[:_MAX_MESSAGE]
     raise ChatError("template_refused", f"The template refused the conversation: {text}")
+
+
+def _date_text(date: datetime.date, form: str) -> str:
+    if re.search("%[^a-zA-Z]*s", form.replace("%%", "")):
+        raise ChatError(
+            "template_failed",
+            "The template writes the date in seconds (%s), which depend on the time zone of the "
+            "machine. Use a template that writes a date.",
+        )
+    return date.strftime(form)
 
 
 class Program:
@@ -259,7 +273,7 @@ class Program:
         """
         running = RUNNING.set(TemplateBudget(variables))
         if date is not None:
-            variables = {**variables, "strftime_now": date.strftime}
+            variables = {**variables, "strftime_now": partial(_date_text, date)}
         try:
             text = self._template.render(variables)
         except ChatError:  # raised by the functions above, inside the template

@@ -22,6 +22,7 @@ from penstock.store.inputs import (
     known_stamp,
     piece_digests,
     read_digests,
+    read_old_stamps,
     read_stamps,
     remember_stamps,
 )
@@ -191,7 +192,7 @@ def _refuse_append(job: Job, manifest: Manifest) -> None:
 
 def _appended_before(job: Job, manifest: Manifest) -> list[str]:
     """The inputs that are in the store already: by their path, as a file, or by their contents."""
-    known = read_stamps(job.directory, manifest.digest)
+    known = read_stamps(job.directory, manifest.digest) or read_old_stamps(job.directory)
     # A link, or another way to write a path, is the same file.
     same_files = {identity for path in known if (identity := _identity(path))}
     present = {(each["name"], each["bytes"], each.get("digest")) for each in manifest.inputs}
@@ -282,7 +283,7 @@ def _refuse_changed(job: Job, store: str, builds: Sequence[Sequence[JsonObject]]
         builds: The inputs of its builds that have these names and sizes. There may be several, if
             files of one name were appended from several directories.
     """
-    known = read_stamps(job.directory, store)
+    known = read_stamps(job.directory, store) or read_old_stamps(job.directory)
     then = [known_stamp(known, file) for file in job.files]
     touched = {n for n, file in enumerate(job.files) if file.path and file.stamp != then[n]}
     if not touched:

@@ -86,10 +86,11 @@ class Folder:
             return os.stat(self._at(name), dir_fd=self.descriptor, follow_symlinks=False).st_size
         return 0
 
-    def rename(self, old: str, new: str) -> None:
-        """Rename a file inside the directory. If `new` is a link, the link itself is replaced."""
-        place = self.descriptor
-        os.rename(self._at(old), self._at(new), src_dir_fd=place, dst_dir_fd=place)
+    def rename(self, old: str, new: str, *, to: "Folder | None" = None) -> None:
+        """Rename a file, also into another directory. If `new` is a link, it is replaced."""
+        to = to or self
+        source, target = self._at(old), to._at(new)
+        os.rename(source, target, src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
 
     def remove(self, name: str) -> None:
         """Remove a file or a link, if there is one."""

@@ -121,8 +121,15 @@ def read_stamps(directory: Path, store: str) -> dict[str, str]:
         kept = parse_checked(read_file(stamps_path(directory)))
         if kept.get("store") == store:
             return dict(kept["stamps"])
+    return {}
+
+
+def read_old_stamps(directory: Path) -> dict[str, str]:
+    """The times that earlier versions wrote into the store, by the name that the user gave.
+
+    They may have come with the store, so no file is opened because they name it.
+    """
     with suppress(OSError, ValueError, TypeError, RecursionError):
-        # Earlier versions wrote them into the store, by the name that the user gave.
         return dict(json.loads(read_file(directory / ".stamps.json")))
     return {}
 

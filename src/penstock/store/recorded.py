@@ -109,7 +109,7 @@ class RecordedBuild:
             recorded["separators"] = tuple(recorded["separators"])
         try:
             return ReadSettings(**recorded)
-        except TypeError as error:
+        except (TypeError, AttributeError) as error:
             raise StoreError(
                 f"{self.directory} was built with a setting that this version of penstock does not "
                 f"know: {error}. Repair it with the version that built it."

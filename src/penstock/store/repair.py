@@ -20,7 +20,8 @@ from pathlib import Path
 
 from penstock.errors import DiskFullError, SourceError, StoreError
 from penstock.sources.settings import Texts
-from penstock.store.files import room_for, sync_directory, write_file
+from penstock.store.files import remove_file, room_for, sync_directory, write_file
+from penstock.store.folders import opened
 from penstock.store.inputs import reject_lines
 from penstock.store.job import Job, Report
 from penstock.store.journal import Journal, SealedSlice
@@ -91,16 +92,20 @@ def repair(
         _remove(root / ".repair")  # a repair was killed
         found = {side: read_manifest(root / side) for side in sides}
         first = found[sides[0]]
-        repaired: list[Path] = []
-        for number in range(len(first.builds)):
-            one = RecordedBuild(root, first, number)
-            damage = _find_damage(one, found)
-            if damage.files or damage.logs:
+        builds = [RecordedBuild(root, first, number) for number in range(len(first.builds))]
+        damaged = [(one, damage) for one in builds if (damage := _find_damage(one, found))]
+        if not damaged:
+            return []
+        with _workshop(root) as directory:
+            made = []
+            for one, damage in damaged:
                 job, problems = one.job(places, tokenizer, chat, threads)
-                with _workshop(root) as directory:
-                    job = replace(job, directory=directory)
-                    repaired += _make_again(one, job, damage, problems, progress)
-    return repaired
+                job = replace(job, directory=directory / str(one.number))
+                job.directory.mkdir()
+                _make_again(one, job, damage, problems, progress)
+                made.append((one, job, damage))
+            # Not before all are made: if an input is missing, nothing is changed.
+            return [path for each in made for path in _put_in_place(*each)]
 
 
 def _sides(directory: Path) -> tuple[Path, tuple[str, ...]]:
@@ -128,6 +133,9 @@ class _Damage:
     """Of parts: the side, the part, and the kind of the file."""
     logs: dict[str, tuple[int, str]]
     """Reject logs: the recorded size and digest, by side."""
+
+    def __bool__(self) -> bool:
+        return bool(self.files or self.logs)
 
 
 def _find_damage(one: RecordedBuild, found: Mapping[str, Manifest]) -> _Damage:
@@ -169,16 +177,16 @@ def _workshop(root: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    if path.is_symlink():  # not made by a repair; what it points to is not ours
-        path.unlink()
-    elif path.exists():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
+    else:  # a file, a pipe or a link, not made by a repair; what a link points to is not ours
+        remove_file(path)
 
 
 def _make_again(
     one: RecordedBuild, job: Job, damage: _Damage, problems: list[str], progress: Report | None
-) -> list[Path]:
-    """Make the parts of damaged files, compare them with the manifest, and move them in place."""
+) -> None:
+    """Make the parts of damaged files, and compare them with the manifest."""
     numbers = {part.number - one.first_part for _, part, _ in damage.files}
     wanted: frozenset[int] | None = frozenset(numbers)
     if any(size for size, _ in damage.logs.values()):
@@ -196,18 +204,30 @@ def _make_again(
             f"inputs cannot be used: {shown}. Restore them, or name the directories that hold them "
             "with inputs= (--inputs) of penstock.repair."
         ) from error
-    repaired = []
-    for side, part, kind in damage.files:
-        name = part_file(part.number, kind)
-        (job.directory / _made_side(one, side) / name).replace(one.directory / side / name)
-        repaired.append(one.directory / side / name)
-    for side in damage.logs:
-        log = rejects_file(one.number)
-        (job.directory / side / log).replace(one.directory / side / log)
-        repaired.append(one.directory / side / log)
+
+
+def _put_in_place(one: RecordedBuild, job: Job, damage: _Damage) -> list[Path]:
+    """Move the files that were made again to their places; returns these."""
+    repaired = [
+        _put(
+            job.directory / _made_side(one, side) / part_file(part.number, kind),
+            one.directory / side,
+        )
+        for side, part, kind in damage.files
+    ]
+    log = rejects_file(one.number)
+    repaired += [_put(job.directory / side / log, one.directory / side) for side in damage.logs]
     for path in {path.parent for path in repaired}:
         sync_directory(path)
     return sorted(repaired)
+
+
+def _put(path: Path, directory: Path) -> Path:
+    """Move a file into the store, unless `directory` is a link or was replaced."""
+    with opened(path.parent) as made, opened(directory) as place:
+        place.check()
+        made.rename(path.name, path.name, to=place)
+    return directory / path.name
 
 
 def _make(job: Job, progress: Report | None) -> dict[int, SealedSlice]:

@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.digest import digest_bytes
 from penstock.errors import MissingExtraError, TokenizerError
 from penstock.tokenize.definition import Definition
+from penstock.tokenize.screen import without_panics
 from penstock.tokenize.special_tokens import PlainText, load_reference
 
 Encoded = tuple[NDArray[np.uint32], NDArray[np.int64]]
@@ -62,8 +63,7 @@ class TokenizersEngine:
 
     @cached_property
     def _tokenizer(self) -> tokenizers.Tokenizer:
-        # The reference is loaded on first use: with gigatoken as the engine, many processes never
-        # need it.
+        # Loaded on first use: with gigatoken as the engine, many processes never need it.
         if self.plain is not None and not self.plain.hidden:
             return self.plain.tokenizer(())  # has the same vocabulary; load it once
         return load_reference(self._definition.text, self._definition.name)
@@ -74,6 +74,7 @@ class TokenizersEngine:
         if self.plain:
             self.plain.tokenizer(())
 
+    @without_panics()
     def encode(self, texts: pa.LargeBinaryArray) -> Encoded:
         """Ids of `texts`, without the tokens that a post-processor would add around them."""
         strings = [text.decode() for text in texts.to_pylist()]
@@ -85,6 +86,7 @@ class TokenizersEngine:
             self.plain.check(ids)
         return ids, offsets
 
+    @without_panics()
     def splits(self, left: str, right: str) -> bool:
         """Whether the pre-tokenizer splits `left + right` between the two texts.
 
@@ -101,6 +103,7 @@ class TokenizersEngine:
         words = both.word_ids[max(0, len(one.ids) - 1) : len(one.ids) + 1]
         return len(set(words)) == len(words)
 
+    @without_panics()
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
         """The text that `ids` stand for; equal to the original only if the model is reversible."""
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)).encode()
@@ -234,8 +237,7 @@ def read_attribute(tokenizer: object, *names: str) -> Any:
 
 def _special_tokens(tokenizer: object) -> dict[str, int]:
     read = partial(read_attribute, tokenizer)
-    known = read("_special_tokens")
-    if isinstance(known, dict):  # tiktoken
+    if isinstance(known := read("_special_tokens"), dict):  # tiktoken
         return dict(known)
     tokens, ids = read("all_special_tokens"), read("all_special_ids")
     if tokens is not None and ids is not None:  # transformers
@@ -264,8 +266,7 @@ class ObjectEngine:
         self._encode: Callable[..., Any] = read_attribute(tokenizer, "encode_ordinary", "encode")
         self._options: dict[str, bool] = {}
         if any(each.__module__.startswith("transformers.") for each in type(tokenizer).__mro__):
-            # By default, a tokenizer of transformers parses special tokens in a text and adds
-            # others around it.
+            # By default, transformers parses special tokens in a text and adds others around it.
             self._options = {"add_special_tokens": False, "split_special_tokens": True}
 
     def encode(self, texts: pa.LargeBinaryArray) -> Encoded:
@@ -296,8 +297,8 @@ class ObjectEngine:
 
 def ids_of(encoded: Any) -> NDArray[Any]:
     """The ids in the result of an `encode` method: a list, an array, a tensor or an Encoding."""
-    ids = read_attribute(encoded, "ids")
-    ids = encoded if ids is None else ids
+    found = read_attribute(encoded, "ids")
+    ids = encoded if found is None else found
     return np.asarray(ids if isinstance(ids, Sized) else list(ids))
 
 
@@ -310,8 +311,7 @@ def tiktoken_encoding(name: str) -> Any:
             f"The tokenizer tiktoken:{name} needs tiktoken, which is not installed.\n"
             'Install it with: pip install "penstock[tiktoken]"'
         ) from None
-    known = tiktoken.list_encoding_names()
-    if name not in known:
+    if name not in (known := tiktoken.list_encoding_names()):
         raise TokenizerError(f"tiktoken has no encoding {name!r}; it has: {', '.join(known)}.")
     try:
         return tiktoken.get_encoding(name)

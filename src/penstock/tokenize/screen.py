@@ -6,6 +6,7 @@ of 2^31 ends the process. A file that passes this screen needs memory in proport
 Everything else that is wrong in a file is reported by the libraries, as a `TokenizerError`.
 """
 
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -64,8 +65,40 @@ def usable(name: str) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def without_panics() -> Iterator[None]:
+    """Raise a `TokenizerError` instead of a panic of Rust code; can be used as a decorator."""
+    try:
+        yield
+    except BaseException as error:
+        # Its class cannot be imported, and is no subclass of Exception.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(
+            f"The tokenizer cannot be used, because tokenizers failed with: {error!s:.200}. Use "
+            "another tokenizer."
+        ) from None
+
+
+def _check_charsmap(step: dict[str, Any], name: str) -> None:
+    """Raise if a map of characters says that it is longer than it is."""
+    encoded = step.get("precompiled_charsmap")
+    if not isinstance(encoded, str):
+        return
+    try:
+        data = b64decode(encoded)
+    except ValueError:
+        return  # the library refuses it
+    # The first four bytes are the size of the trie, for which the library allocates memory.
+    if int.from_bytes(data[:4], "little") > len(data):
+        _refuse(name, "precompiled_charsmap", encoded, "a map as long as it says")
+
+
 def _check_depth(level: list[Any], name: str) -> None:
     for _ in range(_MAX_DEPTH):
+        for each in level:
+            if isinstance(each, dict):
+                _check_charsmap(each, name)
         items = (each.values() if isinstance(each, dict) else each for each in level)
         level = [value for some in items for value in some if isinstance(value, dict | list)]
         if not level:

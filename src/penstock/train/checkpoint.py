@@ -144,6 +144,14 @@ class Checkpoints:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             why = first.split(". ")[0].rstrip(".")
             raise TrainError(f"{path} cannot be read as a checkpoint: {why}. {advice}") from error
+        with self.refuse_odd_fields():
+            self._refuse_other(loaded, path, model, has_digest, advice)
+        return loaded
+
+    def _refuse_other(
+        self, loaded: Contents, path: Path, model: ModelConfig, has_digest: bool, advice: str
+    ) -> None:
+        """Raise if `loaded` is no checkpoint, or of another model."""
         version = loaded.get("format") if isinstance(loaded, dict) else None
         if version is not None and version not in _FORMATS:
             raise TrainError(
@@ -167,7 +175,6 @@ class Checkpoints:
                 f"{self.directory.parent} contains a run of another model: {listed}. Resume with "
                 "the original model, or use another output."
             )
-        return loaded
 
     @contextmanager
     def refuse_odd_fields(self) -> Iterator[None]:
