@@ -138,9 +138,9 @@ def read():
     return read
 
 
-@pytest.fixture(scope="session")
-def gpt2():
-    """GPT-2's tokenizer, loaded once."""
+@pytest.fixture(scope="session", autouse=True)
+def gpt2(_cache):
+    """GPT-2's tokenizer, loaded once: all that use "gpt2" in this process share its engine."""
     from penstock.tokenize.tokenizer import load_tokenizer
 
     return load_tokenizer("gpt2")
