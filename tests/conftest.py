@@ -6,6 +6,7 @@ be repeated with `--hypothesis-seed`; HYPOTHESIS_PROFILE=torture asks for more e
 
 import functools
 import hashlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -195,6 +196,14 @@ def python():
         return done
 
     return python
+
+
+@pytest.fixture(scope="session")
+def imported_once():
+    """A context whose processes are forked from one that has imported torch and penstock."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "penstock.loader.loader", "penstock.store.build"])
+    return context
 
 
 @pytest.fixture(scope="session", autouse=True)
