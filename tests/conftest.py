@@ -7,6 +7,7 @@ be repeated with `--hypothesis-seed`; HYPOTHESIS_PROFILE=torture asks for more e
 import functools
 import gc
 import hashlib
+import json
 import multiprocessing
 import os
 import signal
@@ -207,6 +208,38 @@ def python():
         return done
 
     return python
+
+
+@pytest.fixture
+def invoke(tmp_path, monkeypatch):
+    """Run a command in this process, from an empty directory; returns click's result."""
+    from typer.testing import CliRunner
+
+    from penstock.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def invoke(*arguments, code=0):
+        result = CliRunner().invoke(app, [str(each) for each in arguments])
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def run_json(invoke):
+    """Run a command with --json; returns the object it prints."""
+
+    def run_json(*arguments, code=0):
+        result = invoke(*arguments, "--json", code=code)
+        assert not result.stderr
+        return json.loads(result.stdout)
+
+    return run_json
 
 
 @pytest.fixture(scope="session")
