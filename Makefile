@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
+# Hundreds of tests start a fresh interpreter, which compiles all it imports if nothing is kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check bench torture clean
 
 # What a user installs, and what the tests need on top of it.

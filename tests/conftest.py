@@ -5,7 +5,10 @@ be repeated with `--hypothesis-seed`; HYPOTHESIS_PROFILE=torture asks for more e
 """
 
 import functools
+import gc
 import hashlib
+import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -69,6 +72,16 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """Start the longest files first, so that the processes of pytest-xdist end together."""
     items.sort(key=lambda item: item.path.name not in LONGEST_FILES)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    """Let collections of garbage skip what is there now: modules, and all tests.
+
+    One in a forked worker copies all pages that it looks at, which takes 0.3 s.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config):
@@ -138,9 +151,9 @@ def read():
     return read
 
 
-@pytest.fixture(scope="session")
-def gpt2():
-    """GPT-2's tokenizer, loaded once."""
+@pytest.fixture(scope="session", autouse=True)
+def gpt2(_cache):
+    """GPT-2's tokenizer, loaded once: all that use "gpt2" in this process share its engine."""
     from penstock.tokenize.tokenizer import load_tokenizer
 
     return load_tokenizer("gpt2")
@@ -195,6 +208,46 @@ def python():
         return done
 
     return python
+
+
+@pytest.fixture
+def invoke(tmp_path, monkeypatch):
+    """Run a command in this process, from an empty directory; returns click's result."""
+    from typer.testing import CliRunner
+
+    from penstock.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def invoke(*arguments, code=0):
+        result = CliRunner().invoke(app, [str(each) for each in arguments])
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def run_json(invoke):
+    """Run a command with --json; returns the object it prints."""
+
+    def run_json(*arguments, code=0):
+        result = invoke(*arguments, "--json", code=code)
+        assert not result.stderr
+        return json.loads(result.stdout)
+
+    return run_json
+
+
+@pytest.fixture(scope="session")
+def imported_once():
+    """A context whose processes are forked from one that has imported torch and penstock."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "penstock.loader.loader", "penstock.store.build"])
+    return context
 
 
 @pytest.fixture(scope="session", autouse=True)

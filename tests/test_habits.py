@@ -93,9 +93,13 @@ def test_an_unknown_argument_of_create_dataloaders_is_named_with_those_that_exis
         create_dataloaders(tmp_path / "a", tmp_path / "b", "gpt2", shuffle=False)
 
 
+@pytest.fixture(scope="module")
+def chat():
+    return Chat("chatml", "gpt2", add_tokens="auto")
+
+
 @pytest.mark.parametrize("role", ["Assistant", "asistant", "ASSISTANT", "gpt", "bot", "User"])
-def test_a_role_that_is_nearly_a_known_one_is_refused_and_its_turns_are_not_left_out(role):
-    chat = Chat("chatml", "gpt2", add_tokens="auto")
+def test_a_role_that_is_nearly_a_known_one_is_refused_and_its_turns_are_not_left_out(chat, role):
     turns = [{"role": "user", "content": "hi"}, {"role": role, "content": "yes"}]
 
     with pytest.raises(ChatError, match=r'messages\[1\] has the role .* Write "(assistant|user)"'):
@@ -106,9 +110,9 @@ def test_a_role_that_is_nearly_a_known_one_is_refused_and_its_turns_are_not_left
 CHATS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
 
 
-def test_a_message_without_content_is_named():
+def test_a_message_without_content_is_named(chat):
     with pytest.raises(ChatError, match=r'messages\[0\] has no "content"'):
-        Chat("chatml", "gpt2", add_tokens="auto").render([{"role": "user"}, CHATS[1]])
+        chat.render([{"role": "user"}, CHATS[1]])
 
 
 def test_the_field_of_conversations_is_refused_and_not_ignored(tmp_path):

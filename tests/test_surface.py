@@ -2,7 +2,6 @@
 
 import ast
 import json
-import multiprocessing
 import re
 import sys
 import tomllib
@@ -166,14 +165,6 @@ def examples(page):
         for language, code in found
         if language in ("python", "sh")
     ]
-
-
-@pytest.fixture(scope="module")
-def imported_once():
-    """A context whose processes are forked from one that has imported torch and penstock."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "penstock.loader.loader", "penstock.store.build"])
-    return context
 
 
 # Warnings are errors, and the log is shown if the page fails.

@@ -301,7 +301,7 @@ def test_a_vocabulary_with_gaps_is_refused():
         load_tokenizer(made, add_tokens=["<a>"])
 
 
-def test_the_line_of_the_readme_works_as_printed(tmp_path, python):
+def test_the_line_of_the_readme_works_as_printed(tmp_path, python, invoke):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"`penstock (build chats\.jsonl[^`]*)`", readme)
     written(tmp_path)
@@ -311,21 +311,19 @@ def test_the_line_of_the_readme_works_as_printed(tmp_path, python):
 
     assert len(store) == 20
     assert "50,304" in done.stderr
-    told = json.loads(python(run, tmp_path, *shlex.split(command), "--json").stdout)
+    told = json.loads(invoke(*shlex.split(command), "--json").stdout)
     assert (told["vocab_size"], told["padded_vocab_size"]) == (50_259, 50_304)
-    shown = python(run, tmp_path, "info", "stores/chat").stdout
+    shown = invoke("info", "stores/chat").stdout
     assert "<|im_start|>, <|im_end|>" in shown
     assert "next multiple of 64: 50,304" in shown
 
 
-def test_the_command_line_says_what_to_type(tmp_path, python):
-    run = "import sys; from penstock.cli import main; main()"
+def test_the_command_line_says_what_to_type(tmp_path, invoke):
     chats = written(tmp_path)
-    failed = python(run, "build", chats, "-o", tmp_path / "a", "--chat", "chatml", check=False)
+    failed = invoke("build", chats, "-o", tmp_path / "a", "--chat", "chatml", code=1)
     tokens = [word for token in CHATML for word in ("--add-tokens", token)]
-    done = python(run, "build", chats, "-qo", tmp_path / "b", "--chat", "chatml", *tokens)
+    done = invoke("build", chats, "-qo", tmp_path / "b", "--chat", "chatml", *tokens)
 
-    assert failed.returncode == 1
     assert "--add-tokens auto" in failed.stderr
     assert (done.stdout, done.stderr) == ("", "")
     assert len(penstock.TokenStore(tmp_path / "b")) == 20

@@ -1,43 +1,11 @@
-"""Fixtures that run commands, in this process or in a separate one."""
+"""Fixtures that run commands in a separate process; `invoke` runs them in this one."""
 
-import json
 import os
 import select
 import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
-
-from penstock.cli.app import app
-
-
-@pytest.fixture
-def invoke(tmp_path, monkeypatch):
-    """Run a command in this process, from an empty directory; returns click's result."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def invoke(*arguments, code=0):
-        result = CliRunner().invoke(app, [str(each) for each in arguments])
-        if result.exception and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == code, result.output
-        return result
-
-    return invoke
-
-
-@pytest.fixture
-def run_json(invoke):
-    """Run a command with --json; returns the object it prints."""
-
-    def run_json(*arguments, code=0):
-        result = invoke(*arguments, "--json", code=code)
-        assert not result.stderr
-        return json.loads(result.stdout)
-
-    return run_json
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_prose_is_written_once(files, tmp_path):
 
 
 def test_the_demo_shows_all_steps_and_ends_with_what_to_do_next(invoke):
-    shown = invoke("demo", "--train-seconds", "3").stdout
+    shown = invoke("demo", "--train-seconds", "1").stdout
 
     assert re.findall(r"^\d+\. ", shown, re.M) == [f"{number}. " for number in range(1, 12)]
     assert "antigravity.py, offset 0" in shown

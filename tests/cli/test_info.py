@@ -123,39 +123,39 @@ def running(tmp_path):
         process.communicate()
 
 
-def test_info_on_a_store_being_built_says_so_and_how_far(penstock, running):
+def test_info_on_a_store_being_built_says_so_and_how_far(invoke, running):
     process = running()
 
-    shown = penstock("info", "store").stdout.decode()
+    shown = invoke("info", "store").stdout
     assert shown.startswith(f"store is being built by process {process.pid}\n")
     assert rows(shown)["done"] == "100% of the text: 11.0 kB in 1 finished part"
     assert rows(shown)["documents"] == "1,000 so far"
-    values = json.loads(penstock("info", "store", "--json").stdout)
+    values = json.loads(invoke("info", "store", "--json").stdout)
     assert (values["finished"], values["process"]) == (False, str(process.pid))
     assert (values["share"], values["num_documents"]) == (1.0, 1_000)
 
     process.communicate("\n" * 100, timeout=60)
-    assert rows(penstock("info", "store").stdout.decode())["documents"] == "1,000"
+    assert rows(invoke("info", "store").stdout)["documents"] == "1,000"
 
 
-def test_info_on_a_build_that_was_killed_says_how_to_finish_it(penstock, running):
+def test_info_on_a_build_that_was_killed_says_how_to_finish_it(invoke, running):
     process = running(split="hash:0.5")
     process.kill()
     process.communicate()
 
     for name in ("store", "store/train"):
-        shown = penstock("info", name).stdout.decode()
+        shown = invoke("info", name).stdout
         assert shown.startswith(f"{name} holds an unfinished build; no process continues it\n")
         assert shown.endswith("next: run the same penstock build command again to resume it\n")
-    assert json.loads(penstock("info", "store", "--json").stdout)["process"] is None
+    assert json.loads(invoke("info", "store", "--json").stdout)["process"] is None
 
 
-def test_info_on_a_store_that_grows_shows_the_store_and_the_append(penstock, running, tmp_path):
+def test_info_on_a_store_that_grows_shows_the_store_and_the_append(invoke, running, tmp_path):
     (tmp_path / "b.txt").write_text("more\n")
     ps.build(tmp_path / "b.txt", tmp_path / "store", tokenizer="bytes", documents="lines")
     process = running(append=True)
 
-    shown = penstock("info", "store").stdout.decode()
+    shown = invoke("info", "store").stdout
 
     assert rows(shown)["inputs"] == "11.0 kB on disk"
     assert f"store is being built by process {process.pid}\n" in shown

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.sources.slices import cut
 
 # Only against a hang. The native calls below would take longer than this if Ctrl-C waited for them.
 TIMEOUT_SECONDS = 30
@@ -19,21 +20,28 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has other signa
 
 @pytest.fixture(scope="module")
 def big(tmp_path_factory):
-    """140 MB of lines of made-up words: three slices."""
+    """140 MB of lines of made-up words."""
     words = np.array([f"w{number:x} " for number in range(4_096)], "S6")
+    picked = words[np.random.default_rng(0).integers(0, len(words), 400_000)]
+    picked[::20] = b"end.\n"
     path = tmp_path_factory.mktemp("big") / "big.txt"
-    with path.open("wb") as stream:
-        for seed in range(70):
-            picked = words[np.random.default_rng(seed).integers(0, len(words), 400_000)]
-            picked[::20] = b"end.\n"
-            stream.write(picked.tobytes().replace(b"\0", b""))
+    path.write_bytes(picked.tobytes().replace(b"\0", b"") * 70)
     return path
 
 
-def interrupted(command, ready, directory):
+# `python -m penstock` that cuts inputs into slices of 4 MB, as if they were 16 times as long.
+SLICED = """
+import penstock.cli
+from penstock.sources.slices import cut
+cut.__kwdefaults__["slice_bytes"] = 4_000_000
+penstock.cli.main()
+"""
+
+
+def interrupted(command, ready, directory, program=("-m", "penstock")):
     """Start `command`, press Ctrl-C when `ready()` is true; returns exit code and stderr."""
     running = subprocess.Popen(
-        [sys.executable, "-m", "penstock", *map(str, command)],
+        [sys.executable, *program, *map(str, command)],
         cwd=directory,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -61,21 +69,27 @@ def assert_interrupted(outcome):
 
 
 @pytest.mark.slow
-def test_a_build_resumes_to_the_same_bytes(big, tmp_path, sums, penstock):
-    store = tmp_path / "store"
-    command = ["build", big, "--documents", "lines", "-o", store, "--threads", "1"]
+def test_a_build_resumes_to_the_same_bytes(big, tmp_path, sums, invoke, monkeypatch):
+    store, text = tmp_path / "store", tmp_path / "text.txt"
+    text.write_bytes(big.read_bytes()[:60_000_000])
+    command = ["build", text, "--documents", "lines", "-o", store, "--threads", "1"]
 
-    outcome = interrupted(command, lambda: any(store.glob(".slice-*.json")), tmp_path)
+    def ready():
+        return any(store.glob(".slice-*.json"))
+
+    outcome = interrupted(command, ready, tmp_path, ("-c", SLICED))
     assert_interrupted(outcome)
     assert "the same command resumes the build" in outcome[1]
     assert not (store / "penstock.json").exists()
     sealed = {path.name: path.stat().st_mtime_ns for path in store.glob("part-*.npy")}
 
-    shown = penstock(*command).stdout.decode()
+    monkeypatch.setitem(cut.__kwdefaults__, "slice_bytes", 4_000_000)
+    shown = invoke(*command).stdout
 
     assert "resumed and finished in " in shown
+    assert 0 < len(sealed) < len(list(store.glob("part-*.npy")))
     assert all((store / name).stat().st_mtime_ns == kept for name, kept in sealed.items())
-    ps.build(str(big), tmp_path / "whole", documents="lines")
+    ps.build(str(text), tmp_path / "whole", documents="lines")
     assert sums(store) == sums(tmp_path / "whole")
 
 

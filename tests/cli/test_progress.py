@@ -83,12 +83,13 @@ def test_without_a_terminal_a_line_comes_every_ten_seconds(capsys, monkeypatch, 
 # Ten seconds are too long for a test, so each report is a line here.
 AT_ONCE = "import penstock.cli.progress as p; p._LINE_SECONDS = 0; "
 COMMAND = AT_ONCE + "from penstock.cli import main; main()"
-LIBRARY = AT_ONCE + "import penstock, sys; penstock.build('a.txt', 'store', progress=True)"
+BUILD = "import penstock; penstock.build('a.txt', 'store', tokenizer='bytes', progress=True)"
+LIBRARY = AT_ONCE + BUILD
 
 
 def build(directory, code, *options, **streams):
     (directory / "a.txt").write_text("some words\n" * 1_000)
-    words = ["build", "a.txt", "-o", "store", *options]
+    words = ["build", "a.txt", "-o", "store", "--tokenizer", "bytes", *options]
     return subprocess.run(
         [sys.executable, "-c", code, *words], cwd=directory, timeout=60, check=False, **streams
     )
@@ -124,9 +125,7 @@ def test_a_log_that_nobody_reads_does_not_end_a_build(tmp_path):
 
 def test_progress_true_shows_the_bar_of_the_command_in_a_terminal(tmp_path, read_terminal):
     (tmp_path / "a.txt").write_text("some words\n" * 1_000)
-    code = "import penstock; penstock.build('a.txt', 'store', progress=True)"
-
-    shown, out = read_terminal([sys.executable, "-c", code])
+    shown, out = read_terminal([sys.executable, "-c", BUILD])
 
     assert "━" in shown
     assert "100%" in shown

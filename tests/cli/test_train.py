@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from penstock.cli import progress
 from penstock.train import read_metrics
 
 SMALL = ("--set", "model.layers=1", "--set", "model.width=16", "--set", "model.heads=2")
@@ -97,10 +98,10 @@ runpy.run_module("penstock.train", run_name="__main__")
 
 
 def test_steps_given_win_over_a_guessed_time_limit_and_the_learning_rate_is_shown(
-    penstock, text, tmp_path
+    invoke, text, tmp_path
 ):
     flags = ("--set", "optimization.warmup_steps=3", "--set", "optimization.learning_rate=0.004")
-    shown = penstock("train", "input.txt", *QUICK, *flags).stdout.decode()
+    shown = invoke("train", "input.txt", *QUICK, *flags).stdout
     metrics = list(read_metrics(tmp_path / "runs" / "input" / "metrics.jsonl"))
     rates = [each["learning_rate"] for each in metrics if each["kind"] == "step"]
 
@@ -167,15 +168,10 @@ def test_ctrl_c_is_acknowledged_at_once_during_validation_too(text, tmp_path):
     assert not list(read_metrics(metrics))
 
 
-def test_the_build_before_a_run_logs_its_progress_every_ten_seconds(text, tmp_path):
+def test_the_build_before_a_run_logs_its_progress_every_ten_seconds(invoke, text, monkeypatch):
     # Ten seconds are too long for a test, so each report is a line here.
-    code = "import penstock.cli.progress as p; p._LINE_SECONDS = 0; "
-    code += "from penstock.cli import main; main()"
-    words = ["train", "input.txt", *QUICK, "--set", "data.tokenizer=bytes"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, timeout=60
-    )
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
+    done = invoke("train", "input.txt", *QUICK, "--set", "data.tokenizer=bytes")
 
-    assert done.returncode == 0
-    assert re.search(rb"\n100%( .*)?\na document is ", done.stdout)
-    assert done.stderr == b""
+    assert re.search(r"\n100%( .*)?\na document is ", done.stdout)
+    assert not done.stderr

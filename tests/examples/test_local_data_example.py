@@ -13,25 +13,20 @@ pytest.importorskip("lightning", reason="needs penstock[lightning]")
 SCRIPT = Path(__file__).parent.parent.parent / "examples" / "test_local_data.py"
 
 
-def run(directory, *arguments):
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, arguments)],
-        cwd=directory,
-        env={**os.environ, "PENSTOCK_CACHE": str(directory / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 def test_six_checks_pass_and_batches_are_read(tmp_path):
     folder = tmp_path / "training_data"
     folder.mkdir()
     line = "The quick brown fox jumps over the lazy dog, number {}.\n"
     for name, count in (("owt_train.txt", 10_000), ("owt_valid.txt", 500)):
         (folder / name).write_text("".join(line.format(number) for number in range(count)))
-    done = run(tmp_path)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)],
+        cwd=tmp_path,
+        env={**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     lines = done.stdout.splitlines()
 
     assert done.returncode == 0, done.stderr
@@ -48,11 +43,11 @@ def test_six_checks_pass_and_batches_are_read(tmp_path):
     )
 
 
-def test_the_script_reports_no_speed_below_the_one_it_just_passed(tmp_path):
+def test_the_script_reports_no_speed_below_the_one_it_just_passed(tmp_path, run_here):
     text = "The quick brown fox jumps over the lazy dog.\n"
     (tmp_path / "t.txt").write_text(text * 10_000)
     (tmp_path / "v.txt").write_text(text * 500)
-    done = run(tmp_path, "t.txt", "v.txt")
+    done = run_here(SCRIPT, "t.txt", "v.txt")
 
     assert done.returncode == 0, done.stderr
     (speeds,) = re.findall(r".*tokens/s.*", done.stdout)
@@ -60,11 +55,10 @@ def test_the_script_reports_no_speed_below_the_one_it_just_passed(tmp_path):
     assert int(re.search(r"([\d,]+) tokens/s loaded", speeds)[1].replace(",", "")) > 100_000
 
 
-@pytest.mark.torture
-def test_less_text_than_one_batch_is_a_message_and_not_a_traceback(tmp_path):
+def test_less_text_than_one_batch_is_a_message_and_not_a_traceback(tmp_path, run_here):
     for name in ("t.txt", "v.txt"):
         (tmp_path / name).write_text("a few words\n" * 100)
-    done = run(tmp_path, "t.txt", "v.txt")
+    done = run_here(SCRIPT, "t.txt", "v.txt")
 
     assert done.returncode == 1
     assert "❌ LocalOpenWebTextDataModule FAILED: " in done.stdout
@@ -72,8 +66,8 @@ def test_less_text_than_one_batch_is_a_message_and_not_a_traceback(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_missing_file_fails_with_exit_code_one(tmp_path):
-    done = run(tmp_path, "nowhere.txt", "either.txt")
+def test_a_missing_file_fails_with_exit_code_one(run_here):
+    done = run_here(SCRIPT, "nowhere.txt", "either.txt")
 
     assert done.returncode == 1
     assert done.stdout.startswith("❌ File Existence FAILED: nowhere.txt does not exist")

@@ -10,9 +10,9 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "examples" / "multiplex_example.py"
 
 
-def run(folder, *options):
+def run(folder):
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(SCRIPT), *options],
+        [sys.executable, "-W", "error", str(SCRIPT)],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -23,8 +23,8 @@ def run(folder, *options):
 
 
 @pytest.mark.parametrize("options", [(), ("--made-up", "--num-workers", "0")])
-def test_without_the_files_it_uses_made_up_questions(tmp_path, options):
-    shown = run(tmp_path, *options)
+def test_without_the_files_it_uses_made_up_questions(tmp_path, run_here, options):
+    shown = run_here(SCRIPT, *options).stdout if options else run(tmp_path)
 
     assert ("penstock fetch arc" in shown) == (not options)
     assert "One epoch: 230 of arc, 750 of gsm8k, 10 of mmlu" in shown
@@ -37,7 +37,7 @@ def test_without_the_files_it_uses_made_up_questions(tmp_path, options):
     assert "['question', 'choices', 'answer', 'messages', 'dataset_name', 'dataset_idx']" in shown
 
 
-def test_it_mixes_the_real_sets(tmp_path, data):
+def test_it_mixes_the_real_sets(tmp_path, data, run_here):
     (tmp_path / "data" / "arc").mkdir(parents=True)
     (tmp_path / "data" / "gsm8k").symlink_to(data / "gsm8k")
     (tmp_path / "data" / "mmlu").symlink_to(data / "mmlu")
@@ -45,7 +45,7 @@ def test_it_mixes_the_real_sets(tmp_path, data):
         data / "arc" / "genmc_arc_easy_train.jsonl"
     )
 
-    shown = run(tmp_path)
+    shown = run_here(SCRIPT).stdout
 
     assert "One epoch: 2,251 of arc, 7,473 of gsm8k, 100 of mmlu" in shown
     assert re.search(r"One epoch: 3,27[345] of arc, 3,27[345] of gsm8k, 3,27[345] of mmlu", shown)

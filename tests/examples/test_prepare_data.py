@@ -1,6 +1,5 @@
 """The example runs with the commands of its docstring."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,21 +7,9 @@ from pathlib import Path
 SCRIPT = Path(__file__).parent.parent.parent / "examples" / "prepare_data.py"
 
 
-def run(directory, *arguments, **environment):
-    command = [sys.executable, "-W", "error", str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(
-        command,
-        cwd=directory,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 def test_it_downloads_splits_and_tokenizes(data, tmp_path):
-    done = run(tmp_path, "--from", data / "tinyshakespeare")
+    words = [sys.executable, "-W", "error", str(SCRIPT), "--from", str(data / "tinyshakespeare")]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -40,17 +27,20 @@ def test_it_downloads_splits_and_tokenizes(data, tmp_path):
     assert (tmp_path / "data" / "val.txt").read_text() == text[1_003_854:]
 
 
-def test_running_it_twice_changes_nothing(data, tmp_path, sums):
-    first = run(tmp_path, "--from", data / "tinyshakespeare")
+def test_running_it_twice_changes_nothing(data, tmp_path, sums, run_here):
+    first = run_here(SCRIPT, "--from", data / "tinyshakespeare")
     before = sums(tmp_path / "data")
-    again = run(tmp_path, "--from", "http://127.0.0.1:9")  # no download is needed
+    again = run_here(SCRIPT, "--from", "http://127.0.0.1:9")  # no download is needed
 
+    assert again.returncode == 0
     assert again.stdout == first.stdout
     assert sums(tmp_path / "data") == before
 
 
-def test_a_failed_download_is_reported_without_a_traceback(tmp_path):
-    done = run(tmp_path, "--from", "http://127.0.0.1:9", http_proxy="", HTTP_PROXY="")
+def test_a_failed_download_is_reported_without_a_traceback(run_here, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "")
+    done = run_here(SCRIPT, "--from", "http://127.0.0.1:9")
 
     assert done.returncode == 1
     assert "Connection refused" in done.stderr

@@ -116,9 +116,9 @@ def train(rank, world_size, meeting, store, barrier, answers):
     answers.put((rank, sums, states))
 
 
-def test_four_processes_end_three_epochs_together(store, tmp_path):
+def test_four_processes_end_three_epochs_together(store, tmp_path, imported_once):
     """One step too many anywhere would hang the all-reduce."""
-    context = multiprocessing.get_context("spawn")
+    context = imported_once
     answers = context.Queue()
     arguments = (4, tmp_path / "meet", str(store.path), context.Barrier(4), answers)
     children = [context.Process(target=train, args=(rank, *arguments)) for rank in range(4)]

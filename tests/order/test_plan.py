@@ -186,9 +186,10 @@ def test_each_epoch_holds_each_sample_once(numbers, data):
     assert_each_epoch_holds_each_sample_once(plan, rows_of(plan, min(plan.end, 120)))
 
 
-def test_ten_thousand_plans_hold_each_sample_once_an_epoch(numbers):
+@pytest.mark.parametrize("number", [2_000, pytest.param(10_000, marks=pytest.mark.torture)])
+def test_thousands_of_plans_hold_each_sample_once_an_epoch(numbers, number):
     draws = np.random.default_rng(0)
-    for seed in range(10_000):
+    for seed in range(number):
         sizes = draws.integers(1, 12, size=int(draws.integers(1, 4))).tolist()
         sources = {str(i): numbers(n, part_rows=[n // 2, n - n // 2]) for i, n in enumerate(sizes)}
         weights = {name: float(draws.integers(1, 5)) for name in sources} if seed % 2 else None

@@ -339,36 +339,19 @@ def test_special_tokens_in_messages_are_text_unless_asked_for(tmp_path, gpt2_cha
         build(texts, tmp_path / "c", chat=Chat("chatml", gpt2_chat), special_tokens="parse")
 
 
-def test_the_command_line_builds_a_chat_store(chats, tmp_path, python):
-    code = (
-        "import sys; from penstock.cli import main; sys.argv = sys.argv[:1] + sys.argv[1:]; main()"
-    )
+def test_the_command_line_builds_a_chat_store(chats, tmp_path, invoke):
     store = tmp_path / "store"
-    allowed = ("--max-bad", 10)
-    python(code, "build", chats, "-o", store, "--chat", "chatml", "--add-tokens", "auto", *allowed)
-    told = python(code, "info", store).stdout
+    words = ("build", chats, "--chat", "chatml", "--add-tokens", "auto", "--max-bad", 10)
+    invoke(*words, "-o", store)
+    told = invoke("info", store).stdout
 
     assert read_manifest(store).contents["chat"]["template"] == "chatml"
     assert "trained" in told
     assert "%" in told
     dated = tmp_path / "dated"
-    python(
-        code,
-        "build",
-        *allowed,
-        chats,
-        "-o",
-        dated,
-        "--chat",
-        "chatml",
-        "--add-tokens",
-        "auto",
-        "--chat-date",
-        "2026-01-31",
-    )
+    invoke(*words, "-o", dated, "--chat-date", "2026-01-31")
     assert read_manifest(dated).contents["chat"]["date"].startswith("2026-01-31")
-    failed = python(code, "build", chats, "-o", dated, "--chat-date", "2026-01-31", check=False)
-    assert failed.returncode == 2
+    failed = invoke("build", chats, "-o", dated, "--chat-date", "2026-01-31", code=2)
     assert "set --chat" in failed.stderr
 
 

@@ -90,11 +90,9 @@ import penstock
 store = penstock.TokenStore(sys.argv[1])
 assert sum(len(document) for document in store) == 50_000
 assert store.tokens(0, 50_000).sum() == 10_000 * (7 + 8 + 9 + 512)
-for number in range(20_000):
+for number in [*range(500), *range(500, 20_000, 7)]:
     assert len(store.document(number)) == 3 - number % 2
     assert store.origin(number).offset == number % 2 * 2
-    if number > 500 and number % 7:
-        continue
 print("read", len(store))
 """
     assert python(code, wide, timeout=120).stdout == "read 20000\n"

@@ -65,10 +65,8 @@ def held():
 
 @pytest.fixture(scope="package", autouse=True)
 def _few_objects_to_collect():
-    """A collection after each test skips what was there before: modules, and all other tests."""
+    """A collection after each test skips what was there before."""
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

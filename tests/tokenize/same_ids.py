@@ -3,6 +3,7 @@
 The oracle is `tokenizers` itself, loaded from the same JSON and called directly.
 """
 
+import functools
 import itertools
 import json
 import random
@@ -46,6 +47,13 @@ LETTERS = letters()
 
 def byte_model(alphabet=b"abwordleti nsh!?<|>1A.\n'", **settings):
     """Byte-level BPE that joins every two of some bytes, so that ids show each split."""
+    vocab, merges = joined(alphabet)
+    return bpe(dict(vocab), [*merges], **settings)
+
+
+@functools.cache
+def joined(alphabet):
+    """The vocabulary and the merges of `byte_model`."""
     merges = [[LETTERS[x], LETTERS[y]] for x in alphabet for y in alphabet]
     merges += [[LETTERS[x], LETTERS[y]] for x in b"a1! '\n" for y in range(128, 256)]
     merges += [[LETTERS[y], LETTERS[x]] for x in b"a1! '\n" for y in range(128, 256)]
@@ -56,7 +64,7 @@ def byte_model(alphabet=b"abwordleti nsh!?<|>1A.\n'", **settings):
         if left in vocab and right in vocab:
             merges.append([left, right])
             vocab[left + right] = len(vocab)
-    return bpe(vocab, merges, **settings)
+    return vocab, merges
 
 
 def bpe(vocab, merges, **settings):

@@ -3,8 +3,10 @@
 import copy
 import multiprocessing
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pickle import dumps, loads
 
 import numpy as np
@@ -41,6 +43,23 @@ def test_many_calls_at_once_give_what_each_gives_alone(engine, monkeypatch):
     for one, other in zip(alone, together, strict=True):
         assert all(np.array_equal(*pair) for pair in zip(one, other, strict=True))
     assert len(loads) < engines._MAX_LOADED
+
+
+def test_tokenizers_of_one_definition_share_an_engine_until_nobody_uses_it(gpt2):
+    definition = replace(gpt2.definition, name="copy")
+    one, other = load_tokenizer(definition), load_tokenizer(definition)
+    parsed = load_tokenizer(definition, special_tokens="parse")
+
+    assert one.engine is other.engine
+    assert one.engine is not gpt2.engine
+    assert parsed.engine is not one.engine
+    assert parsed.encode("<|endoftext|>").tolist() == [50256]
+    assert len(one.encode("<|endoftext|>")) > 1
+    left = weakref.ref(one.engine)
+    del one
+    assert left() is not None
+    del other
+    assert left() is None
 
 
 def test_calls_beyond_those_that_may_be_loaded_are_spread(engine):
