@@ -278,26 +278,6 @@ def test_a_dataset_is_shown_after_it_was_unpickled(tmp_path):
     assert repr(dataset).endswith("a.txt': 5 windows of 4 tokens, 1 apart)")
 
 
-def rest_of(loader, steps=4):
-    return [batch["inputs"].tolist() for batch, _ in zip(loader, range(steps), strict=False)]
-
-
-@pytest.mark.parametrize("others", [(0.7, 0.3), (14, 6), (70, 30)])
-def test_a_state_loads_where_the_same_weights_are_in_other_units(store, others):
-    def loader(web, code):
-        rows = dict.fromkeys(("web", "code"), Windows(store, 16))
-        return Loader(Plan(rows, weights={"code": code, "web": web}), 4)
-
-    first, second = loader(7, 3), loader(*others)
-    rest_of(first)
-    second.load_state_dict(first.state_dict())
-
-    assert rest_of(second) == rest_of(first)
-    first.load_state_dict(second.state_dict())
-    with pytest.raises(ResumeError, match=r'weight of "code" 3 -> 7, weight of "web" 7 -> 3'):
-        loader(3, 7).load_state_dict(loader(7, 3).state_dict())
-
-
 def test_weights_that_floats_do_not_hold_exactly_are_another_order(store):
     rows = dict.fromkeys(("a", "b"), Windows(store, 16))
     one = Loader(Plan(rows, weights={"a": 1, "b": 99}), 4)
@@ -305,22 +285,6 @@ def test_weights_that_floats_do_not_hold_exactly_are_another_order(store):
 
     with pytest.raises(ResumeError, match="another order"):
         other.load_state_dict(one.state_dict())
-
-
-def test_the_state_of_a_mixture_loads_where_the_same_weights_are_in_other_units():
-    def loader(*weights):
-        datasets = [("a", [{"n": n} for n in range(9)]), ("b", [{"n": n} for n in range(9, 20)])]
-        return create_multiplex_dataloader(
-            datasets, 2, sampling_strategy="weighted", sampling_weights=weights
-        )
-
-    one, other = loader(7, 3), loader(0.7, 0.3)
-    next(iter(one))
-    other.load_state_dict(one.state_dict())
-
-    assert next(iter(one))["n"] == next(iter(other))["n"]
-    with pytest.raises(ResumeError, match="weights"):
-        loader(3, 7).load_state_dict(one.state_dict())
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's own, on workers and loggers
