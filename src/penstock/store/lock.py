@@ -25,6 +25,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from penstock.errors import StoreBusyError, StoreError
+from penstock.paths import naming
 from penstock.store.files import read_file
 from penstock.store.folders import claimed
 
@@ -132,6 +133,6 @@ def _is_named(descriptor: int, path: Path) -> bool:
 
     Its number of links does not show that: NFS renames an open file instead of removing it.
     """
-    with suppress(FileNotFoundError, NotADirectoryError):
+    with suppress(FileNotFoundError, NotADirectoryError), naming(path):
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     return False
