@@ -110,7 +110,8 @@ def _acquired(path: Path, directory: Path) -> tuple[FileLock, int]:
             on_acquired=descriptors.append,
         )
         try:
-            lock.acquire()
+            with naming(path):
+                lock.acquire()
         except Timeout:
             holder = lock_holder(directory) or "unknown"
             raise StoreBusyError(
