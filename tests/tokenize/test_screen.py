@@ -125,6 +125,16 @@ def test_a_hostile_tokenizer_is_refused_with_the_field(path, value, message, sma
         load_tokenizer(file)
 
 
+def test_a_model_that_cannot_encode_a_text_is_an_error_of_ours(tmp_path):
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": {"a": 0}}
+    model |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot encode a text: .*UNK"):
+        load_tokenizer(file).encode("b")
+
+
 def test_json_that_is_nested_without_end_is_refused(tmp_path):
     file = tmp_path / "tokenizer.json"
     file.write_text("[" * 100_000)

@@ -15,6 +15,7 @@ Hugging Face Hub. Named pipes and devices are refused, because opening a pipe ca
 
 import errno
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -192,6 +193,12 @@ def _descriptor(directory: Path, owner: Folder | None) -> int | None:
         owner.check()  # it may have been deleted since the last check
         refuse_other(directory)
         raise
+
+
+def remove_tree(directory: Path) -> None:
+    """Delete a directory and everything in it."""
+    with naming(directory):
+        shutil.rmtree(directory)
 
 
 def refuse_other(path: Path) -> None:

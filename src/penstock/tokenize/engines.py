@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.digest import digest_bytes
 from penstock.errors import MissingExtraError, TokenizerError
 from penstock.tokenize.definition import Definition
+from penstock.tokenize.screen import encodable
 from penstock.tokenize.special_tokens import PlainText, load_reference
 
 Encoded = tuple[NDArray[np.uint32], NDArray[np.int64]]
@@ -62,8 +63,7 @@ class TokenizersEngine:
 
     @cached_property
     def _tokenizer(self) -> tokenizers.Tokenizer:
-        # The reference is loaded on first use: with gigatoken as the engine, many processes never
-        # need it.
+        # Loaded on first use: with gigatoken as the engine, many processes never need it.
         if self.plain is not None and not self.plain.hidden:
             return self.plain.tokenizer(())  # has the same vocabulary; load it once
         return load_reference(self._definition.text, self._definition.name)
@@ -79,7 +79,8 @@ class TokenizersEngine:
         strings = [text.decode() for text in texts.to_pylist()]
         tokenizer = self.plain.tokenizer(strings) if self.plain else self._tokenizer
         # The fast variant does not compute positions in the text.
-        encodings = tokenizer.encode_batch_fast(strings, add_special_tokens=False)
+        with encodable(self._definition.name):
+            encodings = tokenizer.encode_batch_fast(strings, add_special_tokens=False)
         ids, offsets = concatenated([encoding.ids for encoding in encodings])
         if self.plain:
             self.plain.check(ids)
@@ -91,8 +92,8 @@ class TokenizersEngine:
         Also requires that the ids of `left + right` are the ids of `left`, then those of `right`.
         """
         texts = [left, right, left + right]
-        # The same tokenizer must encode the text later. One that parses "</s>" as a special token
-        # would split there, and Unigram's ids may depend on all text since the last split.
+        # The same tokenizer must encode the text later: one that parses "</s>" would split there,
+        # and Unigram's ids may depend on all text since the last split.
         tokenizer = self.plain.tokenizer(texts) if self.plain else self._tokenizer
         one, two, both = tokenizer.encode_batch(texts, add_special_tokens=False)
         if one.ids + two.ids != both.ids:

@@ -64,6 +64,21 @@ def usable(name: str) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def encodable(name: str) -> Iterator[None]:
+    """Raise a `TokenizerError` if `tokenizers` cannot encode a text with the tokenizer `name`.
+
+    A model without its unknown token is loaded without an error, and fails at the first unknown
+    word, with a plain `Exception`.
+    """
+    try:
+        yield
+    except TokenizerError:
+        raise
+    except Exception as error:
+        raise TokenizerError(f"{name} cannot encode a text: {error}.") from error
+
+
 def _check_depth(level: list[Any], name: str) -> None:
     for _ in range(_MAX_DEPTH):
         items = (each.values() if isinstance(each, dict) else each for each in level)
