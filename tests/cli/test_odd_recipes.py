@@ -157,9 +157,9 @@ def test_an_odd_value_works_or_is_an_error_that_names_setting_and_file(num_cases
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [
-        ("model.width", "1_000_000", "width=1000000 .* Use a smaller model"),
-        ("model.layers", str(2**63 - 1), "layers=9223372036854775807"),
-        ("model.vocab_size", str(2**63 - 1), "vocab_size=9223372036854775807"),
+        ("model.width", "1_000_000", "width 1,000,000 .* Use a smaller model"),
+        ("model.layers", str(2**63 - 1), "9,223,372,036,854,775,807 layers"),
+        ("model.vocab_size", str(2**63 - 1), "9,223,372,036,854,775,807 ids"),
         ("model.vocab_size", "3", "Set model.vocab_size to"),
         ("training.global_batch_size", "3", "global_batch_size=3 is not a multiple"),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.errors import PlanError, RecipeError, SourceError
+from penstock.errors import RecipeError, SourceError
 from penstock.recipe import parse_recipe, read_recipe
 from penstock.train import SIZES
 from penstock.train.command import choose_recipe, open_job, recipe_changes
@@ -241,7 +241,7 @@ def test_mixtures_and_stores_are_opened(store, tmp_path):
     assert job.plan.counts(400) == {"a": 300, "b": 100}
     assert job.model.vocab_size == 257
     sources["b"].pop("weight")
-    with pytest.raises(PlanError, match="a weight for every source or for none"):
+    with pytest.raises(RecipeError, match="a weight for every source or for none"):
         parse_recipe(tables, "here")
 
 

@@ -156,8 +156,8 @@ def _refuse_too_large(model: ModelConfig) -> None:
     needed = 4 * model.matrix_weights  # float32
     if needed > memory:
         raise PlanError(
-            f"A model with layers={model.layers}, width={model.width} and "
-            f"vocab_size={model.vocab_size} has {model.matrix_weights:,} weights, which take "
+            f"A model of {model.layers:,} layers, width {model.width:,} and {model.vocab_size:,} "
+            f"ids (model.vocab_size) has {model.matrix_weights:,} weights, which take "
             f"{needed / 1e9:,.0f} GB. This machine has {memory / 1e9:,.0f} GB of memory. Use a "
             "smaller model."
         )
