@@ -92,8 +92,7 @@ class TokenizersEngine:
         Also requires that the ids of `left + right` are the ids of `left`, then those of `right`.
         """
         texts = [left, right, left + right]
-        # The same tokenizer must encode the text later: one that parses "</s>" would split there,
-        # and Unigram's ids may depend on all text since the last split.
+        # The tokenizer that encodes the text later: another one may split elsewhere, as at "</s>".
         tokenizer = self.plain.tokenizer(texts) if self.plain else self._tokenizer
         one, two, both = tokenizer.encode_batch(texts, add_special_tokens=False)
         if one.ids + two.ids != both.ids:
