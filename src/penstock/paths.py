@@ -1,11 +1,19 @@
-"""Paths as users write them: `~` is the home directory, as in a shell.
+"""Paths as users write them, and as errors of the system name them.
 
-A shell expands `~` only at the start of an unquoted word. In Python, in a recipe and after
-`--output=` nothing does, and a directory called `~` is dangerous: `rm -r ~` deletes another one.
+`~` is the home directory, as in a shell. A shell expands it only at the start of an unquoted word.
+In Python, in a recipe and after `--output=` nothing does, and a directory called `~` is dangerous:
+`rm -r ~` deletes another one.
+
+If opening a file fails, Python's OSError names the file. If a later call on its descriptor fails,
+such as reading, fstat or mmap, the error names nothing: "[Errno 5] Input/output error".
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 
 def expand_user(path: str | os.PathLike[str]) -> Path:
@@ -13,3 +21,35 @@ def expand_user(path: str | os.PathLike[str]) -> Path:
     found = Path(os.path.expanduser(path))  # noqa: PTH111  (`Path` would drop "./" before it)
     # An absolute path begins with no "~", so a second call changes nothing.
     return found.absolute() if str(found).startswith("~") else found
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Let an error of the system in a `with` block name the file `path`."""
+    try:
+        yield
+    except OSError as error:
+        # A name that is relative to the descriptor of a directory says too little. An error without
+        # a number is not the system's, and has a message of its own.
+        if error.errno is not None and not os.path.isabs(error.filename or ""):  # noqa: PTH117
+            error.filename = os.fspath(path)
+        raise
+
+
+class NamedFile(FileIO):
+    """A file that is open for reading, without a buffer; an error while it is read names it."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return at most `size` bytes, as one call of the system gives them."""
+        with naming(self.name):
+            return super().read(size)
+
+    def readall(self) -> bytes:
+        """Return the rest of the file."""
+        with naming(self.name):
+            return super().readall()
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill `buffer`; returns the number of bytes."""
+        with naming(self.name):
+            return super().readinto(buffer)

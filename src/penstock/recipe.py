@@ -13,8 +13,12 @@ error that suggests the closest known one. Paths are relative to the working dir
 names text and not a store, a store is first built from it, inside the output.
 """
 
+import json
+import re
 import tomllib
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
@@ -89,7 +93,8 @@ class DataConfig:
         if None in weights and any(weight is not None for weight in weights):
             raise PlanError(f"Set a weight for every source or for none; the weights: {weights}.")
         for name in self.sources:
-            if Path(name).name != name or (name == "val" and self.val is not None):
+            is_path = Path(name).name != name or "\0" in name
+            if is_path or (name == "val" and self.val is not None):
                 raise PlanError(
                     f"A source cannot be named {name!r}, because its store would be built under "
                     'that name in the output. Use one word, and not "val" if val is set.'
@@ -120,6 +125,8 @@ class Recipe:
     """A size, and the fields of `ModelConfig` that differ from that size."""
     optimization: OptimizationConfig = field(default_factory=OptimizationConfig)
     training: TrainingConfig
+    path: Path | None = None
+    """The file, for messages; None if the settings come from a command line."""
 
     def model_config(self, vocab_size: int) -> ModelConfig:
         """Return the model for rows of `data.length` tokens and the vocabulary of the data.
@@ -149,13 +156,13 @@ def read_recipe(path: str | Path, changes: Tables | None = None) -> Recipe:
     path = expand_user(path)
     try:
         # utf-8-sig: editors on Windows put a byte order mark first, which TOML does not allow.
-        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        tables = _parse_toml(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         missing = f"{path} does not exist (working directory: {Path.cwd()})."
         if path.parts[:1] == ("recipes",):
             missing += " The recipes of the documentation are in penstock's source repository."
         raise MissingRecipeError(missing) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # it is not TOML, or not UTF-8
         raise RecipeError(f"{path} is not TOML: {error}.") from error
     # Without an output, the run is named after the recipe.
     tables.setdefault("output", f"runs/{path.stem}")
@@ -164,7 +171,22 @@ def read_recipe(path: str | Path, changes: Tables | None = None) -> Recipe:
         set_value(tables, name, value)
         if name == "data.train":
             tables["data"].pop("sources", None)  # one text replaces the mixture
-    return parse_recipe(tables, str(path))
+    return replace(parse_recipe(tables, str(path)), path=path)
+
+
+def _parse_toml(text: str) -> Tables:
+    """The tables of a TOML file; every error is a ValueError that says what to change."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("its lists or tables are nested too deeply") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # Python does not read more than 4,300 digits
+        longest = max(re.finditer(r"[\d_]+", text), key=lambda found: len(found[0]))
+        line = text.count("\n", 0, longest.start()) + 1
+        digits = len(longest[0])
+        raise ValueError(f"a number in line {line:,} has {digits:,} digits") from None
 
 
 def set_value(tables: Tables, name: str, value: object) -> None:
@@ -185,48 +207,76 @@ def set_value(tables: Tables, name: str, value: object) -> None:
 
 def parse_recipe(tables: Tables, where: str) -> Recipe:
     """Return the recipe in the tables of a TOML file; error messages name the file as `where`."""
-    _refuse_unknown(tables, [each.name for each in fields(Recipe)], where, "")
+    _refuse_unknown(tables, ["output", *_HINTS], where, "")
+    _refuse_large(tables, where, "")
     # The other two tables have defaults for all their settings.
     for needed in ("data", "training"):
         if needed not in tables:
             raise RecipeError(f"{where} has no table [{needed}], which every recipe needs.")
     if not isinstance(model := tables.get("model", {}), dict):
         raise RecipeError(f"{where}: model is {model!r}, but must be a table.")
+    output = _value(tables.get("output", "runs/run"), str, where, "output")
+    if not output.strip() or "\0" in output:
+        raise RecipeError(f"{where}: output is {output!r}, but must be the path of a directory.")
     recipe = Recipe(
-        output=expand_user(_value(tables.get("output", "runs/run"), str, f"{where}: output")),
-        data=_value(tables["data"], DataConfig, f"{where}: data"),
+        output=expand_user(output),
+        data=_value(tables["data"], DataConfig, where, "data"),
         model=_values(_HINTS["model"], model, where, "model"),
         optimization=_value(
-            tables.get("optimization", {}), OptimizationConfig, f"{where}: optimization"
+            tables.get("optimization", {}), OptimizationConfig, where, "optimization"
         ),
-        training=_value(tables["training"], TrainingConfig, f"{where}: training"),
+        training=_value(tables["training"], TrainingConfig, where, "training"),
     )
-    try:
+    with _in_table("model", where):
         recipe.model_config(1)  # reports a wrong value now, before any text is tokenized
-    except ValueError as error:
-        error.add_note(f"In [model] of {where}.")
-        raise
     return recipe
+
+
+@contextmanager
+def _in_table(table: str, where: str) -> Iterator[None]:
+    """Let an error about a value, which names the setting, name the table and the file too."""
+    try:
+        yield
+    except PlanError as error:
+        raise RecipeError(f"{where}, in [{table}]: {error}") from error
+
+
+def _refuse_large(value: object, where: str, name: str) -> None:
+    """Raise if a whole number has more than 64 bits, which TOML does not allow and Python does."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            _refuse_large(each, where, _dotted(name, key))
+    elif isinstance(value, list):
+        for each in value:
+            _refuse_large(each, where, name)
+    elif type(value) is int and not -(1 << 63) <= value < 1 << 63:
+        raise RecipeError(
+            f"{where}: {name} has a whole number of {value.bit_length():,} bits. Numbers in TOML "
+            "have at most 64 bits; use a smaller one."
+        )
+
+
+def _dotted(prefix: str, key: str) -> str:
+    """The name of a setting. A key that is not a plain word is quoted, so that it is one line."""
+    shown = key if re.fullmatch(r"[\w-]+", key) else json.dumps(key)
+    return f"{prefix}.{shown}" if prefix else shown
 
 
 def _filled(kind: type[Config], table: Tables, where: str, prefix: str) -> Config:
     """Return a dataclass whose fields have the values of a table."""
     values = _values(get_type_hints(kind), table, where, prefix)
     try:
-        return kind(**values)
+        with _in_table(prefix, where):
+            return kind(**values)
     except TypeError as error:  # a field without a default is missing
         raise RecipeError(f"{where}: [{prefix}] is not complete: {error}.") from error
-    except ValueError as error:
-        error.add_note(f"In [{prefix}] of {where}.")
-        raise
 
 
 def _values(hints: Tables, table: Tables, where: str, prefix: str) -> Tables:
     """The values of a table, each converted to its type in `hints`."""
     _refuse_unknown(table, list(hints), where, prefix)
     return {
-        name: _value(value, hints[name], f"{where}: {prefix}.{name}")
-        for name, value in table.items()
+        name: _value(value, hints[name], where, f"{prefix}.{name}") for name, value in table.items()
     }
 
 
@@ -238,35 +288,36 @@ def _refuse_unknown(table: Tables, known: list[str], where: str, prefix: str) ->
             advice = f"Did you mean {close[0]}?" if close else f"Use one of {', '.join(known)}."
             if homes := [f"[{table}]" for table, names in _HINTS.items() if name in names]:
                 advice = f"It belongs in {' or '.join(homes)}."
-            full = f"{prefix}.{name}" if prefix else name
-            raise RecipeError(f"{where} sets {full}, but there is no such setting. {advice}")
+            full = _dotted(prefix, name)
+            raise RecipeError(f"{where} sets {full:.200}, but there is no such setting. {advice}")
 
 
-def _value(value: object, hint: Any, name: str) -> Any:
+def _value(value: object, hint: Any, where: str, name: str) -> Any:
     """Return a TOML value, converted to the type of a field."""
     # `int | None` is a union of two types, and its values are tried against each.
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for kind in kinds:
-        if (found := _as_kind(value, kind, name)) is not None:
+        if (found := _as_kind(value, kind, where, name)) is not None:
             return found
     allowed = " or ".join(_kind_name(kind) for kind in kinds if kind is not type(None))
-    raise RecipeError(f"{name} is {value!r}, but must be {allowed}.")
+    raise RecipeError(f"{where}: {name} is {value!r:.200}, but must be {allowed}.")
 
 
-def _as_kind(value: object, kind: Any, name: str) -> Any:
+def _as_kind(value: object, kind: Any, where: str, name: str) -> Any:
     """Return the value, converted to the type `kind`; None if it cannot be converted."""
     origin, parts = get_origin(kind), get_args(kind)
     # isinstance would accept true for an int: bool is a subclass of it, and True == 1.
     if origin is Literal and value in parts and not isinstance(value, bool):
         return value
     if origin is tuple and isinstance(value, list) and len(parts) == len(value):
-        return tuple(_value(each, one, name) for each, one in zip(value, parts, strict=True))
+        return tuple(_value(each, one, where, name) for each, one in zip(value, parts, strict=True))
     # A dict of tables, such as [data.sources.web]; the user chooses their names.
     if origin is dict and isinstance(value, dict):
-        return {key: _value(each, parts[1], f"{name}.{key}") for key, each in value.items()}
+        return {
+            key: _value(each, parts[1], where, _dotted(name, key)) for key, each in value.items()
+        }
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
-        where, _, prefix = name.partition(": ")
-        return _filled(kind, value, where, prefix)
+        return _filled(kind, value, where, name)
     # A float may be written without a point: `clip = 1`.
     if kind is float and type(value) is int:
         return float(value)

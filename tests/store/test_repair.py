@@ -76,6 +76,15 @@ def test_all_files_but_the_manifest_are_made_again(store, sums):
     assert sums(store) == before
 
 
+def test_progress_is_reported_while_the_store_is_read(store):
+    reports = []
+    penstock.repair(store, progress=reports.append)
+
+    size = sum(path.stat().st_size for path in parts(store))
+    assert (reports[-1].done_bytes, reports[-1].total_bytes) == (size, size)
+    assert len(reports) == len(parts(store))
+
+
 def test_an_intact_store_is_not_touched(store):
     before = {path: path.stat().st_mtime_ns for path in store.iterdir()}
     assert penstock.repair(store) == []

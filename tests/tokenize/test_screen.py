@@ -163,6 +163,16 @@ def test_a_panic_of_the_library_is_an_error_that_can_be_caught(key, small, tmp_p
         use()
 
 
+def test_a_model_that_cannot_encode_a_text_is_an_error_of_ours(tmp_path):
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": {"a": 0}}
+    model |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+
+    with pytest.raises(TokenizerError, match=r"because tokenizers failed with: .*UNK"):
+        load_tokenizer(file).encode("b")
+
+
 def test_json_that_is_nested_without_end_is_refused(tmp_path):
     file = tmp_path / "tokenizer.json"
     file.write_text("[" * 100_000)

@@ -2,10 +2,12 @@
 
 The process is started with read_faults.c preloaded. For each line of JSON on its standard input it
 forks a child, which runs one job with one fault, and answers with a line of JSON. A fork takes
-milliseconds; to start Python and import penstock and torch takes seconds.
+milliseconds; to start Python and import penstock and torch takes seconds. What a child without a
+fault imports, the process imports too, so that the next children have it already.
 """
 
 import ctypes
+import importlib
 import json
 import mmap
 import os
@@ -13,6 +15,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -23,6 +26,7 @@ import penstock.sources.tables
 from penstock.errors import PenstockError
 from penstock.rows import Documents, Packs, Windows
 from penstock.sources.slices import cut
+from penstock.store.journal import Journal
 
 PATH_MAX = 4096
 FAULTS = ("none", "EIO", "EINTR", "short", "end", "zero")  # the order of the enum in read_faults.c
@@ -77,20 +81,39 @@ def run(job):
     return 1
 
 
+def kill_after_two_parts():
+    """Make a build in this process end by SIGKILL when it has sealed two parts."""
+    seal = Journal.seal
+
+    def dying(journal, record):
+        seal(journal, record)
+        if record.number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Journal.seal = dying
+
+
 def attempt(plan, set_plan, folder, job, target, fault):
-    """Run a job in a child whose call number `target` has a fault; returns what happened."""
-    out, err, log = (folder / name for name in ("out", "err", "log"))
-    for path in (out, err, log):
+    """Run a job in a child whose call number `target` has a fault; returns what happened.
+
+    The fault "kill" kills a build in the middle instead.
+    """
+    out, err, log, modules = (folder / name for name in ("out", "err", "log", "modules"))
+    for path in (out, err, log, modules):
         path.write_bytes(b"")
     plan.calls, plan.hit, plan.ended, plan.ended_file = 0, b"", b"", -1
-    plan.target, plan.fault = target, FAULTS.index(fault)
+    plan.target, plan.fault = target, FAULTS.index(fault) if fault in FAULTS else 0
     child = os.fork()
     if child == 0:
         for number, path in ((1, out), (2, err)):
             os.dup2(os.open(path, os.O_WRONLY), number)
         plan.log = os.open(log, os.O_WRONLY | os.O_APPEND) if fault == "none" else -1
         set_plan(ctypes.byref(plan))
+        if fault == "kill":
+            kill_after_two_parts()
         code = run(job)
+        if fault == "none":
+            modules.write_text("\n".join(sys.modules))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -102,6 +125,9 @@ def attempt(plan, set_plan, folder, job, target, fault):
     if not ended:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+    for name in modules.read_text().splitlines():
+        with suppress(ImportError):  # some packages make up modules that have no file
+            importlib.import_module(name)
     return {
         "code": os.waitstatus_to_exitcode(status) if ended else "hung",
         "out": out.read_text(errors="replace"),

@@ -178,7 +178,7 @@ def test_a_step_without_any_target_is_no_error(chats, tmp_path):
     ],
 )
 def test_data_that_makes_no_sense_is_refused_before_anything_is_built(data, message):
-    with pytest.raises(PlanError, match=message):
+    with pytest.raises(RecipeError, match=message):
         parse_recipe({"data": data, "training": {"steps": 1}}, "here")
 
 

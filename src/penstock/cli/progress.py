@@ -27,6 +27,7 @@ class Meter:
     """Measures the speed and the remaining time of a build.
 
     The clock starts at the first report, so parts that an earlier run built do not count as speed.
+    It starts again when the total changes: a repair reads the store, and then makes parts.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,7 +37,7 @@ class Meter:
 
     def line(self, now: "BuildProgress") -> str:
         """The text beside the bar."""
-        if self.first is None:
+        if self.first is None or now.total_bytes != self.first.total_bytes:
             self.first, self._started = now, self._clock()
         # On the first call no time has passed; the small number avoids a division by zero.
         seconds = max(self._clock() - self._started, 1e-9)

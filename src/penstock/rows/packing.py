@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StoreError
+from penstock.paths import naming
 from penstock.ranges import ranges
 from penstock.rows.protocol import Array, Integers
 
@@ -60,10 +61,15 @@ class RowIndex:
 
     def check_size(self) -> None:
         """Raise if the mapped file was truncated: reading it would end the process (SIGBUS)."""
-        if self.file is not None and (size := self.file[1].size()) != len(self.file[1]):
+        if self.file is None:
+            return
+        path, mapping = self.file
+        with naming(path):
+            size = mapping.size()
+        if size != len(mapping):
             raise StoreError(
-                f"{self.file[0]} has {size:,} bytes, but had {len(self.file[1]):,} when it was "
-                "opened. Run this again: the file is in a cache and will be made again."
+                f"{path} has {size:,} bytes, but had {len(mapping):,} when it was opened. "
+                "Run this again: the file is in a cache and will be made again."
             )
 
     @property

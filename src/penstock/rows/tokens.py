@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.digest import digest_bytes, digest_json
 from penstock.errors import MissingStoreError, StoreError, UnknownLengthError
-from penstock.paths import expand_user
+from penstock.paths import expand_user, naming
 from penstock.ranges import group_rows
 from penstock.rows.blocks import BlockChecks, load_ahead
 from penstock.rows.origins import RowOrigin, find_origins
@@ -58,11 +58,10 @@ class ArrayFile:
             where = f"working directory: {Path.cwd()}"
             raise MissingStoreError(f"{self.path} does not exist ({where}).")
         if not self.path.is_file():
-            raise StoreError(
-                f"{self.path} does not exist or is not a file (working directory: {Path.cwd()})."
-            )
+            raise StoreError(f"{self.path} is not a file (working directory: {Path.cwd()}).")
         self._size = self.path.stat().st_size
-        self._array = self._map_npy() if self.path.suffix == ".npy" else self._map_raw(dtype)
+        with naming(self.path):
+            self._array = self._map_npy() if self.path.suffix == ".npy" else self._map_raw(dtype)
         self.dtype: np.dtype[Any] = self._array.dtype.newbyteorder("=")
 
     def __repr__(self) -> str:
@@ -88,7 +87,7 @@ class ArrayFile:
         size = self._checked_size()
         # Evenly spread. The set removes duplicates, which a file of less than 16 bytes has.
         offsets = sorted({size * k // _NUM_SAMPLED for k in range(_NUM_SAMPLED)})
-        with self._opened.open("rb") as stream:
+        with naming(self._opened), self._opened.open("rb") as stream:
             blocks = []
             for offset in [*offsets, max(0, size - _SAMPLED_BLOCK)]:
                 stream.seek(offset)

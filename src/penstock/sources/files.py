@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from penstock.errors import SourceError
+from penstock.paths import NamedFile
 from penstock.sources.remote import RemoteStream, file_system, redacted, remote_errors
 from penstock.sources.settings import Texts
 
@@ -80,7 +81,7 @@ def open_file(file: InputFile) -> BinaryIO:
     try:
         if file.remote:
             return cast(BinaryIO, RemoteStream(file.name, file.path))
-        return Path(file.path).open("rb", buffering=0)
+        return cast(BinaryIO, NamedFile(file.path))
     except FileNotFoundError:
         raise _gone(file) from None
 

@@ -34,9 +34,9 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import DiskFullError, StoreError
-from penstock.paths import expand_user
+from penstock.paths import NamedFile, expand_user
 from penstock.store.blocks import block_sums
-from penstock.store.folders import Folder, open_regular, opened, refuse_link
+from penstock.store.folders import Folder, open_to_read, opened, refuse_link
 
 HEADER_BYTES = 128
 # The magic string of NumPy, and version 1.0 of the format.
@@ -261,8 +261,8 @@ def make_directory(path: Path) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """The contents of a regular file; see `penstock.store.folders.open_regular`."""
-    with os.fdopen(open_regular(path), "rb") as stream:
+    """The contents of a regular file; see `penstock.store.folders.open_to_read`."""
+    with open_to_read(path) as stream:
         return stream.read()
 
 
@@ -284,7 +284,7 @@ def remove_temporary(directory: Path) -> None:
 
 def digest_file(path: Path) -> str:
     """SHA-256 of a file's contents."""
-    with os.fdopen(open_regular(path), "rb") as stream:
+    with open_to_read(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -297,7 +297,7 @@ def refuse_unlike(path: Path, digest: str) -> None:
     found = hashlib.sha256()
     # A map of whole pages: O_DIRECT requires an aligned buffer.
     buffer = mmap.mmap(-1, _BLOCK_BYTES)
-    with path.open("rb", buffering=0) as stream:
+    with NamedFile(path) as stream:
         file = stream.fileno()
         if sys.platform == "linux" and not _set_direct(file, True):
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # dropped from the cache instead

@@ -15,6 +15,7 @@ Hugging Face Hub. Named pipes and devices are refused, because opening a pipe ca
 
 import errno
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import StoreBusyError, StoreError
+from penstock.paths import NamedFile, naming
 
 if sys.platform == "win32":  # no links to fear, no pipes with names of files, and no `dir_fd`
     _BINARY, _DIRECTORY, _NO_FOLLOW, _NO_WAIT = getattr(os, "O_BINARY", 0), 0, 0, 0
@@ -78,11 +80,12 @@ class Folder:
     def open(self, name: str, flags: int) -> int:
         """Open a file of the directory, and never through a link; returns its descriptor."""
         flags |= _BINARY | _NO_FOLLOW | _NO_WAIT
-        return os.open(self._at(name), flags, 0o666, dir_fd=self.descriptor)
+        with naming(self.path / name):
+            return os.open(self._at(name), flags, 0o666, dir_fd=self.descriptor)
 
     def size(self, name: str) -> int:
         """The size of a file; 0 if there is none."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), naming(self.path / name):
             return os.stat(self._at(name), dir_fd=self.descriptor, follow_symlinks=False).st_size
         return 0
 
@@ -90,16 +93,17 @@ class Folder:
         """Rename a file, also into another directory. If `new` is a link, it is replaced."""
         to = to or self
         source, target = self._at(old), to._at(new)
-        os.rename(source, target, src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
+        with naming(to.path / new):
+            os.rename(source, target, src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
 
     def remove(self, name: str) -> None:
         """Remove a file or a link, if there is one."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), naming(self.path / name):
             os.unlink(self._at(name), dir_fd=self.descriptor)
 
     def make(self, name: str) -> None:
         """Make a directory, unless there is one."""
-        with suppress(FileExistsError):
+        with suppress(FileExistsError), naming(self.path / name):
             os.mkdir(self._at(name), dir_fd=self.descriptor)
 
     def _at(self, name: str) -> str:
@@ -184,11 +188,18 @@ def _descriptor(directory: Path, owner: Folder | None) -> int | None:
     if owner is None:
         return os.open(directory, _DIRECTORY)
     try:
-        return os.open(directory.name, _DIRECTORY | _NO_FOLLOW, dir_fd=owner.descriptor)
+        with naming(directory):
+            return os.open(directory.name, _DIRECTORY | _NO_FOLLOW, dir_fd=owner.descriptor)
     except OSError:
         owner.check()  # it may have been deleted since the last check
         refuse_other(directory)
         raise
+
+
+def remove_tree(directory: Path) -> None:
+    """Delete a directory and everything in it."""
+    with naming(directory):
+        shutil.rmtree(directory)
 
 
 def refuse_other(path: Path) -> None:
@@ -225,10 +236,19 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
         if error.errno not in (errno.ENXIO, errno.EISDIR):  # a pipe nobody reads; a directory
             raise
         raise _not_regular(path) from None
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
+    try:
+        with naming(path):
+            if stat.S_ISREG(os.fstat(file).st_mode):
+                return file
         raise _not_regular(path)
-    return file
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def open_to_read(path: Path) -> NamedFile:
+    """Open a regular file for reading, without a buffer; errors while it is read name it."""
+    return NamedFile(path, opener=lambda _, flags: open_regular(path, flags))
 
 
 def _not_regular(path: Path) -> StoreError:

@@ -25,6 +25,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from penstock.errors import StoreBusyError, StoreError
+from penstock.paths import naming
 from penstock.store.files import read_file
 from penstock.store.folders import claimed
 
@@ -109,7 +110,8 @@ def _acquired(path: Path, directory: Path) -> tuple[FileLock, int]:
             on_acquired=descriptors.append,
         )
         try:
-            lock.acquire()
+            with naming(path):
+                lock.acquire()
         except Timeout:
             holder = lock_holder(directory) or "unknown"
             advice = "Wait for it, or stop it and run this again."
@@ -138,6 +140,6 @@ def _is_named(descriptor: int, path: Path) -> bool:
 
     Its number of links does not show that: NFS renames an open file instead of removing it.
     """
-    with suppress(FileNotFoundError, NotADirectoryError):
+    with suppress(FileNotFoundError, NotADirectoryError), naming(path):
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     return False

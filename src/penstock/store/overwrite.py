@@ -10,7 +10,6 @@ renamed, such as a mount point, the old store is deleted before the new one is b
 
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -20,7 +19,7 @@ from penstock.digest import canonical_json
 from penstock.errors import StoreError
 from penstock.store.existing import discard, earlier_build
 from penstock.store.files import remove_file, sync_directory
-from penstock.store.folders import Folder, claim_of, claimed, refuse_other
+from penstock.store.folders import Folder, claim_of, claimed, refuse_other, remove_tree
 from penstock.store.inputs import stamps_path
 from penstock.store.job import Job
 from penstock.store.journal import Journal
@@ -65,7 +64,7 @@ def _replacement(job: Job) -> Job:
         # A kill may have ended their deletion after the manifest was gone.
         _refuse_foreign(each, is_partial=True)
     if old.exists():
-        shutil.rmtree(old)
+        remove_tree(old)
     is_fixed = os.path.ismount(directory) or not os.access(directory.parent, os.W_OK)
     is_finished = any((directory / side / FILE_NAME).exists() for side in ("", *SIDES))
     if is_finished and is_fixed:
@@ -78,7 +77,7 @@ def _replacement(job: Job) -> Job:
     made = replace(job, directory=new)
     # A finished store is there if a build was killed before `put_in_place`.
     if new.exists() and not _is_begun(made) and (is_finished or not _is_done(made)):
-        shutil.rmtree(new)
+        remove_tree(new)
     new.mkdir(exist_ok=True)
     return made
 
@@ -101,7 +100,7 @@ def _put_in_place(made: Job, job: Job, claim: Folder | None) -> None:
     with suppress(FileNotFoundError):
         stamps_path(new).rename(stamps_path(directory))
     sync_directory(directory.parent)
-    shutil.rmtree(old)
+    remove_tree(old)
 
 
 def _is_begun(job: Job) -> bool:
@@ -156,7 +155,7 @@ def _empty(directory: Path) -> None:
     # The manifest goes first: without it, nobody takes what is left for a store.
     for path in sorted(_files(directory), key=lambda path: path.name != FILE_NAME):
         if _is_own(path):
-            shutil.rmtree(path)
+            remove_tree(path)
         elif path.name != ".lock":
             remove_file(path)
     for side in SIDES:

@@ -20,7 +20,6 @@ import os
 import sys
 from dataclasses import dataclass, field
 from functools import cached_property
-from io import FileIO
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -30,10 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import MissingStoreError, StoreError
+from penstock.paths import NamedFile, naming
 from penstock.ranges import Integers, group_rows
 from penstock.store.blocks import BLOCK_BYTES, copy_blocks, crc32, joined_sum, num_blocks
 from penstock.store.files import HEADER_BYTES, array_layout, header
-from penstock.store.folders import open_regular
+from penstock.store.folders import open_to_read
 from penstock.store.manifest import CHECKED_KINDS, Manifest, PartRecord, part_file
 
 _AGAIN = "Copy or build the store again."
@@ -58,6 +58,7 @@ class MappedFile(NamedTuple):
     mapping: mmap.mmap
     size: int
     """Bytes of the file."""
+    path: Path
 
 
 @dataclass(slots=True)
@@ -119,9 +120,13 @@ class PartFiles:
                 while len(state.mapped) >= _most_mapped():
                     del state.mapped[next(iter(state.mapped))]
             state.mapped[key] = found
-        if (size := found.mapping.size()) != found.size:  # one call of fstat
-            path = self._path / part_file(self._parts[part].number, kind)
-            raise _other_size(path, size, found.size)
+        try:
+            size = found.mapping.size()  # one call of fstat
+        except OSError as error:  # `naming` would take longer than the call, at every read
+            error.filename = str(found.path)
+            raise
+        if size != found.size:
+            raise _other_size(found.path, size, found.size)
         return found
 
     def array(self, part: int, kind: str) -> NDArray[Any]:
@@ -250,37 +255,43 @@ class PartFiles:
             )
         return np.frombuffer(data, "<u4", offset=HEADER_BYTES)
 
-    def _open_file(self, record: PartRecord, kind: str) -> FileIO:
+    def _open_file(self, record: PartRecord, kind: str) -> NamedFile:
         """Open one file of a part, after its size was compared with the manifest."""
         path = self._path / part_file(record.number, kind)
         opened = self._directory / path.name
         if not opened.exists():
             raise MissingStoreError(f"{path} is missing. {_AGAIN}")
-        stream = FileIO(open_regular(opened))
-        if (size := os.fstat(stream.fileno()).st_size) != record.files[kind][0]:
+        stream = open_to_read(opened)
+        try:
+            with naming(path):
+                size = os.fstat(stream.fileno()).st_size
+            if size != record.files[kind][0]:
+                raise _other_size(path, size, record.files[kind][0])
+        except BaseException:
             stream.close()
-            raise _other_size(path, size, record.files[kind][0])
+            raise
         return stream
 
     def _map(self, record: PartRecord, kind: str) -> MappedFile:
         dtype, shape = array_layout(kind, self._dtype, record.num_documents, record.num_tokens)
-        with self._open_file(record, kind) as stream:
-            # The header contains type and shape, so this also finds swapped files of equal size.
-            if stream.read(HEADER_BYTES) != header(dtype, shape):
-                raise StoreError(
-                    f"{self._path / part_file(record.number, kind)} does not have the header of "
-                    f"the {kind} file of part {record.number}, so it is another file or damaged. "
-                    f"{_AGAIN}"
-                )
+        path, num_bytes = self._path / part_file(record.number, kind), record.files[kind][0]
+        with self._open_file(record, kind) as stream, naming(path):
             # The map has a descriptor of its own, so `size` can tell whether the file was cut.
-            mapping = mmap.mmap(stream.fileno(), record.files[kind][0], access=mmap.ACCESS_READ)
+            mapping = mmap.mmap(stream.fileno(), num_bytes, access=mmap.ACCESS_READ)
+        # The header contains type and shape, so this also finds swapped files of equal size.
+        if mapping[:HEADER_BYTES] != header(dtype, shape):
+            raise StoreError(
+                f"{path} does not have the header of the {kind} file of part {record.number}, so "
+                f"it is another file or damaged. {_AGAIN}"
+            )
         if kind == "tokens" and self._exceeds_memory:
             # By default the kernel reads about 100 KB around every page. If a store does not fit
             # into memory, these are discarded before they are used: 32 rows took 54 ms with them
             # and 3 ms without them.
             mapping.madvise(mmap.MADV_RANDOM)
         data = np.frombuffer(mapping, np.uint8)
-        return MappedFile(data[HEADER_BYTES:].view(dtype).reshape(shape), data, mapping, len(data))
+        array = data[HEADER_BYTES:].view(dtype).reshape(shape)
+        return MappedFile(array, data, mapping, len(data), path)
 
     @cached_property
     def _exceeds_memory(self) -> bool:

@@ -11,7 +11,6 @@ changed, its part gets another digest. Then nothing is moved, and the error name
 """
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,9 +20,9 @@ from pathlib import Path
 from penstock.errors import DiskFullError, SourceError, StoreError
 from penstock.sources.settings import Texts
 from penstock.store.files import remove_file, room_for, sync_directory, write_file
-from penstock.store.folders import opened
+from penstock.store.folders import opened, remove_tree
 from penstock.store.inputs import reject_lines
-from penstock.store.job import Job, Report
+from penstock.store.job import BuildProgress, Job, Report
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
 from penstock.store.manifest import (
@@ -65,7 +64,8 @@ def repair(
         tokenizer: The tokenizer of the store, if it is not found without this argument.
         chat: The chat template of the store, or a `Chat`, if the template is not a built-in one.
         threads: How many parts are made at once; by default one per core.
-        progress: Called with a `BuildProgress` while parts are made.
+        progress: Called with a `BuildProgress` while the files of the store are read, which are
+            its bytes then, and again while parts are made.
 
     Raises:
         StoreError: the manifest is damaged, an input is missing or was changed, or the tokenizer
@@ -93,7 +93,9 @@ def repair(
         found = {side: read_manifest(root / side) for side in sides}
         first = found[sides[0]]
         builds = [RecordedBuild(root, first, number) for number in range(len(first.builds))]
-        damaged = [(one, damage) for one in builds if (damage := _find_damage(one, found))]
+        damaged = [
+            (one, damage) for one in builds if (damage := _find_damage(one, found, progress))
+        ]
         if not damaged:
             return []
         with _workshop(root) as directory:
@@ -138,7 +140,9 @@ class _Damage:
         return bool(self.files or self.logs)
 
 
-def _find_damage(one: RecordedBuild, found: Mapping[str, Manifest]) -> _Damage:
+def _find_damage(
+    one: RecordedBuild, found: Mapping[str, Manifest], progress: Report | None
+) -> _Damage:
     """Read all files of one build."""
     numbers = range(one.first_part, one.first_part + one.entry["slices"])
     files = [
@@ -154,8 +158,13 @@ def _find_damage(one: RecordedBuild, found: Mapping[str, Manifest]) -> _Damage:
         path = one.directory / side / part_file(part.number, kind)
         return file_problem(path, *part.files[kind]) is not None
 
+    total, done, flags = sum(part.files[kind][0] for _, part, kind in files), 0, []
     with ThreadPoolExecutor() as threads:  # hashing releases the GIL
-        flags = list(threads.map(is_damaged, files))
+        for (_, part, kind), is_bad in zip(files, threads.map(is_damaged, files), strict=True):
+            flags.append(is_bad)
+            done += part.files[kind][0]
+            if progress:  # nothing is tokenized yet
+                progress(BuildProgress(done, total, 0, 0, 0, 0))
     logs = {}
     for side, manifest in found.items():
         entry = manifest.builds[one.number]["rejects"]
@@ -178,7 +187,7 @@ def _workshop(root: Path) -> Iterator[Path]:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        remove_tree(path)
     else:  # a file, a pipe or a link, not made by a repair; what a link points to is not ours
         remove_file(path)
 

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.digest import digest_bytes
 from penstock.errors import MissingExtraError, TokenizerError
 from penstock.tokenize.definition import Definition
-from penstock.tokenize.screen import without_panics
+from penstock.tokenize.screen import without_failures
 from penstock.tokenize.special_tokens import PlainText, load_reference
 
 Encoded = tuple[NDArray[np.uint32], NDArray[np.int64]]
@@ -74,7 +74,7 @@ class TokenizersEngine:
         if self.plain:
             self.plain.tokenizer(())
 
-    @without_panics()
+    @without_failures()
     def encode(self, texts: pa.LargeBinaryArray) -> Encoded:
         """Ids of `texts`, without the tokens that a post-processor would add around them."""
         strings = [text.decode() for text in texts.to_pylist()]
@@ -86,15 +86,14 @@ class TokenizersEngine:
             self.plain.check(ids)
         return ids, offsets
 
-    @without_panics()
+    @without_failures()
     def splits(self, left: str, right: str) -> bool:
         """Whether the pre-tokenizer splits `left + right` between the two texts.
 
         Also requires that the ids of `left + right` are the ids of `left`, then those of `right`.
         """
         texts = [left, right, left + right]
-        # The same tokenizer must encode the text later. One that parses "</s>" as a special token
-        # would split there, and Unigram's ids may depend on all text since the last split.
+        # The tokenizer that encodes the text later: another one may split elsewhere, as at "</s>".
         tokenizer = self.plain.tokenizer(texts) if self.plain else self._tokenizer
         one, two, both = tokenizer.encode_batch(texts, add_special_tokens=False)
         if one.ids + two.ids != both.ids:
@@ -103,7 +102,7 @@ class TokenizersEngine:
         words = both.word_ids[max(0, len(one.ids) - 1) : len(one.ids) + 1]
         return len(set(words)) == len(words)
 
-    @without_panics()
+    @without_failures()
     def decode(self, ids: NDArray[np.uint32]) -> bytes:
         """The text that `ids` stand for; equal to the original only if the model is reversible."""
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)).encode()

@@ -66,13 +66,16 @@ def usable(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def without_panics() -> Iterator[None]:
-    """Raise a `TokenizerError` instead of a panic of Rust code; can be used as a decorator."""
+def without_failures() -> Iterator[None]:
+    """Raise a `TokenizerError` in place of a failure of `tokenizers`; can be used as a decorator.
+
+    A model without its unknown token fails at the first unknown word, with a plain `Exception`. The
+    class of a panic of Rust code cannot be imported, and is no subclass of `Exception`.
+    """
     try:
         yield
     except BaseException as error:
-        # Its class cannot be imported, and is no subclass of Exception.
-        if type(error).__name__ != "PanicException":
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         raise TokenizerError(
             f"The tokenizer cannot be used, because tokenizers failed with: {error!s:.200}. Use "

@@ -7,6 +7,9 @@ guess is printed. Flags then change single settings of the recipe.
 import glob
 import json
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
@@ -15,8 +18,11 @@ from penstock.digest import derive_key
 from penstock.errors import (
     MissingInputError,
     MissingTokenizerError,
+    PlanError,
     RecipeError,
     SourceError,
+    StoreError,
+    TokenizerError,
     TrainError,
 )
 from penstock.paths import expand_user
@@ -92,7 +98,8 @@ def recipe_changes(settings: list[str], **flags: str | float | None) -> Tables:
         # The value is TOML, so that numbers, booleans and lists get their types.
         try:
             changes[name.strip()] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        # Not TOML, or a number of thousands of digits, or lists that are nested as deep.
+        except (ValueError, RecursionError):
             changes[name.strip()] = text  # a string without quotes
     return changes
 
@@ -128,9 +135,26 @@ def choose_recipe(source: str | None, changes: Tables, device: str | None, log: 
     return parse_recipe(tables, "the command line")
 
 
+@contextmanager
+def _naming_settings(recipe: Recipe, table: str) -> Iterator[None]:
+    """Let an error of a `with` block name the file of the recipe, and what a table of it sets."""
+    try:
+        yield
+    except (PlanError, SourceError, StoreError, TokenizerError) as error:
+        if recipe.path is not None:
+            config = recipe.data if table == "data" else recipe.training
+            usual = {each.name: each.default for each in fields(config)}
+            given = [
+                f"{key} = {value!r}" for key, value in asdict(config).items() if value != usual[key]
+            ]
+            error.add_note(f"In [{table}] of {recipe.path}: {', '.join(given):.300}.")
+        raise
+
+
 def open_job(recipe: Recipe, log: Log) -> TrainingJob:
     """Open the stores of a recipe and return the job; if the data is text, build them first."""
-    plan, val = open_data(recipe.data, recipe.output, log=log)
+    with _naming_settings(recipe, "data"):
+        plan, val = open_data(recipe.data, recipe.output, log=log)
     if val is None:
         log("there is no validation data; set it with data.val or --val_file")
     return TrainingJob(
@@ -147,7 +171,8 @@ def run_recipe(recipe: Recipe, *, device: str | None, log: Log) -> RunResult:
     """Train with the settings of a recipe, then write sample.txt beside the run's other files."""
     select_device(device)  # reports a wrong name now, before any text is tokenized
     job = open_job(recipe, log)
-    result = train(job, device=device, log=log)
+    with _naming_settings(recipe, "training"):
+        result = train(job, device=device, log=log)
     if result.finished and result.rank == 0:
         # The model is trained and saved by now: a sample that cannot be made is no error.
         try:

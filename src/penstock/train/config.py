@@ -44,7 +44,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if min(self.layers, self.heads, self.width, self.length, self.vocab_size) < 1:
-            raise PlanError(f"Every dimension of a model must be at least 1; got {self}.")
+            raise PlanError(
+                f"Every dimension of a model must be at least 1; got layers={self.layers}, "
+                f"heads={self.heads}, width={self.width}, length={self.length}, "
+                f"vocab_size={self.vocab_size}."
+            )
         if self.width % (2 * self.heads):  # rotary positions turn pairs of channels
             raise PlanError(
                 f"width={self.width} cannot be split into {self.heads} heads of an even size. Use "
@@ -59,14 +63,18 @@ class ModelConfig:
         return -(-self.vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
 
     @property
+    def matrix_weights(self) -> int:
+        """The number of weights in matrices: nearly all weights of the model."""
+        return 12 * self.layers * self.width**2 + self.padded_vocab * self.width
+
+    @property
     def flops_per_token(self) -> float:
         """Floating-point operations per token in rows of `length`, forward and backward.
 
         As in the PaLM paper: 6 for each weight of a matrix product, and 12 for each layer,
         channel and token of context.
         """
-        weights = 12 * self.layers * self.width**2 + self.padded_vocab * self.width
-        return 6.0 * weights + 12.0 * self.layers * self.width * self.length
+        return 6.0 * self.matrix_weights + 12.0 * self.layers * self.width * self.length
 
 
 SIZES: dict[str, ModelConfig] = {

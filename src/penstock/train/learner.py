@@ -4,6 +4,8 @@ The loss of a step is the mean over all its targets, on all processes and in all
 rows with few targets count less, and the number of processes changes only the rounding.
 """
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from penstock.errors import PlanError, TrainError
 from penstock.integrations.batch_size import largest_batch, round_down
-from penstock.train.config import TrainingJob
+from penstock.train.config import ModelConfig, TrainingJob
 from penstock.train.distributed import World
 from penstock.train.model import GPT
 from penstock.train.optimize import Optimizers
@@ -34,6 +36,7 @@ class Learner:
         self._config = job.training
         self._world = world
         self._clip = job.optimization.clip or torch.inf
+        _refuse_too_large(job.model)
         # The weights are drawn on the CPU, so they are the same on every device.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(job.training.seed)
@@ -140,6 +143,24 @@ class Learner:
         narrow = self._config.precision != "float32"
         with torch.autocast(self._world.device.type, torch.bfloat16, enabled=narrow):
             return self._forward(*microbatch)
+
+
+def _refuse_too_large(model: ModelConfig) -> None:
+    """Raise if the weights alone exceed the memory of the machine: torch's error names no setting.
+
+    The memory of a GPU is not looked at. It is smaller in most machines, and torch's error says so.
+    """
+    if sys.platform == "win32":  # it has no sysconf
+        return
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    needed = 4 * model.matrix_weights  # float32
+    if needed > memory:
+        raise PlanError(
+            f"A model of {model.layers:,} layers, width {model.width:,} and {model.vocab_size:,} "
+            f"ids (model.vocab_size) has {model.matrix_weights:,} weights, which take "
+            f"{needed / 1e9:,.0f} GB. This machine has {memory / 1e9:,.0f} GB of memory. Use a "
+            "smaller model."
+        )
 
 
 def _use_fp8(model: nn.Module) -> None:
