@@ -40,7 +40,7 @@ def page_claims(data: Any) -> int:
         if footer < 0:
             raise ValueError("the footer is longer than the file")
         claimed = walked = 0
-        for group in _Reader(view, footer).fields()[4, _LIST]:
+        for group in _CompactReader(view, footer).fields()[4, _LIST]:
             for column in group.get((1, _LIST), []):
                 start, stop = _range(column[3, _STRUCT])
                 # Pages of two columns never overlap. If they did, a small file could stand for
@@ -65,7 +65,7 @@ def _range(metadata: Fields) -> tuple[int, int]:
 def _column_claims(view: memoryview, start: int, stop: int) -> int:
     claimed = 0
     while start < stop:
-        reader = _Reader(view, start)
+        reader = _CompactReader(view, start)
         header = reader.fields()
         if (length := header[3, _INT32]) < 0:
             raise ValueError(f"a page of {length} bytes")
@@ -74,7 +74,7 @@ def _column_claims(view: memoryview, start: int, stop: int) -> int:
     return claimed
 
 
-class _Reader:
+class _CompactReader:
     """Reads values of Thrift's compact protocol from `place` on."""
 
     def __init__(self, view: memoryview, place: int) -> None:

@@ -45,31 +45,30 @@ class Maps:
 
     def __init__(self) -> None:
         self.lock = Lock()
-        # A map that is used moves to the end, so the first is the least recently used.
-        self._files: dict[tuple[int, str], MappedFile] = {}
+        self.files: dict[tuple[int, str], MappedFile] = {}
+        """The files by part and kind; one that is used moves to the end, under the lock. So the
+        first is the least recently used."""
         with _guard:
             _open.add(self)
 
-    def find(self, key: tuple[int, str], open_file: Callable[[], MappedFile]) -> MappedFile:
-        """The file of a key; it is opened if it is not mapped."""
+    def add(self, key: tuple[int, str], open_file: Callable[[], MappedFile]) -> MappedFile:
+        """The file of a key, which is opened unless another thread did that."""
         with self.lock:
-            # Under the lock, or two threads would map the same file twice.
-            found = self._files.pop(key, None)
+            found = self.files.get(key)
             if found is not None:
-                self._files[key] = found
                 return found
-            found = self._files[key] = open_file()
+            found = self.files[key] = open_file()
         _remove_oldest()
         return found
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.files)
 
     def remove_oldest(self) -> None:
         """Remove a map; arrays of it that are in use stay valid, and keep it open."""
         with self.lock:
-            if self._files:
-                del self._files[next(iter(self._files))]
+            if self.files:
+                del self.files[next(iter(self.files))]
 
 
 _open: "WeakSet[Maps]" = WeakSet()
