@@ -42,13 +42,15 @@ class Compiler(CodeGenerator):
         self.visit(node, frame)
         self.write(")")
 
-    def visit_Add(self, node: nodes.Add, frame: Frame) -> None:  # noqa: D102, N802
+    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:  # noqa: D102, N802
         # `a + b + c` is (a + b) + c, and becomes one call with three values.
-        first, others = node.left, [node.right]
+        values = [node.right]
+        first = node.left
         while isinstance(first, nodes.Add):
-            first, others = first.left, [first.right, *others]
+            values.append(first.right)
+            first = first.left
         self.write("environment.add(")
-        for each in (first, *others):
+        for each in (first, *reversed(values)):
             self.visit(each, frame)
             self.write(", ")
         self.write(")")
