@@ -202,15 +202,19 @@ def parquet_file(pages, *columns):
     return b"PAR1" + pages + data + len(data).to_bytes(4, "little") + b"PAR1"
 
 
-def page(length):
-    """A header of a page that is empty as it is stored: kind, length, stored length."""
-    return field(0x15, 0) + field(0x15, length) + field(0x15, 0) + b"\0"
+def page(length, values=0):
+    """A page that is empty as it is stored: kind, length, stored length, number of values."""
+    head = field(0x15, 0) + field(0x15, length) + field(0x15, 0)
+    return head + b"\x2c" + field(0x15, values) + b"\0\0"
+
+
+SOME = field(0x56, 100)  # the number of values of a column
 
 
 def test_a_field_of_another_kind_or_twice_hides_no_page():
     """Arrow ignores a field of another kind. Of a field that is there twice, it uses the last."""
     pages, second = page(7) + page(10**9), 4 + len(page(7))
-    size, data = field(0x76, len(page(10**9))), field(0x26, second)
+    size, data = SOME + field(0x26, len(page(10**9))), field(0x26, second)
     short_dictionary, dictionary = field(0x25, 4), field(0x26, 4)
 
     assert page_claims(parquet_file(pages, size + data + short_dictionary)) == 10**9
@@ -220,13 +224,19 @@ def test_a_field_of_another_kind_or_twice_hides_no_page():
 
 
 def test_columns_that_are_longer_than_the_file_are_refused():
-    column = field(0x76, len(page(7))) + field(0x26, 4)
+    column = SOME + field(0x26, len(page(7))) + field(0x26, 4)
     assert page_claims(parquet_file(page(7), column, column)) == 14
+    # Arrow stops after 100 values, and bytes may follow that are no page.
+    last = SOME + field(0x26, len(page(7, 100)) + 9) + field(0x26, 4)
+    assert page_claims(parquet_file(page(7, 100) + b"\xff" * 9, last)) == 7
 
-    for odd in (field(0x76, 10**6) + field(0x26, 4), field(0x76, 30) + field(0x26, 10**9)):
+    for odd in (
+        SOME + field(0x26, 10**6) + field(0x26, 4),
+        SOME + field(0x26, 30) + field(0x26, 10**9),
+    ):
         with pytest.raises(pa.ArrowInvalid, match="the header of a page is damaged"):
             page_claims(parquet_file(page(7), odd))
-    whole = field(0x76, len(20 * page(7))) + field(0x26, 4)
+    whole = SOME + field(0x26, len(20 * page(7))) + field(0x26, 4)
     with pytest.raises(pa.ArrowInvalid, match="its columns are longer than the file"):
         page_claims(parquet_file(20 * page(7), whole, whole, whole))
 

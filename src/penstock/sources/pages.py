@@ -5,8 +5,9 @@ expands to that length. The totals in the footer may claim less, and pyarrow doe
 headers of pages. So they are read here. Footer and headers are structs of Thrift's compact
 protocol:
 
-    footer   row groups (field 4): columns (1): metadata (3): size (7), data (9), dictionary (11)
-    header   length of the page (field 2), length as it is stored (3); the page follows
+    footer   row groups (field 4): columns (1): metadata (3):
+             values (5), size (7), first page of data (9), dictionary (11)
+    header   kind (field 1), length of the page (2), length as it is stored (3); the page follows
     field    one byte: distance from the number of the field before, and kind; then the value
 
 A file must not mean one thing here and another in Arrow. So a field counts only if it has the kind
@@ -20,6 +21,8 @@ import pyarrow as pa
 _TRUE, _FALSE, _BYTE, _INT16, _INT32, _INT64, _DOUBLE, _BINARY = range(1, 9)
 _LIST, _SET, _MAP, _STRUCT = range(9, 13)
 _BITS = {_INT16: 16, _INT32: 32, _INT64: 64}
+_DATA_PAGES = {0: 5, 3: 8}
+"""The field that describes a page of values, by the kind of the page (field 1 of its header)."""
 _MOST_LEVELS = 32  # of structs and lists inside of each other
 
 Fields = dict[tuple[int, int], Any]
@@ -48,7 +51,7 @@ def page_claims(data: Any) -> int:
                 walked += max(0, stop - start)
                 if start < 0 or walked > len(view):
                     raise ValueError("its columns are longer than the file")
-                claimed += _column_claims(view, start, stop)
+                claimed += _column_claims(view, start, stop, column[3, _STRUCT][5, _INT64])
     except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
         raise pa.ArrowInvalid(f"the header of a page is damaged ({error})") from None
     return claimed
@@ -62,14 +65,17 @@ def _range(metadata: Fields) -> tuple[int, int]:
     return start, start + metadata[7, _INT64]
 
 
-def _column_claims(view: memoryview, start: int, stop: int) -> int:
-    claimed = 0
-    while start < stop:
+def _column_claims(view: memoryview, start: int, stop: int, num_values: int) -> int:
+    claimed = seen = 0
+    # As Arrow, which reads pages until it has seen all values: an empty column may have none.
+    while start < stop and seen < num_values:
         reader = _CompactReader(view, start)
         header = reader.fields()
         if (length := header[3, _INT32]) < 0:
             raise ValueError(f"a page of {length} bytes")
         claimed += max(0, header[2, _INT32])
+        if field := _DATA_PAGES.get(header[1, _INT32]):
+            seen += max(0, header[field, _STRUCT][1, _INT32])
         start = reader.place + length
     return claimed
 
