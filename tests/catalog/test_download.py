@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -146,7 +147,7 @@ def test_a_wrong_length_is_found_if_nothing_else_is_known(fails, bare):
     assert "the connection ended at byte 300,000 of 300,005" in message
 
 
-@pytest.mark.parametrize("length", ["-5", "3e5", "²", "0x10"])
+@pytest.mark.parametrize("length", ["-5", "3e5", "²", "0x10", "9" * 4_300, "9" * 5_000])
 def test_a_length_that_is_not_a_number_counts_as_none(fails, bare, length):
     assert "does not report the length" in fails(Fault(length=length), file=bare)
 
@@ -273,6 +274,30 @@ def test_another_range_than_the_requested_one_starts_again(succeeds, server):
     succeeds(Fault(cut=100_000), Fault(headers={"Content-Range": "bytes 5-9/300000"}))
 
     assert server.ranges == [None, "bytes=100000-", None]
+
+
+@pytest.mark.parametrize("total", ["9" * 5_000, "-300000", "many", "*"])
+def test_a_range_of_odd_numbers_starts_again(succeeds, server, total):
+    odd = {"Content-Range": f"bytes 100000-299999/{total}"}
+    succeeds(Fault(cut=100_000), Fault(headers=odd))
+
+    assert server.ranges == [None, "bytes=100000-", None]
+
+
+def test_a_message_shows_only_the_beginning_of_a_long_range(fails, wanted):
+    wanted.path.with_name(f".{wanted.path.name}.part").write_bytes(DATA[:100_000])
+    odd = Fault(headers={"Content-Range": f"bytes 100000-299999/{'9' * 5_000}"})
+    message = fails(odd, limits=replace(QUICK, attempts=1))
+
+    assert "instead of the bytes from 100,000" in message
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize("when", ["9" * 5_000, "Mon, 01 Jan 2024 00:00:00 +9999999999999999", "-1"])
+def test_an_odd_time_to_wait_is_no_traceback(fails, waits, when):
+    assert "503 (Service Unavailable)" in fails(
+        *[Fault(status=503, headers={"Retry-After": when})] * 9
+    )
 
 
 def test_a_complete_part_is_checked_without_a_request(succeeds, server, tmp_path):

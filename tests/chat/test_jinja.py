@@ -34,6 +34,44 @@ def test_a_template_cannot_leave_the_sandbox(source):
     assert text == ""  # what it may not see is not defined, and prints nothing
 
 
+def test_a_name_that_is_refused_once_is_refused_again():
+    """The environment remembers its decisions, by type and name."""
+    for _ in range(3):
+        assert run("{{ x.upper() }}{{ x.__class__ }}{{ m.items.__self__ }}", x="x", m={}) == "X"
+        with pytest.raises(ChatError, match="unsafe"):
+            run("{{ m.clear() }}", m={})
+        with pytest.raises(ChatError, match="unsafe"):
+            run("{{ x.encode() }}", x="x")
+
+
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        ("{{ 1 + 2 + 3 }}", "6"),
+        ("{{ 1 + (2 + 3) - 1 + 4 }}", "9"),
+        ("{{ [1] + [2] + x }}", "[1, 2, 3]"),
+        ("{{ 'a' + m.b + 'c' + (m['b'] + 'd') }}", "abcbd"),
+        ("{{ 'a' + 'b' ~ 1 + 'c' }}", "ab1c"),
+        ("{{ ('a' + 'b') | length + 1 + 1 }}", "4"),
+        ("{{ m.none is defined }}{{ m.b }}{{ m['none'] is defined }}", "FalsebFalse"),
+        ("{% for k, v in m.items() %}{{ k + v }}{% endfor %}{{ m.keys() | list }}", "bb['b']"),
+    ],
+)
+def test_sums_and_items_are_those_of_jinja(source, written):
+    import jinja2.sandbox
+
+    variables = {"x": [3], "m": {"b": "b"}}
+    plain = jinja2.sandbox.ImmutableSandboxedEnvironment().from_string(source)
+
+    assert run(source, **variables) == plain.render(**variables) == written
+
+
+@pytest.mark.parametrize("source", ["{{ 'a' + 1 }}", "{{ 'a' + none + 'b' }}", "{{ 1 + 'a' + 2 }}"])
+def test_a_sum_that_python_refuses_is_a_reject(source):
+    with pytest.raises(ChatError, match="TypeError"):
+        run(source)
+
+
 def test_break_and_continue_are_known():
     source = "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}"
 

@@ -40,6 +40,7 @@ from penstock.store.folders import open_regular
 _HUB = "https://huggingface.co/"
 # Each block is written as soon as it is received, so a killed process loses at most one block.
 _BLOCK_BYTES = 1 << 18
+_NUMBER = "[0-9]{1,18}"  # of bytes; `int` refuses more than 4,300 digits
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 ByteProgress = Callable[[int, int | None], None]
@@ -203,11 +204,11 @@ class _Download:
             raise RequestFailure("the server compressed the file, though it was asked not to")
         if answer.status == http.client.PARTIAL_CONTENT and start:
             text = answer.headers.get("Content-Range") or ""
-            found = re.fullmatch(f"bytes {start}-[0-9]+/([0-9]+)", text)
+            found = re.fullmatch(f"bytes {start}-[0-9]+/({_NUMBER})", text)
             if not found:
                 # Nothing was received. The next attempt asks for the whole file instead.
                 self._part.unlink()
-                wrong = f"the server sent {text!r} instead of the bytes from {start:,}"
+                wrong = f"the server sent {text[:60]!r} instead of the bytes from {start:,}"
                 raise RequestFailure(wrong, retry=True, status=answer.status)
             length = found[1]
         elif answer.status == http.client.OK:
@@ -217,7 +218,7 @@ class _Download:
         else:
             raise RequestFailure(f"the server answered {answer.status} and sent no file")
         # `isdigit` would accept "²", which `int` refuses.
-        total = int(length) if re.fullmatch("[0-9]+", length) else None
+        total = int(length) if re.fullmatch(_NUMBER, length) else None
         expected = self._num_bytes
         if total is not None and expected is not None and total != expected:
             raise RequestFailure(f"the server has {total:,} bytes, but {expected:,} are expected")

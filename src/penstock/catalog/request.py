@@ -165,7 +165,7 @@ def _status_failure(status: int, headers: Any) -> RequestFailure:
     if re.fullmatch("[0-9]+", text):
         wait_seconds = float(text)
     elif text:
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):
             date = email.utils.parsedate_to_datetime(text)
             wait_seconds = max(0.0, date.timestamp() - time.time())
     reason = f"the server answered {status} ({http.client.responses.get(status, '?')})"

@@ -9,7 +9,7 @@ from jinja2.compiler import CodeGenerator, Frame, operators
 class Compiler(CodeGenerator):
     """Jinja's compiler; its code calls the environment for all operations that `limits` charges.
 
-    Operators are compiled to `call_binop`, and calls to `call`, by Jinja itself.
+    Other operators are compiled to `call_binop`, and calls to `call`, by Jinja itself.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -40,6 +40,19 @@ class Compiler(CodeGenerator):
         """Write a call of a method of the environment with the value of `node`."""
         self.write(f"environment.{name}(")
         self.visit(node, frame)
+        self.write(")")
+
+    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:  # noqa: D102, N802
+        # `a + b + c` is (a + b) + c, and becomes one call with three values.
+        values = [node.right]
+        first = node.left
+        while isinstance(first, nodes.Add):
+            values.append(first.right)
+            first = first.left
+        self.write("environment.add(")
+        for each in (first, *reversed(values)):
+            self.visit(each, frame)
+            self.write(", ")
         self.write(")")
 
     # Jinja's own code for `~` calls `str_join`, which returns a plain string.

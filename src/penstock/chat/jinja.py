@@ -56,6 +56,10 @@ _GROWING_METHODS = frozenset(
 _UNSAFE_METHODS = frozenset(("encode", "from_bytes", "maketrans", "to_bytes", "translate"))
 # The units of a call, which takes longer than a step of a loop.
 _CALL = 5 * ITEM
+_DICT_NAMES = frozenset(dir(dict))
+_TEXTS = frozenset((str, Traced))
+# The attributes whose safety is remembered; published templates use a few dozen.
+_MOST_NAMES = 4_096
 # The longest source of a template, and the longest message of one, in characters.
 _MAX_SOURCE, _MAX_MESSAGE = 1_000_000, 1_000
 # The exceptions that a template's code raises if a conversation is not as it expects.
@@ -82,10 +86,15 @@ class _Environment(ImmutableSandboxedEnvironment):
     """Jinja's sandbox, with operators and calls that keep runs and are charged to a budget."""
 
     code_generator_class = Compiler
-    # The sandbox calls `call_binop` for these operators.
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._safe: dict[tuple[type, str], bool] = {}
+
+    # The sandbox calls `call_binop` for these operators, but `Compiler` writes `add` for "+".
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
-    # `Compiler` writes calls of the next five methods.
+    # `Compiler` writes calls of the next six methods.
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> Traced:
@@ -99,6 +108,20 @@ class _Environment(ImmutableSandboxedEnvironment):
     def step() -> None:
         """Charge for a step of a loop."""
         charge(ITEM)
+
+    @staticmethod
+    def add(*values: Any) -> object:
+        """The sum of some values, as `+` makes it from left to right."""
+        kinds = {*map(type, values)}
+        if kinds <= _TEXTS:
+            # All texts are joined at once: a sum of six would copy the first one five times.
+            charge(ITEM * len(values) + sum(map(len, values)))
+            return traced_join(values) if Traced in kinds else "".join(values)
+        result = values[0]
+        for value in values[1:]:
+            result = result + value
+            charge(ITEM + len(result) if isinstance(result, str) else count(result))
+        return result
 
     @staticmethod
     def counted(value: object) -> object:
@@ -115,14 +138,29 @@ class _Environment(ImmutableSandboxedEnvironment):
     @staticmethod
     def written(value: object) -> str:
         """`value` as text."""
-        return as_text(value)
+        kind = type(value)
+        return value if kind is Traced or kind is str else as_text(value)  # type: ignore[return-value]
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Whether a template may use this attribute."""
-        return attr not in _UNSAFE_METHODS and super().is_safe_attribute(obj, attr, value)
+        # The sandbox decides by the type of the object, and takes a quarter of a rendering for it.
+        key = (type(obj), attr)
+        found = self._safe.get(key)
+        if found is None:
+            found = attr not in _UNSAFE_METHODS and super().is_safe_attribute(obj, attr, value)
+            # A template may compute names, from texts of any length.
+            if type(attr) is str and len(attr) < 40 and len(self._safe) < _MOST_NAMES:
+                self._safe[key] = found
+        return found
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """An attribute of `obj`; a JSON string with arguments of a tool call also has `items`."""
+        if type(obj) is dict and attribute not in _DICT_NAMES:
+            # The usual case, `message.role`: a name that no dict has is the name of an item.
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
         if attribute == "items" and is_arguments(obj):
             charge(count(obj))
             return partial(items_of, obj)
@@ -130,6 +168,12 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """An item of `obj`."""
+        if type(obj) is dict and isinstance(argument, str):
+            # The usual case, `message["role"]`; the sandbox would do the same a call later.
+            try:
+                return obj[argument]
+            except KeyError:
+                return super().getitem(obj, argument)
         if type(argument) is tuple:
             charge(weight(argument))
         return super().getitem(obj, argument)
@@ -148,11 +192,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return charged
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """The operators `+`, `*` and `**`, and `%`, which formats text."""
-        if operator == "+":
-            result = left + right
-            charge(ITEM + len(result) if isinstance(result, str) else count(result))
-            return result
+        """The operators `*` and `**`, and `%`, which formats text."""
         if operator == "*":
             times(left, right)
         elif operator == "**":

@@ -140,16 +140,17 @@ def weight(value: object, *, written: bool = False) -> int:
         for each in level:
             if isinstance(each, str):
                 total += len(each)
-                inside: Iterable[object] = ()
-            elif isinstance(each, dict):
+                continue
+            if isinstance(each, dict):
                 total += 2 * ITEM * len(each)
-                inside = (*each, *each.values())
+                inside: Iterable[object] = (*each, *each.values())
             elif isinstance(each, _LISTS):
                 total += ITEM * len(each)
                 inside = each
             else:
                 total += _scalar(each, written)
-                inside = ()
+                continue
+            # Checked only where the walk grows; the caller charges the total.
             if total > meter.left and total > meter.extend():
                 raise _overrun()
             below += inside

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from penstock.rows.protocol import Array, Integers
 from penstock.rows.tokens import Stream
+from penstock.store.maps import files_at_once
 
-# Pieces that are mapped at the same time for one read. A process may be limited to 256 files.
+# Pieces that are mapped at the same time for one read, if the process may have so many files.
 _TOGETHER = 64
 
 
@@ -43,10 +44,11 @@ def _inside(stream: Stream, numbers: Integers, starts: Integers, width: int) -> 
     """Return rows, each of which ends in the piece where it begins."""
     # As `np.unique`, without a sort: the numbers of pieces are small.
     present, dtype = np.flatnonzero(np.bincount(numbers)), stream.dtype
-    if not 0 < len(present) <= _TOGETHER:
+    together = files_at_once(_TOGETHER)
+    if not 0 < len(present) <= together:
         tokens = np.empty((len(starts), width), dtype)
-        for first in range(0, len(present), _TOGETHER):
-            group = present[first : first + _TOGETHER]
+        for first in range(0, len(present), together):
+            group = present[first : first + together]
             rows = np.flatnonzero((numbers >= group[0]) & (numbers <= group[-1]))
             tokens[rows] = _inside(stream, numbers[rows], starts[rows], width)
         return tokens

@@ -259,16 +259,16 @@ class Stream:
     def tokens(self, start: int, stop: int) -> Array:
         """Return ids `[start, stop)` of the stream; a view if they are in one piece."""
         number = int(np.searchsorted(self.ends, start, side="right"))
-        pieces = []
-        while start < stop:
-            # As far as this piece reaches; the next round continues in the next piece.
-            upto = min(stop, int(self.ends[number]))
-            begin = int(self.starts[number])
-            self.check("tokens", np.array([number]), np.array([start]), upto - start)
-            pieces.append(self.piece(number)[start - begin : upto - begin])
-            start = upto
-            number += 1
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        joined, done = np.empty(stop - start, self.dtype), 0
+        while done < len(joined):
+            first, upto = start + done, min(stop, int(self.ends[number]))
+            self.check("tokens", np.array([number]), np.array([first]), upto - first)
+            piece = self.piece(number)[first - int(self.starts[number]) :][: upto - first]
+            if len(piece) == len(joined):
+                return piece
+            joined[done : upto - start] = piece  # a view of each would keep all files open
+            done, number = upto - start, number + 1
+        return joined
 
     def origins(self, spans: Sequence[tuple[int, int]]) -> list[RowOrigin]:
         """Return the documents at some offsets of the stream, each with its size, in order."""

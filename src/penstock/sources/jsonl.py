@@ -8,7 +8,8 @@ are as many rows as lines, every line has one object.
 
 Every other block is parsed line by line with Python's json, and so is a block that is not UTF-8 or
 that Arrow refuses. Python's json also gives the reason for each rejected line. Both parsers give
-the same documents; only the speed differs.
+the same documents; only the speed differs. A line that is longer than two blocks is parsed in
+pieces (`penstock.sources.long_lines`), which takes less memory.
 """
 
 import json
@@ -22,7 +23,8 @@ import pyarrow.json as pj
 from numpy.typing import NDArray
 
 from penstock.sources.document import ArrowArray, Batch, binary_array, bool_array, is_utf8
-from penstock.sources.settings import ReadSettings
+from penstock.sources.long_lines import without_long_strings
+from penstock.sources.settings import BLOCK_BYTES, ReadSettings
 from penstock.sources.splitters import Spans, find_all
 from penstock.sources.validate import Reason, validate
 
@@ -42,12 +44,15 @@ def read_lines(
     def line(row: int) -> bytes:
         return data[spans.starts[row] : spans.stops[row]]
 
-    reasons: dict[int, Reason] = {}
-    replaced = 0
-    texts = _arrow_texts(data, spans, path) if _regular(data, spans) else None
+    replaced, is_checked = 0, True
+    # A line that is longer than a block is a block of its own.
+    is_long = len(spans.starts) == 1 and len(data) > 2 * BLOCK_BYTES
+    texts, reasons = _long_text(data, path) if is_long else (None, {})
+    if texts is None and _regular(data, spans):
+        texts, is_checked = _arrow_texts(data, spans, path), False
     if texts is None:
         texts, reasons, replaced = _python_texts(map(line, range(len(spans.starts))), path, reading)
-    else:
+    elif not is_checked:
         for row in _suspects(data, spans):
             refused = _python_texts([line(row)], path, reading)[1]
             if refused:
@@ -123,6 +128,24 @@ def _arrow_texts(data: bytes, spans: Spans, path: list[str]) -> ArrowArray | Non
     for name in path[1:]:
         column = pa.compute.struct_field(column, name)
     return column.cast(pa.large_binary())
+
+
+def _long_text(data: bytes, path: list[str]) -> tuple[ArrowArray | None, dict[int, Reason]]:
+    """The text of one long line, or why it has none; None if the other parsers have to decide."""
+    if not is_utf8(binary_array([data])):
+        return None, {}
+    try:
+        line, strings = without_long_strings(data)
+        found, _ = _text_of(line, path, replace=False)
+    except ValueError:
+        return None, {}
+    except _RefusedLine as refusal:
+        # The place of an error in the short line is not its place in the line.
+        is_known = refusal.args[0] != "bad_json"
+        return (binary_array([None]), {0: refusal.args}) if is_known else (None, {})
+    text = pa.py_buffer(strings.get(found, found))
+    ends = pa.py_buffer(np.array([0, len(text)], np.int64))
+    return pa.Array.from_buffers(pa.large_binary(), 1, [None, ends, text]), {}
 
 
 def _python_texts(

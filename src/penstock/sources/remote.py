@@ -1,18 +1,21 @@
 """Inputs on other machines, opened through fsspec.
 
 Object stores check what they receive. HTTP servers send almost anything, so every response is
-checked here: a part of the file is the part that was asked for, it is not compressed, and a
-redirect does not leave https. Messages never show a user, a password or a query, which may be a
-signature; so the errors of other packages are not chained to ours.
+checked here: its headers come within 30 seconds, a part of the file is the part that was asked for,
+it is not compressed, and a redirect does not leave https. Messages never show a user, a password
+or a query, which may be a signature; so the errors of other packages are not chained to ours.
 """
 
+import asyncio
 import io
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from penstock.errors import MissingExtraError, SourceError
+
+_HEADER_SECONDS = 30.0
 
 
 class RemoteStream(io.RawIOBase):
@@ -81,7 +84,9 @@ def without_secrets(error: BaseException) -> str:
     "403 for 'https://host/a.txt?…'"
     """
     text = re.sub(r"//[^/\s]*@", "//", str(error) or type(error).__name__)
-    return re.sub(r"\?[^\s'\")]+", "?…", text)
+    text = re.sub(r"\?[^\s'\")]+", "?…", text)
+    # A server decides how long a header is that a message repeats.
+    return re.sub(r"(\S{80})\S+", r"\1…", " ".join(text.split()))
 
 
 def redacted(url: str) -> str:
@@ -101,7 +106,7 @@ def file_system(path: str) -> Any:
         # A range of a compressed response would not be a range of the file.
         headers = {"Accept-Encoding": "identity"} | configured.get("headers", {})
         checks = {"raise_for_status": _check_response, **configured, "headers": headers}
-        options["client_kwargs"] = checks
+        options["client_kwargs"] = _deadlines() | checks
     try:
         return fsspec.core.url_to_fs(path, **options)[0]
     except ImportError as error:
@@ -110,6 +115,30 @@ def file_system(path: str) -> Any:
         raise MissingExtraError(
             f"Reading {redacted(path)} needs a package that is not installed: {error}.{advice}"
         ) from error
+
+
+def _deadlines() -> dict[str, Any]:
+    """The setting of aiohttp that limits the time until the headers of a response are complete."""
+    # aiohttp has it since 3.12. Older versions have one limit of 5 minutes for headers and body.
+    with suppress(ImportError):  # fsspec reports that it needs aiohttp
+        from aiohttp import ClientHandlerType  # noqa: F401
+
+        return {"middlewares": (_headers_by_deadline,)}
+    return {}
+
+
+async def _headers_by_deadline(request: Any, handler: Any) -> Any:
+    """Send one request; raise if the headers of the response are not complete in time.
+
+    The timeout of a socket begins again with each byte, so a server could send headers for ever.
+    """
+    try:
+        async with asyncio.timeout(_HEADER_SECONDS) as deadline:
+            return await handler(request)
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise OSError(f"the server sent no complete headers within {_HEADER_SECONDS:g} s") from None
 
 
 async def _check_response(response: Any) -> None:

@@ -31,13 +31,16 @@ from penstock.sources.document import (
     byte_lengths,
     null_rows,
 )
-from penstock.sources.files import InputFile, open_file
+from penstock.sources.files import InputFile, open_file, read_fully
+from penstock.sources.pages import page_claims
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings, Texts
 from penstock.sources.validate import validate
 
 # Rows of a batch of Parquet are so few that they fit into this memory even if each of them is the
 # longest text of the dictionary.
 _BATCH_MEMORY = 64 << 20
+# The length of a page has 31 bits.
+_LONGEST_PAGE = 1 << 31
 
 
 def table_spans(
@@ -145,7 +148,13 @@ def _parquet_sizes(file: InputFile, reading: ReadSettings) -> list[int]:
         for group in range(metadata.num_row_groups)
     ]
     # The file says this itself, so nothing was decompressed yet.
-    if sum(sizes) > expansion_limit(file, reading.max_expansion):
+    limit, claimed = expansion_limit(file, reading.max_expansion), sum(sizes)
+    # The footer may be forged, and pages say how long they are, too. To a larger file the limit
+    # allows a page of any length, and Arrow holds one page at a time.
+    if claimed <= limit < _LONGEST_PAGE:
+        with _our_errors(file, "Parquet"), open_file(file) as stream:
+            claimed = page_claims(read_fully(stream, file.size))
+    if claimed > limit:
         raise too_expanded(file, reading.max_expansion)
     return sizes
 

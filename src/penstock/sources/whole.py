@@ -44,6 +44,9 @@ CONTEXT_BYTES = 2_048
 _MOST_TRIES = 32
 # A line end between two characters that are not white space, or else a single space.
 _PLACES = (re.compile(rb"(?<=\S)\r?\n(?=\S)"), re.compile(rb"(?<=\S) (?=\S)"))
+# Text without spaces: commas, full stops and similar marks of Chinese and Japanese, in UTF-8. They
+# are tried only for blocks: pieces that are stored would be others than those of earlier builds.
+_MARKS = re.compile(rb"\xe3\x80[\x81\x82]|\xef\xbc[\x81\x8c\x9a\x9b\x9f]")
 
 
 def rule_of(blocks: Iterable[bytes], separators: Sequence[str]) -> str:
@@ -73,7 +76,13 @@ def rule_of(blocks: Iterable[bytes], separators: Sequence[str]) -> str:
     return separators[found] if found < len(wanted) else "file"
 
 
-def find_cut(data: bytes, wanted: int, is_safe: IsCutSafe | None, tries: int = _MOST_TRIES) -> int:
+def find_cut(
+    data: bytes,
+    wanted: int,
+    is_safe: IsCutSafe | None,
+    tries: int = _MOST_TRIES,
+    patterns: Sequence[re.Pattern[bytes]] = _PLACES,
+) -> int:
     r"""The first place in `data`, at or after `wanted`, where the text may be cut; or -1.
 
     The place after a line end is tried first, then the place before it. Spaces are tried only if
@@ -85,7 +94,7 @@ def find_cut(data: bytes, wanted: int, is_safe: IsCutSafe | None, tries: int = _
     """
     if is_safe is None:
         return -1
-    for pattern in _PLACES:
+    for pattern in patterns:
         for number, found in enumerate(pattern.finditer(data, wanted, wanted + RANGE_BYTES)):
             if number == tries:
                 break
@@ -121,7 +130,8 @@ def block_borders(text: Any, is_cut_safe: IsCutSafe | None) -> Iterator[int]:
         begin = start + BLOCK_BYTES - CONTEXT_BYTES
         data = bytes(view[max(0, begin) : begin + RANGE_BYTES + 2 * CONTEXT_BYTES])
         begin = max(0, begin)
-        found = find_cut(data, start + BLOCK_BYTES - begin, is_cut_safe, tries=8)
+        wanted, patterns = start + BLOCK_BYTES - begin, (*_PLACES, _MARKS)
+        found = find_cut(data, wanted, is_cut_safe, tries=8, patterns=patterns)
         if found < 0:
             break
         start = begin + found

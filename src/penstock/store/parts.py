@@ -1,8 +1,8 @@
 """The files of a store's parts: mapped into memory, and checked when they are read.
 
 A file is mapped when it is first used, after its size and header were compared with the manifest.
-The number of files that are mapped at once is limited, so a store of 10,000 parts can be read
-with 256 file descriptors, and faster with more.
+The number of files that are mapped at once is limited (`penstock.store.maps`), so a store of
+10,000 parts can be read with 32 file descriptors, and faster with more.
 
 Damage is noticed where it is read. Tokens and loss masks are checked in blocks of 64 KiB
 (`penstock.store.blocks`), each once per process, before it is first used: its checksum, and that
@@ -19,11 +19,9 @@ import mmap
 import os
 import sys
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from threading import Lock
-from typing import Any, NamedTuple
-from weakref import WeakSet
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,13 +33,9 @@ from penstock.store.blocks import BLOCK_BYTES, copy_blocks, crc32, joined_sum, n
 from penstock.store.files import HEADER_BYTES, array_layout, header
 from penstock.store.folders import open_to_read
 from penstock.store.manifest import CHECKED_KINDS, Manifest, PartRecord, part_file
+from penstock.store.maps import MappedFile, Maps, explained, files_at_once
 
 _AGAIN = "Copy or build the store again."
-# Every mapped file needs a descriptor, and all open stores together use at most half of those
-# that the process may have. To open a part again takes 60 µs, as long as to read a whole batch
-# from open parts.
-_open: "WeakSet[PartFiles]" = WeakSet()
-_MOST_MAPPED = 16_384  # Linux allows a process 65,530 maps
 # Blocks that are copied and checked in one call. 2 MiB still fit a processor's cache.
 _AT_ONCE = 32
 
@@ -49,26 +43,11 @@ _Block = tuple[int, int]
 """The index of a part, and of a block in one of its files."""
 
 
-class MappedFile(NamedTuple):
-    """One file of a part in memory."""
-
-    array: NDArray[Any]
-    data: NDArray[np.uint8]
-    """All bytes of the file, with its header."""
-    mapping: mmap.mmap
-    size: int
-    """Bytes of the file."""
-    path: Path
-
-
 @dataclass(slots=True)
 class _State:
     """What is known of the files. Snapshots of a store share it: a part keeps its index."""
 
-    lock: Lock = field(default_factory=Lock)
-    """Guards `mapped`."""
-    mapped: dict[tuple[int, str], MappedFile] = field(default_factory=dict)
-    """A map that is used moves to the end, so the first is the least recently used."""
+    maps: Maps = field(default_factory=Maps)
     # Used without a lock. Two threads may check the same block or read the same checksums, which
     # does no harm: an entry is set after its check, and never cleared.
     done: dict[tuple[int, str], NDArray[np.bool_]] = field(default_factory=dict)
@@ -98,28 +77,21 @@ class PartFiles:
         """Whether blocks are checked before they are used."""
         self.read_in_order = False
         """Whether parts are read one after the other, so that pages beside a row are used soon."""
-        _open.add(self)
 
     def share(self, earlier: "PartFiles") -> None:
         """Use the maps and checks of an earlier snapshot of the same store."""
         self._state = earlier._state
 
-    def after_fork(self) -> None:
-        """Use a new lock: another thread of the parent may have held the old one."""
-        self._state.lock = Lock()
-
     def file(self, part: int, kind: str) -> MappedFile:
         """One file of one part; its contents are not checked, but its size is."""
-        key, state = (part, kind), self._state
-        with state.lock:
-            # Under the lock, or two threads would map the same file twice.
-            found = state.mapped.pop(key, None)
-            if found is None:
-                found = self._map(self._parts[part], kind)
-                # Arrays that are in use stay valid when they are removed from the dict.
-                while len(state.mapped) >= _most_mapped():
-                    del state.mapped[next(iter(state.mapped))]
-            state.mapped[key] = found
+        key, maps = (part, kind), self._state.maps
+        # Here and not in `Maps`, because one call more for each part of a batch takes 10 % longer.
+        with maps.lock:
+            found = maps.files.pop(key, None)
+            if found is not None:
+                maps.files[key] = found
+        if found is None:
+            found = maps.add(key, partial(self._map, self._parts[part], kind))
         try:
             size = found.mapping.size()  # one call of fstat
         except OSError as error:  # `naming` would take longer than the call, at every read
@@ -165,8 +137,10 @@ class PartFiles:
         for part, chosen in group_rows(parts):
             new = np.unique(blocks[chosen])
             wanted += [(part, block) for block in new[~self._checked(part, kind)[new]].tolist()]
-        for first in range(0, len(wanted), _AT_ONCE):
-            self._check_some(kind, wanted[first : first + _AT_ONCE])
+        # Each block may be in another file.
+        at_once = files_at_once(_AT_ONCE)
+        for first in range(0, len(wanted), at_once):
+            self._check_some(kind, wanted[first : first + at_once])
 
     def _check_some(self, kind: str, wanted: list[_Block]) -> None:
         """Check some blocks in one call; a shorter block at the end of a file in another."""
@@ -244,14 +218,14 @@ class PartFiles:
         return int(self._state.sums[part][first + block])
 
     def _read_sums(self, record: PartRecord) -> NDArray[np.uint32]:
-        with self._open_file(record, "checks") as stream:
+        path = self._path / part_file(record.number, "checks")
+        with explained(path), self._open_file(record, "checks") as stream:
             data = stream.read()
         found, expected = hashlib.sha256(data).hexdigest(), record.files["checks"][1]
         if found != expected:
             raise StoreError(
-                f"{self._path / part_file(record.number, 'checks')} is damaged, or it is of "
-                f"another part or store: its SHA-256 is {found[:8]}…, but the manifest says "
-                f"{expected[:8]}…. {_AGAIN}"
+                f"{path} is damaged, or it is of another part or store: its SHA-256 is "
+                f"{found[:8]}…, but the manifest says {expected[:8]}…. {_AGAIN}"
             )
         return np.frombuffer(data, "<u4", offset=HEADER_BYTES)
 
@@ -275,7 +249,7 @@ class PartFiles:
     def _map(self, record: PartRecord, kind: str) -> MappedFile:
         dtype, shape = array_layout(kind, self._dtype, record.num_documents, record.num_tokens)
         path, num_bytes = self._path / part_file(record.number, kind), record.files[kind][0]
-        with self._open_file(record, kind) as stream, naming(path):
+        with explained(path), self._open_file(record, kind) as stream, naming(path):
             # The map has a descriptor of its own, so `size` can tell whether the file was cut.
             mapping = mmap.mmap(stream.fileno(), num_bytes, access=mmap.ACCESS_READ)
         # The header contains type and shape, so this also finds swapped files of equal size.
@@ -331,16 +305,3 @@ def _is_wanted() -> bool:
             "without comparing checksums, or to 1, which is the default."
         )
     return value == "1"
-
-
-def _most_mapped() -> int:
-    """How many files each open store may keep mapped."""
-    try:
-        import resource
-
-        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    except ImportError:  # Windows, where a map needs no descriptor
-        descriptors = -1
-    if descriptors < 0:  # unlimited
-        descriptors = _MOST_MAPPED
-    return max(1, min(descriptors // 2, _MOST_MAPPED) // max(1, len(_open)))

@@ -287,10 +287,8 @@ _open_streams: "weakref.WeakSet[StreamedStore]" = weakref.WeakSet()
 def _after_fork() -> None:
     """Make the streams of a forked child read only: the thread that builds is in the parent."""
     for store in _open_streams:
-        # Another thread of the parent may have held these locks when the process was forked.
+        # Another thread of the parent may have held this lock when the process was forked.
         store._lock = threading.Lock()
-        if store._last is not None and (last := store._last()) is not None:
-            last.files.after_fork()
         store._builder = None
         store._finalizer.detach()
 

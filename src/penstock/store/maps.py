@@ -1,0 +1,133 @@
+"""The files of stores that are mapped into memory, and how many of them may be at once.
+
+A map of Python keeps a descriptor of its file open, which shows whether the file was truncated. A
+process may have few descriptors (`ulimit -n 32`), and stores may have thousands of parts. So all
+open stores together keep a limited number of files mapped, and those that were not used for the
+longest time are removed. A reader that uses several files at a time asks `files_at_once` how many.
+To map a file again takes 60 µs, as long as to read a whole batch from files that are mapped.
+"""
+
+import errno
+import mmap
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import StoreError
+
+_MOST_MAPPED = 16_384  # Linux allows a process 65,530 maps
+# Left to the rest of the process: its streams, locks and directories, what it writes, sockets.
+# With torch, an idle process has 5, and a build with two threads 12.
+_OTHERS = 24
+
+
+class MappedFile(NamedTuple):
+    """One file of a part in memory."""
+
+    array: NDArray[Any]
+    data: NDArray[np.uint8]
+    """All bytes of the file, with its header."""
+    mapping: mmap.mmap
+    size: int
+    """Bytes of the file."""
+    path: Path
+
+
+class Maps:
+    """The mapped files of one store. Safe to use from several threads and after a fork."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.files: dict[tuple[int, str], MappedFile] = {}
+        """The files by part and kind; one that is used moves to the end, under the lock. So the
+        first is the least recently used."""
+        with _guard:
+            _open.add(self)
+
+    def add(self, key: tuple[int, str], open_file: Callable[[], MappedFile]) -> MappedFile:
+        """The file of a key, which is opened unless another thread did that."""
+        with self.lock:
+            found = self.files.get(key)
+            if found is not None:
+                return found
+            found = self.files[key] = open_file()
+        _remove_oldest()
+        return found
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def remove_oldest(self) -> None:
+        """Remove a map; arrays of it that are in use stay valid, and keep it open."""
+        with self.lock:
+            if self.files:
+                del self.files[next(iter(self.files))]
+
+
+_open: "WeakSet[Maps]" = WeakSet()
+_guard = Lock()  # a set must not change while it is listed
+
+
+def files_at_once(most: int) -> int:
+    """How many files, at most `most`, a thread may use at a time."""
+    return max(1, min(most, _descriptors() // 4))
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Raise an error that says what to do if the process has no descriptor left for `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise StoreError(
+            f"{path} cannot be opened: this process has as many open files as it may have, "
+            f"{_limit():,}. Arrays of tokens that you keep hold the files of their store open, so "
+            "copy them, or allow more files, for example with ulimit -n 1024."
+        ) from error
+
+
+def _remove_oldest() -> None:
+    """Remove maps until all open stores together have as many as the process can afford."""
+    limit = max(1, min(_descriptors() // 2, _MOST_MAPPED))
+    with _guard:
+        opened = list(_open)
+    # Only one lock is held at a time, so that two threads cannot wait for each other.
+    while sum(map(len, opened)) > limit:
+        max(opened, key=len).remove_oldest()
+
+
+def _descriptors() -> int:
+    """The descriptors that the process may have for the files of stores."""
+    return _limit() - _OTHERS
+
+
+def _limit() -> int:
+    """The descriptors that the process may have."""
+    if sys.platform == "win32":  # where a map needs no descriptor
+        return 4 * _MOST_MAPPED
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 4 * _MOST_MAPPED if limit == resource.RLIM_INFINITY else limit
+
+
+def _after_fork() -> None:
+    # Another thread of the parent may have held these locks when the process was forked.
+    global _guard
+    _guard = Lock()
+    for each in _open:
+        each.lock = Lock()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_after_fork)
