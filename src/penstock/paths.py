@@ -13,7 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 
 def expand_user(path: str | os.PathLike[str]) -> Path:
@@ -49,7 +52,7 @@ class NamedFile(FileIO):
         with naming(self.name):
             return super().readall()
 
-    def readinto(self, buffer: Any, /) -> int:
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
         """Fill `buffer`; returns the number of bytes."""
         with naming(self.name):
             return super().readinto(buffer)

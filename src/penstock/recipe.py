@@ -303,7 +303,7 @@ def _value(value: object, hint: Any, where: str, name: str) -> Any:
     raise RecipeError(f"{where}: {name} is {value!r:.200}, but must be {allowed}.")
 
 
-def _as_kind(value: object, kind: Any, where: str, name: str) -> Any:
+def _as_kind(value: object, kind: Any, where: str, name: str) -> object:
     """Return the value, converted to the type `kind`; None if it cannot be converted."""
     origin, parts = get_origin(kind), get_args(kind)
     # isinstance would accept true for an int: bool is a subclass of it, and True == 1.

@@ -29,7 +29,7 @@ Fields = dict[tuple[int, int], Any]
 """The values of a struct, by number and kind."""
 
 
-def page_claims(data: Any) -> int:
+def page_claims(data: bytes | memoryview) -> int:
     """The sum of the lengths that the headers of all pages of a Parquet file claim.
 
     `data` are the bytes of the file. If they are a memory map, only footer and headers are read.

@@ -9,7 +9,7 @@ or a query, which may be a signature; so the errors of other packages are not ch
 import asyncio
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -117,7 +117,7 @@ def file_system(path: str) -> Any:
         ) from error
 
 
-def _deadlines() -> dict[str, Any]:
+def _deadlines() -> dict[str, object]:
     """The setting of aiohttp that limits the time until the headers of a response are complete."""
     # aiohttp has it since 3.12. Older versions have one limit of 5 minutes for headers and body.
     with suppress(ImportError):  # fsspec reports that it needs aiohttp
@@ -127,7 +127,9 @@ def _deadlines() -> dict[str, Any]:
     return {}
 
 
-async def _headers_by_deadline(request: Any, handler: Any) -> Any:
+async def _headers_by_deadline(
+    request: object, handler: Callable[[object], Awaitable[object]]
+) -> object:
     """Send one request; raise if the headers of the response are not complete in time.
 
     The timeout of a socket begins again with each byte, so a server could send headers for ever.

@@ -21,6 +21,8 @@ _MAX_DEPTH = 64
 _SPARSE, _UNUSED = 4, 1 << 25
 _MAX_ID = (1 << 31) - 1
 _STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding")
+Config = dict[str, Any]
+"""A part of a tokenizer.json that is an object."""
 _FLAGS = ("special", "single_word", "lstrip", "rstrip", "normalized")
 
 
@@ -83,7 +85,7 @@ def without_failures() -> Iterator[None]:
         ) from None
 
 
-def _check_charsmap(step: dict[str, Any], name: str) -> None:
+def _check_charsmap(step: Config, name: str) -> None:
     """Raise if a map of characters says that it is longer than it is."""
     encoded = step.get("precompiled_charsmap")
     if not isinstance(encoded, str):
@@ -97,7 +99,7 @@ def _check_charsmap(step: dict[str, Any], name: str) -> None:
         _refuse(name, "precompiled_charsmap", encoded, "a map as long as it says")
 
 
-def _check_depth(level: list[Any], name: str) -> None:
+def _check_depth(level: list[Config | list[object]], name: str) -> None:
     for _ in range(_MAX_DEPTH):
         for each in level:
             if isinstance(each, dict):
@@ -109,7 +111,7 @@ def _check_depth(level: list[Any], name: str) -> None:
     raise TokenizerError(f"{name} is nested more than {_MAX_DEPTH} levels deep. Use another file.")
 
 
-def _vocab_ids(model: dict[str, Any], name: str) -> list[int]:
+def _vocab_ids(model: Config, name: str) -> list[int]:
     """The ids of the model's tokens."""
     vocab = model.get("vocab")
     if isinstance(vocab, list):  # Unigram: [token, score], in the order of the ids
@@ -125,7 +127,7 @@ def _vocab_ids(model: dict[str, Any], name: str) -> list[int]:
     return list((vocab or {}).values())
 
 
-def _added_ids(config: dict[str, Any], name: str) -> list[int]:
+def _added_ids(config: Config, name: str) -> list[int]:
     """The ids of the added tokens."""
     added = config.get("added_tokens")
     if not isinstance(added, list | None):
@@ -142,13 +144,13 @@ def _added_ids(config: dict[str, Any], name: str) -> list[int]:
     return ids
 
 
-def _check_id(number: Any, path: str, name: str) -> int:
+def _check_id(number: object, path: str, name: str) -> int:
     if type(number) is not int or not 0 <= number <= _MAX_ID:  # True is an instance of int
         _refuse(name, path, number, f"a whole number from 0 to {_MAX_ID:,}")
     return int(number)
 
 
-def _check_merges(model: dict[str, Any], name: str) -> None:
+def _check_merges(model: Config, name: str) -> None:
     merges, vocab = model.get("merges"), model.get("vocab") or {}
     if not isinstance(merges, list | None):
         _refuse(name, "model.merges", merges, "a list")
