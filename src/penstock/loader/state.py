@@ -56,7 +56,7 @@ def identify(plan: "AnyPlan") -> State:
 
 
 def identify_order(described: State, rows: list[Rows]) -> State:
-    """Return how rows are ordered and cut, but not from which stores."""
+    """Return how rows are ordered and cut, without their stores."""
     known = [_settings_of(each) for each in rows]
     settings = sorted({name for each in known for name in each})
     return {

@@ -207,7 +207,7 @@ def _run(numbers: Unsigned, network: _Network, *, inverse: bool) -> None:
 
 
 def _fill_noise(half: Unsigned, key: Unsigned, noise: Unsigned, spare: Unsigned) -> None:
-    """Fill `noise` with bits that depend on all bits of `half` and `key`; the top bits most."""
+    """Fill `noise` with a hash of `half` and `key`; its low bits depend on fewer of their bits."""
     np.bitwise_xor(half, key, noise)
     np.multiply(noise, _MIX_1, noise)
     np.right_shift(noise, _32, spare)

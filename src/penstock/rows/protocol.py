@@ -98,7 +98,7 @@ class Rows:
         return (self[number] for number in range(len(self)))
 
     def _number(self, sample: int) -> int:
-        """Return the number of a row that may be counted from the end."""
+        """Return the number of the row `sample`; a negative `sample` counts from the end."""
         number = index(sample)
         if 0 <= number < self.num_readable:
             return number

@@ -194,7 +194,7 @@ class Manifest:
 
     @property
     def num_unchecked(self) -> int:
-        """Parts without checksums, which earlier versions wrote."""
+        """The number of parts that have no checksums, because an earlier version wrote them."""
         return sum("checks" not in part.files for part in self.parts)
 
     @property

@@ -274,7 +274,7 @@ class _Loop:
         return f"The last checkpoint is step {steps[-1]:,}." if steps else "Nothing is saved yet."
 
     def _is_late(self) -> bool:
-        """Whether `max_minutes` are over, including the time of one more validation."""
+        """Whether `max_minutes` would be over after one more validation."""
         minutes = self.config.max_minutes
         spent = time.perf_counter() - self.started + self.throughput.last_pause
         return minutes is not None and spent > 60 * minutes
