@@ -36,7 +36,10 @@ from penstock.store.files import HEADER_BYTES, array_layout, header
 from penstock.store.folders import open_regular
 from penstock.store.manifest import CHECKED_KINDS, Manifest, PartRecord, part_file
 
-_AGAIN = "Copy or build the store again."
+REPAIR_ADVICE = (
+    "Make it again from the inputs with `penstock repair` (in Python, penstock.repair), or copy it "
+    "from a good store."
+)
 # Every mapped file needs a descriptor, and all open stores together use at most half of those
 # that the process may have. To open a part again takes 60 µs, as long as to read a whole batch
 # from open parts.
@@ -131,7 +134,7 @@ class PartFiles:
             record, blocks = self._parts[part], np.arange(num_blocks(len(found.data)))
             self.check(kind, np.full(len(blocks), part), blocks)
             if kind == "bounds" and (problem := bounds_problem(found.array, record.num_tokens)):
-                raise StoreError(f"{self._path}, part {record.number}: {problem}. {_AGAIN}")
+                raise StoreError(f"{self._path}, part {record.number}: {problem}. {REPAIR_ADVICE}")
             self._state.whole.add(key)
         return found.array
 
@@ -194,9 +197,8 @@ class PartFiles:
                 if expected is not None and crc32(row.data) != expected:
                     raise StoreError(
                         f"{self._where(part, kind, block, len(row))} is damaged: the checksum is "
-                        f"{crc32(row.data):08x}, but the store recorded {expected:08x}. Check the "
-                        "whole store with penstock.verify, and copy this file from a good store "
-                        "or build the store again."
+                        f"{crc32(row.data):08x}, but the store recorded {expected:08x}. "
+                        f"{REPAIR_ADVICE}"
                     )
         if kind != "tokens" or self._vocab_size >= 256**self._dtype.itemsize:
             return
@@ -209,7 +211,7 @@ class PartFiles:
             raise StoreError(
                 f"{self._where(part, kind, block, copied.shape[1])} holds the token id "
                 f"{largest[row]:,}, but the vocabulary has {self._vocab_size:,} ids. A model has "
-                f"no embedding for it. {_AGAIN}"
+                f"no embedding for it. {REPAIR_ADVICE}"
             )
 
     def _where(self, part: int, kind: str, block: int, size: int) -> str:
@@ -246,7 +248,7 @@ class PartFiles:
             raise StoreError(
                 f"{self._path / part_file(record.number, 'checks')} is damaged, or it is of "
                 f"another part or store: its SHA-256 is {found[:8]}…, but the manifest says "
-                f"{expected[:8]}…. {_AGAIN}"
+                f"{expected[:8]}…. {REPAIR_ADVICE}"
             )
         return np.frombuffer(data, "<u4", offset=HEADER_BYTES)
 
@@ -255,7 +257,7 @@ class PartFiles:
         path = self._path / part_file(record.number, kind)
         opened = self._directory / path.name
         if not opened.exists():
-            raise MissingStoreError(f"{path} is missing. {_AGAIN}")
+            raise MissingStoreError(f"{path} is missing. {REPAIR_ADVICE}")
         stream = FileIO(open_regular(opened))
         if (size := os.fstat(stream.fileno()).st_size) != record.files[kind][0]:
             stream.close()
@@ -270,7 +272,7 @@ class PartFiles:
                 raise StoreError(
                     f"{self._path / part_file(record.number, kind)} does not have the header of "
                     f"the {kind} file of part {record.number}, so it is another file or damaged. "
-                    f"{_AGAIN}"
+                    f"{REPAIR_ADVICE}"
                 )
             # The map has a descriptor of its own, so `size` can tell whether the file was cut.
             mapping = mmap.mmap(stream.fileno(), record.files[kind][0], access=mmap.ACCESS_READ)
@@ -307,7 +309,7 @@ def bounds_problem(bounds: NDArray[np.uint64], num_tokens: int) -> str | None:
 def _other_size(path: Path, size: int, expected: int) -> StoreError:
     return StoreError(
         f"{path} has {size:,} bytes, but its manifest says {expected:,}. It was cut off or "
-        f"overwritten, perhaps during a copy. {_AGAIN}"
+        f"overwritten, perhaps during a copy. {REPAIR_ADVICE}"
     )
 
 
