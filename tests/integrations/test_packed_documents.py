@@ -464,10 +464,21 @@ def test_a_model_that_looks_across_documents_is_refused(store, kind):
         ),
     }[kind]()
 
-    with pytest.raises(PlanError, match="does not keep packed documents apart: another first"):
+    with pytest.raises(PlanError, match=r"apart: another first .*LLMDataModule\(…, packing=False"):
         StepLoader(Packs(store, LENGTH), 4, model=model)
     with pytest.raises(PlanError, match="no model of transformers"):
         keep_documents_apart(torch.nn.Linear(2, 2))
+
+
+def test_a_model_of_another_kind_is_warned_of_in_lightning(data_module):
+    """penstock cannot test it, so the advice is not `keep_documents_apart`, which refuses it."""
+    module = data_module()
+    module.trainer = type("Trainer", (), {"lightning_module": torch.nn.Linear(2, 2)})()
+    module.trainer.distributed_sampler_kwargs = None
+
+    with pytest.warns(UserWarning, match="Linear contains no model .*by position_ids") as caught:
+        module.val_dataloader()
+    assert "keep_documents_apart" not in str(caught[0].message)
 
 
 def test_a_loop_without_a_prepared_model_is_warned(store, python):

@@ -71,11 +71,7 @@ class TrainerProgress:
         self._source.refuse_no_step()
         if self._restored is not None:
             loader = self._source.loader()  # it only checks the state
-            try:
-                loader.load_state_dict(self._restored["data"], on_change=self._on_change)
-            except ResumeError as error:
-                error.add_note('With Lightning, the data module takes on_change="restart".')
-                raise
+            loader.load_state_dict(self._restored["data"], on_change=self._on_change)
             self._position = loader.position
             self._batches = self.yielded = int(self._restored["batches"])
 
