@@ -433,6 +433,18 @@ def test_flash_attention_is_refused_where_rows_cannot_be_joined(store, flash_mod
         RowItems(packs, model=model)
 
 
+def test_rows_in_place_of_a_dataset_are_refused_in_words(store, tmp_path):
+    pytest.importorskip("accelerate", reason="needs penstock[hf]")
+
+    class RowTrainer(RowsTrainer, transformers.Trainer):
+        pass
+
+    rows = Packs(store, LENGTH)
+    trainer = RowTrainer(model=make_model("llama"), args=arguments_of(tmp_path), eval_dataset=rows)
+    with pytest.raises(PlanError, match=r"holds rows.*Pass RowItems\(rows\)"):
+        trainer.evaluate()
+
+
 def test_a_version_without_packed_masks_is_refused(store, monkeypatch):
     model = make_model("llama")
     monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.54.1")
