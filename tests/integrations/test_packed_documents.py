@@ -462,6 +462,8 @@ def test_a_version_without_packed_masks_is_refused(store, monkeypatch):
 @pytest.mark.parametrize("kind", ["bloom", "opt", "bert"])
 def test_a_model_that_looks_across_documents_is_refused(store, kind):
     """They ignore `position_ids`, or use them for embeddings alone."""
+    # Of 150 random BERT models of this size, two change the output by less than the tolerance.
+    torch.manual_seed(0)
     size = {"vocab_size": 257, "hidden_size": 16}
     layers = {"num_hidden_layers": 1, "num_attention_heads": 2}
     model = {
