@@ -122,7 +122,15 @@ TAKES_ALSO = {
 # Functions and arguments of Lightning and transformers.
 FOREIGN = {"Trainer", "per_device_eval_batch_size", "attn_implementation"}
 # Names of fields in batches and in a tokenizer.json, and an attribute of rows.
-FIELDS = {"input_ids", "labels", "single_word", "normalized", "dropout", "part_rows"}
+FIELDS = {
+    "input_ids",
+    "labels",
+    "position_ids",
+    "single_word",
+    "normalized",
+    "dropout",
+    "part_rows",
+}
 # Words that follow the name of the package in a sentence.
 VERBS = {"cannot", "does", "reads", "renders", "that", "to"}
 

@@ -88,6 +88,50 @@ def test_text_with_the_suffix_of_records_is_read_as_text_with_a_warning(tmp_path
     assert bytes(dataset.tokenized_data.tolist()).decode() == path.read_text()
 
 
+def test_a_store_is_not_read_as_text(store, tmp_path):
+    with pytest.raises(SourceError, match="is a store: it holds tokens, not text"):
+        build(store.path, tmp_path / "other", tokenizer="bytes")
+
+
+def test_the_suffix_of_wikitext_is_known(tmp_path, caplog):
+    (tmp_path / "wiki.valid.raw").write_text("one two\n")
+
+    build(tmp_path / "wiki.valid.raw", tmp_path / "store", tokenizer="bytes")
+    assert "suffix" not in caplog.text
+
+
+def test_an_object_over_several_lines_says_how_to_write_it(tmp_path):
+    (tmp_path / "one.json").write_text(json.dumps({"text": "one"}, indent=1))
+
+    with pytest.raises(SourceError, match="write each object on one line, or the whole file as an"):
+        build(tmp_path / "one.json", tmp_path / "store", tokenizer="bytes")
+
+
+def test_a_file_of_another_encoding_keeps_its_suffix_when_it_is_converted(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n', encoding="utf-16")
+
+    with pytest.raises(SourceError, match=r"iconv .* > converted\.jsonl"):
+        build(tmp_path / "a.jsonl", tmp_path / "store", tokenizer="bytes")
+
+
+def test_conversations_in_a_csv_file_are_refused_in_one_sentence(tmp_path, caplog):
+    (tmp_path / "a.csv").write_bytes(b"id,text\r\n1,one\r\n")
+
+    with pytest.raises(SourceError, match="is CSV, and conversations are read from JSON Lines"):
+        build(
+            tmp_path / "a.csv", tmp_path / "s", tokenizer="gpt2", chat="chatml", add_tokens="auto"
+        )
+    assert "carriage return" not in caplog.text
+
+
+def test_windows_line_ends_of_conversations_are_no_surprise(tmp_path, caplog):
+    row = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    (tmp_path / "a.jsonl").write_bytes(json.dumps({"messages": row}).encode() + b"\r\n")
+
+    build(tmp_path / "a.jsonl", tmp_path / "s", tokenizer="gpt2", chat="chatml", add_tokens="auto")
+    assert "carriage return" not in caplog.text
+
+
 def test_an_unknown_argument_of_create_dataloaders_is_named_with_those_that_exist(tmp_path):
     with pytest.raises(TypeError, match=r"shuffle: there is no such argument.*stride, eos, labels"):
         create_dataloaders(tmp_path / "a", tmp_path / "b", "gpt2", shuffle=False)

@@ -100,7 +100,7 @@ def test_exit_code_one_as_json_too(run_json):
     [
         (b"", 0, "is empty"),
         (b"\n \n\t\n", 1, "holds no document"),
-        (b"good\n\xff\xfebad\n", 1, "is not UTF-8 at byte 5"),
+        (b"good\n\xff\xfebad\n", 1, "is not UTF-8 at byte 5; errors="),
         ("one\ntwo\n".encode("utf-16"), 1, "begins with the byte order mark of UTF-16"),
         ("café\n".encode("latin-1"), 1, "is not UTF-8 at byte 3"),
     ],
@@ -119,6 +119,13 @@ def test_a_bad_line_is_counted_among_the_lines(invoke, tmp_path):
     shown = invoke("check", "bad.txt", *options, code=1).stdout
 
     assert "1 of 2 records are bad; the first, invalid_utf8" in shown
+
+
+def test_a_missing_field_says_how_to_name_another(invoke, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"question": "one"}\n')
+    shown = invoke("check", "a.jsonl", "--tokenizer", "bytes", code=1).stdout
+
+    assert "name the field that holds the text with field= (--field)" in " ".join(shown.split())
 
 
 def test_a_directory_without_files_is_refused(invoke, tmp_path):

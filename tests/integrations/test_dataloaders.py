@@ -218,10 +218,11 @@ def test_the_format_goes_by_the_suffix_and_can_be_forced(suffix, write, letters)
     train, val = create_dataloaders(lines, text, letters, 2, 4)
     assert (train.dataset.is_jsonl, val.dataset.is_jsonl) == (True, False)
     assert rows(val)[0][0] == [97, 98, 99, 100]
-    train, val = create_dataloaders(lines, lines, letters, 2, 4, is_jsonl=False)
+    with pytest.warns(UserWarning, match="as plain text, with the syntax"):
+        train, val = create_dataloaders(lines, lines, letters, 2, 4, is_jsonl=False)
     assert not train.dataset.is_jsonl
     assert rows(val)[0][0] == [ord(letter) for letter in '{"te']
-    with pytest.raises(SourceError, match=r"c.data ends in '\.data', which does not say"):
+    with pytest.raises(SourceError, match=r"c.data ends in '\.data'; \.jsonl"):
         create_dataloaders(odd, odd, letters, 2, 4)
     assert create_dataloaders(odd, odd, letters, 2, 4, is_jsonl=False)
 

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from penstock import Texts, build
 from penstock.errors import PlanError, SourceError, TokenizerError
-from penstock.integrations.pytorch import TextDataset, TransformerDataset
+from penstock.integrations.pytorch import TextDataset, TransformerDataset, create_dataloaders
 from penstock.integrations.pytorch.samples import read_samples
 from penstock.sources.slices import cut
 
@@ -289,7 +290,8 @@ def test_a_pickle_is_small(write):
 BAD = {
     "not JSON": ("{'text': 1}", "a.jsonl, line 1 is not JSON: Expecting property name"),
     "no text": ('{"text": "x"}\n\n{"id": 1}', 'line 3 has no field "text"; its fields: "id"'),
-    "a list": ("[1]", 'line 1 has no field "text"; its fields: none'),
+    "a list": ("[1]", "line 1 begins an array.*penstock.build makes a store of .*JSON arrays"),
+    "lines of a list": ('[\n {"text": "x"}\n]', "line 1 begins an array.*penstock.build"),
     "a number": ('{"text": 5}', '"text" holds 5, not a string'),
     "not UTF-8": (b'{"text": "\xff"}', r"is not UTF-8 at byte 10 \(invalid start byte\)"),
     "cut off": ('{"text": "é'.encode()[:-1], "is not UTF-8 at byte 10"),
@@ -310,6 +312,35 @@ def test_a_file_that_is_not_there_is_named(tokenizer, tmp_path, letters):
         TextDataset(tmp_path / "nope.txt", 8, given)
     with pytest.raises(SourceError, match="is a directory; give one file"):
         TextDataset(tmp_path, 8, given)
+
+
+def test_a_store_is_not_taken_for_a_file_of_text(tmp_path):
+    build(Texts(["one", "two"]), tmp_path / "store", tokenizer="bytes")
+    for read in (TextDataset, lambda path: create_dataloaders(path, path, "gpt2")):
+        with pytest.raises(SourceError, match=r"is a store.*penstock.Loader and penstock.Windows"):
+            read(tmp_path / "store")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.txt.gz", "a.log"])
+def test_a_file_of_another_format_is_sent_to_penstock_build(name, write):
+    path = write(name, "id,text\n1,one two three\n" * 9)
+    with pytest.raises(SourceError, match=r"contains one of these, set.*penstock.build makes a st"):
+        create_dataloaders(path, path, "gpt2")
+
+
+def test_records_that_are_read_as_paragraphs_are_warned_of(write):
+    path = write("a.csv", "id,text\n1,one two three\n" * 9)
+    with pytest.warns(UserWarning, match="as plain text, with the syntax of .csv"):
+        create_dataloaders(path, path, "gpt2", 1, 4, is_jsonl=False)
+
+
+def test_a_slice_is_a_batch(write):
+    text, lines = TextDataset(write("a.txt", "ab " * 9), 4), write("a.jsonl", ["abc de fg"])
+    records = TransformerDataset(lines, "bytes", 4)
+
+    assert torch.equal(text[1:7:2][1], torch.stack([text[n][1] for n in (1, 3, 5)]))
+    assert torch.equal(records[-2:]["labels"][1], records[-1]["labels"])
+    assert text[3:3][0].shape == (0, 4)
 
 
 def test_a_blank_line_between_json_lines_is_no_sample(write, letters):

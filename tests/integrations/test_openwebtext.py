@@ -42,6 +42,13 @@ def module(files):
         made.teardown("fit")
 
 
+def test_flat_ids_without_a_header_are_refused_in_words(module, tmp_path):
+    path = tmp_path / "train.bin"
+    path.write_bytes(bytes(1000))
+    with pytest.raises(PlanError, match=r"preprocessed_train='.*train.bin' must be a \.npy file"):
+        module(use_preprocessed=True, preprocessed_train=path, preprocessed_val=path)
+
+
 def rows_of(batches):
     return [tuple(row.tolist()) for batch in batches for row in batch["input_ids"]]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.chat.chat import Chat
-from penstock.errors import ChatError
+from penstock.errors import ChatError, PlanError
 from penstock.integrations.sft import sft_data_generator
 
 GOOD = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
@@ -18,9 +18,13 @@ def test_the_row_that_cannot_be_rendered_is_named(gpt2_chat, num_rows, rank, wor
         dataset, 2, Chat("chatml", gpt2_chat), rank=rank, world_size=world_size
     )
 
-    with pytest.raises(ChatError) as error:
+    with pytest.raises(ChatError, match=r"^Row 5 of the dataset, counting from 0: The record has"):
         next(batches)
-    assert error.value.__notes__[0].startswith("This is row 5 of the dataset")
+
+
+def test_a_path_is_not_taken_for_conversations(gpt2_chat):
+    with pytest.raises(PlanError, match=r"'chats\.jsonl' must be rows, not a path"):
+        sft_data_generator("chats.jsonl", 2, Chat("chatml", gpt2_chat))
 
 
 def test_what_a_function_of_ones_own_cannot_render_is_named():
@@ -29,6 +33,5 @@ def test_what_a_function_of_ones_own_cannot_render_is_named():
             raise ChatError("no_messages", "There is nothing to say.")
         return [1, 2], [0, 1]
 
-    with pytest.raises(ChatError, match="nothing to say") as error:
+    with pytest.raises(ChatError, match=r"^Row 4 of the dataset, .*nothing to say"):
         next(sft_data_generator(list(range(7)), 3, render, pad_token_id=7))
-    assert error.value.__notes__[0].startswith("This is row 4 of the dataset")

@@ -38,7 +38,7 @@ Pair = tuple[NDArray[np.uint32], NDArray[np.uint8]]
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """One conversation as tokens; unpacks to `tokens, loss`."""
+    """One conversation as tokens; unpacks to `tokens, loss`, and `len` counts the tokens."""
 
     tokens: NDArray[np.uint32]
     loss: NDArray[np.uint8]

@@ -99,7 +99,7 @@ def _charged_test(original: Function) -> Function:
 
 
 def _tracing_filter(original: Function) -> Function:
-    """The filter `original`, with a result whose origins are the leaves of its arguments."""
+    """The filter `original`, whose text comes from all strings of the chat in its arguments."""
 
     @wraps(original)  # also copies Jinja's mark of a filter that takes context or environment
     def traced(*args: object, **kwargs: object) -> object:
@@ -128,7 +128,7 @@ def _format(text: str, *args: object, **kwargs: object) -> str:
 
 
 def install(filters: dict[str, Any], tests: dict[str, Any]) -> None:
-    """Replace the filters and tests of an environment."""
+    """Replace filters and tests in the dictionaries of a Jinja environment, in place."""
     for name in _CHANGING_FILTERS.split():
         filters[name] = _tracing_filter(FILTERS[name])
     # Nothing is escaped, so every string is safe.

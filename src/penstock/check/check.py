@@ -39,6 +39,10 @@ _MEASURED_SECONDS = 1.0
 _FEW_BYTES = 2.5
 # Each file has a table in the report, so only the first files of a directory are read.
 _MOST_FILES = 16
+_ADVICE = {
+    "missing_field": "; name the field that holds the text with field= (--field)",
+    "invalid_utf8": '; errors="replace" (--errors replace) puts U+FFFD in place of such bytes',
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,12 +201,13 @@ class _Run:
                 raise _CheckFailedError(
                     f"{file.name}: {number:,} of {number + len(file.texts):,} records are bad; the "
                     f"first, {first.reason} ({first.detail}), is at offset {first.offset:,}"
+                    f"{_ADVICE.get(first.reason, '')}"
                 )
             if not file.texts:
                 raise _CheckFailedError(f"{file.name} holds no document, only blank records")
         sampled = sum(file.sample_bytes for file in self.files)
         part = "all of it" if all(file.whole for file in self.files) else "a sample"
-        return f"{_documents(self._texts)} in {sampled:,} bytes of text, {part}"
+        return f"{_documents(self._texts)} in {sampled:,} bytes of input, {part}"
 
     def _build(self, name: str, copies: int = 1) -> "TokenStore":
         from penstock.store.build import build

@@ -31,7 +31,7 @@ class FileSample:
     texts: list[bytes] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
     sample_bytes: int = 0
-    """Bytes of text in the sample."""
+    """Bytes of the file in the sample, with the syntax of its records."""
     rule: str | None = None
     """The document rule of a text file, as in `documents=`; never "auto"."""
     whole: bool = False
@@ -128,7 +128,10 @@ def _decoded(listed: InputFile, start: int, data: bytes, reading: ReadSettings) 
         return text.replace(b"\r\n", b"\n") if reading.newlines == "lf" else text
     except UnicodeDecodeError as error:
         at = start + lead + error.start
-        raise SourceError(f"{listed.name} is not UTF-8 at byte {at:,}") from None
+        raise SourceError(
+            f'{listed.name} is not UTF-8 at byte {at:,}; errors="replace" (--errors replace) puts '
+            "U+FFFD in place of such bytes"
+        ) from None
 
 
 def add_hints(file: FileSample) -> None:

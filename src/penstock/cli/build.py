@@ -89,6 +89,8 @@ def build_command(
 
     Below 1, --max-bad is a share of all records, but ten are allowed if there are at least 1,000.
 
+    Files are read in the order of their names, not in that of the arguments.
+
     --split tail:0.1 holds out the last tenth (of a single document, its last characters).
     --split hash:0.1 holds out a tenth that is chosen by a hash of each text.
 

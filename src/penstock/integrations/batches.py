@@ -286,6 +286,11 @@ class StepBatches(Dataset[LabelBatch]):
         return (self.source.plan.epoch_rows or 0) // self.source.world_size
 
     def __getitem__(self, span: RankSpan) -> LabelBatch:
+        if not isinstance(span, RankSpan):
+            raise TypeError(
+                f"[{span!r:.60}]: this dataset makes whole batches, which its loader asks for. "
+                "next(iter(loader)) returns a batch."
+            )
         source, real = self.source, span.stop - span.first
         full = span.step[1] - span.step[0] == source.global_batch
         # A full step is read by a loader that knows all ranks, so it pads rows to the same width on

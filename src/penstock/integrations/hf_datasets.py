@@ -122,7 +122,8 @@ def _row_groups(dataset: "Dataset | IterableDataset", column: str) -> Iterator[l
         if column not in batch:
             raise SourceError(
                 f"The dataset has no column {column!r}; it has {', '.join(map(repr, batch))}. Name "
-                f"the right one with column=.{_CONVERSATIONS if 'messages' in batch else ''}"
+                "the right one with column=, or build_dataset(…, field=…)."
+                f"{_CONVERSATIONS if 'messages' in batch else ''}"
             )
         for text in batch[column]:
             if not isinstance(text, str):

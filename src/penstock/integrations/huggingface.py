@@ -311,6 +311,11 @@ class RowsTrainer:
     @contextmanager
     def _stacking(self, dataset: object, batch_size: int) -> Iterator[None]:
         """For packed rows, prepare the model and use a collator that adds no mask."""
+        if isinstance(dataset, AnyRows):
+            raise PlanError(
+                f"{dataset!r} holds rows, and the Trainer reads items of a dataset here. Pass "
+                "RowItems(rows) of penstock.integrations.huggingface."
+            )
         if not (isinstance(dataset, RowItems) and dataset.packed):
             yield
             return

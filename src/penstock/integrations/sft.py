@@ -16,6 +16,7 @@ ranks, a rank begins its next epoch at another row. Each row is still read once 
 rank is ahead of another.
 """
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -225,6 +226,11 @@ class SFTBatches:
             chat, pad_token_id=pad_token_id, ignore_index=ignore_index, max_length=max_length
         )
         self._rank, self._world_size = topology(rank, world_size)
+        if isinstance(dataset, str | os.PathLike):
+            raise PlanError(
+                f"dataset={str(dataset)!r:.80} must be rows, not a path: a list of conversations, "
+                "or a Hugging Face dataset."
+            )
         if len(dataset) < 1:
             raise PlanError("The dataset is empty; there is nothing to train on.")
         if batch_size < 1:
@@ -299,7 +305,7 @@ class SFTBatches:
                 try:
                     self._collate.render([record], [number])
                 except ChatError as error:
-                    error.add_note(f"This is row {number:,} of the dataset, counting from 0.")
+                    error.args = (f"Row {number:,} of the dataset, counting from 0: {error}",)
                     raise error from None
             raise
 

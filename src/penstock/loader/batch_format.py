@@ -197,7 +197,7 @@ class Shape:
         return {names[0]: inputs, names[1]: targets, **tensors}
 
     def unread_targets(self, sources: Mapping[str, Rows], position: int) -> int:
-        """Return how many tokens of windows are the target of no row, with the row length there."""
+        """Return how many tokens of windows are no target of rows of the length at `position`."""
         per_row = self.row_targets(self.length_at(position))
         return sum(rows.unread(per_row) for rows in _windows(sources).values())
 

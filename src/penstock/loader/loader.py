@@ -176,7 +176,10 @@ class Loader(Generic[Batch]):
 
     @property
     def unread_targets(self) -> int:
-        """Tokens of windows that are the target of no row, with the row length at `position`."""
+        """How many tokens of `Windows` are the target of no row.
+
+        If `lengths=` changes the length of rows, the length at `position` counts.
+        """
         return self.shape.unread_targets(self.plan.sources, self.position)
 
     @property

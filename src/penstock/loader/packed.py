@@ -31,6 +31,8 @@ _TRIED = ("eager", "sdpa")
 # of the change in the logits of the first.
 _TOLERANCE = 1e-3
 
+_ONE_EACH = "rows of one document each: Documents, or LLMDataModule(…, packing=False)"
+
 # Weak, so that a model that is dropped frees its memory.
 _prepared: "WeakSet[torch.nn.Module]" = WeakSet()
 
@@ -41,11 +43,21 @@ def check_packed_rows(format: str, sources: Iterable[Rows]) -> None:
         check_packed()
 
 
-def check_packed() -> None:
+def check_packed(model: Any = None) -> None:
     """Check the version of transformers before the first packed batch.
 
-    Warns if no model was prepared, because the loader does not know how the model is called.
+    Warns if no model was prepared, because the loader does not know how the model is called; and
+    if `model`, which gets the batches, has no part that could be prepared.
     """
+    if model is not None and model not in _prepared:
+        warnings.warn(
+            f"Rows of these batches hold several documents, and {type(model).__name__} contains no "
+            "model of transformers, which alone is tested here. Keep documents apart in its "
+            "attention by position_ids, which begin at 0 in each document, or use "
+            f"{_ONE_EACH}.",
+            stacklevel=3,
+        )
+        return
     if "transformers" not in sys.modules:
         return
     _refuse_old()
@@ -132,7 +144,7 @@ def _refuse_old() -> None:
         raise PlanError(
             f"transformers {version} does not keep packed documents apart; {least} is the first "
             f'that does for GPT-2 and Llama. Run: pip install "transformers>={least}". Or use '
-            "Documents, which have one document in each row."
+            f"{_ONE_EACH}."
         )
 
 
@@ -160,8 +172,8 @@ def _refuse_leak(model: Any) -> None:
         raise PlanError(
             f"{type(model).__name__} of transformers {version} does not keep packed documents "
             f"apart: another first document changes its output for the second by "
-            f"{float(second.max()):.2g}. Use Documents, which have one document in each row, or "
-            "another model. Packs(…, borders=False) lets documents see each other."
+            f"{float(second.max()):.2g}. Use another model, or {_ONE_EACH}. "
+            "Packs(…, borders=False) lets documents see each other."
         )
 
 

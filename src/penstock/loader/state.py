@@ -150,7 +150,8 @@ def another_order(state: State, changed: str) -> ResumeError:
         f"This checkpoint belongs to another order of the data, so position {state['position']:,} "
         f"would hold another row. Changed after it was written: {changed}. Restore the old values "
         "to resume exactly. To begin the new order at 0, start without this state, or call "
-        'Loader.load_state_dict(state, on_change="restart").'
+        'Loader.load_state_dict(state, on_change="restart"); with Lightning, make '
+        'LLMDataModule(…, on_change="restart").'
     )
 
 

@@ -163,8 +163,9 @@ def byte_order_mark(block: bytes, file: InputFile) -> int:
             raise SourceError(f"{file.name} begins like a {name} file and not like text. {advice}")
     for mark, name in _FOREIGN_BOMS.items():
         if block.startswith(mark):
+            suffix = Path(file.name).suffix or ".txt"  # it decides how the converted file is read
             raise SourceError(
                 f"{file.name} begins with the byte order mark of {name}, and penstock reads UTF-8. "
-                f"Convert it: iconv -f {name} -t UTF-8 {file.name} > converted.txt"
+                f"Convert it: iconv -f {name} -t UTF-8 {file.name} > converted{suffix}"
             )
     return 0

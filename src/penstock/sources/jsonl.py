@@ -237,9 +237,10 @@ def _parse(line: bytes, replace: bool) -> tuple[Any, bool]:
             text, object_pairs_hook=_Object, parse_constant=_refuse_constant, parse_int=len
         )
     except json.JSONDecodeError as error:
-        raise _RefusedLine(
-            "bad_json", f"{error.msg.removesuffix(' at')} at character {error.pos:,}"
-        ) from None
+        detail = f"{error.msg.removesuffix(' at')} at character {error.pos:,}"
+        if text.strip() == "{":
+            detail += "; write each object on one line, or the whole file as an array"
+        raise _RefusedLine("bad_json", detail) from None
     return value, repaired
 
 

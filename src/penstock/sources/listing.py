@@ -31,7 +31,7 @@ from penstock.sources.walk import Skipped, file_mode, find_files, matching, refu
 _log = logging.getLogger("penstock")
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _FORMATS = (
-    dict.fromkeys((".txt", ".text", ".md"), "text")
+    dict.fromkeys((".txt", ".text", ".md", ".raw"), "text")
     | dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl")
     | {".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".arrow": "arrow"}
 )
@@ -171,6 +171,8 @@ def _expand_directory(path: Path, reading: ReadSettings, skipped: Skipped) -> li
     if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
         names = _dataset_files(path / "state.json")
         return [_input_file(str(path / name), reading) for name in names]
+    if any((path / side / "penstock.json").is_file() for side in ("", "train", "val")):
+        raise SourceError(f"{path} is a store: it holds tokens, not text. Name files of text.")
     found = [Path(name) for name in find_files(str(path), skipped)]
     if not found:
         raise SourceError(f"{path} is a directory without files.")

@@ -35,7 +35,7 @@ def log_surprises(files: Sequence[InputFile], reading: ReadSettings) -> None:
         if by_line and reading.newlines == "keep" and b"\r\n" in first:
             _log.warning(
                 "%s has Windows line ends (CRLF), so documents end with a carriage return. "
-                'newlines="lf" (--newlines lf) of penstock.build makes line feeds of them.',
+                'newlines="lf" (--newlines lf) of penstock.build makes a store with line feeds.',
                 file.name,
             )
             return

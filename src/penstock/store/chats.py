@@ -124,6 +124,11 @@ def chat_file(file: InputFile) -> InputFile:
     """
     if file.texts is not None:
         return file
+    if file.format in ("csv", "tsv"):
+        raise SourceError(
+            f"{file.name} is {file.format.upper()}, and conversations are read from JSON Lines, "
+            "JSON arrays, Parquet and Arrow. Convert it to one of these."
+        )
     is_table = file.format in ("parquet", "arrow")
     if not is_table and (file.compression is not None or file.is_stdin or _is_lines(file)):
         return replace(file, format="text")

@@ -217,7 +217,7 @@ def prepare(settings: BuildSettings) -> Job:
     )
     _log_omitted_start(loaded, bos, stage)
     reading = replace(settings.read_settings, separators=separators_of(loaded))
-    log_surprises(files, reading)
+    log_surprises(listing.files, reading)  # as the user gave them, not as lines of a chat
     recorded: JsonObject = {
         # Settings that change no byte are left out: threads, the engine, and `max_bad`.
         "tokenizer": loaded.describe(),

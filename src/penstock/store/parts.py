@@ -35,7 +35,10 @@ from penstock.store.folders import open_to_read
 from penstock.store.manifest import CHECKED_KINDS, Manifest, PartRecord, part_file
 from penstock.store.maps import MappedFile, Maps, explained, files_at_once
 
-_AGAIN = "Copy or build the store again."
+REPAIR_ADVICE = (
+    "Make it again from the inputs with `penstock repair` (in Python, penstock.repair), or copy it "
+    "from a good store."
+)
 # Blocks that are copied and checked in one call. 2 MiB still fit a processor's cache.
 _AT_ONCE = 32
 
@@ -108,7 +111,7 @@ class PartFiles:
             record, blocks = self._parts[part], np.arange(num_blocks(len(found.data)))
             self.check(kind, np.full(len(blocks), part), blocks)
             if kind == "bounds" and (problem := bounds_problem(found.array, record.num_tokens)):
-                raise StoreError(f"{self._path}, part {record.number}: {problem}. {_AGAIN}")
+                raise StoreError(f"{self._path}, part {record.number}: {problem}. {REPAIR_ADVICE}")
             self._state.whole.add(key)
         return found.array
 
@@ -173,9 +176,8 @@ class PartFiles:
                 if expected is not None and crc32(row.data) != expected:
                     raise StoreError(
                         f"{self._where(part, kind, block, len(row))} is damaged: the checksum is "
-                        f"{crc32(row.data):08x}, but the store recorded {expected:08x}. Check the "
-                        "whole store with penstock.verify, and copy this file from a good store "
-                        "or build the store again."
+                        f"{crc32(row.data):08x}, but the store recorded {expected:08x}. "
+                        f"{REPAIR_ADVICE}"
                     )
         if kind != "tokens" or self._vocab_size >= 256**self._dtype.itemsize:
             return
@@ -188,7 +190,7 @@ class PartFiles:
             raise StoreError(
                 f"{self._where(part, kind, block, copied.shape[1])} holds the token id "
                 f"{largest[row]:,}, but the vocabulary has {self._vocab_size:,} ids. A model has "
-                f"no embedding for it. {_AGAIN}"
+                f"no embedding for it. {REPAIR_ADVICE}"
             )
 
     def _where(self, part: int, kind: str, block: int, size: int) -> str:
@@ -225,7 +227,7 @@ class PartFiles:
         if found != expected:
             raise StoreError(
                 f"{path} is damaged, or it is of another part or store: its SHA-256 is "
-                f"{found[:8]}…, but the manifest says {expected[:8]}…. {_AGAIN}"
+                f"{found[:8]}…, but the manifest says {expected[:8]}…. {REPAIR_ADVICE}"
             )
         return np.frombuffer(data, "<u4", offset=HEADER_BYTES)
 
@@ -234,7 +236,7 @@ class PartFiles:
         path = self._path / part_file(record.number, kind)
         opened = self._directory / path.name
         if not opened.exists():
-            raise MissingStoreError(f"{path} is missing. {_AGAIN}")
+            raise MissingStoreError(f"{path} is missing. {REPAIR_ADVICE}")
         stream = open_to_read(opened)
         try:
             with naming(path):
@@ -256,7 +258,7 @@ class PartFiles:
         if mapping[:HEADER_BYTES] != header(dtype, shape):
             raise StoreError(
                 f"{path} does not have the header of the {kind} file of part {record.number}, so "
-                f"it is another file or damaged. {_AGAIN}"
+                f"it is another file or damaged. {REPAIR_ADVICE}"
             )
         if kind == "tokens" and self._exceeds_memory:
             # By default the kernel reads about 100 KB around every page. If a store does not fit
@@ -292,7 +294,7 @@ def bounds_problem(bounds: NDArray[np.uint64], num_tokens: int) -> str | None:
 def _other_size(path: Path, size: int, expected: int) -> StoreError:
     return StoreError(
         f"{path} has {size:,} bytes, but its manifest says {expected:,}. It was cut off or "
-        f"overwritten, perhaps during a copy. {_AGAIN}"
+        f"overwritten, perhaps during a copy. {REPAIR_ADVICE}"
     )
 
 

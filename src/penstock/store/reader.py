@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from penstock.errors import StoreError
 from penstock.paths import expand_user
 from penstock.store.manifest import Manifest, read_manifest
-from penstock.store.parts import PartFiles
+from penstock.store.parts import REPAIR_ADVICE, PartFiles
 
 if TYPE_CHECKING:
     from penstock.tokenize.tokenizer import Tokenizer
@@ -197,7 +197,7 @@ class TokenStore:
         if file >= len(self._input_names):
             raise StoreError(
                 f"{self.path}: document {index:,} names input file {file}, and the manifest lists "
-                f"{len(self._input_names)} files. Copy or build the store again."
+                f"{len(self._input_names)} files. {REPAIR_ADVICE}"
             )
         return Origin(self._input_names[file], offset)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
-from penstock.sources.files import InputFile
+from penstock.sources.files import STDIN, InputFile
 from penstock.sources.listing import list_files
 from penstock.sources.settings import ReadSettings, Texts
 from penstock.store.inputs import read_digests, read_stamps
@@ -161,6 +161,8 @@ class RecordedBuild:
 
 def _problem(entry: JsonObject, digest: str | None, found: InputFile | None) -> str:
     """Why an input cannot be used, and what it was when the store was built."""
+    if entry["name"] == STDIN:
+        return f"{STDIN} was standard input, which cannot be read again (digest {digest})"
     if found is not None:
         state = f"has {found.size:,} bytes ({found.format}), and the store was built from"
     elif entry["name"].startswith("texts-"):

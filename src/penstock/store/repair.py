@@ -210,8 +210,9 @@ def _make_again(
         shown = "; ".join(problems[:_SHOWN])
         raise StoreError(
             f"{one.directory} cannot be repaired: {len(problems):,} of its {len(job.files):,} "
-            f"inputs cannot be used: {shown}. Restore them, or name the directories that hold them "
-            "with inputs= (--inputs) of penstock.repair."
+            f"inputs cannot be used: {shown}. Restore them, or name directories or files with "
+            "their recorded names with inputs= (--inputs) of penstock.repair, or build the store "
+            "again."
         ) from error
 
 

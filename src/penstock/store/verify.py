@@ -42,13 +42,10 @@ from penstock.store.manifest import (
     part_file,
     rejects_file,
 )
+from penstock.store.parts import REPAIR_ADVICE
 from penstock.store.reader import TokenStore
 
 _SHOWN = 5
-_ADVICE = (
-    "Make it again from the inputs with `penstock repair` (in Python, penstock.repair), or copy it "
-    "from a good store."
-)
 # The digests of `chain` that were computed. A loader saves its state often, so they are kept.
 _chains: "WeakKeyDictionary[TokenStore, list[str]]" = WeakKeyDictionary()
 
@@ -89,7 +86,7 @@ def verify(
 def _check_file(path: Path, size: int, digest: str) -> None:
     if problem := file_problem(path, size, digest):
         kind = StoreError if path.exists() else MissingStoreError
-        raise kind(f"{path} {problem}. {_ADVICE}")
+        raise kind(f"{path} {problem}. {REPAIR_ADVICE}")
 
 
 def file_problem(path: Path, size: int, digest: str, *, says: str = "the manifest") -> str | None:
@@ -127,7 +124,7 @@ def _check_meaning(store: TokenStore, number: int, part: PartRecord) -> None:
     elif last_file >= num_files:
         problem = f" names input file {last_file}, but the store has {num_files}, counted from 0"
     if problem:
-        raise StoreError(f"{store.path}, part {part.number}{problem}. {_ADVICE}")
+        raise StoreError(f"{store.path}, part {part.number}{problem}. {REPAIR_ADVICE}")
     for kind in arrays:  # a reader would refuse a block whose checksum is wrong
         store.part_array(number, kind)
 

@@ -223,7 +223,8 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
         rows: ModuleRows | None = vars(self)[f"{side}_dataset"]
         if rows is None:
             stage = "test" if side == "test" else "fit"
-            raise PlanError(f'The {side} data is not open yet: call setup("{stage}") first.')
+            closed = " Streamed data is closed when training ends." if self.streams(side) else ""
+            raise PlanError(f'The {side} data is not open: call setup("{stage}") first.{closed}')
         return rows
 
     def report(self, side: str) -> str:
@@ -284,12 +285,9 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
     def _prepare_model(self) -> bool:
         """Prepare the Trainer's model for packed rows; return whether a batch must be one row."""
         # Without a Trainer the model is not known; `check_packed` then warns.
-        try:
-            flat = prepare(None if self.trainer is None else self.trainer.lightning_module)
-        except PlanError as error:
-            error.add_note("LLMDataModule(…, packing=False) has one document in each row.")
-            raise
-        check_packed()
+        model = None if self.trainer is None else self.trainer.lightning_module
+        flat = prepare(model)
+        check_packed(model)
         return flat
 
     def topology(self) -> tuple[int, int]:

@@ -337,6 +337,11 @@ class LocalOpenWebTextDataModule(base.ResumableDataModule):
     def rows(self, side: str) -> Windows:
         """Windows of the tokens of one file."""
         if self.use_preprocessed:
-            # The dtype of the ids is in the header of the .npy file; nothing is copied.
-            return self.windows(ArrayFile(self.inputs()[side]))
+            path = self.inputs()[side]
+            if path.suffix != ".npy":  # its header holds the dtype of the ids; nothing is copied
+                raise PlanError(
+                    f"preprocessed_{side}={str(path)!r} must be a .npy file. Write one of flat ids "
+                    "with numpy.save, or read flat ids with penstock.Loader and ArrayFile."
+                )
+            return self.windows(ArrayFile(path))
         return self.windows(self.store(side))

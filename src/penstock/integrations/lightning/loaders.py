@@ -71,11 +71,7 @@ class TrainerProgress:
         self._source.refuse_no_step()
         if self._restored is not None:
             loader = self._source.loader()  # it only checks the state
-            try:
-                loader.load_state_dict(self._restored["data"], on_change=self._on_change)
-            except ResumeError as error:
-                error.add_note('With Lightning, the data module takes on_change="restart".')
-                raise
+            loader.load_state_dict(self._restored["data"], on_change=self._on_change)
             self._position = loader.position
             self._batches = self.yielded = int(self._restored["batches"])
 
@@ -287,7 +283,7 @@ class TrainingBatches(_SpanBatches):
             yield batch
 
     def _on_thread(self, source: BatchSource, steps: Iterator[EqualSteps]) -> Iterator[LabelBatch]:
-        """Yield full steps from a loader, which makes them ahead on a thread; make others here."""
+        """Yield the batches of `steps`; a thread prefetches full ones, this one makes others."""
         # With epochs=1 a loop of the loader ends with the epoch, so it never prefetches rows that
         # the smaller steps at the end take.
         loader = source.loader(epochs=1)

@@ -26,7 +26,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from penstock.errors import MissingInputError, PlanError, SourceError
+from penstock.errors import PlanError, SourceError
 from penstock.integrations.hf_format import Labels, check_labels
 from penstock.integrations.pytorch.encoders import (
     UNKNOWN_VOCABULARY,
@@ -38,6 +38,7 @@ from penstock.integrations.pytorch.samples import (
     Layout,
     SpooledTexts,
     read_samples,
+    refuse_no_file,
     refuse_no_length,
     warn_of_records,
 )
@@ -87,13 +88,8 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
         # None after unpickling; see __getstate__.
         self._tokenizer: GivenTokenizer | None = (given := as_given(tokenizer))
         self._root = store_root(cache_dir)
-        if self._file.is_dir():
-            raise SourceError(f"{path} is a directory; give one file.")
-        try:
-            self._digest = digest_contents(self._file, self._root)
-        except FileNotFoundError:
-            where = f"working directory: {Path.cwd()}"
-            raise MissingInputError(f"{path} does not exist ({where}).") from None
+        refuse_no_file(path)
+        self._digest = digest_contents(self._file, self._root)
         end_id = given.end_id(eos)
         encodes = (given.encodes.digest, given.special_tokens)
         name = store_name(self._digest, encodes, end_id, layout)
@@ -147,7 +143,9 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
     def __len__(self) -> int:
         return 0 if self._windows is None else len(self._windows)
 
-    def __getitem__(self, idx: int) -> Item:
+    def __getitem__(self, idx: int | slice) -> Item:
+        if isinstance(idx, slice):  # stacked, as in PyTorch's TensorDataset
+            return self.__getitems__(range(len(self))[idx]).stacked
         number = index(idx)
         if not -len(self) <= number < len(self):
             raise IndexError(f"window {number:,} does not exist; there are {len(self):,} windows")
@@ -302,6 +300,8 @@ class TransformerDataset(_WindowDataset[LabelBatch]):
             cache_dir: Where tokenized files are kept; see `penstock.integrations.stores`.
         """
         layout: Layout = "jsonl" if is_jsonl else "paragraphs"
+        if not is_jsonl:
+            warn_of_records(data_path)
         windows = (seq_length, stride, eos, labels, transform, seed)
         super().__init__(data_path, layout, tokenizer, *windows, cache_dir)
         self.seq_length = seq_length

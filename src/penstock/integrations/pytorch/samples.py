@@ -21,9 +21,11 @@ from typing import Literal
 
 import numpy as np
 
-from penstock.errors import SourceError
+from penstock.errors import MissingInputError, SourceError
+from penstock.paths import expand_user
 from penstock.sources.settings import BLOCK_BYTES, Texts
 from penstock.sources.whole import CONTEXT_BYTES, RANGE_BYTES, IsCutSafe, find_cut
+from penstock.store.manifest import FILE_NAME
 
 PathLike = str | os.PathLike[str]
 Layout = Literal["jsonl", "paragraphs", "file"]
@@ -32,6 +34,10 @@ _READ_BYTES = 1 << 20
 _PIECE_BYTES = 2 * BLOCK_BYTES
 _JSONL = (".jsonl", ".ndjson", ".json")
 _TEXT = (".txt", ".text", ".md", ".raw")
+_FROM_STORE = (
+    "penstock.build makes a store of many files, JSON arrays, CSV, Parquet and compressed files; "
+    "read it with penstock.Loader."
+)
 
 
 def suffix_layout(path: PathLike) -> Layout:
@@ -45,11 +51,26 @@ def suffix_layout(path: PathLike) -> Layout:
         return "jsonl"
     if suffix in _TEXT:
         return "paragraphs"
+    refuse_no_file(path)
     raise SourceError(
-        f"{os.fspath(path)} ends in {suffix!r}, which does not say what it contains; "
-        f"{', '.join(_JSONL)} are JSON lines and {', '.join(_TEXT)} are text. "
-        "Set is_jsonl=True or is_jsonl=False."
+        f"{os.fspath(path)} ends in {suffix!r}; {', '.join(_JSONL)} are read as JSON lines and "
+        f"{', '.join(_TEXT)} as text. If the file contains one of these, set is_jsonl=True or "
+        f"is_jsonl=False. {_FROM_STORE}"
     )
+
+
+def refuse_no_file(path: PathLike) -> None:
+    """Raise if there is no such file, or if it is a directory, perhaps a store."""
+    found = expand_user(path)
+    if any((found / side / FILE_NAME).is_file() for side in ("", "train", "val")):
+        raise SourceError(
+            f"{path} is a store, and here a file of text is tokenized. Read the store with "
+            "penstock.Loader and penstock.Windows."
+        )
+    if found.is_dir():
+        raise SourceError(f"{path} is a directory; give one file. {_FROM_STORE}")
+    if not found.exists():
+        raise MissingInputError(f"{path} does not exist (working directory: {Path.cwd()}).")
 
 
 def refuse_no_length(sequence_length: object) -> None:
@@ -64,9 +85,10 @@ def refuse_no_length(sequence_length: object) -> None:
 def warn_of_records(path: PathLike) -> None:
     """Warn if the suffix of a file that is read as one text says that it holds records."""
     if (suffix := Path(path).suffix.lower()) in (*_JSONL, ".csv", ".tsv", ".parquet", ".arrow"):
+        also = ", and TransformerDataset that of JSON lines" if suffix in _JSONL else ""
         warnings.warn(
-            f"TextDataset reads {os.fspath(path)} as plain text, with the syntax of {suffix}. "
-            "TransformerDataset and penstock.build read the text field of records.",
+            f"{os.fspath(path)} is read as plain text, with the syntax of {suffix}. "
+            f"penstock.build reads the text field of records{also}.",
             stacklevel=3,
         )
 
@@ -117,6 +139,10 @@ def _not_utf8(path: Path) -> SourceError:
 
 def _json_text(line: str, where: str) -> str:
     """The field `text` of a JSON line."""
+    if line.lstrip("\ufeff \t").startswith("["):
+        raise SourceError(
+            f"{where} begins an array, and JSON lines hold one object each. {_FROM_STORE}"
+        )
     try:
         item = json.loads(line.removeprefix("\ufeff"))  # json refuses a byte order mark
     except json.JSONDecodeError as error:
