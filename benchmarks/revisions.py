@@ -5,9 +5,9 @@
 
 Short turns alternate between the two revisions, each in processes of its own. What is compared is
 processor time, which other processes on the machine change little, and by which both revisions are
-changed alike. Printed is the median of the ratios of neighbouring turns, with its quartiles. The
-blocks of a store are verified in a first epoch that is not counted. `--text` adds builds of files,
-with the tokenizer gpt2.
+changed alike; of builds, the elapsed time too. Printed is the median of the ratios of neighbouring
+turns, with its quartiles. The blocks of a store are verified in a first epoch that is not counted.
+`--text` adds builds of files, with the tokenizer gpt2.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 from peers import BATCH, LENGTH
 
 from loader import Process, make_tokens
@@ -33,7 +34,7 @@ penstock.load_tokenizer("gpt2").encode("loaded")
 before = os.times()
 penstock.build(text, out, tokenizer="gpt2", **({"documents": documents} if documents else {}))
 after = os.times()
-print(after.user + after.system - before.user - before.system)
+print(after.user + after.system - before.user - before.system, after.elapsed - before.elapsed)
 """
 
 
@@ -43,16 +44,14 @@ def ratios(turns, old, new):
     for turn in range(turns):
         both = {}
         for work in (old, new) if turn % 2 else (new, old):
-            both[work] = work()
+            both[work] = np.array(work())
         found.append(both[new] / both[old])
-    return found
+    return np.array(found)
 
 
-def report(name, found):
+def report(name, found, what="processor time"):
     low, middle, high = statistics.quantiles(found, n=4)
-    sys.stdout.write(
-        f"{name:24} {middle:6.3f} of the old processor time ({low:.3f} to {high:.3f})\n"
-    )
+    sys.stdout.write(f"{name:24} {middle:6.3f} of the old {what} ({low:.3f} to {high:.3f})\n")
     sys.stdout.flush()
 
 
@@ -91,10 +90,12 @@ def compare_builds(text, arguments, folder):
         done = subprocess.run(
             command, env=environment, check=True, capture_output=True, text=True, cwd=folder
         )
-        return float(done.stdout.split()[-1])
+        return [float(word) for word in done.stdout.split()[-2:]]
 
     old, new = (lambda root=root: build(root) for root in (arguments.old, HERE.parent))
-    report(f"build {text.name}", ratios(max(2, arguments.turns // 4), old, new))
+    found = ratios(max(2, arguments.turns // 4), old, new)
+    report(f"build {text.name}", found[:, 0])
+    report(f"build {text.name}", found[:, 1], "elapsed time")
 
 
 def path_of(root):
