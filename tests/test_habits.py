@@ -3,6 +3,7 @@
 import inspect
 import json
 import pickle
+import warnings
 from importlib import import_module
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from penstock.integrations.pytorch import TextDataset, create_dataloaders
 from penstock.preprocess import preprocess
 from penstock.recipe import parse_recipe
 from penstock.store.lock import locked
+from penstock.transforms import TokenDropout, Transformed
 
 RECIPE = {"data": {"train": "a.txt"}, "training": {"steps": 1}}
 
@@ -361,11 +363,31 @@ def test_cut_documents_of_a_data_module_are_warned_of(store):
 
     module = LLMDataModule("bytes", 4, 20, data={"train": store}, num_workers=0)
 
-    with pytest.warns(UserWarning, match=r"train: 60 rows were cut off after max_length=20 tokens"):
-        module.setup("fit")
+    module.setup("fit")
+    with pytest.warns(UserWarning, match="are cut at their max_length: 5,250 of 6,450") as caught:
+        next(iter(module.train_dataloader()))
+    assert len(caught) == 1
     with pytest.warns(UserWarning, match="not read, because use_preprocessed= is False") as caught:
         LocalOpenWebTextDataModule("a.txt", "b.txt", preprocessed_train="a.npy")
     assert caught[0].filename == __file__
+
+
+def test_a_loader_warns_of_documents_that_are_cut(store):
+    rows = Documents(store, 20)
+    lost = rf"are cut at .*: {rows.cut_tokens:,} of {store.num_tokens:,} tokens are in no row\."
+
+    with pytest.warns(UserWarning, match=lost + r' Documents\(…, overflow="split"\)') as caught:
+        plan = Plan(rows)
+    assert [each.filename for each in caught] == [__file__]
+    with pytest.warns(UserWarning, match=lost):
+        Loader(rows, 4)
+    with pytest.warns(UserWarning, match=lost):  # also of transformed rows, and in each format
+        Loader(Transformed(rows, TokenDropout(0.1)), 4, format="hf")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Loader(Budget(plan, tokens=256))  # the plan has warned already
+        Loader(Documents(store, 20, overflow="split"), 4)
+        Loader(Documents(store, 256), 4)
 
 
 def test_an_array_file_has_its_suffix_as_with_numpy_save(tmp_path):

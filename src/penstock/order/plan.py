@@ -107,6 +107,8 @@ class Plan:
         """The rows by name, in the order given."""
         if not self.sources:
             raise PlanError("A plan needs at least one source; this one has none.")
+        for name, source in self.sources.items():
+            arguments.warn_of_cut(name, source)
         self.names = tuple(self.sources)
         """The names of the sources, by the numbers that `locate` returns."""
         self.sizes = tuple(map(len, self.sources.values()))

@@ -98,6 +98,10 @@ class Documents(PieceRows):
         """Tokens that are in no row, because their documents were truncated."""
         return self.index.num_cut
 
+    def unread(self, per_row: int) -> int:
+        """Return `cut_tokens`: every other token but the first of a row is a target."""
+        return self.cut_tokens
+
     @property
     def num_split(self) -> int:
         """Documents that take several rows."""

@@ -6,7 +6,6 @@ for loaders. A checkpoint keeps what `state_dict` returns on rank 0.
 
 import logging
 import os
-import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -214,9 +213,6 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
                 setattr(self, f"{side}_dataset", self.rows(side))
                 if self.topology()[0] == 0:
                     _log.info(self.report(side))
-                    # Also as a warning: the log is often set to show errors only.
-                    for lost in truncation(self.opened(side)):
-                        warnings.warn(f"{side}: {lost}.", stacklevel=2)
 
     def opened(self, side: str) -> ModuleRows:
         """Return the rows of one side; raise if `setup` has not opened them."""
