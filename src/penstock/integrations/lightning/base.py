@@ -17,12 +17,12 @@ from penstock.errors import MissingExtraError, MissingInputError, PlanError
 from penstock.integrations import hf_format
 from penstock.integrations.batches import BatchSource, State
 from penstock.integrations.lightning import loaders
-from penstock.integrations.multiplex.mixing import whole_number
 from penstock.integrations.stores import StoreSettings, store_of, stores_together, stream_of
 from penstock.loader.arguments import plan_of, topology
 from penstock.loader.dataloader import WorkerOptions
 from penstock.loader.packed import check_packed, prepare
 from penstock.order.shuffle import Mode
+from penstock.ranges import whole_number
 from penstock.rows.documents import Documents
 from penstock.rows.tokens import ArrayFile, StreamLike
 from penstock.rows.windows import Windows
