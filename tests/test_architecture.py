@@ -20,7 +20,7 @@ BASE = {"errors", "digest", "exports", "paths", "ranges"}
 MAY_IMPORT = {
     "errors": set(),
     "exports": set(),
-    "ranges": set(),
+    "ranges": {"errors"},
     "paths": set(),
     "digest": {"errors"},
     "sources": BASE,

@@ -3,13 +3,15 @@
 import inspect
 import json
 import pickle
+import re
+import warnings
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import penstock
-from penstock import Budget, Chat, Documents, Loader, Plan, Texts, Windows, build
+from penstock import Budget, Chat, Documents, Loader, Packs, Plan, Texts, Windows, build
 from penstock.catalog import ARCDataLoader, GSM8KDataLoader, MMLUDataLoader
 from penstock.errors import (
     ChatError,
@@ -25,6 +27,7 @@ from penstock.integrations.pytorch import TextDataset, create_dataloaders
 from penstock.preprocess import preprocess
 from penstock.recipe import parse_recipe
 from penstock.store.lock import locked
+from penstock.transforms import TokenDropout, Transformed
 
 RECIPE = {"data": {"train": "a.txt"}, "training": {"steps": 1}}
 
@@ -369,11 +372,31 @@ def test_cut_documents_of_a_data_module_are_warned_of(store):
 
     module = LLMDataModule("bytes", 4, 20, data={"train": store}, num_workers=0)
 
-    with pytest.warns(UserWarning, match=r"train: 60 rows were cut off after max_length=20 tokens"):
-        module.setup("fit")
+    module.setup("fit")
+    with pytest.warns(UserWarning, match="are cut at their max_length: 5,250 of 6,450") as caught:
+        next(iter(module.train_dataloader()))
+    assert len(caught) == 1
     with pytest.warns(UserWarning, match="not read, because use_preprocessed= is False") as caught:
         LocalOpenWebTextDataModule("a.txt", "b.txt", preprocessed_train="a.npy")
     assert caught[0].filename == __file__
+
+
+def test_a_loader_warns_of_documents_that_are_cut(store):
+    rows = Documents(store, 20)
+    lost = rf"are cut at .*: {rows.cut_tokens:,} of {store.num_tokens:,} tokens are in no row\."
+
+    with pytest.warns(UserWarning, match=lost + r' Documents\(…, overflow="split"\)') as caught:
+        plan = Plan(rows)
+    assert [each.filename for each in caught] == [__file__]
+    with pytest.warns(UserWarning, match=lost):
+        Loader(rows, 4)
+    with pytest.warns(UserWarning, match=lost):  # also of transformed rows, and in each format
+        Loader(Transformed(rows, TokenDropout(0.1)), 4, format="hf")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Loader(Budget(plan, tokens=256))  # the plan has warned already
+        Loader(Documents(store, 20, overflow="split"), 4)
+        Loader(Documents(store, 256), 4)
 
 
 def test_an_array_file_has_its_suffix_as_with_numpy_save(tmp_path):
@@ -421,3 +444,57 @@ def test_a_schedule_that_was_added_is_named_by_its_weights(store):
     assert 'written: weight of "a" from position 1,000 on none -> 0.6, weight of "b"' in str(
         caught.value
     )
+
+
+def test_a_file_name_that_is_nearly_right_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b", "c", "d", "e", "input.txt"):
+        (tmp_path / name).write_text("one")
+
+    with pytest.raises(MissingInputError, match=r"Did you mean input\.txt\?"):
+        build("inptu.txt", "s")
+    with pytest.raises(MissingInputError, match=r"In .*: a, b, c, d, e\.$"):
+        build("other.jsonl", "s")
+
+
+@pytest.mark.parametrize("make", [lambda rows: Loader({"web": rows}, 8), lambda rows: Plan([rows])])
+def test_a_mixture_in_the_wrong_place_is_told_of_plan(store, make):
+    with pytest.raises(PlanError, match=r"mixture of several is Plan\(\{.*\}, weights="):
+        make(Windows(store, 16))
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda rows: Windows(rows.stream, 64.0), "length=64.0"),
+        (lambda rows: Documents(rows.stream, "8"), "max_length='8'"),
+        (lambda rows: Loader(rows, 4, seed="x"), "seed='x'"),
+        (lambda rows: Loader(rows, {0: 8}), "batch_size={0: 8}"),
+        (lambda rows: Loader(rows, 4, steps=1.5), "steps=1.5"),
+        (lambda rows: Loader(rows, 4).seek(1.0), "position=1.0"),
+        (lambda rows: Budget(Plan(rows), tokens=1e6), "tokens=1000000.0"),
+    ],
+)
+def test_an_argument_that_is_not_a_whole_number_is_named(store, make, name):
+    with pytest.raises(PlanError, match=rf"^{re.escape(name)} is not a whole number\.$"):
+        make(Windows(store, 16))
+
+
+def test_a_position_before_the_first_is_refused_without_the_size_of_an_endless_run(store):
+    with pytest.raises(PlanError, match=r"^Position -3 is not in this run\. Use a .* from 0 on\.$"):
+        Loader(Windows(store, 16), 4).seek(-3)
+
+
+@pytest.mark.parametrize("index", ["0", slice(0, 2), 1.0])
+def test_a_store_names_an_index_that_is_no_number(store, index):
+    with pytest.raises(TypeError, match="is not the number of a document"):
+        store.decode(index)
+    assert store.vocab_size == 257
+
+
+def test_one_row_is_not_rows(tmp_path):
+    one = build(Texts(["a" * 40]), tmp_path / "s", tokenizer="bytes")
+
+    assert "1 row of at most 64 tokens" in repr(Documents(one, 64))
+    assert "1 row of 32 tokens" in repr(Windows(one, 32))
+    assert "; 1 document split" in repr(Packs(one, 16))

@@ -36,6 +36,7 @@ else:
         __name__,
         {
             "chat.chat": "Chat render",
+            "errors": "",
             "loader.loader": "Loader",
             "order.budget": "Budget",
             "order.plan": "Plan",

@@ -48,6 +48,8 @@ def lazy_exports(
 
     def public() -> list[str]:
         # Only what is promised: modules that were imported, and this function, are not.
-        return sorted({*homes, *(name for name in vars(this) if name.startswith("__"))})
+        # A module without names here is promised as a whole.
+        whole = (module for module in modules if not modules[module])
+        return sorted({*homes, *whole, *(name for name in vars(this) if name.startswith("__"))})
 
     return sorted(homes), get, public

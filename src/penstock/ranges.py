@@ -1,11 +1,14 @@
-"""Ranges and groups of numbers in arrays, without loops over their elements."""
+"""Ranges and groups of numbers in arrays, without loops over their elements; whole numbers."""
 
 from collections.abc import Iterator
 from itertools import pairwise
+from operator import index
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from penstock.errors import PlanError
 
 Integers = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.intp]
@@ -23,6 +26,20 @@ def ranges(firsts: npt.NDArray[_Int], counts: npt.NDArray[_Int]) -> Integers:
     numbers = np.arange(int(counts.sum()), dtype=np.int64)
     numbers += np.repeat(shifts, counts)
     return numbers
+
+
+def whole_number(name: str, value: object) -> int:
+    """The value of an argument as an int.
+
+    Raises:
+        PlanError: The value is not a whole number. The message names the argument.
+    """
+    try:
+        if not isinstance(value, bool):
+            return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise PlanError(f"{name}={value!r:.80} is not a whole number.")
 
 
 def group_rows(numbers: Integers | Indices) -> Iterator[tuple[int, Indices | slice]]:

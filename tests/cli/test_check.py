@@ -275,13 +275,35 @@ def test_check_o_tries_the_directory(tried, tmp_path):
     Journal(tmp_path / "begun").record(begun, 0)
 
     for directory, words in {
-        "finished": "finished is a finished store of other files; choose another directory (-o)",
-        "split": "split is a finished store of other files",
+        "finished": "finished is a finished store that was built differently: inputs: a.txt is new",
+        "split": "split is a finished store that was built differently: inputs: a.txt is new",
         "begun": "begun is an unfinished build of other files",
         "b.txt/store": "b.txt is a file, and a store is a directory",
         ".": ". is not empty and not a store; it holds .finished.stamps.json, ",
     }.items():
         assert words in tried(directory, code=1)
+
+
+@pytest.mark.parametrize(
+    "words", [["b.txt"], ["a.txt", "c"], ["a.txt", "--tokenizer=bytes"], ["a.txt", "--newlines=lf"]]
+)
+def test_check_o_refuses_a_finished_store_as_a_build_does(words, invoke, run_json, tmp_path):
+    (tmp_path / "c").mkdir()
+    for number in range(20):  # more than a check reads of a directory
+        (tmp_path / "c" / f"{number}.txt").write_text("some words\n" * 10)
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("some words\n" * 100)
+    unchecked = ("--no-eos", "--special-tokens=parse")  # options that only a build has
+    invoke("build", "a.txt", "-o", "s", *unchecked)
+    invoke("build", "c", "-o", "d", "--tokenizer=bytes")
+
+    run_json("check", "c", "-o", "d", "--tokenizer=bytes")
+    run_json("check", "a.txt", "-o", "s")
+    message = run_json("check", *words, "-o", "s", code=1)["checks"][-1]["message"]
+    only = unchecked[: 1 if "--tokenizer=bytes" in words else 2]  # bytes has no special tokens
+    refused = invoke("build", *words, "-o", "s", *only, code=1).stderr
+    assert "s is a finished store that was built differently: " in message
+    assert message in " ".join(refused.split())
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc here")

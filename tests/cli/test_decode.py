@@ -56,8 +56,8 @@ def test_json_has_text_and_origin(run_json, store, corpus):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-d", 4], "store has no document 4; its 4 documents are numbered from 0 to 3."),
-        (["-d", -5], "store has no document -5; its 4 documents"),
+        (["-d", 4], "store has no document 4; it has 4 documents, numbered from 0."),
+        (["-d", -5], "store has no document -5; it has 4 documents"),
     ],
 )
 def test_documents_that_are_not_there_are_an_error(invoke, store, arguments, message):

@@ -93,6 +93,7 @@ runpy.run_module("penstock.train", run_name="__main__")
     assert "guessed training.val_every = 100" in shown
     assert "guessed data.split" not in shown
     assert "step 6: validation loss " in shown
+    assert re.search(r"\n6 steps, [\d,]+ tokens, [\d.]+ s, validation loss \d+\.\d{4}\n$", shown)
     assert "no sample of text: " in shown
     assert (tmp_path / "run" / "curve.svg").exists()
 

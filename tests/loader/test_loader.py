@@ -355,7 +355,7 @@ def test_settings_may_be_numpy_integers(numbered):
     assert type(json.loads(json.dumps(loader.state_dict()))["position"]) is int
     assert len(Loader(numbered(12), global_batch_size={np.int64(0): two}, steps=five)) == 5
     for settings in ({"batch_size": 1.5}, {"batch_size": 2, "epochs": 1.5}):
-        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        with pytest.raises(PlanError, match=r"=1\.5 is not a whole number"):
             Loader(numbered(12), **settings)
 
 

@@ -21,7 +21,7 @@ REFUSED = {
     "rows that nothing tells from others": (
         {"rows": [1, 2, 3]},
         'Source "data" must be rows, such as Windows("stores/web", length=1024); got a list. '
-        "Your own class must have __len__ and a string digest.",
+        'A mixture of several is Plan({"web": …, "code": …}, weights={…}).',
     ),
     "weight missing": (
         {"weights": {"web": 1}},

@@ -100,7 +100,9 @@ def test_a_file_listed_twice_is_refused(tmp_path, monkeypatch, how):
 def test_what_is_not_there_is_refused_with_what_is(tmp_path):
     (tmp_path / "tinyshakespeare.txt").write_text("x")
     for pattern in ("tinyshakespear.txt", "*.jsonl", "nul\0byte"):
-        with pytest.raises(SourceError, match=r"matches no file .* In /\S+: tinyshakespeare\.txt"):
+        with pytest.raises(
+            SourceError, match=r"matches no file .* (In|Did) .*tinyshakespeare\.txt"
+        ):
             names(str(tmp_path / pattern))
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -195,8 +196,30 @@ def test_appending_is_offered_where_it_would_be_taken(options, offered, tmp_path
             **{"tokenizer": "bytes", "documents": "lines", "max_bad": 10, **options},
         )
     assert (
-        f"add {new.name} alone, with append=True (--append) of penstock.build" in str(caught.value)
+        f"add {new} alone, with append=True (--append) of penstock.build" in str(caught.value)
     ) is offered
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_only_new_files_are_called_new_if_their_common_root_is_another(
+    is_copied, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a/one.txt", "b/two.txt", "b/one.txt"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(f"text of {name}\n")
+    penstock.build("a/one.txt", "s", tokenizer="bytes")
+    if is_copied:
+        Path(".s.stamps.json").unlink()
+
+    for new in (["b/two.txt"], ["b/one.txt", "b/two.txt"]):
+        with pytest.raises(StoreError) as caught:
+            penstock.build(["a/one.txt", *new], "s", tokenizer="bytes")
+        listed = ", ".join(f"inputs: {each} is new" for each in new)
+        assert f"built differently: {listed}. Replace" in str(caught.value)
+        assert f"add {', '.join(new)} alone" in str(caught.value)
+    with pytest.raises(StoreError, match=r"differently: inputs: b/two.txt is new, inputs: one.txt"):
+        penstock.build("b/two.txt", "s", tokenizer="bytes")
 
 
 def test_a_file_is_not_taken_for_a_directory(inputs):

@@ -99,7 +99,7 @@ def check(
     """
     begun = time.monotonic()
     settings = settings or CheckSettings()
-    run = _Run([sample for each in files for sample in _samples(fspath(each), settings)], settings)
+    run = _Run([fspath(each) for each in files], settings)
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         run.folder = Path(folder)
@@ -139,8 +139,9 @@ class _Run:
 
     folder: Path
 
-    def __init__(self, files: list[FileSample], settings: CheckSettings) -> None:
-        self.files = files
+    def __init__(self, names: list[str], settings: CheckSettings) -> None:
+        self._names = names
+        self.files = [sample for name in names for sample in _samples(name, settings)]
         self._settings = settings
         self._inputs: list[InputFile] = []
 
@@ -298,6 +299,7 @@ class _Run:
 
     def check_building(self) -> str:
         """Check that the store is intact, and that the disk has room for a store of all files."""
+        from penstock.store.job import separators_of
         from penstock.store.verify import verify
 
         verify(self.store.path)
@@ -306,8 +308,12 @@ class _Run:
         # The store of the sample, scaled to all text.
         needed = sum(text_bytes(file) for file in self.files) / sampled * stored
         directory = self._settings.directory
-        if directory is not None and (problem := directory_problem(directory, self._inputs)):
-            raise _CheckFailedError(f"{problem}; choose another directory (-o)")
+        if directory is not None:
+            reading = replace(self._settings.reading, separators=separators_of(self._tokenizer))
+            # All files, as a build lists them: of a directory, only the first were sampled.
+            listed = list_files(self._names, reading)
+            if problem := directory_problem(directory, listed, self._tokenizer, reading):
+                raise _CheckFailedError(f"{problem}; choose another directory (-o)")
         free = shutil.disk_usage(nearest_existing(directory or Path())).free
         figures = (
             f"the sample built and verified in {self._build_seconds:.1f} s; all of it needs "

@@ -74,8 +74,8 @@ def _numbers(store: "TokenStore", document: int, count: int) -> range:
     size = len(store)
     if not -size <= document < size:
         raise StoreError(
-            f"{store.path} has no document {document:,}; its {size:,} documents are numbered from "
-            f"0 to {size - 1:,}."
+            f"{store.path} has no document {document:,}; it has {number_of(size, 'document')}, "
+            "numbered from 0."
         )
     first = document % size  # -1 becomes the last document
     return range(first, min(first + count, size))

@@ -8,7 +8,6 @@ from typing import Annotated
 from penstock.cli import options
 from penstock.cli.options import argument, option, path_option
 from penstock.cli.terminal import print_json, shell_word, write
-from penstock.cli.units import duration_text
 
 # Flags have underscores as in the scripts that this command replaces; hyphens work too.
 Source = Annotated[str | None, argument("A recipe (.toml), a text file or a store.", "SOURCE")]
@@ -73,7 +72,7 @@ def train_command(
     torchrun --nproc-per-node 8 -m penstock.train RECIPE
     """
     from penstock.train.command import choose_recipe, recipe_changes, run_recipe
-    from penstock.train.display import Display
+    from penstock.train.display import Display, summary_line
     from penstock.train.metrics import json_values
 
     changes = recipe_changes(
@@ -102,11 +101,6 @@ def train_command(
     with closing(Display()) as display:
         recipe = choose_recipe(source, changes, device, display)
         result = run_recipe(recipe, device=device, log=display)
-    progress = result.progress
-    if not result.finished:
-        write(f"stopped as requested after step {progress.step:,}; the same command resumes it")
-        return
-    loss = "" if progress.val_loss is None else f", validation loss {progress.val_loss:.4f}"
-    took = duration_text(progress.seconds)
-    write(f"{progress.step:,} steps, {progress.tokens:,} tokens, {took}{loss}")
-    write(f"next: open {shell_word(result.output)}/curve.svg")
+    write(summary_line(result.progress, finished=result.finished))
+    if result.finished:
+        write(f"next: open {shell_word(result.output)}/curve.svg")

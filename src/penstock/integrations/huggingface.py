@@ -20,12 +20,12 @@ from penstock.errors import PlanError, ResumeError
 from penstock.integrations.batches import BatchSource, RankSpan, State, StepBatches, unchanged
 from penstock.integrations.hf_datasets import build_dataset, export_texts, is_dataset
 from penstock.integrations.hf_format import Labels, MaskedPacks, hf_tokenizer, row_format
-from penstock.integrations.multiplex.mixing import whole_number
 from penstock.loader.arguments import topology
 from penstock.loader.batch_format import LabelBatch
 from penstock.loader.loader import Loader
 from penstock.loader.packed import check_packed, keep_documents_apart, prepare
 from penstock.order.plan import Plan
+from penstock.ranges import whole_number
 from penstock.rows.documents import Documents
 from penstock.rows.packs import Packs
 from penstock.rows.windows import Windows

@@ -14,6 +14,7 @@ from penstock.order.budget import Budget
 from penstock.order.plan import Plan
 from penstock.order.shuffle import Block as ShuffleBlock
 from penstock.order.shuffle import Mode
+from penstock.ranges import whole_number
 from penstock.rows.protocol import RowsLike, as_rows
 from penstock.streaming.plan import StreamedPlan
 from penstock.streaming.snapshots import Snapshot
@@ -104,11 +105,14 @@ def batch_sizes(
         return {}
     if batch_size is not None and global_batch_size is None:
         # Steps count the rows of all ranks, so that a position means the same on each.
-        return {0: index(batch_size) * world_size}
+        return {0: whole_number("batch_size", batch_size) * world_size}
     if global_batch_size is None or batch_size is not None:
         raise PlanError(
             f"{given}: give one of them, the rows of a step on this rank or on all ranks together."
         )
     if isinstance(global_batch_size, Mapping):
-        return {index(position): index(rows) for position, rows in global_batch_size.items()}
-    return {0: index(global_batch_size)}
+        return {
+            whole_number("position in global_batch_size", at): whole_number("rows of a step", rows)
+            for at, rows in global_batch_size.items()
+        }
+    return {0: whole_number("global_batch_size", global_batch_size)}

@@ -20,6 +20,7 @@ from penstock.order.budget import Budget
 from penstock.order.integers import END
 from penstock.order.plan import Plan
 from penstock.order.steps import Shard, Steps
+from penstock.ranges import whole_number
 from penstock.streaming.plan import StreamedPlan
 
 AnyPlan = Plan | Budget | StreamedPlan
@@ -79,10 +80,10 @@ class Run:
                     f"epochs={self._epochs} is not defined for a mixture: every source has "
                     "separate epochs. Give steps= instead."
                 )
-            return None if rows is None else index(self._epochs) * rows
+            return None if rows is None else whole_number("epochs", self._epochs) * rows
         if self._asked_steps is not None:
             # Sizes may change by position, so the end of the last step has to be computed.
-            end = self._steps_from(0, 0).span(index(self._asked_steps) - 1)[1]
+            end = self._steps_from(0, 0).span(whole_number("steps", self._asked_steps) - 1)[1]
             if end > plan.end:
                 raise PlanError(
                     f"steps={self._asked_steps:,} needs {end:,} rows, but the plan ends after "
@@ -209,12 +210,15 @@ class Run:
 
     def checked_position(self, position: SupportsIndex) -> int:
         """Return `position` as an int; raise if it is not in this run."""
-        if not 0 <= index(position) <= self.limit:
+        position = whole_number("position", position)
+        if not 0 <= position <= self.limit:
+            size, to = f", which has {self.limit:,} rows", f"to {self.limit:,}"
+            if self.limit == END:
+                size, to = "", "on"
             raise PlanError(
-                f"Position {index(position):,} is not in this run, which has {self.limit:,} rows. "
-                f"Use a position from 0 to {self.limit:,}."
+                f"Position {position:,} is not in this run{size}. Use a position from 0 {to}."
             )
-        return index(position)
+        return position
 
     def refuse_missing_step(self, step: int) -> None:
         """Raise if a streamed run has no such step; wait until that is known."""

@@ -6,6 +6,7 @@ arguments, and refuses invalid ones with a message that shows the value.
 """
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -78,6 +79,21 @@ def check_name(name: str) -> str:
     if not isinstance(name, str) or not name:
         raise PlanError(f"The name of a source must be a string that is not empty; got {name!r}.")
     return name
+
+
+def warn_of_cut(name: str, source: Rows) -> None:
+    """Warn if tokens of a source are in no row because its documents are cut."""
+    # Windows have a stride, and report their rests themselves. The tokens of a store that is still
+    # being written are not counted yet.
+    if source.stride is not None or source.stream is None or not source.stream.sealed:
+        return
+    if lost := source.unread(source.length):
+        warnings.warn(
+            f'Documents of source "{name}" are cut at their max_length: {lost:,} of '
+            f"{source.stream.num_tokens:,} tokens are in no row. "
+            'Documents(…, overflow="split") keeps them.',
+            stacklevel=3,  # the line that made the plan
+        )
 
 
 def part_rows_of(name: str, source: Rows, size: int) -> list[int]:

@@ -21,7 +21,6 @@ opened, in about a third of a microsecond per row.
 from array import array
 from bisect import bisect_right
 from functools import cached_property
-from operator import index
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, Self, final
 
@@ -33,7 +32,7 @@ from penstock.errors import PlanError
 from penstock.order.integers import Integers
 from penstock.order.plan import Plan, Sample, list_samples
 from penstock.order.steps import Steps
-from penstock.ranges import group_rows
+from penstock.ranges import group_rows, whole_number
 from penstock.rows.protocol import RowsLike, Settings
 
 if TYPE_CHECKING:
@@ -76,8 +75,8 @@ class Budget:
         self.sources, self.names, self.sizes = plan.sources, plan.names, plan.sizes
         self.seed, self.shuffle = plan.seed, plan.shuffle
         self.end, self.epoch_rows = plan.end, plan.epoch_rows
-        self.tokens, self.window = index(tokens), index(window)
-        self.multiple = index(rows_multiple_of)
+        self.tokens, self.window = whole_number("tokens", tokens), whole_number("window", window)
+        self.multiple = whole_number("rows_multiple_of", rows_multiple_of)
         if self.multiple < 1 or self.window < self.multiple:
             raise PlanError(
                 f"window={self.window:,} and rows_multiple_of={self.multiple:,}: rows_multiple_of "

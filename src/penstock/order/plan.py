@@ -12,7 +12,6 @@ of positions.
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from html import escape
-from operator import index
 from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
@@ -29,6 +28,7 @@ from penstock.order.shuffle import Block, Domain, Mode, Sources, mode_to_json
 from penstock.order.tree import draw_tree
 from penstock.order.weighted import Mixture
 from penstock.order.weights import Weight
+from penstock.ranges import whole_number
 from penstock.rows.protocol import Rows, RowsLike, Settings, as_rows
 
 if TYPE_CHECKING:
@@ -107,11 +107,13 @@ class Plan:
         """The rows by name, in the order given."""
         if not self.sources:
             raise PlanError("A plan needs at least one source; this one has none.")
+        for name, source in self.sources.items():
+            arguments.warn_of_cut(name, source)
         self.names = tuple(self.sources)
         """The names of the sources, by the numbers that `locate` returns."""
         self.sizes = tuple(map(len, self.sources.values()))
         """The rows of each source."""
-        self.seed = index(seed)
+        self.seed = whole_number("seed", seed)
         self.shuffle = shuffle
         self._caps = _as_caps(max_epochs)
         self._stages = arguments.read_stages(self.names, weights, temperature, schedule)

@@ -10,13 +10,13 @@ tokens are counted, or split over several rows, with one token of overlap.
 
 from collections.abc import Sequence
 from functools import cached_property, partial
-from operator import index
 from typing import Literal, final
 
 import numpy as np
 
 from penstock.digest import digest_json
 from penstock.errors import PlanError
+from penstock.ranges import whole_number
 from penstock.rows.packing import PACKING_FORMAT, one_each
 from penstock.rows.pieces import PieceRows
 from penstock.rows.protocol import Fields, Integers, Settings, Side
@@ -58,7 +58,8 @@ class Documents(PieceRows):
             raise PlanError(f'overflow={overflow!r} is not "cut" or "split".')
         if side not in ("right", "left"):
             raise PlanError(f'side={side!r} is not "right" or "left".')
-        self.max_length, self.multiple = index(max_length), index(pad_to_multiple_of)
+        self.max_length = whole_number("max_length", max_length)
+        self.multiple = whole_number("pad_to_multiple_of", pad_to_multiple_of)
         if self.multiple < 1:
             raise PlanError(f"pad_to_multiple_of={self.multiple} must be at least 1.")
         self.overflow: Overflow = overflow
@@ -67,7 +68,7 @@ class Documents(PieceRows):
         """The width of the widest batch."""
         lay_out = partial(one_each, length=self.max_length, split=overflow == "split")
         super().__init__(store, f"documents-{overflow}", self.max_length, lay_out)
-        self.pad_id = _end_id(self.stream) if pad_id is None else index(pad_id)
+        self.pad_id = _end_id(self.stream) if pad_id is None else whole_number("pad_id", pad_id)
         if not 0 <= self.pad_id <= np.iinfo(self.stream.dtype).max:
             raise PlanError(
                 f"pad_id={self.pad_id:,} does not fit the ids of the store, which are "
@@ -78,8 +79,8 @@ class Documents(PieceRows):
         if not self.stream.sealed:
             return f"Documents({self.stream.members[0]!r}, {self.max_length:,})"
         lost = f"; {self.cut_tokens:,} tokens cut off" if self.cut_tokens else ""
-        rows = f"{len(self):,} rows of at most {self.max_length:,} tokens{lost}"
-        return f"Documents({self.stream}: {rows})"
+        rows = f"{len(self):,} row{'s' * (len(self) != 1)}"
+        return f"Documents({self.stream}: {rows} of at most {self.max_length:,} tokens{lost})"
 
     @cached_property
     def digest(self) -> str:
@@ -97,6 +98,10 @@ class Documents(PieceRows):
     def cut_tokens(self) -> int:
         """Tokens that are in no row, because their documents were truncated."""
         return self.index.num_cut
+
+    def unread(self, per_row: int) -> int:
+        """Return `cut_tokens`: every other token but the first of a row is a target."""
+        return self.cut_tokens
 
     @property
     def num_split(self) -> int:

@@ -13,10 +13,10 @@ not from a search for end tokens.
 
 from collections.abc import Sequence
 from functools import cached_property, partial
-from operator import index
 from typing import final
 
 from penstock.digest import digest_json
+from penstock.ranges import whole_number
 from penstock.rows.packing import PACKING_FORMAT, pack
 from penstock.rows.pieces import PieceRows
 from penstock.rows.protocol import Fields, Integers, Settings
@@ -44,16 +44,17 @@ class Packs(PieceRows):
             borders: Also return `position_ids` and `document_ids`. Without them a batch has only
                 inputs and targets, and attention crosses documents.
         """
-        self.length = index(length)
+        self.length = whole_number("length", length)
         self.borders = self.gives_positions = borders
         super().__init__(store, "packs", self.length, partial(pack, length=self.length))
 
     def __repr__(self) -> str:
         if not self.stream.sealed:
             return f"Packs({self.stream.members[0]!r}, {self.length:,})"
-        split = f"; {self.num_split:,} documents split" if self.num_split else ""
+        long, rows = self.num_split, f"{len(self):,} row{'s' * (len(self) != 1)}"
+        split = f"; {long:,} document{'s' * (long != 1)} split" if long else ""
         return (
-            f"Packs({self.stream}: {len(self):,} rows of {self.length:,} tokens, "
+            f"Packs({self.stream}: {rows} of {self.length:,} tokens, "
             f"{self.padding_share:.3%} padding{split})"
         )
 

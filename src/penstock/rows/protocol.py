@@ -284,9 +284,12 @@ def as_rows(rows: RowsLike, name: str = "data") -> Rows:
     if isinstance(rows, Rows):
         return rows
     if not isinstance(getattr(rows, "digest", None), str):
+        advice = "Your own class must have __len__ and a string digest."
+        if isinstance(rows, dict | list | tuple):
+            advice = 'A mixture of several is Plan({"web": …, "code": …}, weights={…}).'
         raise PlanError(
             f'Source "{name}" must be rows, such as Windows("stores/web", length=1024); got a '
-            f"{type(rows).__name__}. Your own class must have __len__ and a string digest."
+            f"{type(rows).__name__}. {advice}"
         )
     return _AdaptedRows(rows)
 

@@ -19,7 +19,6 @@ row is not a target, so rows must overlap by one token for every token to be a t
 
 from collections.abc import Sequence
 from functools import cached_property
-from operator import index
 from typing import Literal
 
 import numpy as np
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 
 from penstock.digest import digest_json
 from penstock.errors import PlanError
-from penstock.ranges import group_rows, ranges
+from penstock.ranges import group_rows, ranges, whole_number
 from penstock.rows.gather import gather, gather_loss
 from penstock.rows.protocol import Array, Fields, Integers, Settings, checked
 from penstock.rows.tokens import Stream, StreamRows, StreamSource
@@ -120,9 +119,9 @@ class Windows(StreamRows):
                 of documents that the store records. "mask" ignores (-100) every target that
                 belongs to another document than its input.
         """
-        length = index(length)
+        length = whole_number("length", length)
         self._stride_given = stride is not None
-        stride = length if stride is None else index(stride)
+        stride = length if stride is None else whole_number("stride", stride)
         if length < 1 or stride < 1:
             raise PlanError(f"length={length} and stride={stride} must be at least 1.")
         if tail not in ("drop", "pad"):
@@ -198,8 +197,8 @@ class Windows(StreamRows):
         if not self.stream.sealed:
             return f"Windows({self.stream.members[0]!r}, {self.length:,}, stride={self.stride:,})"
         left = f"; {self.unread_targets:,} targets in no row" if self.unread_targets else ""
-        rows = f"{len(self):,} rows of {self.length:,} tokens, {self.stride:,} apart{left}"
-        return f"Windows({self.stream}: {rows})"
+        rows = f"{len(self):,} row{'s' * (len(self) != 1)} of {self.length:,} tokens"
+        return f"Windows({self.stream}: {rows}, {self.stride:,} apart{left})"
 
     @cached_property
     def digest(self) -> str:

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +156,10 @@ def _expand(pattern: str, reading: ReadSettings, skipped: Skipped) -> list[Input
     with suppress(OSError):  # the folder may be missing too
         names = (entry.name for entry in path.parent.iterdir())
         nearby = sorted(name for name in names if not name.startswith("."))
-    raise MissingInputError(
-        f"{pattern} matches no file (working directory: {Path.cwd()})."
-        + (f" In {Path.cwd() / path.parent}: {', '.join(nearby[:5])}." if nearby else "")
-    )
+    advice = f" In {Path.cwd() / path.parent}: {', '.join(nearby[:5])}." if nearby else ""
+    if close := get_close_matches(path.name, nearby, 1, 0.75):
+        advice = f" Did you mean {path.with_name(close[0])}?"
+    raise MissingInputError(f"{pattern} matches no file (working directory: {Path.cwd()}).{advice}")
 
 
 def _expand_directory(path: Path, reading: ReadSettings, skipped: Skipped) -> list[InputFile]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from penstock.digest import canonical_json
 from penstock.errors import StoreError
+from penstock.sources.files import InputFile
 from penstock.store.files import remove_file, remove_temporary
 from penstock.store.inputs import (
     known_stamp,
@@ -129,7 +130,7 @@ def earlier_build(job: Job) -> Manifest | None:
             "append=True (--append) of penstock.build, to finish it."
         )
     else:
-        builds = _refuse_other(job.directory, manifest, job.recorded)
+        builds = refuse_other(job.directory, manifest, job.recorded, job.files)
         _refuse_changed(job, manifest.digest, builds)
     return manifest
 
@@ -218,10 +219,10 @@ def _identity(path: str) -> tuple[int, int] | None:
     return None
 
 
-def _refuse_other(
-    directory: Path, manifest: Manifest, settings: JsonObject
+def refuse_other(
+    directory: Path, manifest: Manifest, settings: JsonObject, files: Sequence[InputFile]
 ) -> list[list[JsonObject]]:
-    """The inputs of each build of a finished store that has these settings.
+    """The inputs of each build of a finished store that has these settings; `files` are its inputs.
 
     Raises:
         StoreError: no build of the store has these settings.
@@ -237,12 +238,25 @@ def _refuse_other(
     if same:
         return same
     inputs = [each for done in manifest.builds for each in comparable(done["inputs"])]
-    changed = differences({**whole, "inputs": inputs}, settings)
+    known = read_stamps(directory, manifest.digest) or read_old_stamps(directory)
+    given, new, left = [], [], list(inputs)
+    for file, now in zip(files, settings["inputs"], strict=True):
+        given.append({**now, "name": file.name})
+        # A recorded name begins below the common root of all inputs, and with one input more that
+        # is another directory. Without times, as in a store that was copied, sizes must do.
+        path = Path(file.path).absolute().as_posix()
+        for each in left:
+            is_same = known_stamp(known, file) if known else each["bytes"] == now["bytes"]
+            if each["name"] == now["name"] or (is_same and path.endswith(f"/{each['name']}")):
+                left.remove(each)
+                each["name"] = file.name
+                break
+        else:
+            new.append(file.name)
+    changed = differences({**whole, "inputs": inputs}, {**settings, "inputs": given})
     changed = (
         changed or f"by {len(manifest.builds)} builds, of which the later ones appended inputs"
     )
-    present = {each["name"] for each in inputs}
-    new = [each["name"] for each in settings["inputs"] if each["name"] not in present]
     is_same_kind = shared_settings(whole) == shared_settings(settings)
     can_append = new and is_same_kind and not (settings["split"] or "").startswith("tail")
     also = f" You can also add {_listed(new)} alone, with append=True (--append) of penstock.build."

@@ -225,10 +225,7 @@ def prepare(settings: BuildSettings) -> Job:
         "bos_id": _edge_id(loaded, bos, "bos"),
         "split": settings.split,
         "reading": reading.describe(),
-        "inputs": [
-            file.describe() | {"name": name}
-            for file, name in zip(files, recorded_names([each.name for each in files]), strict=True)
-        ],
+        "inputs": recorded_inputs(files),
         "append": settings.append,
         **({} if stage is None else {"chat": stage.chat.describe()}),
     }
@@ -240,6 +237,12 @@ def prepare(settings: BuildSettings) -> Job:
         )
     _make_directory(directory)
     return Job(settings, directory, files, reading, loaded, recorded, stage, listing.skipped)
+
+
+def recorded_inputs(files: Sequence[InputFile]) -> list[JsonObject]:
+    """The inputs of a build as it records them before they are read."""
+    names = recorded_names([each.name for each in files])
+    return [file.describe() | {"name": name} for file, name in zip(files, names, strict=True)]
 
 
 def _make_directory(directory: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,6 +154,11 @@ class TokenStore:
         """Tokens of all documents, including begin and end tokens."""
         return int(self._token_ends[-1]) if len(self._token_ends) else 0
 
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids of its tokenizer: the rows that a model's embedding needs."""
+        return int(self.manifest.contents["tokenizer"]["vocab_size"])
+
     def document(self, index: int) -> NDArray[Any]:
         """The tokens of one document, including its end token.
 
@@ -245,6 +250,8 @@ class TokenStore:
         return self.files.array(part, kind)
 
     def _find_document(self, index: int) -> tuple[int, int]:
+        if not isinstance(index, SupportsIndex):
+            raise TypeError(f"{index!r:.80} is not the number of a document")
         if not -len(self) <= index < len(self):
             raise IndexError(f"document {index:,} is not in a store of {len(self):,} documents")
         index %= len(self)

@@ -108,7 +108,7 @@ def _check_meaning(store: TokenStore, number: int, part: PartRecord) -> None:
     """Check that the arrays fit together, which their digests do not show."""
     arrays = {k: store.files.file(number, k).array for k in CHECKED_KINDS if k in part.files}
     largest_id = int(arrays["tokens"].max(initial=0))
-    vocab_size = store.manifest.contents["tokenizer"]["vocab_size"]
+    vocab_size = store.vocab_size
     last_file, num_files = int(arrays["origin"][:, 0].max(initial=0)), len(store.manifest.inputs)
     problem = None
     # Strictly ascending: a document without tokens would make `document()` return nothing.

@@ -11,7 +11,7 @@ from contextlib import closing
 from penstock.cli.terminal import message_of
 from penstock.errors import PenstockError
 from penstock.train.command import choose_recipe, recipe_changes, run_recipe
-from penstock.train.display import Display
+from penstock.train.display import Display, summary_line
 from penstock.train.distributed import torchrun_rank
 from penstock.train.metrics import Log
 
@@ -38,14 +38,13 @@ def main() -> int:
             log: Log = display if not torchrun_rank() else (lambda _: None)
             recipe = choose_recipe(source, recipe_changes(settings, **flags), device, log)
             result = run_recipe(recipe, device=device, log=log)
+            log(summary_line(result.progress, finished=result.finished))
     except (PenstockError, OSError) as error:
         sys.stderr.write(f"{type(error).__name__}: {message_of(error)}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("Interrupted: stopped by Ctrl-C.\n")
         return 130
-    if not result.finished:
-        sys.stdout.write("stopped as requested; the same command resumes the run\n")
     return 0
 
 

@@ -276,7 +276,7 @@ def vocab_size_of(plan: AnyPlan) -> int:
 def _vocab_size(member: TokenStore | ArrayFile) -> int:
     """The vocabulary size of a store's tokenizer; for a bare file, one more than its largest id."""
     if isinstance(member, TokenStore):
-        return int(member.manifest.contents["tokenizer"]["vocab_size"])
+        return member.vocab_size
     # An unsigned dtype cannot be negative, but a .npy file may be of int32 or int64.
     ids = member.array()[:_CHECKED_IDS]
     if ids.min(initial=0) < 0:

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from penstock.cli.terminal import visible
+from penstock.cli.units import duration_text
 from penstock.loader.run import AnyPlan
 from penstock.store.files import write_file
-from penstock.train.metrics import Line, RunReport
+from penstock.train.metrics import Line, RunProgress, RunReport
 
 _PRINT_SECONDS = 10.0  # between lines, without a terminal
 _DRAW_SECONDS = 0.2
@@ -69,6 +70,15 @@ class Display:
         """Draw the last report and leave it on the screen."""
         if self._in_terminal and self._last:
             self._write(f"{self._last}\n")
+
+
+def summary_line(progress: RunProgress, *, finished: bool) -> str:
+    """The line that a command prints after a run."""
+    if not finished:
+        return f"stopped as requested after step {progress.step:,}; the same command resumes it"
+    loss = "" if progress.val_loss is None else f", validation loss {progress.val_loss:.4f}"
+    took = duration_text(progress.seconds)
+    return f"{progress.step:,} steps, {progress.tokens:,} tokens, {took}{loss}"
 
 
 def report_line(report: RunReport) -> str:

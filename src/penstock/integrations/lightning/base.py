@@ -6,7 +6,6 @@ for loaders. A checkpoint keeps what `state_dict` returns on rank 0.
 
 import logging
 import os
-import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +17,12 @@ from penstock.errors import MissingExtraError, MissingInputError, PlanError
 from penstock.integrations import hf_format
 from penstock.integrations.batches import BatchSource, State
 from penstock.integrations.lightning import loaders
-from penstock.integrations.multiplex.mixing import whole_number
 from penstock.integrations.stores import StoreSettings, store_of, stores_together, stream_of
 from penstock.loader.arguments import plan_of, topology
 from penstock.loader.dataloader import WorkerOptions
 from penstock.loader.packed import check_packed, prepare
 from penstock.order.shuffle import Mode
+from penstock.ranges import whole_number
 from penstock.rows.documents import Documents
 from penstock.rows.tokens import ArrayFile, StreamLike
 from penstock.rows.windows import Windows
@@ -214,9 +213,6 @@ class ResumableDataModule(LightningDataModule):  # type: ignore[misc]
                 setattr(self, f"{side}_dataset", self.rows(side))
                 if self.topology()[0] == 0:
                     _log.info(self.report(side))
-                    # Also as a warning: the log is often set to show errors only.
-                    for lost in truncation(self.opened(side)):
-                        warnings.warn(f"{side}: {lost}.", stacklevel=2)
 
     def opened(self, side: str) -> ModuleRows:
         """Return the rows of one side; raise if `setup` has not opened them."""

@@ -20,10 +20,11 @@ from torch.utils.data.distributed import DistributedSampler
 
 from penstock.errors import PlanError, ResumeError
 from penstock.integrations.multiplex.dataset import Examples, MultiplexDataset, default_collate_fn
-from penstock.integrations.multiplex.mixing import Json, Lengths, Mixing, Weights, whole_number
+from penstock.integrations.multiplex.mixing import Json, Lengths, Mixing, Weights
 from penstock.integrations.multiplex.run import BatchRequest, MultiplexRun, Span, order_settings
 from penstock.loader.dataloader import WorkerOptions
 from penstock.loader.state import combine, of_samples, sealed, shortened, source_keys, unsealed
+from penstock.ranges import whole_number
 
 _VERSION = 2  # of a state
 _FIELDS = {"epoch": int, "start": int, "position": int, "changed": dict, "order": dict}

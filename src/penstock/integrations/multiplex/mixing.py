@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from operator import add, attrgetter, index
+from operator import add, attrgetter
 from typing import Any, NamedTuple
 
 from penstock.digest import digest_json
@@ -33,6 +33,7 @@ from penstock.order.schedule import Schedule, Stage, StartingPoint
 from penstock.order.shuffle import Domain, Sources
 from penstock.order.weighted import Mixture
 from penstock.order.weights import Weight, as_fraction, exact_weights
+from penstock.ranges import whole_number
 
 Json = dict[str, Any]
 Weights = Sequence[Weight] | Mapping[str, Weight]
@@ -324,20 +325,6 @@ def _by_dataset(given: Any, names: Sequence[str], argument: str) -> list[Any]:
             f"({quoted(names)}). Give one per dataset."
         )
     return list(listed)
-
-
-def whole_number(name: str, value: object) -> int:
-    """The value of an argument as an int.
-
-    Raises:
-        PlanError: The value is not a whole number. The message names the argument.
-    """
-    try:
-        if not isinstance(value, bool):
-            return index(value)  # type: ignore[arg-type]
-    except TypeError:
-        pass
-    raise PlanError(f"{name}={value!r:.80} is not a whole number.")
 
 
 def _weight_to_json(weight: Weight) -> int | float | str:

@@ -246,7 +246,7 @@ class _WindowDataset(Dataset[Item], Generic[Item]):
     def vocab_size(self) -> int:
         """The number of ids: 50,257 for GPT-2."""
         # An object without a digest may return any id, so the largest one in the file counts.
-        size = int(self._store.manifest.contents["tokenizer"]["vocab_size"])
+        size = self._store.vocab_size
         return size if size < UNKNOWN_VOCABULARY else int(self.tokenized_data.max(initial=-1)) + 1
 
 
