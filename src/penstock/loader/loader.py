@@ -176,10 +176,7 @@ class Loader(Generic[Batch]):
 
     @property
     def unread_targets(self) -> int:
-        """How many tokens of `Windows` are the target of no row.
-
-        If `lengths=` changes the length of rows, the length at `position` counts.
-        """
+        """How many tokens of `Windows` are no target of rows of the length at `position`."""
         return self.shape.unread_targets(self.plan.sources, self.position)
 
     @property
