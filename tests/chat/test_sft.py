@@ -192,10 +192,8 @@ def test_arguments_that_cannot_work_are_refused(chat, options, told):
 
 
 def test_a_row_that_is_no_conversation_is_named(chat):
-    with pytest.raises(ChatError, match="not a known format") as error:
+    with pytest.raises(ChatError, match=r"Row 0 of the dataset.*not a known format"):
         next(sft_data_generator([{"text": "no"}], 1, chat))
-
-    assert "This is row 0 of the dataset" in error.value.__notes__[0]
 
 
 def test_tensors_are_of_type_long(chat):

@@ -196,6 +196,7 @@ def test_a_new_release_of_a_library_is_another(write, made, monkeypatch):
 SETTINGS = [{"is_jsonl": False}, {"eos": True}, {"eos": 17}]
 
 
+@pytest.mark.filterwarnings("ignore:.*is read as plain text")
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_a_changed_setting_is_another(settings, write, made):
     path = write("a.jsonl", OLD)

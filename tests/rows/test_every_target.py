@@ -181,7 +181,8 @@ def test_the_data_modules_of_lightning_train_on_every_token_once(tmp_path, label
         tokens = np.array([*letters[:50].strip().encode(), 256, *letters[50:].encode(), 256])
         np.save(tmp_path / "tokens.npy", tokens.astype(np.uint16))
         options |= {"use_preprocessed": kind == "preprocessed", "streaming": kind == "streamed"}
-        files = {f"preprocessed_{side}": tmp_path / "tokens.npy" for side in ("train", "val")}
+        names = ("train", "val") if kind == "preprocessed" else ()
+        files = {f"preprocessed_{side}": tmp_path / "tokens.npy" for side in names}
         made = LocalOpenWebTextDataModule(
             path, path, max_length=8, batch_size=1, tokenizer="bytes", **files, **options
         )

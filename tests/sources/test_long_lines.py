@@ -122,7 +122,7 @@ def test_a_long_line_is_the_document_of_its_text(build_line, before):
     store = build_line(before + FILLER + b'", "more": {"a": null}}\r')
 
     assert len(store) == 3
-    assert store.text(1) == json.loads(b'"' + FILLER + b'"')
+    assert store.decode(1) == json.loads(b'"' + FILLER + b'"')
 
 
 REFUSED = {
@@ -141,11 +141,11 @@ CASES += [("bad_json", b'{"text": "' + FILLER + b'", "n": NaN}')]
 def test_a_long_line_is_rejected_for_the_reason_of_a_short_one(build_line, reason, line):
     store = build_line(line)
 
-    assert [store.text(number) for number in range(len(store))] == ["first", "last"]
+    assert [store.decode(number) for number in range(len(store))] == ["first", "last"]
     assert store.manifest.contents["builds"][0]["rejects"]["reasons"] == {reason: 1}
 
 
 def test_a_long_string_in_another_field_leaves_the_text_as_it_is(build_line):
     store = build_line(b'{"other": "' + FILLER + b'", "text": "long-0"}')
 
-    assert store.text(1) == "long-0"
+    assert store.decode(1) == "long-0"

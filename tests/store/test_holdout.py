@@ -164,7 +164,11 @@ def test_every_file_of_both_sides_is_in_a_manifest(tmp_path, sums):
             "tail:0.1",
             r"built without a split, and a split makes two stores.* or leave split out",
         ),
-        ("hash:0.1", None, r"built with split='hash:0\.1'.* or give split='hash:0\.1' again"),
+        (
+            "hash:0.1",
+            None,
+            r"built with split='hash:0\.1'.* or call penstock.build with split='hash:0\.1'",
+        ),
     ],
 )
 def test_a_finished_store_is_one_also_where_the_split_is_another(

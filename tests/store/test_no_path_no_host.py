@@ -110,7 +110,7 @@ def test_no_name_is_trusted_without_its_digest(name, own, tmp_path, cache, monke
     store = penstock.build(Texts(TEXTS), tmp_path / "store", tokenizer=own)
     store = rewritten(store.path, name=name, digest="1" * 64)
 
-    with pytest.raises(MissingTokenizerError, match="tokenizer=, once"):
+    with pytest.raises(MissingTokenizerError, match=r"tokenizer= \(--tokenizer\), once"):
         store.decode(0)
 
 
