@@ -43,7 +43,7 @@ def check_packed_rows(format: str, sources: Iterable[Rows]) -> None:
         check_packed()
 
 
-def check_packed(model: Any = None) -> None:
+def check_packed(model: object = None) -> None:
     """Check the version of transformers before the first packed batch.
 
     Warns if no model was prepared, because the loader does not know how the model is called; and
