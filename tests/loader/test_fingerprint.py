@@ -139,3 +139,17 @@ def test_a_log_has_a_line_for_each_step_handed_out(numbered, tmp_path, prefetch)
     expected = expected[:4] + [again.fingerprint for _ in log_fingerprints(again, log)]
     assert [int(each, 16) for each in read_log(log).values()] == expected
     assert list(read_log(log)) == [8 * step for step in range(1, 21)]
+
+
+def test_fingerprints_are_those_of_earlier_versions():
+    """A log of one run is compared with the log of another, which may be years older."""
+    tokens = np.arange(24, dtype="uint32").reshape(2, 12) * 977
+    targets = np.arange(22).reshape(2, 11) % 3 > 0
+    at = np.array([5, 2**40])
+
+    assert of_tokens(tokens, None, at).tolist() == [0x2A828E8F3AE1CA34, 0x2F6AD7443D930D84]
+    assert of_tokens(tokens, targets, at).tolist() == [0x8FEAAAE79E3E9225, 0x82F6D3312F3D6A93]
+    assert of_samples(np.array([1, 2], np.uint64), at, at + 1, at).tolist() == [
+        0xD289A037F11C1F1D,
+        0xCBDC8556BD6E04FE,
+    ]

@@ -15,6 +15,7 @@ from penstock.integrations.multiplex import create_multiplex_dataloader
 from penstock.integrations.sft import sft_data_generator
 from penstock.loader import BatchFormat
 from penstock.loader.loader import Loader
+from penstock.loader.state import explained
 from penstock.order.plan import Plan
 from penstock.rows.tokens import ArrayFile
 from penstock.rows.windows import Windows
@@ -94,6 +95,7 @@ def test_long_names_are_kept_short_and_apart(numbered):
     state = json.loads(text)
 
     assert len(state["sources"]) == 3
+    assert sorted(len(name.split("… ")[1]) for name in state["sources"]) == [8, 8, 8]
     assert all(len(json.dumps({name: source})) <= 102 for name, source in state["sources"].items())
 
 
@@ -384,3 +386,32 @@ def test_a_state_with_a_forged_check_is_refused_all_the_same(windows, field, val
         state["check"] = digest_json(state)[:16]
     with pytest.raises(ResumeError):
         loader.load_state_dict(state)
+
+
+def test_a_message_names_five_differences_and_counts_the_others():
+    def state(number, count):
+        return {"rows": dict.fromkeys("abcdefg"[:count], number), "order": {}, "sources": {}}
+
+    five = "a 1 -> 2, b 1 -> 2, c 1 -> 2, d 1 -> 2, e 1 -> 2"
+    assert explained(state(1, 5), state(2, 5)) == five
+    assert explained(state(1, 6), state(2, 6)) == f"{five} and 1 more"
+    assert explained(state(1, 7), state(2, 7)) == f"{five} and 2 more"
+
+
+def test_a_message_names_the_digests_and_rows_of_a_source_that_changed():
+    def changed(old, new, rows=((), ())):
+        then, now = (
+            {"rows": dict(known), "order": {}, "sources": {"web": source}}
+            for source, known in zip((old, new), rows, strict=True)
+        )
+        return explained(then, now)
+
+    old = [9, "0123456789", "abcdefghijkl"]
+    assert changed(old, [12, "9876543210", "zyxwvutsrqpo"]) == (
+        'the store of "web" (digest abcdefgh -> zyxwvuts, 9 rows -> 12)'
+    )
+    assert changed(old, [7, "9876543210", old[2]]) == (
+        'the rows of "web" (digest 01234567 -> 98765432, 9 rows -> 7)'
+    )
+    lists = ({"multiples": [4]}, {"multiples": [8]})
+    assert changed(old, old, lists) == "multiples [4] -> [8]"

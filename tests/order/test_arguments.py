@@ -160,6 +160,7 @@ def test_refuses_positions_that_are_not_there(numbers):
     for positions, message in (
         ([-1], "-1 is out of range"),
         ([2**62], "4,611,686,018,427,387,904 is out of range"),
+        ([0, -3, 1, -2], "-3 is out of range"),
         ([0.5], "Positions and samples must be integers; got float64."),
     ):
         with pytest.raises(PlanError, match=message):
@@ -195,6 +196,11 @@ def test_past_the_end_of_everything(numbers):
         (("books", 0, 0), 'There is no source "books"; this plan has "web", "code".'),
         (("code", 5, 0), 'Source "code" has no row 5; its 5 rows are numbered from 0.'),
         (("code", -1, 0), 'Source "code" has no row -1; its 5 rows are numbered from 0.'),
+        (("code", 6, 0), 'Source "code" has no row 6; its 5 rows are numbered from 0.'),
+        (
+            ("code", 1, 2**62 + 1),
+            "There is no epoch 4,611,686,018,427,387,905; they are 0 to 2^62 - 1.",
+        ),
         (("code", 1, -1), "There is no epoch -1; they are 0 to 2^62 - 1."),
         (
             ("code", 1),
@@ -235,6 +241,7 @@ def test_refuses_another_way_to_go_on():
 
 def test_long_lists_of_names_are_cut():
     assert quoted("abcdefg") == '"a", "b", "c", "d", "e" and 2 more'
+    assert quoted("abcdefghijkl") == '"a", "b", "c", "d", "e" and 7 more'
 
 
 def test_caps_and_blocks_are_values():

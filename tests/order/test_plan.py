@@ -455,3 +455,21 @@ def test_a_plan_of_many_sources_shows_five_and_the_number_of_the_others(numbers)
     plan = Plan({f"s{number}": numbers(3) for number in range(7)})
 
     assert "s4: 3 rows and 2 more; each once per epoch" in repr(plan)
+
+
+def test_a_stage_of_many_sources_shows_its_five_largest_shares(numbers):
+    names = "abcdefg"
+    later = dict.fromkeys(names, 10)
+    plan = Plan(
+        {name: numbers(9) for name in names}, schedule={0: dict.fromkeys(names, 1), 8: later}
+    )
+
+    five = ", ".join(f"{name} 14.29 %" for name in "abcde")
+    assert str(plan).count(f"{five}, and 2 more") == 2
+
+
+def test_each_source_is_described_with_its_own_parts(numbers):
+    sources = {"a": numbers(9, part_rows=[4, 5]), "b": numbers(5, part_rows=[2, 3])}
+    described = Plan(sources, shuffle="part").describe()["sources"]
+
+    assert [each["parts"] for each in described] == [digest_json([4, 5]), digest_json([2, 3])]

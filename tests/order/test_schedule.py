@@ -186,6 +186,10 @@ def test_many_capped_sources_run_out_one_after_the_other():
             "A stage that begins at 9 cannot follow one that begins at 9: each must begin "
             "later than the one before it, and below 2^62.",
         ),
+        (
+            lambda: Schedule([Stage(0, [1]), Stage(2**62 + 1, [1])]),
+            "A stage that begins at 4,611,686,018,427,387,905 cannot follow one that begins at 0:",
+        ),
         (lambda: Schedule([Stage(0, [0, 0])]), "All 2 weights are 0, so there is nothing to read."),
         (
             lambda: Schedule([Stage(0, [1])], caps=[3]).at([3]),
@@ -205,3 +209,11 @@ def test_a_row_after_the_end_or_of_weight_0_has_no_position():
 
     assert [schedule.position(0, row) for row in (2, 3, 4)] == [2, None, None]
     assert schedule.position(1, 0) is None
+
+
+def test_the_weights_of_each_stage_ask_for_its_rows_only():
+    schedule = Schedule([Stage(0, [1, 1]), Stage(10, [1, 0]), Stage(30, [0, 1])])
+
+    assert schedule.asked(6) == [3, 3]
+    assert schedule.asked(20) == [15, 5]
+    assert schedule.asked(40) == [25, 15]

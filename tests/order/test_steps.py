@@ -72,6 +72,10 @@ def test_sizes_that_no_step_begins_with_do_not_occur():
             "global_batch_size has a size for position -5; positions are 0 to 2^62 - 1.",
         ),
         (
+            lambda: Steps({0: 4, -1: 4}),
+            "global_batch_size has a size for position -1; positions are 0 to 2^62 - 1.",
+        ),
+        (
             lambda: Steps({100: 8}),
             "global_batch_size={100: 8} has no size for position 0. Add one, for example "
             "{0: 8, …}.",
@@ -83,6 +87,10 @@ def test_sizes_that_no_step_begins_with_do_not_occur():
         ),
         (lambda: Steps(4).spans(-1, 3), "There are no steps from -1 to 3; steps begin at 0."),
         (lambda: Steps(4).span(2**60), "Step 1,152,921,504,606,846,976 would read past position"),
+        (
+            lambda: Steps(4).spans(2**60 - 2, 2**60 + 1),
+            "Step 1,152,921,504,606,846,976 would read past position",
+        ),
     ],
 )
 def test_refuses_what_is_outside(call, message):

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from penstock.store.files import (
     header,
     refuse_unlike,
     remove_temporary,
+    room_for,
     write_file,
 )
 
@@ -248,3 +250,24 @@ def test_a_file_system_without_free_inodes_is_full(inputs, tmp_path):
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("full") > 5
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no inodes")
+@pytest.mark.parametrize(
+    ("inodes", "free", "why"),
+    [
+        (100, 5, "it needs more than 0 bytes, and 4,096 bytes are free"),
+        (0, 0, "it needs more than 0 bytes, and 4,096 bytes are free"),
+        (100, 0, "all 100 inodes of the file system are in use, although 4,096 bytes are free"),
+    ],
+)
+def test_a_full_disk_names_the_file_and_what_is_missing(tmp_path, monkeypatch, inodes, free, why):
+    counts = {"f_frsize": 4096, "f_blocks": 9, "f_bfree": 1, "f_bavail": 1}
+    found = SimpleNamespace(**counts, f_files=inodes, f_favail=free)
+    monkeypatch.setattr("os.statvfs", lambda path: found)
+    path, other = tmp_path / "part.npy", tmp_path / "other.npy"
+
+    for name, named in ((None, path), (str(other), other), (f"{other}.tmp", path)):
+        with pytest.raises(DiskFullError) as caught, room_for(path):
+            raise OSError(errno.ENOSPC, "No space left", name)
+        assert f"No room to write {named}: {why}" in str(caught.value)

@@ -124,6 +124,10 @@ def test_overwrite_refuses_parts_without_a_manifest(tmp_path):
     with pytest.raises(StoreError, match=r"holds part-00000\.tokens\.npy"):
         build(NEW, tmp_path / "mine", overwrite=True)
     assert (tmp_path / "mine" / "part-00000.tokens.npy").exists()
+    for number in range(1, 7):
+        (tmp_path / "mine" / f"part-0000{number}.tokens.npy").touch()
+    with pytest.raises(StoreError, match=r"00003\.tokens\.npy, part-00004\.tokens\.npy\. over"):
+        build(NEW, tmp_path / "mine", overwrite=True)
 
 
 def test_a_directory_that_cannot_be_renamed_is_emptied_first(tmp_path, monkeypatch):
