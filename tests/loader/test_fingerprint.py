@@ -141,7 +141,7 @@ def test_a_log_has_a_line_for_each_step_handed_out(numbered, tmp_path, prefetch)
     assert list(read_log(log)) == [8 * step for step in range(1, 21)]
 
 
-def test_fingerprints_are_those_of_earlier_versions():
+def test_fingerprints_do_not_change_from_version_to_version():
     """A log of one run is compared with the log of another, which may be years older."""
     tokens = np.arange(24, dtype="uint32").reshape(2, 12) * 977
     targets = np.arange(22).reshape(2, 11) % 3 > 0
