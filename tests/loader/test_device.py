@@ -27,6 +27,7 @@ def named(batch):
     return batch if isinstance(batch, dict) else dict(enumerate(batch))
 
 
+@pytest.mark.filterwarnings("ignore:format=.hf. leaves out")
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize(
     "options",

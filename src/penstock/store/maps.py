@@ -47,8 +47,10 @@ class Maps:
     def __init__(self) -> None:
         self.lock = Lock()
         self.files: dict[tuple[int, str], MappedFile] = {}
-        """The files by part and kind; one that is used moves to the end, under the lock. So the
-        first is the least recently used."""
+        """The files by part and kind. If maps are crowded, one that is used moves to the end; the
+        first is the one that was not used for the longest time."""
+        self.is_crowded = False
+        """Whether so many files are mapped that some may have to be removed soon."""
         with _guard:
             _open.add(self)
 
@@ -61,6 +63,12 @@ class Maps:
             found = self.files[key] = open_file()
         _remove_oldest()
         return found
+
+    def use(self, key: tuple[int, str], found: MappedFile) -> None:
+        """Make a file the last one to be removed."""
+        with self.lock:
+            self.files.pop(key, None)
+            self.files[key] = found
 
     def __len__(self) -> int:
         return len(self.files)
@@ -101,6 +109,9 @@ def _remove_oldest() -> None:
     limit = max(1, min(_descriptors() // 2, _MOST_MAPPED))
     with _guard:
         opened = list(_open)
+    if sum(map(len, opened)) > limit // 2:
+        for each in opened:
+            each.is_crowded = True
     # Only one lock is held at a time, so that two threads cannot wait for each other.
     while sum(map(len, opened)) > limit:
         max(opened, key=len).remove_oldest()

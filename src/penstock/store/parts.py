@@ -89,12 +89,12 @@ class PartFiles:
         """One file of one part; its contents are not checked, but its size is."""
         key, maps = (part, kind), self._state.maps
         # Here and not in `Maps`, because one call more for each part of a batch takes 10 % longer.
-        with maps.lock:
-            found = maps.files.pop(key, None)
-            if found is not None:
-                maps.files[key] = found
+        # Without the lock: to look up one key is atomic.
+        found = maps.files.get(key)
         if found is None:
             found = maps.add(key, partial(self._map, self._parts[part], kind))
+        elif maps.is_crowded:
+            maps.use(key, found)
         try:
             size = found.mapping.size()  # one call of fstat
         except OSError as error:  # `naming` would take longer than the call, at every read
