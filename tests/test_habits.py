@@ -458,7 +458,7 @@ def test_a_file_name_that_is_nearly_right_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("make", [lambda rows: Loader({"web": rows}, 8), lambda rows: Plan([rows])])
-def test_a_mixture_in_the_wrong_place_is_told_of_plan(store, make):
+def test_a_mixture_in_the_wrong_place_is_sent_to_plan(store, make):
     with pytest.raises(PlanError, match=r"mixture of several is Plan\(\{.*\}, weights="):
         make(Windows(store, 16))
 
