@@ -325,3 +325,14 @@ def test_rejects_are_counted_once_for_each_slice(inputs, tmp_path):
     bad.refuse_bad(sealed, ended=True)
 
     assert sealed.num_read <= 2_001  # each slice, and the one after it
+
+
+@pytest.mark.parametrize("name", [".building.json", ".slice-000001.json", "part-00000.tokens.npy"])
+def test_a_temporary_file_of_a_killed_build_is_no_file_of_the_user(name, tmp_path):
+    store = tmp_path / "store"
+    store.mkdir()
+    left = store / f".{name}.5847.029e62b4d165.tmp"
+    left.write_bytes(b"half")
+    penstock.build(penstock.Texts(["one"]), store, tokenizer="bytes")
+
+    assert not left.exists()

@@ -42,9 +42,9 @@ from penstock.store.part import SIDES, same_split
 from penstock.store.verify import comparable, differences
 
 _SHOWN = 5
-# Files that a build leaves before its journal is written. The lock is inside the store if the
-# directory around it is not writable.
-_OURS = re.compile(r"\.lock|\.\.building\.json\.\d+\.[0-9a-f]+\.tmp")
+# Files that a build leaves before its journal is written, or a killed one that was discarded. The
+# lock is inside the store if the directory around it is not writable.
+_OURS = re.compile(r"\.lock|\..+\.\d+\.[0-9a-f]{12}\.tmp")
 
 
 def refuse_stdin(job: Job) -> None:
