@@ -123,13 +123,16 @@ def answer(command, name, data, place):
     if ended.exit_code == 0:
         return 0, None
     lines = ended.stderr.strip().splitlines()
+    if ended.exit_code == 1 and re.fullmatch(r"OSError: .*File name too long.*\n", ended.stderr):
+        return 1, None  # the system's own error, which names the file
     if ended.exit_code != 1 or not re.match(rf"({OWN_ERRORS}): .", lines[0] if lines else ""):
         return 1, f"exit code {ended.exit_code}, {lines}"
     if len(lines) > 3:
         return 1, f"many lines: {ended.stderr}"
     # Where tomllib refuses the file, it gives the line and not the name.
     last = name.rpartition(".")[2].strip('"').partition("\\")[0]
-    is_named = last in ended.stderr or "is not TOML" in ended.stderr
+    others = ("is not TOML", "A source cannot be named")  # the name of a source may be odd, too
+    is_named = any(words in ended.stderr for words in (last, *others))
     if "odd.toml" not in ended.stderr or not is_named:
         return 1, f"a message that does not name {last} and the file: {ended.stderr}"
     return 1, None
