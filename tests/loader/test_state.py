@@ -207,7 +207,7 @@ def test_another_run_is_refused_by_name(what, windows, other_store, tmp_path, gp
         after.load_state_dict(json.loads(json.dumps(before.state_dict())))
 
     assert str(caught.value).startswith(
-        "This checkpoint belongs to another order of the data, so position 16 would hold "
+        "This checkpoint belongs to another order of the data, so position 16 may hold "
         "another row. Changed after it was written: "
     )
     assert named in str(caught.value)

@@ -148,7 +148,7 @@ def another_order(state: State, changed: str) -> ResumeError:
     """Return the error for a state of another order; `changed` says what differs."""
     return ResumeError(
         f"This checkpoint belongs to another order of the data, so position {state['position']:,} "
-        f"would hold another row. Changed after it was written: {changed}. Restore the old values "
+        f"may hold another row. Changed after it was written: {changed}. Restore the old values "
         "to resume exactly. To begin the new order at 0, start without this state, or call "
         'Loader.load_state_dict(state, on_change="restart"); with Lightning, make '
         'LLMDataModule(…, on_change="restart").'
