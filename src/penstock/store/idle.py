@@ -12,7 +12,7 @@ encode batches of the slices that are still being made, and hash their input whi
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -125,6 +125,21 @@ class IdleThreads:
                 _run(*task)
         pending.popleft()
         return batch, first.result()
+
+
+def encode_ahead(
+    builder: PartBuilder, batches: Iterator[Batch], num_threads: int
+) -> Iterator[tuple[Batch, Encoded]]:
+    """Each batch and its tokens, in order; several threads encode the batches that follow."""
+    helpers = ThreadPoolExecutor(num_threads, thread_name_prefix="build-help")
+    try:
+        # The helpers encode while the other batches are read. A slice is about 16 batches.
+        pending = [(batch, helpers.submit(builder.encode, batch)) for batch in batches]
+        for batch, encoded in pending:
+            yield batch, encoded.result()
+    finally:
+        # A build that stops does not wait for batches that no thread has begun.
+        helpers.shutdown(cancel_futures=True)
 
 
 def _run(future: "Future[Any]", work: Callable[[], Any]) -> None:

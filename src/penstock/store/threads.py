@@ -16,10 +16,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-from penstock.store.idle import IdleThreads
+from penstock.store.idle import IdleThreads, encode_ahead
 from penstock.store.job import Job
 from penstock.store.journal import MANY_TOKENS, Journal, WaitingReaders, lower_priority
-from penstock.store.part import encode_ahead
 from penstock.store.slice_work import (
     MadeSlice,
     Order,
