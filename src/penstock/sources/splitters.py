@@ -8,6 +8,7 @@ text before it. So several threads can read different ranges of one large file.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ _BLANK[list(b" \t\r\n")] = True
 _COMMON = bytes(reversed(b"etaoinsrhldcu\n mfpgwybvkxjqz,._-()=\"'/:;0123456789<>TSAIC"))
 # Bytes searched at a time; so few that they and the result of the comparison stay in the cache.
 _CHUNK = 1 << 18
+_SPARSE = 1 << 9  # bytes for each occurrence, from which on occurrences are searched one by one
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 
 
@@ -176,6 +178,10 @@ def find_all(data: bytes, wanted: bytes) -> NDArray[np.int64]:
     >>> find_all(b"abababa", b"aba").tolist()
     [0, 2, 4]
     """
+    # Lines of JSON are often long. With 8 kB per line, `bytes.find` takes a fourth of the time that
+    # a comparison of all bytes takes.
+    if len(wanted) == 1 and data.count(wanted) * _SPARSE < len(data):
+        return np.fromiter(_positions(data, wanted), np.int64)
     text = np.frombuffer(data, np.uint8)
     rarity = [_COMMON.find(byte) for byte in wanted]
     rare = rarity.index(min(rarity))
@@ -195,6 +201,13 @@ def find_all(data: bytes, wanted: bytes) -> NDArray[np.int64]:
         if offset != rare and len(places):
             places = places[text[places + offset] == byte]
     return places
+
+
+def _positions(data: bytes, wanted: bytes) -> Iterator[int]:
+    place = data.find(wanted)
+    while place >= 0:
+        yield place
+        place = data.find(wanted, place + 1)
 
 
 def _pieces(

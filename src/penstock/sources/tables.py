@@ -24,13 +24,7 @@ from numpy.typing import NDArray
 from penstock.errors import SourceError
 from penstock.sources.claims import arrow_claims
 from penstock.sources.decompress import expansion_limit, too_expanded
-from penstock.sources.document import (
-    ArrowArray,
-    Batch,
-    binary_array,
-    byte_lengths,
-    null_rows,
-)
+from penstock.sources.document import ArrowArray, Batch, binary_array, byte_lengths, null_rows
 from penstock.sources.files import InputFile, open_file, read_fully
 from penstock.sources.pages import page_claims
 from penstock.sources.settings import BLOCK_BYTES, ReadSettings, Texts
@@ -203,9 +197,11 @@ def _longest_entry(file: InputFile, field: str, group: int) -> int:
             batch_size=1, row_groups=[group], columns=[field], use_threads=False
         )
         # A damaged group may have no row; the caller reports that.
-        columns = [_column(batch, field) for batch in islice(batches, 1)]
+        columns = [_column(batch, field, is_decoded=False) for batch in islice(batches, 1)]
     entries = [each.dictionary for each in columns if isinstance(each.type, pa.DictionaryType)]
-    return max((int(_text_lengths(each).max(initial=0)) for each in entries), default=0)
+    # A copy of the entries, as `_text_lengths` makes it, took as long as reading them.
+    lengths = [pa.compute.max(pa.compute.binary_length(each)).as_py() for each in entries]
+    return max((length or 0 for length in lengths), default=0)
 
 
 def _arrow_source(file: InputFile) -> Any:
@@ -304,13 +300,13 @@ def _path(schema: Any, field: str) -> list[str]:
     return [field] if field in schema.names else field.split(".")
 
 
-def _column(batch: Any, field: str) -> ArrowArray:
+def _column(batch: Any, field: str, *, is_decoded: bool = True) -> ArrowArray:
     names = _path(batch.schema, field)
     column = batch.column(names[0])
     for name in names[1:]:
         column = pa.compute.struct_field(column, name)
     # Decoding an index outside the dictionary would crash the process.
-    if isinstance(column.type, pa.DictionaryType):
+    if is_decoded and isinstance(column.type, pa.DictionaryType):
         column.validate(full=True)
     return column
 

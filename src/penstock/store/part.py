@@ -20,10 +20,10 @@ validation:
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,10 @@ Mask = NDArray[np.uint8] | None
 Encoded = tuple[TokenArray, Offsets, NDArray[np.uint64], Mask, int]
 """Tokenized documents: all ids, the end of each document or piece, the file and offset of each,
 whether each token is trained on, and how many pieces the next part continues."""
+
+# From so many tokens per document on, a copy of each document takes less time than a mask of all
+# tokens: 0.6 ns per token and not 1.1, with 3,000 tokens per document.
+_FEW = 256
 
 
 @dataclass(slots=True)
@@ -108,16 +112,12 @@ class PartBuilder:
         lengths = stops - starts + first + last
         ends = np.cumsum(lengths)
         begin_places, end_places = (ends - lengths)[first], ends[last] - 1
-        is_own = np.ones(int(lengths.sum()), bool)
-        is_own[begin_places] = is_own[end_places] = False
-        tokens = np.empty(len(is_own), self.tokenizer.dtype)
-        # One pass that also narrows the ids; NumPy releases the GIL for it.
-        tokens[is_own] = ids[offsets[0] : offsets[-1]]
+        places = np.sort(np.concatenate((begin_places, end_places)))
+        tokens = _spread(ids[offsets[0] : offsets[-1]], places, self.tokenizer.dtype)
         tokens[begin_places], tokens[end_places] = self.bos_id or 0, self.eos_id or 0
         if loss is not None:
-            own = loss
-            loss = np.zeros(len(is_own), np.uint8)
-            loss[is_own], loss[end_places] = own, own[stops[last] - 1]
+            own, loss = loss, _spread(loss, places, np.dtype(np.uint8))
+            loss[begin_places], loss[end_places] = 0, own[stops[last] - 1]
         return tokens, ends, loss
 
     def append(self, documents: Encoded) -> None:
@@ -158,19 +158,25 @@ class PartBuilder:
         return PartRecord(number, self.num_documents, self.num_tokens, files, self.num_continued)
 
 
-def encode_ahead(
-    builder: PartBuilder, batches: Iterator[Batch], num_threads: int
-) -> Iterator[tuple[Batch, Encoded]]:
-    """Each batch and its tokens, in order; several threads encode the batches that follow."""
-    helpers = ThreadPoolExecutor(num_threads, thread_name_prefix="build-help")
-    try:
-        # The helpers encode while the other batches are read. A slice is about 16 batches.
-        pending = [(batch, helpers.submit(builder.encode, batch)) for batch in batches]
-        for batch, encoded in pending:
-            yield batch, encoded.result()
-    finally:
-        # A build that stops does not wait for batches that no thread has begun.
-        helpers.shutdown(cancel_futures=True)
+def _spread(own: TokenArray, places: Offsets, dtype: np.dtype[Any]) -> TokenArray:
+    """A new array with the values of `own` in order, and with room at the sorted `places`.
+
+    >>> array = _spread(np.array([5, 6, 7]), np.array([2, 4]), np.dtype("u1"))
+    >>> array[[0, 1, 3]].tolist(), len(array)
+    ([5, 6, 7], 5)
+    """
+    total = len(own) + len(places)
+    # The values are narrowed while they are copied; NumPy releases the GIL for it.
+    array = np.empty(total, dtype)
+    if len(places) * _FEW > total:
+        is_own = np.ones(total, bool)
+        is_own[places] = False
+        array[is_own] = own
+        return array
+    # Between two places, the values of `own` have moved by the number of places before them.
+    for number, (before, place) in enumerate(pairwise([-1, *places.tolist(), total])):
+        array[before + 1 : place] = own[before + 1 - number : place - number]
+    return array
 
 
 def _absent(token: int | None, ids: TokenArray, places: Offsets, wanted: Flags | None) -> Flags:

@@ -15,16 +15,20 @@ from typing import TYPE_CHECKING
 from penstock.sources.document import Batch, Tally
 from penstock.sources.slices import Slice
 from penstock.store.files import refuse_unlike, sync_directory, sync_file
-from penstock.store.inputs import piece_digests
+from penstock.store.inputs import Pieces, piece_digests
 from penstock.store.job import Job
 from penstock.store.journal import SealedSlice
 from penstock.store.manifest import part_file
-from penstock.store.part import Encoded, PartBuilder, encode_ahead
+from penstock.store.part import Encoded, PartBuilder
 from penstock.tokenize.oracle import SliceSample, compare
 
 if TYPE_CHECKING:
     from penstock.chat.chat import TurnReport
     from penstock.store.chats import ChatStage
+
+
+Encode = Callable[[PartBuilder, Iterator[Batch]], Iterator[tuple[Batch, Encoded]]]
+"""A function that returns each batch of a part and its tokens, in order."""
 
 
 class Stopped(Exception):  # noqa: N818  (not an error: another worker failed, or Ctrl-C)
@@ -93,6 +97,11 @@ class TokenizedSlice:
         """The result, when all parts are on disk."""
         return MadeSlice(self.record, self.chat.report if self.chat else None)
 
+    def input_digests(self) -> Pieces:
+        """The digests of the pieces of the inputs that the slice covers."""
+        # The text of the slice is still in the page cache, so this costs no read from the disk.
+        return piece_digests(self.job.files, self.piece.spans)
+
     def compare_first(self) -> None:
         """Compare the first documents of the build with the reference, if they are here."""
         batch, self.first = self.first, None
@@ -112,7 +121,7 @@ def tokenize(
     order: Order,
     watch: Watch,
     *,
-    num_helpers: int = 0,
+    encode: Encode | None = None,
     on_batch: Callable[[TokenizedSlice], None] | None = None,
 ) -> TokenizedSlice:
     """Read one slice and tokenize it.
@@ -121,7 +130,7 @@ def tokenize(
         job: The build.
         order: The slice.
         watch: Where progress is reported.
-        num_helpers: With more than one, as many threads encode the batches that follow.
+        encode: Encodes batches in several threads; None to encode them here.
         on_batch: Called after each batch.
 
     Raises:
@@ -130,7 +139,7 @@ def tokenize(
     piece, awaits_first = order.piece, order.is_first
     done = _begin(job, piece)
     record, left = done.record, piece.disk_bytes
-    for batch, encoded in _batches(job, done.builders, piece, num_helpers):
+    for batch, encoded in _batches(job, done.builders, piece, encode):
         if watch.stopped():
             raise Stopped
         num_tokens = done.num_tokens
@@ -173,11 +182,11 @@ def _begin(job: Job, piece: Slice) -> TokenizedSlice:
 
 
 def _batches(
-    job: Job, builders: dict[str, PartBuilder], piece: Slice, num_helpers: int
+    job: Job, builders: dict[str, PartBuilder], piece: Slice, encode: Encode | None
 ) -> Iterator[tuple[Batch, Encoded | None]]:
-    """Each batch of a slice, and its tokens if helpers have encoded it."""
-    if num_helpers > 1 and job.split is None and job.chat is None:
-        return encode_ahead(builders[""], job.batches(piece), num_helpers)
+    """Each batch of a slice, and its tokens if `encode` has encoded it."""
+    if encode is not None and job.split is None and job.chat is None:
+        return encode(builders[""], job.batches(piece))
     return ((batch, None) for batch in job.batches(piece))
 
 
@@ -200,8 +209,13 @@ def write_parts(done: TokenizedSlice) -> None:
     done.builders.clear()  # frees half a slice of memory before the slow fsyncs
 
 
-def sync_parts(done: TokenizedSlice) -> MadeSlice:
-    """Sync everything about the parts of one slice that is not on disk yet."""
+def sync_parts(done: TokenizedSlice, digests: Callable[[], Pieces] | None = None) -> MadeSlice:
+    """Sync everything about the parts of one slice that is not on disk yet.
+
+    Args:
+        done: The slice.
+        digests: Returns `done.input_digests()`, which another thread may have computed already.
+    """
     job, record = done.job, done.record
     paths = {
         job.directory / side / part_file(part.number, kind): digest
@@ -213,8 +227,7 @@ def sync_parts(done: TokenizedSlice) -> MadeSlice:
             sync_file(path)
         if job.settings.read_back:
             refuse_unlike(path, digest)
-    # The text of the slice is still in the page cache, so this costs no read from the disk.
-    record.digests = piece_digests(job.files, done.piece.spans)
+    record.digests = done.input_digests() if digests is None else digests()
     # The names of the parts are synced before the record is written: a record that survives a
     # power cut must not name files that did not survive it.
     for side in record.parts:

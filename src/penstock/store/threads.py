@@ -1,8 +1,8 @@
 """Threads of this process that make slices, each a whole slice at a time.
 
-Nothing is passed between threads, and NumPy, Arrow, gigatoken and hashlib all release the GIL. A
-semaphore limits how many threads tokenize at once; a few more threads hash, write and wait for the
-disk while those tokenize.
+NumPy, Arrow, gigatoken and hashlib all release the GIL. A semaphore limits how many threads
+tokenize at once; a few more threads hash, write and wait for the disk while those tokenize. Nothing
+is passed between threads as long as slices are left. After that, see `penstock.store.idle`.
 
 In a live build, whose parts are read while others are built, one thread works alone as long as no
 reader waits for it. Threads hold the GIL for part of their time, and a training loop needs the GIL
@@ -13,7 +13,10 @@ fifth of its speed. A single thread makes tokens far faster than a GPU uses them
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 
+from penstock.store.idle import IdleThreads, encode_ahead
 from penstock.store.job import Job
 from penstock.store.journal import MANY_TOKENS, Journal
 from penstock.store.memory import num_slots
@@ -41,18 +44,23 @@ class ThreadRunner:
         # A slice holds about 30 MB of tokens, and the text too if its file is compressed. So this
         # also limits the memory of the build.
         self._tokenizing = threading.Semaphore(num_threads)
+        self._idle = IdleThreads()
 
     def make_next(self, slot: int, take: Take, watch: Watch) -> MadeSlice | None:
         """Take a slice and make its parts; see `penstock.store.runners.Runner`."""
         # Taken under the semaphore: a slice of a compressed file holds its text.
-        with self._tokenizing:
-            order = take()
-            if order is None:
-                return None
-            done = tokenize(self._job, order, watch)
-            done.compare()
-        write_parts(done)
-        return sync_parts(done)
+        with ExitStack() as opened:
+            with self._tokenizing:
+                order = take()
+                if order is None:
+                    self._idle.help()
+                    return None
+                opened.enter_context(self._idle.open_slice())
+                done = tokenize(self._job, order, watch, encode=self._idle.encode)
+                done.compare()
+            digests = self._idle.offer(done.input_digests)
+            write_parts(done)
+            return sync_parts(done, partial(self._idle.result, digests))
 
     def add_threads(self, number: int) -> None:
         """Let more slices be tokenized at once."""
@@ -62,7 +70,8 @@ class ThreadRunner:
         """Nothing to do."""
 
     def close(self) -> None:
-        """Nothing to do: the threads belong to the caller."""
+        """Let threads without a slice return; the threads belong to the caller."""
+        self._idle.close()
 
 
 class LiveRunner:
@@ -116,9 +125,8 @@ class LiveRunner:
             order = take()
             if order is None:
                 return None
-            done = tokenize(
-                self._job, order, watch, num_helpers=num_helpers, on_batch=self._announce_many
-            )
+            encode = partial(encode_ahead, num_threads=num_helpers) if num_helpers > 1 else None
+            done = tokenize(self._job, order, watch, encode=encode, on_batch=self._announce_many)
         self._begun.set()
         write_parts(done)
         # Before the fsyncs, so that no reader waits for the disk.
