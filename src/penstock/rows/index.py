@@ -31,7 +31,7 @@ import numpy as np
 from penstock.digest import digest_json
 from penstock.errors import PlanError, StoreError
 from penstock.rows.packing import PACKING_FORMAT, WORD, RowIndex, joined, offsets_of, sizes_of
-from penstock.rows.protocol import Array
+from penstock.rows.protocol import Array, Integers
 from penstock.store.files import (
     HEADER_BYTES,
     cache_directory,
@@ -61,10 +61,10 @@ def index_of(
     key = digest_json(["rows", PACKING_FORMAT, kind, length, store.digest])
     name = f"{kind}-{length}-{key[:16]}.npy"
     path = cache_directory() / "rows" / name
-    part_tokens = [part.num_tokens for part in store.manifest.parts]
+    part_tokens = store.manifest.part_tokens
     if (found := _read(path, key, part_tokens, length)) is not None:
         return found
-    if max(part_tokens, default=0) >= _MOST_TOKENS:
+    if int(part_tokens.max(initial=0)) >= _MOST_TOKENS:
         raise PlanError(f"{store.path} has a part of 2^40 tokens or more.")
     numbers = range(len(part_tokens))
     made = joined([lay_out(store.part_array(number, "bounds")) for number in numbers])
@@ -95,7 +95,7 @@ def _written(path: Path, key: str, made: RowIndex) -> bool:
     return True
 
 
-def _read(path: Path, key: str, part_tokens: list[int], length: int) -> RowIndex | None:
+def _read(path: Path, key: str, part_tokens: Integers, length: int) -> RowIndex | None:
     """Return the index in a file; None if it is missing, damaged or of another store."""
     try:
         with os.fdopen(open_regular(path), "rb") as stream:
@@ -118,7 +118,7 @@ def _read(path: Path, key: str, part_tokens: list[int], length: int) -> RowIndex
     return found if _sound(found, part_tokens, length) else None
 
 
-def _sound(index: RowIndex, part_tokens: list[int], length: int) -> bool:
+def _sound(index: RowIndex, part_tokens: Integers, length: int) -> bool:
     """Return whether every piece is inside its part, and no row has more than `length` tokens.
 
     The checksum does not protect against a file that was written by a faulty program. A piece

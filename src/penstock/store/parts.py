@@ -34,6 +34,7 @@ from penstock.store.files import HEADER_BYTES, array_layout, header
 from penstock.store.folders import open_to_read
 from penstock.store.manifest import CHECKED_KINDS, Manifest, PartRecord, part_file
 from penstock.store.maps import MappedFile, Maps, explained, files_at_once
+from penstock.store.part_table import exact_sum, token_counts
 
 REPAIR_ADVICE = (
     "Make it again from the inputs with `penstock repair` (in Python, penstock.repair), or copy it "
@@ -275,7 +276,7 @@ class PartFiles:
         if sys.platform == "win32" or self.read_in_order:  # Windows has no madvise
             return False
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        num_tokens = sum(part.num_tokens for part in self._parts)
+        num_tokens = exact_sum(token_counts(self._parts))
         return num_tokens * int(self._dtype.itemsize) > memory // 2
 
 
