@@ -6,6 +6,7 @@ import json
 import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -17,7 +18,7 @@ from penstock.sources.settings import Texts
 from penstock.sources.slices import cut
 from penstock.store import manifest as manifests
 from penstock.store.manifest import FILE_NAME, manifest_files, read_manifest, write_manifest
-from penstock.store.part_table import PartRecord, PartTable
+from penstock.store.part_table import PartRecord, PartTable, joined_parts
 from penstock.store.verify import chain
 
 TEXTS = [f"document {number} of some text" for number in range(9)]
@@ -181,14 +182,14 @@ def test_a_reader_finds_the_new_table_if_an_append_removes_the_old_one(place):
     parts = PartTable(before.parts.table[:, :-1], 2)
     contents = {**contents_of(before), "counts": manifests.counts(parts)}
 
-    def replace():
+    def commit():
         for _ in range(100):
             write_manifest(place, contents, parts)
             write_manifest(place, contents_of(before), before.parts)
 
     found = set()
     with ThreadPoolExecutor(1) as threads:
-        writing = threads.submit(replace)
+        writing = threads.submit(commit)
         while not writing.done():
             found.add(len(read_manifest(place).parts))
         writing.result()
@@ -329,6 +330,24 @@ def test_random_forgeries_end_in_a_named_error_or_change_no_token(listed, place)
         except StoreError:
             refused += 1
     assert refused > 150
+
+
+def test_a_list_of_many_parts_is_kept_in_an_array_and_stays_a_list(listed, tmp_path):
+    record = listed.manifest.parts[0]
+    parts = [replace(record, number=number) for number in range(300)]
+    contents = {**contents_of(listed.manifest), "counts": manifests.counts(parts)}
+    write_manifest(tmp_path, contents, parts)
+    manifest = read_manifest(tmp_path)
+    longer = joined_parts(manifest.parts, [replace(record, number=300)], 2)
+
+    assert isinstance(manifest.parts, PartTable)
+    assert manifest.table is None
+    assert list(manifest.parts) == parts
+    assert manifest_files(contents, manifest.parts) == {
+        FILE_NAME: (tmp_path / FILE_NAME).read_bytes()
+    }
+    assert [*manifest_files(contents, longer)] == [FILE_NAME]
+    assert longer[300].files == record.files
 
 
 def num_records():

@@ -38,6 +38,7 @@ from penstock.store.part_table import JsonObject as JsonObject
 from penstock.store.part_table import PartRecord as PartRecord
 from penstock.store.part_table import (
     PartTable,
+    compact,
     continued_counts,
     document_counts,
     exact_sum,
@@ -52,6 +53,7 @@ from penstock.store.part_table import (
 FILE_NAME = "penstock.json"
 MOST_LISTED = 16_384
 """The most parts that a manifest lists: a JSON text of 8 MB, which is read in 0.2 s."""
+_MOST_RECORDS = 256
 _ZEROS = "0" * 64
 
 
@@ -174,7 +176,7 @@ def manifest_files(
     The last one is `penstock.json`, the commit point. If there are more than `most_listed` parts,
     or the parts are in a table already, the table of the parts comes before it.
     """
-    if len(parts) <= most_listed and not isinstance(parts, PartTable):
+    if len(parts) <= most_listed and not (isinstance(parts, PartTable) and parts.is_file):
         return {FILE_NAME: manifest_bytes(contents, parts)}
     table = table_bytes(parts)
     digest = digest_bytes(table)
@@ -311,19 +313,22 @@ def _checked_parts(contents: JsonObject, directory: Path) -> Sequence[PartRecord
     is_table = contents["version"] == TABLE_VERSION
     if is_table != isinstance(contents["parts"], dict):
         raise ValueError(f"version {contents['version']} does not have parts of this kind")
+    item_size = np.dtype(contents["dtype"]).itemsize
     if (found := side_file(contents)) is not None:
         name, size, digest = found
-        number, item_size = contents["parts"]["number"], np.dtype(contents["dtype"]).itemsize
+        number = contents["parts"]["number"]
         return read_table(directory / name, number, size, digest, item_size)
     for entry in contents["parts"]:
-        check_part(entry, contents["dtype"])
+        check_part(entry, item_size)
     parts = tuple(map(PartRecord.of, contents["parts"]))
     numbers = [part.number for part in parts]
     # Gaps are allowed, where a slice had no documents. But the order of the parts is the order
     # of the data, so numbers must ascend.
     if numbers != sorted(set(numbers)):
         raise ValueError("it lists parts twice or out of order")
-    return parts
+    # The records of 1,000 stores of 1,000 parts would take more than a gigabyte, and the garbage
+    # collector would visit them all again and again.
+    return compact(parts, item_size) if len(parts) > _MOST_RECORDS else parts
 
 
 def counts(parts: Sequence[PartRecord]) -> dict[str, int]:

@@ -2,8 +2,6 @@
 
 import re
 
-import numpy as np
-
 from penstock.store.part_table import CHECKED_KINDS, KINDS, MAX_COUNT, JsonObject, file_sizes
 
 VERSION = 2
@@ -15,6 +13,7 @@ VERSIONS = (1, VERSION, TABLE_VERSION)
 _ANY = re.compile(r".*", re.DOTALL)
 HEX = re.compile(r"[0-9a-f]{64}")
 _MAX_VOCAB = 2**32
+_NEEDED, _KNOWN = frozenset(KINDS), frozenset((*CHECKED_KINDS, "checks"))
 
 
 def check_contents(contents: JsonObject) -> None:
@@ -67,7 +66,7 @@ def _check_build(done: JsonObject, path: str) -> None:
         checked_string(each.get("digest"), f"{path}.inputs.digest", HEX, optional=True)
 
 
-def check_part(entry: JsonObject, dtype: str) -> None:
+def check_part(entry: JsonObject, item_size: int) -> None:
     """Raise if the record of a part is wrong, or its file sizes do not fit its counts."""
     number, documents, tokens = counts = entry["part"], entry["documents"], entry["tokens"]
     if not all(type(count) is int and 0 <= count <= MAX_COUNT for count in counts):
@@ -75,11 +74,11 @@ def check_part(entry: JsonObject, dtype: str) -> None:
     if "continued" in entry:
         checked_count(entry["continued"], f"continued of part {number}", documents)
     files = entry["files"]
-    if not set(KINDS) <= set(files) <= {*CHECKED_KINDS, "checks"}:
+    if not _NEEDED <= files.keys() <= _KNOWN:
         raise ValueError(f"part {number} has the files {sorted(files)}")
-    has = {kind: int(kind in files) for kind in (*CHECKED_KINDS, "checks")}
     # A part is mapped by its counts, so a wrong size would read past the end of the file.
-    sizes = file_sizes(documents, tokens, np.dtype(dtype).itemsize, has)
+    has = {kind: int(kind in files) for kind in _KNOWN}
+    sizes = file_sizes(documents, tokens, item_size, has)
     for kind, (size, digest) in files.items():
         if type(size) is not int or size != sizes[kind]:
             raise ValueError(f"part {number} says {size!r:.60} bytes of {kind}, not {sizes[kind]}")

@@ -128,13 +128,18 @@ class PartTable(Sequence[PartRecord]):
         item_size: int,
         mapping: mmap.mmap | None = None,
         file: tuple[str, int, str] | None = None,
+        *,
+        is_file: bool = True,
     ) -> None:
         self._words, self._item_size, self._mapping = table, item_size, mapping
         self.file = file
+        self.is_file = is_file
+        """Whether the parts are in a table beside the manifest, not listed in the manifest."""
         self._recent: dict[int, PartRecord] = {}
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return PartTable, (np.array(self.table), self._item_size, None, self.file)
+    def __getstate__(self) -> JsonObject:
+        # A map cannot be pickled.
+        return {**self.__dict__, "_words": np.array(self.table), "_mapping": None, "_recent": {}}
 
     @property
     def table(self) -> NDArray[np.uint64]:
@@ -269,7 +274,15 @@ def joined_parts(
     """The records of a store after an append; a table stays a table."""
     if not isinstance(earlier, PartTable):
         return [*earlier, *new]
-    return PartTable(np.hstack((earlier.table, table_of(new))), item_size)
+    joined = np.hstack((earlier.table, table_of(new)))
+    return PartTable(joined, item_size, is_file=earlier.is_file)
+
+
+def compact(parts: Sequence[PartRecord], item_size: int) -> Sequence[PartRecord]:
+    """The same records in an array, in 192 bytes each, if that is possible."""
+    table = PartTable(table_of(parts), item_size, is_file=False)
+    # An array cannot hold digests of zeros, which no file has, nor counts of forged manifests.
+    return parts if table.problem() else table
 
 
 def table_of(parts: Sequence[PartRecord]) -> NDArray[np.uint64]:
