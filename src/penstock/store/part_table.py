@@ -138,7 +138,6 @@ class PartTable(Sequence[PartRecord]):
         self._recent: dict[int, PartRecord] = {}
 
     def __getstate__(self) -> JsonObject:
-        # A map cannot be pickled.
         return {**self.__dict__, "_words": np.array(self.table), "_mapping": None, "_recent": {}}
 
     @property
@@ -281,7 +280,7 @@ def joined_parts(
 def compact(parts: Sequence[PartRecord], item_size: int) -> Sequence[PartRecord]:
     """The same records in an array, in 192 bytes each, if that is possible."""
     table = PartTable(table_of(parts), item_size, is_file=False)
-    # An array cannot hold digests of zeros, which no file has, nor counts of forged manifests.
+    # An array cannot hold the digests of zeros and the counts of some forged manifests.
     return parts if table.problem() else table
 
 
@@ -321,14 +320,16 @@ def read_table(
         ValueError: it is not the table that the manifest says, or its values are impossible.
         MissingStoreError: there is no such file.
     """
-    if not path.exists():
+    if num_bytes != HEADER_BYTES + num_parts * _NUM_WORDS * _WORD.itemsize:
+        raise ValueError(f"a table of {num_parts:,} parts does not have {num_bytes:,} bytes")
+    try:
+        opened = open_to_read(path)
+    except FileNotFoundError:
         raise MissingStoreError(
             f"{path} is missing. It lists the parts of the store. Copy it from a good store, or "
             "build the store again."
-        )
-    if num_bytes != HEADER_BYTES + num_parts * _NUM_WORDS * _WORD.itemsize:
-        raise ValueError(f"a table of {num_parts:,} parts does not have {num_bytes:,} bytes")
-    with open_to_read(path) as stream, naming(path):
+        ) from None
+    with opened as stream, naming(path):
         size = os.fstat(stream.fileno()).st_size
         if size != num_bytes:
             raise ValueError(
