@@ -13,9 +13,8 @@ with more than 16,384 parts does not list them. It has the size and the SHA-256 
               zeros if the part has no such file
 
 The sizes of files follow from these counts. The table is mapped into memory, so the processes of
-one machine share it, and a record is made only when somebody asks for it. The name of the file
-contains its digest: an append writes another file, and does not touch the one that the old manifest
-needs.
+one machine share it, and a record is made only when somebody asks for it. Its name contains its
+digest: an append writes another file, and does not touch the one that the old manifest needs.
 """
 
 import hashlib
@@ -50,7 +49,8 @@ _DIGEST_WORDS = 4
 _NUM_WORDS = _NUM_COUNTS + _DIGEST_WORDS * len(_ALL_KINDS)
 _NUMBER, _DOCUMENTS, _CONTINUED, _TOKENS = range(_NUM_COUNTS)
 
-_NUM_RECENT = 256
+_ABSENT = (0, "0" * 64)
+_NUM_RECENT = 4096  # the parts of two blocks of rows, in 5 MB
 
 _Count = TypeVar("_Count", int, Integers)
 
@@ -132,8 +132,7 @@ class PartTable(Sequence[PartRecord]):
         is_file: bool = True,
     ) -> None:
         self._words, self._item_size, self._mapping = table, item_size, mapping
-        self.file = file
-        self.is_file = is_file
+        self.file, self.is_file = file, is_file
         """Whether the parts are in a table beside the manifest, not listed in the manifest."""
         self._recent: dict[int, PartRecord] = {}
 
@@ -167,7 +166,7 @@ class PartTable(Sequence[PartRecord]):
         return map(self._record, range(len(self)))
 
     def _record(self, index: int) -> PartRecord:
-        # A reader asks for the record of a part several times when it first reads from the part.
+        # A reader asks for the record of a part several times when it first reads the part.
         found = self._recent.get(index)
         if found is None:
             if len(self._recent) >= _NUM_RECENT:
@@ -187,8 +186,7 @@ class PartTable(Sequence[PartRecord]):
 
     def counts(self, row: int) -> Integers:
         """One row of the table, as a view."""
-        counts: Integers = self.table[row].view(np.int64)
-        return counts
+        return np.asarray(self.table[row].view(np.int64))
 
     def sizes(self, kind: str) -> Integers:
         """The size of one file of each part; 0 where there is none."""
@@ -289,8 +287,7 @@ def table_of(parts: Sequence[PartRecord]) -> NDArray[np.uint64]:
     if isinstance(parts, PartTable):
         return parts.table
     counts = [(p.number, p.num_documents, p.num_continued, p.num_tokens) for p in parts]
-    absent = (0, "0" * 64)
-    text = "".join(p.files.get(kind, absent)[1] for p in parts for kind in _ALL_KINDS)
+    text = "".join(p.files.get(kind, _ABSENT)[1] for p in parts for kind in _ALL_KINDS)
     digests = np.frombuffer(bytes.fromhex(text), _WORD).reshape(len(parts), -1)
     rows = np.array(counts, _WORD).reshape(len(parts), _NUM_COUNTS)
     return np.ascontiguousarray(np.hstack((rows, digests)).T)
