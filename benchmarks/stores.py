@@ -7,18 +7,26 @@ sees zeros. So a store of 10^12 tokens fits on a laptop.
 import hashlib
 import json
 import os
-from itertools import pairwise
 
 import numpy as np
 
 from penstock.digest import digest_bytes
 from penstock.store.blocks import block_sums
 from penstock.store.files import HEADER_BYTES, header
-from penstock.store.manifest import FILE_NAME, VERSION, PartRecord, manifest_bytes, part_file
+from penstock.store.manifest import (
+    MOST_LISTED,
+    VERSION,
+    PartRecord,
+    counts,
+    part_file,
+    write_manifest,
+)
+from penstock.store.part_table import PartTable
 
 VOCAB_SIZE = 50_257
 _EMPTY = digest_bytes(b"")
 _PIECE = 1 << 24
+_MOST_LINKS = 60_000  # ext4 allows a file 65,000 names
 
 
 def write_store(folder, arrays):
@@ -38,12 +46,28 @@ def write_array(path, tokens):
         _write(stream, header(tokens.dtype, tokens.shape), tokens, HEADER_BYTES + tokens.nbytes)
 
 
-def write_sparse_store(folder, num_tokens, num_parts):
-    """Write a store of `num_tokens` zeros in `num_parts` parts, which take no space on disk."""
+def write_sparse_store(folder, part_tokens, num_parts):
+    """Write a store of zeros, in parts of one size, that takes no space on disk.
+
+    The parts are hard links to a few sparse files of tokens. Their bounds, origins and checksums
+    exist in the manifest only: rows of windows are read without the first two, and zeros that are
+    not written have no checksums.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    edges = [num_tokens * number // num_parts for number in range(num_parts + 1)]
-    sizes = [stop - start for start, stop in pairwise(edges)]
-    _seal(folder, [_part(folder, number, size, None) for number, size in enumerate(sizes)])
+    head = header(np.dtype("<u2"), (part_tokens,))
+    for number in range(num_parts):
+        path = folder / part_file(number, "tokens")
+        if number % _MOST_LINKS == 0:
+            original = path
+            with path.open("wb") as stream:
+                _write(stream, head, None, HEADER_BYTES + part_tokens * 2)
+        else:
+            os.link(original, path)
+    table = np.zeros((24, num_parts), "<u8")
+    table[0], table[1], table[3] = np.arange(num_parts), 1, part_tokens
+    table[4:16] = np.frombuffer(bytes.fromhex(_EMPTY) * 3, "<u8")[:, None]  # digests of nothing
+    parts = PartTable(table, 2)
+    _seal(folder, parts if num_parts > MOST_LISTED else list(parts))
 
 
 def _part(folder, number, num_tokens, tokens):
@@ -57,12 +81,11 @@ def _part(folder, number, num_tokens, tokens):
         size = HEADER_BYTES + int(np.prod(shape)) * dtype.itemsize
         with (folder / part_file(number, kind)).open("wb") as stream:
             files[kind] = (size, _write(stream, header(dtype, shape), array, size))
-    if tokens is not None:  # zeros that are not written have no checksums either
-        sums = [block_sums((folder / part_file(number, kind)).read_bytes()) for kind in kinds]
-        table = np.concatenate(sums).astype("<u4")
-        data = header(table.dtype, table.shape) + table.tobytes()
-        (folder / part_file(number, "checks")).write_bytes(data)
-        files["checks"] = (len(data), digest_bytes(data))
+    sums = [block_sums((folder / part_file(number, kind)).read_bytes()) for kind in kinds]
+    table = np.concatenate(sums).astype("<u4")
+    data = header(table.dtype, table.shape) + table.tobytes()
+    (folder / part_file(number, "checks")).write_bytes(data)
+    files["checks"] = (len(data), digest_bytes(data))
     return PartRecord(number, 1, num_tokens, files)
 
 
@@ -85,7 +108,6 @@ def _write(stream, head, array, size):
 
 
 def _seal(folder, parts):
-    counts = {"documents": len(parts), "tokens": sum(part.num_tokens for part in parts)}
     made = {
         "slices": len(parts),
         "counts": {"documents": len(parts)},
@@ -107,8 +129,8 @@ def _seal(folder, parts):
         "bos_id": None,
         "split": None,
         "side": None,
-        "counts": counts,
+        "counts": counts(parts),
         "builds": [made],
     }
-    (folder / FILE_NAME).write_bytes(manifest_bytes(contents, parts))
+    write_manifest(folder, contents, parts)
     (folder / "rejects.jsonl").write_bytes(b"")

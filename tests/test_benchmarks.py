@@ -53,12 +53,16 @@ def test_loader_measures_each_case_and_names_those_it_cannot(tmp_path):
 
 
 def test_scale_goes_through_its_sizes(tmp_path):
-    size = ("--tokens", 10**6, "--resumes", 1, "--seconds", 0.05, "--folder", tmp_path)
+    size = ("--tokens", 10**6, "--parts", 20, "--sources", 4, "--records", 20, "--steps", 2)
 
-    shown = run("scale.py", *size)
+    shown = run("scale.py", *size, "--repetitions", 1, "--resumes", 1, "--folder", tmp_path)
 
-    for name in ("10^6, 1 part ", "10^6, 64 parts ", "10^6, 64 parts, 64 sources"):
+    for name in ("| 10^6 | 1 |", "| 16,384 |", "| manifest |", "| remove that journal |"):
         assert name in shown
+    page = (ROOT / "docs" / "scale.md").read_text()
+    for line in shown.splitlines():
+        if line.startswith(("| tokens", "| ranks")):
+            assert line in page, "docs/scale.md has another table"
     assert not list(tmp_path.iterdir()), "stores were left behind"
 
 

@@ -156,7 +156,8 @@ def changed(contents, **changes):
     ("change", "message"),
     [
         ({"format": "other"}, "not the manifest of a token store"),
-        ({"version": 3}, r"version 3; this penstock reads the versions 1 and 2\. Install a newer"),
+        ({"version": 4}, r"version 4; this penstock reads the versions 1 to 3\. Install a newer"),
+        ({"version": 3}, "version 3 does not have parts of this kind"),
         ({"version": "1"}, "version '1'"),
         ({"dtype": "object"}, "names the dtype 'object'"),
         ({"dtype": "O"}, "names the dtype 'O'"),

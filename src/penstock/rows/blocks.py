@@ -5,21 +5,24 @@
     blocks      │    0    │    1    │  2  │ 3  │ 4 │    5    │     64 KiB of a file each
 
 A bitmap for all pieces of a stream says which blocks were checked. So a batch whose blocks are
-known to be good costs a few NumPy calls, however many pieces and stores it is read from.
+known to be good costs a few NumPy calls, however many pieces and stores it is read from. It has one
+bit for each block: 57 MB for 15 trillion tokens of two bytes.
 """
 
 import mmap
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.ranges import group_rows, ranges
 from penstock.rows.protocol import Array, Integers
-from penstock.store.blocks import BLOCK_BYTES, num_blocks
+from penstock.store.blocks import BLOCK_BYTES
 from penstock.store.files import HEADER_BYTES
 from penstock.store.reader import TokenStore
 
 _BLOCK_BITS = BLOCK_BYTES.bit_length() - 1
+_BITS = np.left_shift(1, np.arange(8)).astype(np.uint8)
 _SHORTEST_BLOCK = BLOCK_BYTES // 4  # items of uint32, the widest dtype of a store
 # The operating system Windows has no madvise, so rows are not loaded ahead of time there.
 _WILL_NEED: int | None = getattr(mmap, "MADV_WILLNEED", None)
@@ -29,38 +32,48 @@ class BlockChecks:
     """Which blocks of one kind of file of a stream were checked. Safe to use from several threads.
 
     Args:
-        pieces: The store and part of each piece; None for a piece that has no checks.
+        stores: The members of the stream; None for a file, which has no checks.
+        firsts: The number of the first piece of each member.
         starts: The offset in the stream of each piece.
         kind: "tokens" or "loss".
     """
 
     def __init__(
-        self, pieces: Sequence[tuple[TokenStore, int] | None], starts: Integers, kind: str
+        self,
+        stores: Sequence[TokenStore | None],
+        firsts: Sequence[int],
+        starts: Integers,
+        kind: str,
     ) -> None:
-        self._pieces, self._kind = pieces, kind
-        file_sizes = [self._file_size(piece) for piece in pieces]
-        counts = np.array([num_blocks(size) for size in file_sizes], np.int64)
-        self._ends = np.cumsum(counts)
-        is_checked = [size > 0 for size in file_sizes]
+        self._stores, self._kind = stores, kind
+        self._firsts = np.array(firsts, np.int64)
+        num_pieces = np.diff(self._firsts, append=len(starts))
+        pairs = zip(stores, num_pieces.tolist(), strict=True)
+        file_sizes = np.concatenate([_file_sizes(store, number, kind) for store, number in pairs])
+        counts = -(-file_sizes // BLOCK_BYTES)
+        # The first block of each piece, and the number of all blocks.
+        self._edges = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+        is_checked = file_sizes > 0
         # Bytes of an item. Stores of one stream may have different dtypes, but usually have one.
-        items = [_item_size(piece, kind) for piece in pieces]
-        found = {item for item, checked in zip(items, is_checked, strict=True) if checked}
-        self._items: Integers | int = found.pop() if len(found) == 1 else np.array(items, np.int64)
+        items = np.array([_item_size(store, kind) for store in stores], np.int64)
+        found = {_item_size(store, kind) for store in stores if store is not None}
+        self._items: Integers | int = (
+            found.pop() if len(found) == 1 else np.repeat(items, num_pieces)
+        )
         # The byte at which the stream would begin, if the files of all pieces were concatenated,
         # each padded to whole blocks. An offset in the stream then is at shift + offset * item.
-        first_bytes = (self._ends - counts) * BLOCK_BYTES
+        first_bytes = self._edges[:-1] * BLOCK_BYTES
         self._shifts = first_bytes + HEADER_BYTES - starts * self._items
-        self._is_checked = None if all(is_checked) else np.array(is_checked, bool)
-        self._good = np.zeros(int(counts.sum()), bool)
+        self._is_checked = None if is_checked.all() else is_checked
+        self._num_blocks = int(self._edges[-1])
+        # Block b is bit b % 8 of byte b // 8. Two threads may set bits of one byte at once, and one
+        # of these is lost. Then that block is checked once more, which does no harm.
+        self._good = np.zeros(-(-self._num_blocks // 8), np.uint8)
+        if self._num_blocks % 8:
+            self._good[-1] = 0xFF << self._num_blocks % 8 & 0xFF  # bits after the last block
         self._num_good = 0
-        self.is_complete = not len(self._good)
+        self.is_complete = not self._num_blocks
         """Whether no block is left to be checked."""
-
-    def _file_size(self, piece: tuple[TokenStore, int] | None) -> int:
-        """The size of the file of a piece; 0 if it is not checked."""
-        if piece is None or not piece[0].files.is_checked:
-            return 0
-        return piece[0].manifest.parts[piece[1]].files.get(self._kind, (0, ""))[0]
 
     def check(self, numbers: Integers, starts: Integers, sizes: Integers | int) -> None:
         """Check the blocks of `sizes` items from each of `starts`, which are in pieces `numbers`.
@@ -85,32 +98,46 @@ class BlockChecks:
         longest = sizes if isinstance(sizes, int) else int(sizes.max(initial=0))
         if longest > _SHORTEST_BLOCK and (last - first > 1).any():
             blocks = ranges(first, last - first + 1)
-            if not self._good[blocks].all():
-                self._check(blocks)
-        elif not (self._good[first].all() and self._good[last].all()):
-            self._check(np.concatenate((first, last)))
+        else:
+            blocks = np.concatenate((first, last))
+        good = self._are_good(blocks)
+        if not good.all():
+            self._check(np.unique(blocks[good == 0]))
 
-    def _check(self, blocks: Integers) -> None:
-        """Check the blocks that were not checked yet."""
-        new = np.unique(blocks[~self._good[blocks]])
-        numbers = np.searchsorted(self._ends, new, side="right")
-        before = self._ends - np.diff(self._ends, prepend=0)
+    def _are_good(self, blocks: Integers) -> NDArray[np.uint8]:
+        """Return 0 for each block that was not checked."""
+        good: NDArray[np.uint8] = self._good[blocks >> 3] & _BITS[blocks & 7]
+        return good
+
+    def _check(self, new: Integers) -> None:
+        """Check blocks that were not checked yet, each once, in ascending order."""
+        # From the right: a piece without blocks has the same edge as the piece after it.
+        numbers = np.searchsorted(self._edges, new, side="right") - 1
+        blocks = new - self._edges[numbers]
         # One call for each store, because one call checks blocks of several parts at once.
-        found = [self._pieces[number] for number in numbers.tolist()]
-        stores = {id(piece[0]): piece[0] for piece in found if piece is not None}
-        keys = np.array([0 if piece is None else id(piece[0]) for piece in found], np.int64)
-        parts = np.array([0 if piece is None else piece[1] for piece in found], np.int64)
-        for key, rows in group_rows(keys):
-            stores[key].files.check(self._kind, parts[rows], (new - before[numbers])[rows])
-        self._good[new] = True
+        members = np.searchsorted(self._firsts, numbers, side="right") - 1
+        for member, rows in group_rows(members):
+            store = self._stores[member]
+            assert store is not None  # a file has no blocks
+            store.files.check(self._kind, numbers[rows] - self._firsts[member], blocks[rows])
+        np.bitwise_or.at(self._good, new >> 3, _BITS[new & 7])
         self._num_good += len(new)
         # Two threads may have counted the same block, so this number may be too large.
-        if self._num_good >= len(self._good):
-            self.is_complete = bool(self._good.all())
+        if self._num_good >= self._num_blocks:
+            left = int(np.count_nonzero(self._good != 0xFF))
+            self.is_complete = left == 0
+            self._num_good -= left  # all bytes are compared again only when these can be done
 
 
-def _item_size(piece: tuple[TokenStore, int] | None, kind: str) -> int:
-    return 1 if kind == "loss" or piece is None else int(piece[0].dtype.itemsize)
+def _file_sizes(store: TokenStore | None, num_pieces: int, kind: str) -> Integers:
+    """Return the size of the file of each piece of a member; 0 if it is not checked."""
+    if store is None or not store.files.is_checked:
+        return np.zeros(num_pieces, np.int64)
+    return store.manifest.file_sizes(kind)
+
+
+def _item_size(store: TokenStore | None, kind: str) -> int:
+    return 1 if kind == "loss" or store is None else int(store.dtype.itemsize)
 
 
 def load_ahead(array: Array, starts: Integers, length: int, *, whole_blocks: bool) -> None:

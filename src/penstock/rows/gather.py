@@ -12,12 +12,14 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from penstock.ranges import Indices
 from penstock.rows.protocol import Array, Integers
 from penstock.rows.tokens import Stream
 from penstock.store.maps import files_at_once
 
 # Pieces that are mapped at the same time for one read, if the process may have so many files.
 _TOGETHER = 64
+_FEW_PIECES = 4096
 
 
 def gather(stream: Stream, numbers: Integers, starts: Integers, width: int) -> Array:
@@ -42,8 +44,7 @@ def gather(stream: Stream, numbers: Integers, starts: Integers, width: int) -> A
 
 def _inside(stream: Stream, numbers: Integers, starts: Integers, width: int) -> Array:
     """Return rows, each of which ends in the piece where it begins."""
-    # As `np.unique`, without a sort: the numbers of pieces are small.
-    present, dtype = np.flatnonzero(np.bincount(numbers)), stream.dtype
+    (present, which), dtype = _distinct(numbers), stream.dtype
     together = files_at_once(_TOGETHER)
     if not 0 < len(present) <= together:
         tokens = np.empty((len(starts), width), dtype)
@@ -65,9 +66,8 @@ def _inside(stream: Stream, numbers: Integers, starts: Integers, width: int) -> 
         return tokens
     lowest = int(addresses.argmin())
     # The shift turns an offset in the stream into an offset from the lowest piece in memory.
-    shifts = np.zeros(int(present[-1]) + 1, np.int64)
-    shifts[present] = (addresses - addresses[lowest]) // dtype.itemsize - stream.starts[present]
-    begins = starts + shifts[numbers]
+    shifts = (addresses - addresses[lowest]) // dtype.itemsize - stream.starts[present]
+    begins = starts + shifts[which]
     size, step = int(begins.max()) + 1, dtype.itemsize
     # This reads the first id of every row and discards it. The processor looks up the pages of
     # many rows at the same time here, and one by one while it copies rows. It saves a quarter of
@@ -76,6 +76,17 @@ def _inside(stream: Stream, numbers: Integers, starts: Integers, width: int) -> 
     windows = as_strided(pieces[lowest], (size, width), (step, step), writeable=False)
     found: Array = windows[begins]
     return found
+
+
+def _distinct(numbers: Integers) -> tuple[Integers, Indices]:
+    """Return the different numbers, ascending, and the index of each number among them."""
+    size = int(numbers.max(initial=0)) + 1
+    # A table of all pieces is faster than a sort, if there are few.
+    if size > _FEW_PIECES:
+        return np.unique(numbers, return_inverse=True)
+    present, table = np.flatnonzero(np.bincount(numbers)), np.empty(size, np.intp)
+    table[present] = np.arange(len(present))
+    return present, table[numbers]
 
 
 def gather_loss(

@@ -31,7 +31,7 @@ import numpy as np
 from penstock.digest import digest_json
 from penstock.errors import PlanError, StoreError
 from penstock.rows.packing import PACKING_FORMAT, WORD, RowIndex, joined, offsets_of, sizes_of
-from penstock.rows.protocol import Array
+from penstock.rows.protocol import Array, Integers
 from penstock.store.files import (
     HEADER_BYTES,
     cache_directory,
@@ -44,6 +44,7 @@ from penstock.store.folders import open_regular
 from penstock.store.reader import TokenStore
 
 _MOST_TOKENS = 1 << 40  # of a part, because an offset has 40 bits
+_ROWS_AT_ONCE = 1 << 16
 _HEAD = 16  # words: two digests and the counts
 
 
@@ -61,10 +62,10 @@ def index_of(
     key = digest_json(["rows", PACKING_FORMAT, kind, length, store.digest])
     name = f"{kind}-{length}-{key[:16]}.npy"
     path = cache_directory() / "rows" / name
-    part_tokens = [part.num_tokens for part in store.manifest.parts]
+    part_tokens = store.manifest.part_tokens
     if (found := _read(path, key, part_tokens, length)) is not None:
         return found
-    if max(part_tokens, default=0) >= _MOST_TOKENS:
+    if int(part_tokens.max(initial=0)) >= _MOST_TOKENS:
         raise PlanError(f"{store.path} has a part of 2^40 tokens or more.")
     numbers = range(len(part_tokens))
     made = joined([lay_out(store.part_array(number, "bounds")) for number in numbers])
@@ -95,7 +96,7 @@ def _written(path: Path, key: str, made: RowIndex) -> bool:
     return True
 
 
-def _read(path: Path, key: str, part_tokens: list[int], length: int) -> RowIndex | None:
+def _read(path: Path, key: str, part_tokens: Integers, length: int) -> RowIndex | None:
     """Return the index in a file; None if it is missing, damaged or of another store."""
     try:
         with os.fdopen(open_regular(path), "rb") as stream:
@@ -118,7 +119,7 @@ def _read(path: Path, key: str, part_tokens: list[int], length: int) -> RowIndex
     return found if _sound(found, part_tokens, length) else None
 
 
-def _sound(index: RowIndex, part_tokens: list[int], length: int) -> bool:
+def _sound(index: RowIndex, part_tokens: Integers, length: int) -> bool:
     """Return whether every piece is inside its part, and no row has more than `length` tokens.
 
     The checksum does not protect against a file that was written by a faulty program. A piece
@@ -127,18 +128,20 @@ def _sound(index: RowIndex, part_tokens: list[int], length: int) -> bool:
     edges, pieces = index.edges, index.pieces
     if int(index.part_rows.sum()) != index.num_rows or int(edges[0]) or edges[-1] != len(pieces):
         return False
-    if (edges[1:] <= edges[:-1]).any():
+    # Larger numbers could add up to the right sum modulo 2^64.
+    if int(index.part_rows.max(initial=0)) > index.num_rows or (edges[1:] <= edges[:-1]).any():
         return False
-    # Part p has the rows from last[p] to before last[p + 1].
-    last = np.concatenate(([0], np.cumsum(index.part_rows))).astype(np.int64)
-    for number, num_tokens in enumerate(part_tokens):
-        low, high = last[number], last[number + 1]
-        rows = edges[low : high + 1].astype(np.int64)
-        words = pieces[rows[0] : rows[-1]] if high > low else pieces[:0]
+    # Some thousands of rows at a time: a loop over 10^6 parts takes a minute, and an index may be
+    # larger than the memory.
+    row_ends = np.cumsum(index.part_rows.astype(np.int64))
+    for low in range(0, index.num_rows, _ROWS_AT_ONCE):
+        rows = edges[low : low + _ROWS_AT_ONCE + 1].astype(np.int64)
+        words = pieces[rows[0] : rows[-1]]
         sizes = sizes_of(words)
         stops = offsets_of(words) + sizes
-        if len(words) and (int(stops.max()) > num_tokens or int(sizes.min()) < 1):
+        if int(sizes.min()) < 1 or int(np.add.reduceat(sizes, rows[:-1] - rows[0]).max()) > length:
             return False
-        if len(words) and int(np.add.reduceat(sizes, rows[:-1] - rows[0]).max()) > length:
+        parts = np.searchsorted(row_ends, np.arange(low, low + len(rows) - 1), side="right")
+        if (stops > np.repeat(part_tokens[parts], np.diff(rows))).any():
             return False
     return True

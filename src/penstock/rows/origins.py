@@ -51,7 +51,7 @@ def find_origins(stream: "Stream", start: int, stop: int) -> Iterator[RowOrigin]
     while number < len(stream.ends) and stream.starts[number] < stop:
         if (found := stream.store_part(number)) is not None:
             store, part = found
-            before = sum(each.num_documents for each in store.manifest.parts[:part])
+            before = store.first_document(part)
             low = max(0, start - int(stream.starts[number]))
             high = min(stop, int(stream.ends[number])) - int(stream.starts[number])
             bounds = stream.bounds(number)

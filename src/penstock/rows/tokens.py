@@ -8,6 +8,7 @@ A store that is still being written is read as a snapshot: a store over the part
 """
 
 import os
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +16,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from penstock.digest import digest_bytes, digest_json
-from penstock.errors import MissingStoreError, StoreError, UnknownLengthError
-from penstock.paths import expand_user, naming
+from penstock.digest import digest_json
+from penstock.errors import StoreError, UnknownLengthError
 from penstock.ranges import group_rows
+from penstock.rows.array_file import ArrayFile as ArrayFile
 from penstock.rows.blocks import BlockChecks, load_ahead
 from penstock.rows.origins import RowOrigin, find_origins
 from penstock.rows.protocol import Array, Integers, Rows, Settings
@@ -35,105 +36,6 @@ class HasSnapshot(Protocol):
 
 
 StreamLike = str | os.PathLike[str] | TokenStore | HasSnapshot
-
-_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
-# A digest reads 17 blocks of 64 KiB (16 and the last), which takes milliseconds. Reading a whole
-# file of 100 GB would take a minute.
-_SAMPLED_BLOCK = 1 << 16
-_NUM_SAMPLED = 16
-
-
-class ArrayFile:
-    """A token file without a store: `.npy`, or raw ids of a given dtype.
-
-    Its digest covers the size and 17 blocks that are spread over the file. It is weaker than the
-    digest of a store: a change between the blocks is not noticed. The file does not record where
-    documents end. An `ArrayFile` can be pickled, and used from several threads and after a fork.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], dtype: str | None = None) -> None:
-        self.path = expand_user(path)
-        self._opened = self.path.absolute()  # its size is read later, perhaps in another directory
-        if not self.path.exists():
-            where = f"working directory: {Path.cwd()}"
-            raise MissingStoreError(f"{self.path} does not exist ({where}).")
-        if not self.path.is_file():
-            raise StoreError(f"{self.path} is not a file (working directory: {Path.cwd()}).")
-        self._size = self.path.stat().st_size
-        with naming(self.path):
-            self._array = self._map_npy() if self.path.suffix == ".npy" else self._map_raw(dtype)
-        self.dtype: np.dtype[Any] = self._array.dtype.newbyteorder("=")
-
-    def __repr__(self) -> str:
-        return f"ArrayFile({str(self.path)!r}: {self.num_tokens:,} tokens, {self.dtype})"
-
-    def __getstate__(self) -> dict[str, object]:
-        return {"path": self._opened, "dtype": self.dtype.name, "digest": self.digest}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # The file is mapped again. A worker process must not read another file of the same name.
-        self.__init__(state["path"], state["dtype"])  # type: ignore[misc]
-        if self.digest != state["digest"]:
-            raise StoreError(f"{self.path} was changed after it was pickled. Open it again.")
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of ids."""
-        return len(self._array)
-
-    @cached_property
-    def digest(self) -> str:
-        """A digest of the size, the dtype and 17 sampled blocks, computed once."""
-        size = self._checked_size()
-        # Evenly spread. The set removes duplicates, which a file of less than 16 bytes has.
-        offsets = sorted({size * k // _NUM_SAMPLED for k in range(_NUM_SAMPLED)})
-        with naming(self._opened), self._opened.open("rb") as stream:
-            blocks = []
-            for offset in [*offsets, max(0, size - _SAMPLED_BLOCK)]:
-                stream.seek(offset)
-                blocks.append(digest_bytes(stream.read(_SAMPLED_BLOCK)))
-        return digest_json(["array", size, self.dtype.str, blocks])
-
-    def array(self) -> Array:
-        """Return the ids, mapped into memory."""
-        # Reading a page that the file no longer has raises SIGBUS, which ends the process
-        # without a message. So the size is checked before every read.
-        self._checked_size()
-        return self._array
-
-    def _checked_size(self) -> int:
-        size = os.stat(self._opened).st_size  # noqa: PTH116  (twice as fast, and at every read)
-        if size != self._size:
-            raise StoreError(
-                f"{self.path} has {size:,} bytes, but had {self._size:,} when it was opened. It "
-                "was overwritten in between. Open it again, and start a new run."
-            )
-        return size
-
-    def _map_npy(self) -> Array:
-        try:
-            array = np.lib.format.open_memmap(self.path, mode="r")
-        except ValueError as error:
-            raise StoreError(f"{self.path} cannot be read as an array: {error}.") from error
-        if array.ndim != 1 or array.dtype.name not in _DTYPES:
-            raise StoreError(
-                f"{self.path} holds {array.dtype} of shape {array.shape}; a token file holds a "
-                f"one-dimensional array of integers ({', '.join(_DTYPES)})."
-            )
-        return np.asarray(array)
-
-    def _map_raw(self, dtype: str | None) -> Array:
-        if dtype not in _DTYPES:
-            raise StoreError(
-                f"{self.path} does not record its dtype, and dtype={dtype!r} is not one of "
-                f'{", ".join(_DTYPES)}. nanoGPT writes uint16: ArrayFile(path, dtype="uint16").'
-            )
-        size = self._size
-        if size % np.dtype(dtype).itemsize or not size:
-            raise StoreError(
-                f"{self.path} has {size:,} bytes, which is not a whole number of {dtype} ids."
-            )
-        return np.asarray(np.memmap(self.path, np.dtype(dtype), "r"))
 
 
 class Stream:
@@ -155,20 +57,19 @@ class Stream:
             )
         # The widest dtype: ids of a narrower member fit it, and none is truncated.
         self.dtype: np.dtype[Any] = np.result_type(*(member.dtype for member in self.members))
-        # The member of each piece, and the part of it; -1 for a file.
-        self._pieces: list[tuple[TokenStore | ArrayFile, int]] = []
-        lengths: list[int] = []
-        for member in self.members:
-            if isinstance(member, ArrayFile):
-                self._pieces.append((member, -1))
-                lengths.append(member.num_tokens)
-            else:
-                parts = member.manifest.parts
-                self._pieces += [(member, part) for part in range(len(parts))]
-                lengths += [part.num_tokens for part in parts]
-        self.ends: Integers = np.cumsum(lengths, dtype=np.int64)
+        # A piece for each part of a store. Arrays: a list of 10^6 parts would take 100 MB.
+        lengths = [
+            np.array([each.num_tokens])
+            if isinstance(each, ArrayFile)
+            else each.manifest.part_tokens
+            for each in self.members
+        ]
+        # The number of the first piece of each member.
+        self._firsts = [0, *np.cumsum([len(each) for each in lengths])[:-1].tolist()]
+        joined = np.concatenate(lengths)
+        self.ends: Integers = np.cumsum(joined)
         """The offset after each piece."""
-        self.starts: Integers = self.ends - np.array(lengths, np.int64)
+        self.starts: Integers = self.ends - joined
         self._checked: dict[str, BlockChecks] = {}
 
     def __str__(self) -> str:
@@ -221,37 +122,43 @@ class Stream:
 
     def _checks(self, kind: str) -> BlockChecks:
         if kind not in self._checked:  # two threads may make it, which only costs time
-            pieces = [self.store_part(number) for number in range(len(self._pieces))]
-            self._checked[kind] = BlockChecks(pieces, self.starts, kind)
+            stores = [each if isinstance(each, TokenStore) else None for each in self.members]
+            self._checked[kind] = BlockChecks(stores, self._firsts, self.starts, kind)
         return self._checked[kind]
+
+    def _find(self, number: int) -> tuple[TokenStore | ArrayFile, int]:
+        """Return the member of a piece, and the part of it."""
+        # From the right: a store without parts has the first piece of the member after it.
+        member = bisect_right(self._firsts, number) - 1
+        return self.members[member], number - self._firsts[member]
 
     def piece(self, number: int) -> Array:
         """Return the ids of one piece, mapped into memory; `check` checks those that are used."""
-        source, part = self._pieces[number]
+        source, part = self._find(number)
         if isinstance(source, ArrayFile):
             return source.array()
         return source.files.file(part, "tokens").array
 
     def bounds(self, number: int) -> Array:
         """Return the offsets, within one piece, at which its documents end."""
-        source, part = self._pieces[number]
+        source, part = self._find(number)
         if isinstance(source, ArrayFile):
             raise StoreError(f"{source.path} does not record where documents end; a store does.")
         return source.part_array(part, "bounds")
 
     def continues(self, number: int) -> bool:
         """Return whether the last document of one piece continues in the next piece."""
-        source, part = self._pieces[number]
+        source, part = self._find(number)
         return isinstance(source, TokenStore) and source.manifest.parts[part].num_continued > 0
 
     @cached_property
     def has_loss(self) -> bool:
         """Whether a store has loss masks, which exclude some tokens from training."""
-        return any("loss" in part.files for each in self._stores for part in each.manifest.parts)
+        return any(each.manifest.file_sizes("loss").any() for each in self._stores)
 
     def loss(self, number: int) -> Array | None:
         """Return the loss mask of one piece, 1 where a token is trained on; None if all are."""
-        source, part = self._pieces[number]
+        source, part = self._find(number)
         if isinstance(source, ArrayFile) or "loss" not in source.manifest.parts[part].files:
             return None
         return source.files.file(part, "loss").array
@@ -276,7 +183,7 @@ class Stream:
 
     def store_part(self, number: int) -> tuple[TokenStore, int] | None:
         """Return the store of a piece and the part of it; None for a bare token file."""
-        source, part = self._pieces[number]
+        source, part = self._find(number)
         return (source, part) if isinstance(source, TokenStore) else None
 
     def read_ahead(self, starts: Integers, length: int) -> None:

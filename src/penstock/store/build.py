@@ -27,7 +27,6 @@ from penstock.store.files import (
     make_directory,
     remove_temporary,
     room_for,
-    sync_directory,
     write_file,
 )
 from penstock.store.inputs import input_digests, read_stamps, reject_lines, remember_stamps
@@ -37,6 +36,7 @@ from penstock.store.lock import locked
 from penstock.store.manifest import JsonObject, PartRecord, read_manifest
 from penstock.store.overwrite import replacement
 from penstock.store.part import parse_split
+from penstock.store.part_table import joined_parts
 from penstock.store.reader import TokenStore
 from penstock.store.refusals import (
     refuse_deleted,
@@ -276,7 +276,7 @@ def _failures_recorded(journal: Journal) -> Iterator[None]:
 
 def _commit(job: Job, done: list[SealedSlice]) -> None:
     """Write the reject logs and the manifests of all sides."""
-    parts: dict[str, list[PartRecord]] = {}
+    parts: dict[str, Sequence[PartRecord]] = {}
     builds: dict[str, list[JsonObject]] = {}
     for side in job.sides:
         # A slice has no part here if its documents are all on the other side, or were rejected.
@@ -285,7 +285,8 @@ def _commit(job: Job, done: list[SealedSlice]) -> None:
         if job.settings.append:
             earlier = read_manifest(job.directory / side)
             is_done = len(earlier.builds) > job.first_build
-            parts[side] = [*earlier.parts, *([] if is_done else new)]
+            item_size = job.tokenizer.dtype.itemsize
+            parts[side] = joined_parts(earlier.parts, [] if is_done else new, item_size)
             builds[side] = earlier.builds
     split = {"generation": generation_of(parts)} if job.settings.split else {}
     # The training side is committed last: `earlier_build` takes its manifest as the sign that
@@ -300,7 +301,7 @@ def _commit_side(
     job: Job,
     side: str,
     done: list[SealedSlice],
-    parts: list[PartRecord],
+    parts: Sequence[PartRecord],
     builds: list[JsonObject],
     split: JsonObject,
 ) -> None:
@@ -339,8 +340,4 @@ def _commit_side(
             },
         ],
     }
-    # The manifest is the commit point. Everything that it names must be on disk before it, and
-    # its own name must be on disk before the journal is removed.
-    sync_directory(directory)
-    write_file(directory / manifests.FILE_NAME, [manifests.manifest_bytes(contents, parts)])
-    sync_directory(directory)
+    manifests.write_manifest(directory, contents, parts)

@@ -95,9 +95,11 @@ def discard(directory: Path) -> None:
             manifest = read_manifest(of_side)
             kept |= {part_file(part.number, kind) for part in manifest.parts for kind in part.files}
             kept |= {rejects_file(number) for number in range(len(manifest.builds))}
-        for path in [*of_side.glob("part-*.npy"), *of_side.glob("rejects*.jsonl")]:
-            if path.name not in kept:
-                remove_file(path)
+            kept |= {manifest.table[0]} if manifest.table else set()
+        for pattern in ("part-*.npy", "parts-*.npy", "rejects*.jsonl"):
+            for path in of_side.glob(pattern):
+                if path.name not in kept:
+                    remove_file(path)
         remove_temporary(of_side)
         if side:
             with suppress(OSError):  # it is not empty, or was never made

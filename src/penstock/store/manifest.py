@@ -4,163 +4,57 @@ A directory is a store if and only if it has a valid `penstock.json`. The manife
 digest of itself (SHA-256 of its bytes, with zeros in place of the digest), counts that must add
 up, and the size and SHA-256 of every other file. It contains no paths: the files of a part are
 named by its number. All values are checked against limits before memory is allocated.
+
+Up to 16,384 parts are listed in the manifest itself, and more of them in a table beside it: see
+`penstock.store.part_table`. The table is on disk before the manifest that needs it is renamed into
+place, and it has another name than the one before. So a kill at any moment leaves the old manifest
+with the old table, or the new manifest with the new table.
 """
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from penstock.digest import digest_bytes
 from penstock.errors import MissingStoreError, StoreError
-from penstock.store.blocks import num_blocks
-from penstock.store.files import HEADER_BYTES, read_file
-
-JsonObject = dict[str, Any]
-"""A JSON object; its values are checked where they are read from a file."""
-
-_ANY = re.compile(r".*", re.DOTALL)
-_HEX = re.compile(r"[0-9a-f]{64}")
-_MAX_COUNT = 2**62  # sums of counts still fit into int64
-_MAX_VOCAB = 2**32
-
-
-def _check_contents(contents: JsonObject) -> None:
-    """Raise ValueError, KeyError or TypeError if a field is missing, wrong or out of range."""
-    if contents["format"] != "penstock-store":
-        raise ValueError("it is not the manifest of a token store")
-    if contents["version"] not in _VERSIONS:
-        raise ValueError(
-            f"it is of version {contents['version']!r}; this penstock reads the versions "
-            f"{' and '.join(map(str, _VERSIONS))}. Install a newer penstock to open it"
-        )
-    if contents["dtype"] not in ("uint16", "uint32"):
-        raise ValueError(f"it names the dtype {contents['dtype']!r}, not uint16 or uint32")
-    tokenizer = contents["tokenizer"]
-    vocab_size = _count(tokenizer["vocab_size"], "tokenizer.vocab_size", _MAX_VOCAB)
-    if contents["dtype"] == "uint16" and vocab_size > 65_536:
-        raise ValueError(f"a vocabulary of {vocab_size:,} does not fit uint16")
-    _string(tokenizer["name"], "tokenizer.name")
-    _string(tokenizer["canary"], "tokenizer.canary")
-    _string(tokenizer["digest"], "tokenizer.digest", optional=True)
-    _string(contents["split"], "split", optional=True)
-    _string(contents.get("generation"), "generation", _HEX, optional=True)
-    ids = {name: contents[name] for name in ("eos_id", "bos_id") if contents[name] is not None}
-    for name, number in (ids | tokenizer.get("added_tokens", {})).items():
-        _count(number, f"{name:.40}", vocab_size)
-    if "chat" in contents:
-        _string(contents["chat"]["template"], "chat.template")
-        _string(contents["chat"]["digest"], "chat.digest", _HEX)
-    if not contents["builds"]:
-        raise ValueError("no build is listed")
-    for number, done in enumerate(contents["builds"]):
-        _check_build(done, f"builds[{number}]")
-    for name, value in contents["counts"].items():
-        _count(value, f"counts.{name}")
-
-
-def _check_build(done: JsonObject, path: str) -> None:
-    rejects = done["rejects"]
-    _string(rejects["sha256"], f"{path}.rejects.sha256", _HEX)
-    single = {"slices": done["slices"], "rejects.bytes": rejects["bytes"]}
-    optional = (done.get(name, {}) for name in ("documents", "skipped_files"))
-    for group in (single, done["counts"], rejects["reasons"], *optional):
-        for name, value in group.items():
-            _count(value, f"{path}: {name}")
-    if not isinstance(done["reading"], dict):
-        raise ValueError(f"{path}.reading is {done['reading']!r:.60}")
-    for each in done["inputs"]:
-        _string(each["name"], f"{path}.inputs.name")
-        _count(each["bytes"], f"{path}.inputs.bytes")
-        _string(each.get("digest"), f"{path}.inputs.digest", _HEX, optional=True)
-
-
-def _check_part(entry: JsonObject, dtype: str) -> None:
-    """Raise if the record of a part is wrong, or its file sizes do not fit its counts."""
-    number, documents, tokens = counts = entry["part"], entry["documents"], entry["tokens"]
-    if not all(type(count) is int and 0 <= count <= _MAX_COUNT for count in counts):
-        raise ValueError(f"a count of part {number!r:.60} is out of range")
-    if "continued" in entry:
-        _count(entry["continued"], f"continued of part {number}", documents)
-    # Arithmetic instead of NumPy, because a store may have 10,000 parts.
-    sizes = {
-        "tokens": HEADER_BYTES + tokens * (2 if dtype == "uint16" else 4),
-        "bounds": HEADER_BYTES + documents * 8,
-        "origin": HEADER_BYTES + documents * 16,
-        "loss": HEADER_BYTES + tokens,
-    }
-    files = entry["files"]
-    # A CRC-32 for each block of each other file.
-    blocks = sum(num_blocks(sizes[kind]) for kind in sizes if kind in files)
-    sizes["checks"] = HEADER_BYTES + blocks * 4
-    # A part is mapped by its counts, so a wrong size would read past the end of the file.
-    if not {"tokens", "bounds", "origin"} <= set(files) <= set(sizes):
-        raise ValueError(f"part {number} has the files {sorted(files)}")
-    for kind, (size, digest) in files.items():
-        if type(size) is not int or size != sizes[kind]:
-            raise ValueError(f"part {number} says {size!r:.60} bytes of {kind}, not {sizes[kind]}")
-        if not _HEX.fullmatch(digest):
-            raise ValueError(f"part {number} has no digest of its {kind}")
-
-
-def _count(value: object, name: str, limit: int = _MAX_COUNT) -> int:
-    # `type`, because True is an instance of int.
-    if type(value) is not int or not 0 <= value <= limit:
-        raise ValueError(f"{name} is {value!r:.60}")
-    return value
-
-
-def _string(
-    value: object, name: str, pattern: re.Pattern[str] = _ANY, *, optional: bool = False
-) -> None:
-    is_valid = isinstance(value, str) and pattern.fullmatch(value)
-    if not is_valid and not (optional and value is None):
-        raise ValueError(f"{name} is {value!r:.80}")
-
+from penstock.ranges import Integers
+from penstock.store.files import read_file, remove_file, sync_directory, write_file
+from penstock.store.manifest_checks import (
+    HEX,
+    TABLE_VERSION,
+    check_contents,
+    check_part,
+    checked_count,
+    checked_string,
+)
+from penstock.store.manifest_checks import VERSION as VERSION
+from penstock.store.part_table import CHECKED_KINDS as CHECKED_KINDS
+from penstock.store.part_table import JsonObject as JsonObject
+from penstock.store.part_table import PartRecord as PartRecord
+from penstock.store.part_table import (
+    PartTable,
+    compact,
+    continued_counts,
+    document_counts,
+    exact_sum,
+    has_kind,
+    kind_sizes,
+    read_table,
+    table_bytes,
+    table_file,
+    token_counts,
+)
 
 FILE_NAME = "penstock.json"
-KINDS = ("tokens", "bounds", "origin")
-CHECKED_KINDS = (*KINDS, "loss")
-"""The files whose blocks have checksums, in the order of the checksums."""
-VERSION = 2
-"""The version of new stores. Those of version 1 have no checksums, and no documents in pieces."""
-_VERSIONS = (1, VERSION)
+MOST_LISTED = 16_384
+"""The most parts that a manifest lists: a JSON text of 8 MB, which is read in 0.2 s."""
+_MOST_RECORDS = 256
 _ZEROS = "0" * 64
-
-
-@dataclass(frozen=True, slots=True)
-class PartRecord:
-    """The entry of one part in the manifest."""
-
-    number: int
-    num_documents: int
-    """Documents or pieces of documents, that is, entries of the bounds."""
-    num_tokens: int
-    files: dict[str, tuple[int, str]]
-    """The size and SHA-256 of the file of each kind."""
-    num_continued: int = 0
-    """How many of `num_documents` are pieces whose document continues in the next part."""
-
-    def to_json(self) -> JsonObject:
-        """The entry as JSON."""
-        # In a fixed order, also if the record was read from the journal, which sorts keys.
-        kinds = [kind for kind in (*CHECKED_KINDS, "checks") if kind in self.files]
-        return {
-            "part": self.number,
-            "documents": self.num_documents,
-            **({"continued": self.num_continued} if self.num_continued else {}),
-            "tokens": self.num_tokens,
-            "files": {kind: list(self.files[kind]) for kind in kinds},
-        }
-
-    @classmethod
-    def of(cls, entry: JsonObject) -> "PartRecord":
-        """The record that `to_json` wrote."""
-        files = {kind: (size, digest) for kind, (size, digest) in entry["files"].items()}
-        counts = (entry["part"], entry["documents"], entry["tokens"])
-        return cls(*counts, files, entry.get("continued", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +64,8 @@ class Manifest:
     digest: str
     contents: JsonObject
     """The file as JSON, without the parts."""
-    parts: tuple[PartRecord, ...]
+    parts: Sequence[PartRecord]
+    """The record of each part, in order: a tuple, or a table that makes records on access."""
 
     @property
     def builds(self) -> list[JsonObject]:
@@ -193,24 +88,47 @@ class Manifest:
         return {**shared, "reading": first["reading"], "inputs": inputs}
 
     @property
+    def table(self) -> tuple[str, int, str] | None:
+        """The name, size and SHA-256 of the table of parts; None if the manifest lists them."""
+        return self.parts.file if isinstance(self.parts, PartTable) else None
+
+    @property
+    def part_tokens(self) -> Integers:
+        """The number of tokens of each part."""
+        return token_counts(self.parts)
+
+    @property
+    def part_documents(self) -> Integers:
+        """The number of documents, or pieces of documents, of each part."""
+        return document_counts(self.parts)
+
+    def file_sizes(self, kind: str) -> Integers:
+        """The size of the file of this kind of each part; 0 where there is none."""
+        return kind_sizes(self.parts, kind)
+
+    def has(self, kind: str) -> bool:
+        """Whether any part has a file of this kind."""
+        return has_kind(self.parts, kind)
+
+    @property
     def num_unchecked(self) -> int:
         """The number of parts that have no checksums, because an earlier version wrote them."""
-        return sum("checks" not in part.files for part in self.parts)
+        return int(np.count_nonzero(self.file_sizes("checks") == 0))
 
     @property
     def num_pieces(self) -> int:
         """Entries of the bounds of all parts; a document counts once for each of its pieces."""
-        return sum(part.num_documents for part in self.parts)
+        return exact_sum(self.part_documents)
 
     @property
     def num_documents(self) -> int:
         """Documents in all parts; one that is stored in pieces counts once."""
-        return self.num_pieces - sum(part.num_continued for part in self.parts)
+        return self.num_pieces - exact_sum(continued_counts(self.parts))
 
     @property
     def num_tokens(self) -> int:
         """Tokens in all parts."""
-        return sum(part.num_tokens for part in self.parts)
+        return exact_sum(self.part_tokens)
 
 
 def part_file(number: int, kind: str) -> str:
@@ -231,15 +149,82 @@ def rejects_file(number: int) -> str:
     return f"rejects-{number:05d}.jsonl" if number else "rejects.jsonl"
 
 
-def manifest_bytes(contents: JsonObject, parts: list[PartRecord]) -> bytes:
-    """The bytes of a manifest: indented JSON, one part per line, with its own digest first."""
+def manifest_bytes(contents: JsonObject, parts: Sequence[PartRecord] | JsonObject) -> bytes:
+    """The bytes of a manifest: indented JSON, one part per line, with its own digest first.
+
+    Args:
+        contents: Everything but the parts.
+        parts: The parts, or the entry of their table.
+    """
     # The digest is computed with 64 zeros in its place, and then replaces them.
     # One line per part, so that a diff of two manifests shows the parts that differ.
     head = json.dumps({"digest": _ZEROS, **contents}, indent=1, ensure_ascii=True)
-    lines = ",\n  ".join(json.dumps(part.to_json()) for part in parts)
-    text = head.removesuffix("\n}") + ',\n "parts": [\n  ' + lines + "\n ]\n}\n"
+    text = head.removesuffix("\n}") + ',\n "parts": '
+    if isinstance(parts, dict):
+        text += json.dumps(parts) + "\n}\n"
+    else:
+        text += "[\n  " + ",\n  ".join(json.dumps(part.to_json()) for part in parts) + "\n ]\n}\n"
     data = text.encode()
     return data.replace(_ZEROS.encode(), digest_bytes(data).encode(), 1)
+
+
+def manifest_files(
+    contents: JsonObject, parts: Sequence[PartRecord], *, most_listed: int = MOST_LISTED
+) -> dict[str, bytes]:
+    """The name and contents of each file of a manifest, in the order in which they are written.
+
+    The last one is `penstock.json`, the commit point. If there are more than `most_listed` parts,
+    or the parts are in a table already, the table of the parts comes before it.
+    """
+    if len(parts) <= most_listed and not (isinstance(parts, PartTable) and parts.is_file):
+        return {FILE_NAME: manifest_bytes(contents, parts)}
+    table = table_bytes(parts)
+    digest = digest_bytes(table)
+    entry = {"number": len(parts), "bytes": len(table), "sha256": digest}
+    contents = {**contents, "version": TABLE_VERSION}
+    return {table_file(digest): table, FILE_NAME: manifest_bytes(contents, entry)}
+
+
+def write_manifest(
+    directory: Path,
+    contents: JsonObject,
+    parts: Sequence[PartRecord],
+    *,
+    most_listed: int = MOST_LISTED,
+) -> None:
+    """Commit a store; the caller holds its lock, and all other files are written."""
+    files = manifest_files(contents, parts, most_listed=most_listed)
+    for name, data in files.items():
+        # Everything that the manifest names must be on disk before it, and its own name must be
+        # on disk before the journal is removed.
+        sync_directory(directory)
+        write_file(directory / name, [data])
+    sync_directory(directory)
+    remove_tables(directory, files)
+
+
+def remove_tables(directory: Path, kept: Collection[str]) -> None:
+    """Remove the tables that no manifest needs: of the manifest before, or of a killed commit."""
+    # A process that has opened the store has mapped its table, and keeps it.
+    for path in directory.glob("parts-*.npy"):
+        if path.name not in kept:
+            with suppress(PermissionError):  # Windows does not remove a file that is mapped
+                remove_file(path)
+
+
+def side_file(contents: JsonObject) -> tuple[str, int, str] | None:
+    """The name, size and SHA-256 of the table that a manifest needs; None if it lists its parts.
+
+    Args:
+        contents: The manifest as JSON, with its member "parts".
+    """
+    entry = contents["parts"]
+    if not isinstance(entry, dict):
+        return None
+    checked_count(entry["number"], "parts.number")
+    checked_count(entry["bytes"], "parts.bytes")
+    checked_string(entry["sha256"], "parts.sha256", HEX)
+    return table_file(entry["sha256"]), entry["bytes"], entry["sha256"]
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -268,7 +253,13 @@ def read_manifest(directory: Path) -> Manifest:
             f"{actual[:8]}, but the digest written in it is {found[1][:8]}. Restore it from a "
             "copy, or build the store again."
         )
-    return _checked(data, path)
+    try:
+        return _checked(data, path)
+    except MissingStoreError:
+        # An append removes the table of the manifest that it has replaced.
+        if read_file(path) == data:
+            raise
+    return read_manifest(directory)
 
 
 def _absent(directory: Path) -> StoreError:
@@ -299,19 +290,15 @@ def _checked(data: bytes, path: Path) -> Manifest:
     """The manifest in `data`, after all its values were checked."""
     try:
         contents = json.loads(data)
-        _check_contents(contents)
-        entries = contents.pop("parts")
-        for entry in entries:
-            _check_part(entry, contents["dtype"])
-        manifest = Manifest(contents["digest"], contents, tuple(map(PartRecord.of, entries)))
+        check_contents(contents)
+        parts = _checked_parts(contents, path.parent)
+        del contents["parts"]
+        manifest = Manifest(contents["digest"], contents, parts)
         for name, total in counts(manifest.parts).items():
             if (counted := contents["counts"][name]) != total:
                 raise ValueError(f"its parts hold {total:,} {name}, but its counts say {counted:,}")
-        numbers = [part.number for part in manifest.parts]
-        # Gaps are allowed, where a slice had no documents. But the order of the parts is the order
-        # of the data, so numbers must ascend.
-        if numbers != sorted(set(numbers)):
-            raise ValueError("it lists parts twice or out of order")
+    except MissingStoreError:  # the message names the table
+        raise
     except ValueError as error:
         raise StoreError(f"{path} cannot be used: {error}.") from error
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -321,9 +308,32 @@ def _checked(data: bytes, path: Path) -> Manifest:
     return manifest
 
 
+def _checked_parts(contents: JsonObject, directory: Path) -> Sequence[PartRecord]:
+    """The parts that a manifest lists, or those of its table, checked."""
+    is_table = contents["version"] == TABLE_VERSION
+    if is_table != isinstance(contents["parts"], dict):
+        raise ValueError(f"version {contents['version']} does not have parts of this kind")
+    item_size = np.dtype(contents["dtype"]).itemsize
+    if (found := side_file(contents)) is not None:
+        name, size, digest = found
+        number = contents["parts"]["number"]
+        return read_table(directory / name, number, size, digest, item_size)
+    for entry in contents["parts"]:
+        check_part(entry, item_size)
+    parts = tuple(map(PartRecord.of, contents["parts"]))
+    numbers = [part.number for part in parts]
+    # Gaps are allowed, where a slice had no documents. But the order of the parts is the order
+    # of the data, so numbers must ascend.
+    if numbers != sorted(set(numbers)):
+        raise ValueError("it lists parts twice or out of order")
+    # The records of 1,000 stores of 1,000 parts would take more than a gigabyte, and the garbage
+    # collector would visit them all again and again.
+    return compact(parts, item_size) if len(parts) > _MOST_RECORDS else parts
+
+
 def counts(parts: Sequence[PartRecord]) -> dict[str, int]:
     """The counts of a manifest; `pieces` only if there are more of them than documents."""
-    manifest = Manifest("", {}, tuple(parts))
+    manifest = Manifest("", {}, parts)
     total = {"documents": manifest.num_documents, "tokens": manifest.num_tokens}
     has_pieces = manifest.num_pieces != manifest.num_documents
     return total | ({"pieces": manifest.num_pieces} if has_pieces else {})

@@ -18,10 +18,11 @@ import hashlib
 import mmap
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ from penstock.store.files import HEADER_BYTES, array_layout, header
 from penstock.store.folders import open_to_read
 from penstock.store.manifest import CHECKED_KINDS, Manifest, PartRecord, part_file
 from penstock.store.maps import MappedFile, Maps, explained, files_at_once
+from penstock.store.part_table import exact_sum, token_counts
 
 REPAIR_ADVICE = (
     "Make it again from the inputs with `penstock repair` (in Python, penstock.repair), or copy it "
@@ -42,20 +44,29 @@ REPAIR_ADVICE = (
 # Blocks that are copied and checked in one call. 2 MiB still fit a processor's cache.
 _AT_ONCE = 32
 
+# The parts of any store whose manifest lists them, in 50 MB.
+_MOST_KEPT = 16_384
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 _Block = tuple[int, int]
 """The index of a part, and of a block in one of its files."""
 
 
 @dataclass(slots=True)
 class _State:
-    """What is known of the files. Snapshots of a store share it: a part keeps its index."""
+    """What is known of the files. Snapshots of a store share it: a part keeps its index.
+
+    It has about 3 KB for each part, so only the parts that were first read last are kept. A reader
+    of a part that was forgotten reads its checksums again.
+    """
 
     maps: Maps = field(default_factory=Maps)
     # Used without a lock. Two threads may check the same block or read the same checksums, which
     # does no harm: an entry is set after its check, and never cleared.
     done: dict[tuple[int, str], NDArray[np.bool_]] = field(default_factory=dict)
     """Whether each block of a file was checked."""
-    whole: set[tuple[int, str]] = field(default_factory=set)
+    whole: dict[tuple[int, str], bool] = field(default_factory=dict)
     """The arrays that were checked as a whole."""
     sums: dict[int, NDArray[np.uint32]] = field(default_factory=dict)
     """The checksums of each part that was used."""
@@ -112,7 +123,7 @@ class PartFiles:
             self.check(kind, np.full(len(blocks), part), blocks)
             if kind == "bounds" and (problem := bounds_problem(found.array, record.num_tokens)):
                 raise StoreError(f"{self._path}, part {record.number}: {problem}. {REPAIR_ADVICE}")
-            self._state.whole.add(key)
+            _keep(self._state.whole, key, True)
         return found.array
 
     def span(self, part: int, kind: str, start: int, stop: int) -> NDArray[Any]:
@@ -204,7 +215,7 @@ class PartFiles:
         if done is None:
             blocks = num_blocks(self._parts[part].files[kind][0])
             # Another thread may have added it after the line above, and have checked blocks.
-            done = self._state.done.setdefault((part, kind), np.zeros(blocks, bool))
+            done = _keep(self._state.done, (part, kind), np.zeros(blocks, bool))
         return done
 
     def _sum(self, part: int, kind: str, block: int) -> int | None:
@@ -212,12 +223,13 @@ class PartFiles:
         record = self._parts[part]
         if "checks" not in record.files:
             return None
-        if part not in self._state.sums:
-            self._state.sums[part] = self._read_sums(record)
+        sums = self._state.sums.get(part)
+        if sums is None:
+            sums = _keep(self._state.sums, part, self._read_sums(record))
         # The checksums of all files follow each other.
         before = CHECKED_KINDS[: CHECKED_KINDS.index(kind)]
         first = sum(num_blocks(record.files[each][0]) for each in before if each in record.files)
-        return int(self._state.sums[part][first + block])
+        return int(sums[first + block])
 
     def _read_sums(self, record: PartRecord) -> NDArray[np.uint32]:
         path = self._path / part_file(record.number, "checks")
@@ -275,8 +287,17 @@ class PartFiles:
         if sys.platform == "win32" or self.read_in_order:  # Windows has no madvise
             return False
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        num_tokens = sum(part.num_tokens for part in self._parts)
+        num_tokens = exact_sum(token_counts(self._parts))
         return num_tokens * int(self._dtype.itemsize) > memory // 2
+
+
+def _keep(kept: dict[_Key, _Value], key: _Key, value: _Value) -> _Value:
+    """Add an entry, if there is none, and forget the oldest ones; returns the entry."""
+    # RuntimeError: another thread changed the dict at this moment, and forgets entries as well.
+    with suppress(RuntimeError, StopIteration):
+        while len(kept) >= _MOST_KEPT:
+            kept.pop(next(iter(kept)), None)
+    return kept.setdefault(key, value)
 
 
 def bounds_problem(bounds: NDArray[np.uint64], num_tokens: int) -> str | None:

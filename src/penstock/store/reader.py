@@ -79,10 +79,9 @@ class TokenStore:
         self.directory = self.path.absolute()
         self.manifest: Manifest = read_manifest(self.path) if manifest is None else manifest
         self.dtype = np.dtype(self.manifest.contents["dtype"]).newbyteorder("<")
-        parts = self.manifest.parts
         # Part p holds the tokens [ends[p - 1], ends[p]) of the store, and documents likewise.
-        self._token_ends = np.cumsum([part.num_tokens for part in parts], dtype=np.int64)
-        self._document_ends = np.cumsum([part.num_documents for part in parts], dtype=np.int64)
+        self._token_ends = np.cumsum(self.manifest.part_tokens)
+        self._document_ends = np.cumsum(self.manifest.part_documents)
         self.files = PartFiles(self.path, self.manifest)
         """The files of its parts, in memory."""
 
@@ -144,6 +143,10 @@ class TokenStore:
         for start, stop in pairwise([0, *bounds]):
             yield tokens[start:stop]
 
+    def first_document(self, part: int) -> int:
+        """The number of the first document of one part."""
+        return int(self._document_ends[part - 1]) if part else 0
+
     @property
     def digest(self) -> str:
         """The digest of the manifest, and so of every byte of the store."""
@@ -184,9 +187,8 @@ class TokenStore:
         joined = np.empty(stop - start, self.dtype)
         done = 0
         while done < len(joined):
-            num_tokens = self.manifest.parts[part].num_tokens
-            begin = int(self._token_ends[part]) - num_tokens
-            upto = min(stop - begin, num_tokens)
+            begin = int(self._token_ends[part - 1]) if part else 0
+            upto = min(stop, int(self._token_ends[part])) - begin
             piece = self.files.span(part, "tokens", start + done - begin, upto)
             if len(piece) == len(joined):
                 return piece
@@ -257,5 +259,4 @@ class TokenStore:
         index %= len(self)
         # "right": the part that ends at `index` does not contain it.
         part = int(np.searchsorted(self._document_ends, index, side="right"))
-        before = int(self._document_ends[part - 1]) if part else 0
-        return part, index - before
+        return part, index - self.first_document(part)

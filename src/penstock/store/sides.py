@@ -14,9 +14,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from penstock.digest import digest_json
+from penstock.digest import digest_bytes, digest_json
 from penstock.errors import MissingStoreError, StoreError
-from penstock.store.manifest import PartRecord
+from penstock.store.manifest import MOST_LISTED, JsonObject, PartRecord
+from penstock.store.part_table import table_bytes
 from penstock.store.reader import TokenStore
 
 # A build commits the second side a few fsyncs after the first one.
@@ -26,7 +27,14 @@ _POLL_SECONDS = 0.02
 
 def generation_of(parts: Mapping[str, Sequence[PartRecord]]) -> str:
     """The digest of the parts of all sides, which the manifest of each side contains."""
-    return digest_json({side: [part.to_json() for part in parts[side]] for side in sorted(parts)})
+    return digest_json({side: _entries(parts[side]) for side in sorted(parts)})
+
+
+def _entries(parts: Sequence[PartRecord]) -> list[JsonObject] | str:
+    """The entries of the parts of a side, or the digest of their table if there are many."""
+    if len(parts) > MOST_LISTED:
+        return digest_bytes(table_bytes(parts))
+    return [part.to_json() for part in parts]
 
 
 def open_sides(directory: str | os.PathLike[str]) -> tuple[TokenStore, TokenStore]:

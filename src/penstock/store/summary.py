@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from penstock.errors import StoreError
 from penstock.sources.settings import separator_in
-from penstock.store.manifest import FILE_NAME, JsonObject, read_manifest
+from penstock.store.manifest import CHECKED_KINDS, FILE_NAME, JsonObject, read_manifest
+from penstock.store.part_table import exact_sum
 from penstock.store.reader import TokenStore
 
 _AT_ONCE = 1 << 20
@@ -110,7 +111,8 @@ def summarize(store: TokenStore) -> Summary:
     """
     manifest, contents = store.manifest, store.manifest.contents
     builds = manifest.builds
-    files = sum(size for part in manifest.parts for size, _ in part.files.values())
+    files = sum(exact_sum(manifest.file_sizes(kind)) for kind in (*CHECKED_KINDS, "checks"))
+    files += manifest.table[1] if manifest.table else 0
     masks = (store.part_array(part, "loss") for part in range(len(manifest.parts)))
     is_chat = "chat" in contents
     logs = sum(done["rejects"]["bytes"] for done in builds)
