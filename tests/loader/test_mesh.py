@@ -1,6 +1,7 @@
 """Loaders on a device mesh: groups that read the same rows, and slices of rows."""
 
 import json
+import pickle
 from datetime import timedelta
 from itertools import product
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed import init_device_mesh
+from torch.distributed.tensor.experimental import context_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from penstock.errors import PlanError
@@ -156,8 +158,11 @@ def test_groups_read_the_same_rows_and_all_together_read_each_row_once(
 
 def test_slices_of_windows_have_the_positions_of_the_whole_row(store, as_rank):
     as_rank(3, 4)
-    loader = Loader(Windows(store, 16), 2, mesh=MeshRoles(mesh_of({"dp": 1, "cp": 4}), SLICED))
+    mesh = mesh_of({"dp": 1, "cp": 4})
+    loader = Loader(Windows(store, 16), 2, mesh=MeshRoles(mesh, SLICED))
 
+    # Workers of a DataLoader get a pickled loader, without the mesh.
+    loader = pickle.loads(pickle.dumps(loader))
     assert loader[0]["position_ids"].tolist() == [[12, 13, 14, 15]] * 2
     assert loader[0]["inputs"].shape == (2, 4)
 
@@ -278,7 +283,10 @@ def test_the_data_dimension_of_a_mesh_is_a_mesh_and_its_other_dimensions_are_not
     as_rank(3, 4)
     mesh = mesh_of({"dp": 2, "tp": 2})
 
-    assert Loader(Windows(store, 16), 4, mesh=mesh["dp"]).rank == 1
+    data = mesh["dp"]
+    assert Loader(Windows(store, 16), 4, mesh=data).rank == 1
+    # As docs/loading.md advises for the integrations.
+    assert (data.get_local_rank(), data.size()) == (1, 2)
     with pytest.raises(PlanError, match=r"2 of 4 processes and no data dimension .*whole mesh"):
         Loader(Windows(store, 16), 4, mesh=mesh["tp"])
 
@@ -309,6 +317,28 @@ def test_rows_that_do_not_divide_into_slices_are_refused(store, as_rank):
         Loader(Windows(store, 16), 4, mesh=mesh)
     with pytest.raises(PlanError, match=r"Documents\(…, pad_to_multiple_of=3\)"):
         Loader(Documents(store, 18), 4, mesh=mesh)
+
+
+def test_context_parallel_of_torch_slices_whole_rows_that_were_copied(store, as_rank):
+    """It writes into its buffers, and inputs and targets of a loader share one."""
+    read = {"inputs": [], "targets": [], "position_ids": []}
+    for rank in range(2):
+        as_rank(rank, 2)
+        mesh = mesh_of({"dp": 1, "cp": 2})
+        rows = Windows(store, 16, borders=True)
+        batch = Loader(rows, 4, seed=1, mesh=MeshRoles(mesh, {"cp": "same"}))[0]
+        whole = {name: batch[name].clone() for name in read}
+        buffers = [batch[name].contiguous() for name in read]
+        options = {"buffer_seq_dims": [1] * 3, "no_restore_buffers": set(buffers)}
+        with context_parallel(mesh["cp"], buffers=buffers, **options):
+            for name, part in zip(read, buffers, strict=True):
+                read[name].append(part.clone())
+
+    # It gives each rank a slice from the beginning and one from the end of the row.
+    columns = [0, 1, 2, 3, 12, 13, 14, 15], [4, 5, 6, 7, 8, 9, 10, 11]
+    for name, parts in read.items():
+        for part, chosen in zip(parts, columns, strict=True):
+            assert torch.equal(part, whole[name][:, chosen]), name
 
 
 def train(rank, meeting, store, barrier, answers):
