@@ -11,8 +11,9 @@ is in the middle of its work, which takes milliseconds.
 Reading a row that is not in memory takes 0.1 ms on NVMe and 10 ms on a rotating disk. Random rows
 are loaded one after the other, but the kernel loads hundreds at the same time if they are requested
 in advance. A request costs about a microsecond per row, also if the row is in memory. So rows are
-requested only after a block in which this thread had to wait for pages, or loaded some. Then the
-rows of the next blocks are requested: the more waits, the more blocks.
+requested only after a block in which this thread had to wait for pages. Then the rows of the next
+blocks are requested: the more waits, the more blocks. Rows that are read for the first time cause
+no waits, because their blocks are requested when they are checked (`penstock.store.parts`).
 """
 
 import os
@@ -170,12 +171,13 @@ class ReadAhead:
         """Count the waits of a block; call it after the block, on the same thread as `begin`."""
         waits, loaded = _disk_use()
         waits, loaded = waits - self._waits, loaded - self._loaded
-        if not waits and not loaded:
-            # Rows are in memory, so requests only take time. Not 0: network file systems may
-            # count nothing as loaded, and requested rows cause no waits.
-            self._left //= 2
+        if waits or loaded:
+            # Requested rows cause no waits, so a block without waits reduces the number by one.
+            self._left = max(min(_MOST_BLOCKS, _BLOCKS_PER_WAIT * waits), self._left - 1, 0)
         else:
-            self._left = max(min(_MOST_BLOCKS, _BLOCKS_PER_WAIT * waits), self._left - 1, 1)
+            # Rows are in memory, so requests only take time. Not 0 at once: network file systems
+            # may count nothing as loaded.
+            self._left //= 2
 
 
 def _disk_use() -> tuple[int, int]:
