@@ -125,8 +125,8 @@ TAKES_ALSO = {
     "train_tokenizer": ["ReadSettings"],
     "penstock train": ["DataConfig", "TrainingConfig", "OptimizationConfig"],
 }
-# Functions and arguments of Lightning and transformers.
-FOREIGN = {"Trainer", "per_device_eval_batch_size", "attn_implementation"}
+# Functions and arguments of Lightning, transformers and torch.
+FOREIGN = {"Trainer", "per_device_eval_batch_size", "attn_implementation", "mesh_dim_names"}
 # Names of fields in batches and in a tokenizer.json, and an attribute of rows.
 FIELDS = {
     "input_ids",

@@ -1,11 +1,14 @@
 """Announcing rows to the kernel before they are read: harmless, and off while all is in memory."""
 
 import os
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import penstock
 from penstock.loader.loader import Loader
 from penstock.loader.prefetch import ReadAhead
 from penstock.order.plan import Plan
@@ -105,3 +108,47 @@ def test_a_wait_for_the_disk_is_noticed_and_passes(tmp_path):
         ahead.end()
 
     assert not ahead.begin()
+
+
+def test_requests_of_rows_in_checked_unchecked_and_bare_files_change_nothing(store, tmp_path):
+    bare = tmp_path / "bare.npy"
+    np.save(bare, np.arange(3_000, dtype="uint16"))
+    rows = Windows([store.path, bare], 16, tail="pad")
+    expected = Windows([store.path, bare], 16, tail="pad").read(np.arange(len(rows)))["tokens"]
+
+    for half in (np.arange(0, len(rows), 2), np.arange(len(rows))):
+        rows.read_ahead(np.arange(len(rows))[::-1])
+        assert (rows.read(half)["tokens"] == expected[half]).all()
+    rows.read_ahead(np.arange(len(rows)))
+    rows.read_ahead(np.zeros(0, np.int64))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_row_that_is_not_in_memory_loads_its_blocks_and_not_their_neighbours(tmp_path):
+    """Without requests, each page fault loads as much as the device reads ahead, up to 8 MB."""
+    texts = penstock.Texts(["so much depends upon a red wheel barrow " * 200_000])
+    store = penstock.build(texts, tmp_path / "store", tokenizer="bytes")
+    num_tokens = store.num_tokens
+    del store
+    for path in (tmp_path / "store").iterdir():
+        with path.open("rb") as stream:
+            os.fsync(stream.fileno())
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    windows = Windows(tmp_path / "store", 1024)
+    samples = np.arange(5, len(windows), len(windows) // 6)
+    before = _disk_bytes()
+    read = windows.read(samples)["tokens"]
+    loaded = _disk_bytes() - before
+    if not loaded:
+        pytest.skip("this file system keeps its pages")
+
+    assert read.shape == (len(samples), 1025)
+    assert num_tokens * 2 > 15 << 20
+    # A row may be in two blocks. The manifest and the checksums are small.
+    assert loaded <= len(samples) * 2 * 65_536 + (1 << 20)
+
+
+def _disk_bytes():
+    """Bytes that this process has read from disks."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("read_bytes")))

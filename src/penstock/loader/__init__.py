@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.loader.explain import ExplainedRow as ExplainedRow
     from penstock.loader.explain import ExplainedStep as ExplainedStep
     from penstock.loader.loader import Loader as Loader
+    from penstock.loader.mesh import MeshRoles as MeshRoles
     from penstock.loader.packed import keep_documents_apart as keep_documents_apart
 else:
     __all__, __getattr__, __dir__ = lazy_exports(
@@ -30,6 +31,7 @@ else:
             "dataloader": "as_dataloader log_fingerprints read_log",
             "batch_format": "BatchFormat LabelBatch NarrowBatch PairBatch TargetBatch",
             "explain": "ExplainedRow ExplainedStep",
+            "mesh": "MeshRoles",
             "packed": "keep_documents_apart",
         },
     )

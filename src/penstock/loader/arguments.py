@@ -9,6 +9,7 @@ from typing import SupportsIndex, TypedDict
 import torch
 
 from penstock.errors import PlanError
+from penstock.loader.mesh import AnyMesh, Place, place_in
 from penstock.loader.run import AnyPlan
 from penstock.order.budget import Budget
 from penstock.order.plan import Plan
@@ -28,6 +29,7 @@ class LoaderOptions(TypedDict, total=False):
     global_batch_size: int | Mapping[int, int] | None
     rank: int | None
     world_size: int | None
+    mesh: AnyMesh | None
     seed: int | None
     shuffle: ShuffleMode | None
     epochs: int | None
@@ -59,10 +61,18 @@ def plan_of(rows: AnyPlan | RowsLike, seed: int | None, shuffle: ShuffleMode | N
     return Plan(rows, seed=seed or 0, shuffle="full" if shuffle is None else shuffle)
 
 
-def topology(rank: int | None, world_size: int | None) -> tuple[int, int]:
+def place_of(rank: int | None, world_size: int | None, mesh: AnyMesh | None) -> Place:
+    """Return the part of every step that this process reads."""
+    if mesh is not None:
+        return place_in(mesh, rank, world_size)
+    return Place(*topology(rank, world_size, stacklevel=4))
+
+
+def topology(rank: int | None, world_size: int | None, *, stacklevel: int = 3) -> tuple[int, int]:
     """Return rank and world size: as given, from torch.distributed, or 0 and 1.
 
     Every API that takes them calls this function, so defaults and errors are the same in all.
+    `stacklevel` says how many calls above a warning the user's line is.
     """
     if (rank is None) != (world_size is None):
         raise PlanError(f"rank={rank} and world_size={world_size}: give both or neither.")
@@ -84,7 +94,7 @@ def topology(rank: int | None, world_size: int | None) -> tuple[int, int]:
             f"This process is one of {started} (the variable WORLD_SIZE), but rank and world size "
             "were not given, and torch.distributed is not initialised: each process reads all "
             "rows. Call torch.distributed.init_process_group() first, or give both.",
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
     return 0, 1
 

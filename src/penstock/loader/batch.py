@@ -22,6 +22,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
 from penstock.loader.batch_format import IGNORED, Batch, Shape, Tensors
+from penstock.loader.mesh import RowSlice
 from penstock.loader.read import IDS, MOST_STEPS, Assembler, StepBlock
 from penstock.order.steps import PADDING
 from penstock.rows.protocol import Array, Fields, Side, narrowed
@@ -45,7 +46,7 @@ class Made(NamedTuple):
     finish: Callable[[], None] | None  # call it on the reader's thread before the batch is used
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Maker:
     """Makes batches of one shape, for one device."""
 
@@ -56,6 +57,8 @@ class Maker:
     """The side on which rows are padded to the widest row of a step; None if they are not."""
     whole_documents: bool
     """Whether some rows begin with a document, so that their first token is not a target."""
+    row_slice: RowSlice | None = None
+    """The columns of rows that batches have; None if they have whole rows."""
 
     def batches(self, block: StepBlock, copy: "DeviceCopy | None" = None) -> Iterator[Made]:
         """Yield the batches of a block, one per step; each is made when it is needed."""
@@ -68,7 +71,7 @@ class Maker:
         """Return whether batches are only inputs and targets of full rows, on the CPU."""
         special = block.targets is not None or block.extras or block.widths is not None
         return (
-            not (special or self.shape.ids or self.shape.lengths)
+            not (special or self.shape.ids or self.shape.lengths or self.row_slice)
             and self.shape.format in ("dict", "tuple")
             and self.device.type == "cpu"
         )
@@ -93,6 +96,8 @@ class Maker:
             arrays = _host_arrays(block, number, shape, length)
             if block.widths is not None:
                 arrays = narrowed(arrays, block.widths[number], length, self.side or "right")
+            if self.row_slice is not None:
+                arrays = self.row_slice.cut(arrays)
             if format == "hf":
                 arrays = {name: arrays[name] for name in arrays if name not in _NOT_FOR_HF}
             to_batch = partial(self._to_batch, length)

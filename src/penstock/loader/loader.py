@@ -15,9 +15,10 @@ import torch
 
 from penstock.errors import PlanError, ResumeError
 from penstock.loader import batch_format as formats
-from penstock.loader.arguments import LoaderOptions, ShuffleMode, batch_sizes, plan_of, topology
+from penstock.loader.arguments import LoaderOptions, ShuffleMode, batch_sizes, place_of, plan_of
 from penstock.loader.batch import DeviceCopy, Made, Maker, made_blocks
 from penstock.loader.batch_format import BatchFormat
+from penstock.loader.mesh import AnyMesh
 from penstock.loader.packed import check_packed_rows
 from penstock.loader.prefetch import Ahead
 from penstock.loader.read import Assembler
@@ -101,6 +102,7 @@ class Loader(Generic[Batch]):
         global_batch_size: int | Mapping[int, int] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        mesh: AnyMesh | None = None,
         seed: int | None = None,
         shuffle: ShuffleMode | None = None,
         epochs: int | None = None,
@@ -118,9 +120,10 @@ class Loader(Generic[Batch]):
             batch_size: Rows per step on this rank.
             global_batch_size: Rows per step on all ranks together, instead; or sizes by the
                 position from which each applies. Must be a multiple of `world_size`.
-            rank: The rank of this process. If None, the loader asks `torch.distributed`; if that is
-                not initialised, the rank is 0.
+            rank: The rank of this process; by default that of `torch.distributed`, or 0.
             world_size: The number of ranks. Give it together with `rank`, or leave out both.
+            mesh: torch's DeviceMesh, instead of both: ranks are counted along its data dimensions,
+                such as "dp_shard". `MeshRoles` names others, and can slice rows.
             seed: The seed of the order, if `rows` is not a plan.
             shuffle: "full", "block", "part" or "none", if `rows` is not a plan.
             epochs: How many times one loop reads all rows; the next loop reads the epochs that
@@ -129,37 +132,35 @@ class Loader(Generic[Batch]):
                 over if the plan is not shuffled; otherwise the run is over.
             drop_last: Leave out the last batch of a loop if it is not full. Otherwise it is padded
                 with rows whose targets are all -100.
-            device: The device of the batches; the CPU if None. Copies to a CUDA device use a
-                separate stream.
+            device: The device of the batches; the CPU if None. CUDA copies use a separate stream.
             format: "dict" (`inputs`, `targets`, shifted), "tuple" of the same, "hf" (`input_ids`,
                 `labels`, not shifted), or "narrow" (`tokens` in the dtype of the store). Or a
                 `BatchFormat`, which can also add the source and the position of each row, or begin
                 with shorter rows.
-            prefetch: How many blocks of batches a thread makes ahead of time; with 0, there is no
-                such thread.
+            prefetch: How many blocks of batches a thread makes ahead of time; 0 for no thread.
         """
         if prefetch < 0:
             raise PlanError(f"prefetch={prefetch} must be at least 0.")
         self.plan = plan_of(rows, seed, shuffle)
-        rank, world_size = self.rank, self.world_size = topology(rank, world_size)
-        sizes = batch_sizes(self.plan, batch_size, global_batch_size, world_size)
+        self.rank, self.world_size, row_slice = place = place_of(rank, world_size, mesh)
+        sizes = batch_sizes(self.plan, batch_size, global_batch_size, self.world_size)
         self.run = Run(
-            self.plan, sizes, rank, world_size, epochs=epochs, num_steps=steps, drop_last=drop_last
+            self.plan, sizes, *place[:2], epochs=epochs, num_steps=steps, drop_last=drop_last
         )
         self._iterator_number = 0
         self._reader: Ahead[Iterable[Made]] | None = None
         self._prefetch = prefetch
         self.device = torch.device(device) if device is not None else torch.device("cpu")
         chosen = format if isinstance(format, BatchFormat) else BatchFormat(fields=format)
-        self._assembler = Assembler(self.run, by_tokens=chosen.fingerprint == "tokens")
-        side = self._assembler.side
-        self.shape = formats.Shape(chosen, self._assembler.length, is_padded=side is not None)
+        if row_slice is not None:
+            row_slice.check(chosen, self.plan.sources)
+        read = self._assembler = Assembler(self.run, by_tokens=chosen.fingerprint == "tokens")
+        self.shape = formats.Shape(chosen, read.length, is_padded=read.side is not None)
         self.shape.check_targets(self.plan.sources)
-        whole = self._assembler.whole_documents
-        self._maker = Maker(shape=self.shape, device=self.device, side=side, whole_documents=whole)
+        self._maker = Maker(self.shape, self.device, read.side, read.whole_documents, row_slice)
         self.fingerprint: int | None = None
-        """The fingerprint of the last batch on this rank. The sum over all ranks does not depend
-        on their number."""
+        """The fingerprint of the last batch on this rank, of whole rows. The sum over all ranks
+        (of a mesh: one of each group that reads the same rows) does not depend on their number."""
 
     def __repr__(self) -> str:
         run, sizes = self.run, self.run.steps.sizes
@@ -187,8 +188,7 @@ class Loader(Generic[Batch]):
     def __len__(self) -> int:
         """Return the number of steps of one loop, counted like `step`; the same on every rank.
 
-        Raises:
-            UnknownLengthError: a TypeError; the run has no end, or none that is known yet.
+        Raises UnknownLengthError, a TypeError, if the run has no end, or none that is known yet.
         """
         return self.run.length()
 

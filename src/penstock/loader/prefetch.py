@@ -12,7 +12,8 @@ Reading a row that is not in memory takes 0.1 ms on NVMe and 10 ms on a rotating
 are loaded one after the other, but the kernel loads hundreds at the same time if they are requested
 in advance. A request costs about a microsecond per row, also if the row is in memory. So rows are
 requested only after a block in which this thread had to wait for pages. Then the rows of the next
-blocks are requested: the more waits, the more blocks.
+blocks are requested: the more waits, the more blocks. Rows that are read for the first time cause
+no waits, because their blocks are requested when they are checked (`penstock.store.parts`).
 """
 
 import os
@@ -159,26 +160,34 @@ class ReadAhead:
 
     def __init__(self) -> None:
         self._left = 0  # how many of the next blocks to request
-        self._waits = 0
+        self._waits = self._loaded = 0
 
     def begin(self) -> bool:
         """Return whether to request the next block; call it before a block is read."""
-        self._waits = _page_waits()
+        self._waits, self._loaded = _disk_use()
         return self._left > 0
 
     def end(self) -> None:
         """Count the waits of a block; call it after the block, on the same thread as `begin`."""
-        waits = _page_waits() - self._waits
-        # Requested rows cause no waits, so a block without waits only reduces the number by one.
-        self._left = max(min(_MOST_BLOCKS, _BLOCKS_PER_WAIT * waits), self._left - 1, 0)
+        waits, loaded = _disk_use()
+        waits, loaded = waits - self._waits, loaded - self._loaded
+        if waits or loaded:
+            # Requested rows cause no waits, so a block without waits reduces the number by one.
+            self._left = max(min(_MOST_BLOCKS, _BLOCKS_PER_WAIT * waits), self._left - 1, 0)
+        else:
+            # Rows are in memory, so requests only take time. Not 0 at once: network file systems
+            # may count nothing as loaded.
+            self._left //= 2
 
 
-def _page_waits() -> int:
-    """Return how often this thread has waited for a page from a disk."""
+def _disk_use() -> tuple[int, int]:
+    """Return how often this thread waited for a page from a disk, and how much it loaded."""
     if sys.platform == "win32":  # which does not count page faults, so no row is requested there
-        return 0
+        return 0, 0
     import resource
 
     # macOS counts page faults by process only.
     whose = resource.RUSAGE_THREAD if sys.platform == "linux" else resource.RUSAGE_SELF
-    return resource.getrusage(whose).ru_majflt
+    used = resource.getrusage(whose)
+    # Loaded are also the pages that this thread requests and does not wait for.
+    return used.ru_majflt, used.ru_inblock

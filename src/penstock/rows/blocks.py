@@ -10,7 +10,8 @@ bit for each block: 57 MB for 15 trillion tokens of two bytes.
 """
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from penstock.store.reader import TokenStore
 _BLOCK_BITS = BLOCK_BYTES.bit_length() - 1
 _BITS = np.left_shift(1, np.arange(8)).astype(np.uint8)
 _SHORTEST_BLOCK = BLOCK_BYTES // 4  # items of uint32, the widest dtype of a store
+_FIRST_BLOCKS = 128
 # The operating system Windows has no madvise, so rows are not loaded ahead of time there.
 _WILL_NEED: int | None = getattr(mmap, "MADV_WILLNEED", None)
 
@@ -87,13 +89,7 @@ class BlockChecks:
             chosen = self._is_checked[numbers]
             numbers, starts = numbers[chosen], starts[chosen]
             sizes = sizes if isinstance(sizes, int) else sizes[chosen]
-        items = self._items if isinstance(self._items, int) else self._items[numbers]
-        first = starts * items
-        first += self._shifts[numbers]
-        last = first + (sizes * items - 1)
-        # A shift is several times as fast as a division.
-        first >>= _BLOCK_BITS
-        last >>= _BLOCK_BITS
+        first, last = self._blocks(numbers, starts, sizes)
         # Rows are usually shorter than a block, so these are all blocks of most rows.
         longest = sizes if isinstance(sizes, int) else int(sizes.max(initial=0))
         if longest > _SHORTEST_BLOCK and (last - first > 1).any():
@@ -108,6 +104,29 @@ class BlockChecks:
         """Return 0 for each block that was not checked."""
         good: NDArray[np.uint8] = self._good[blocks >> 3] & _BITS[blocks & 7]
         return good
+
+    def are_new(self, numbers: Integers, starts: Integers, size: int) -> NDArray[np.bool_]:
+        """Return which rows of `size` items have a first or last block that was not checked."""
+        new = np.zeros(len(numbers), bool)
+        chosen = slice(None) if self._is_checked is None else self._is_checked[numbers]
+        first, last = self._blocks(numbers[chosen], starts[chosen], size)
+        # A row that reaches into the next file ends in a block that this file may not have.
+        last = np.minimum(last, self._edges[numbers[chosen] + 1] - 1)
+        new[chosen] = (self._are_good(first) == 0) | (self._are_good(last) == 0)
+        return new
+
+    def _blocks(
+        self, numbers: Integers, starts: Integers, sizes: Integers | int
+    ) -> tuple[Integers, Integers]:
+        """Return the first and the last block of each row."""
+        items = self._items if isinstance(self._items, int) else self._items[numbers]
+        first = starts * items
+        first += self._shifts[numbers]
+        last = first + (sizes * items - 1)
+        # A shift is several times as fast as a division.
+        first >>= _BLOCK_BITS
+        last >>= _BLOCK_BITS
+        return first, last
 
     def _check(self, new: Integers) -> None:
         """Check blocks that were not checked yet, each once, in ascending order."""
@@ -140,27 +159,53 @@ def _item_size(store: TokenStore | None, kind: str) -> int:
     return 1 if kind == "loss" or store is None else int(store.dtype.itemsize)
 
 
-def load_ahead(array: Array, starts: Integers, length: int, *, whole_blocks: bool) -> None:
-    """Ask the kernel for `length` ids from each of `starts`, up to the end of this piece.
+def load_ahead(
+    piece: Callable[[int], Array],
+    numbers: Integers,
+    starts: Integers,
+    length: int,
+    new: NDArray[np.bool_],
+) -> None:
+    """Ask the kernel for `length` ids from each of `starts`, up to the end of their pieces.
 
     Args:
-        array: The ids of a piece.
-        starts: Offsets in the piece.
-        length: The number of ids.
-        whole_blocks: Whether the blocks of these ids will be read to be checked.
+        piece: Returns the ids of a piece.
+        numbers: The piece of each row.
+        starts: The offset of each row in its piece.
+        length: The number of ids in a row.
+        new: Which rows have blocks that will be checked, so that the whole blocks are needed.
+    """
+    # A check requests blocks itself, a few at a time. So the first blocks are enough: they are
+    # loaded until the check begins.
+    for unit, most, chosen in ((BLOCK_BYTES, _FIRST_BLOCKS, new), (mmap.PAGESIZE, len(new), ~new)):
+        rows, left = np.flatnonzero(chosen), most
+        # Grouped by piece, so that each piece is opened once.
+        for number, group in group_rows(numbers[rows]):
+            if left > 0:
+                left -= _load(piece(number), np.sort(starts[rows[group]]), length, unit, left)
+
+
+def _load(array: Array, starts: Integers, length: int, unit: int, most: int) -> int:
+    """Request the units of ascending rows of a piece; return how many requests were made.
+
+    Rows that are next to each other have one request.
     """
     mapping: object = array
     while isinstance(mapping, np.ndarray | memoryview):
         mapping = mapping.base if isinstance(mapping, np.ndarray) else mapping.obj
     if not isinstance(mapping, mmap.mmap) or _WILL_NEED is None:
-        return
+        return 0
     # madvise takes offsets in the mapping that are multiples of the page size. The array begins
     # after the header of the file, so its address is compared with that of the mapping.
-    unit = BLOCK_BYTES if whole_blocks else mmap.PAGESIZE
     address = np.frombuffer(mapping, np.uint8, count=1).ctypes.data
     first_bytes = array.ctypes.data - address + starts * array.itemsize
+    firsts = first_bytes // unit * unit
     stops = -(-(first_bytes + length * array.itemsize) // unit) * unit
     stops = np.minimum(stops, len(mapping))
-    firsts = first_bytes // unit * unit
-    for first, stop in zip(firsts.tolist(), stops.tolist(), strict=True):
+    # Both arrays ascend. A request begins where the one before it does not reach.
+    begins = np.flatnonzero(np.concatenate(([True], firsts[1:] > stops[:-1])))
+    ends = np.append(begins[1:], len(firsts)) - 1
+    requests = zip(firsts[begins].tolist(), stops[ends].tolist(), strict=True)
+    for first, stop in islice(requests, most):
         mapping.madvise(_WILL_NEED, first, stop - first)
+    return min(most, len(begins))

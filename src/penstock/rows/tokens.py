@@ -18,7 +18,6 @@ import numpy as np
 
 from penstock.digest import digest_json
 from penstock.errors import StoreError, UnknownLengthError
-from penstock.ranges import group_rows
 from penstock.rows.array_file import ArrayFile as ArrayFile
 from penstock.rows.blocks import BlockChecks, load_ahead
 from penstock.rows.origins import RowOrigin, find_origins
@@ -188,11 +187,10 @@ class Stream:
 
     def read_ahead(self, starts: Integers, length: int) -> None:
         """Ask the kernel to load `length` ids from each of `starts`; return without waiting."""
-        checks = self._checks("tokens")
-        # Grouped by piece, so that each piece is opened once.
-        for number, rows in group_rows(np.searchsorted(self.ends, starts, side="right")):
-            within, is_checked = starts[rows] - self.starts[number], not checks.is_complete
-            load_ahead(self.piece(number), within, length, whole_blocks=is_checked)
+        numbers = np.searchsorted(self.ends, starts, side="right")
+        within = starts - self.starts[numbers]
+        new = self._checks("tokens").are_new(numbers, starts, length)
+        load_ahead(self.piece, numbers, within, length, new)
 
 
 StreamSource = StreamLike | ArrayFile | Stream | Sequence[StreamLike | ArrayFile]

@@ -43,6 +43,11 @@ REPAIR_ADVICE = (
 )
 # Blocks that are copied and checked in one call. 2 MiB still fit a processor's cache.
 _AT_ONCE = 32
+# Blocks that are requested from the disk before they are checked. The disk then works while this
+# thread computes checksums. More would not fit the queue of the disk, and this thread would wait.
+_REQUESTED = 128
+# The operating system Windows has no madvise, so blocks are not requested there.
+_WILL_NEED: int | None = getattr(mmap, "MADV_WILLNEED", None)
 
 # The parts of any store whose manifest lists them, in 50 MB.
 _MOST_KEPT = 16_384
@@ -152,9 +157,24 @@ class PartFiles:
             new = np.unique(blocks[chosen])
             wanted += [(part, block) for block in new[~self._checked(part, kind)[new]].tolist()]
         # Each block may be in another file.
-        at_once = files_at_once(_AT_ONCE)
+        at_once, ahead = files_at_once(_AT_ONCE), files_at_once(_REQUESTED)
         for first in range(0, len(wanted), at_once):
+            requested = first + ahead if first else 0
+            self._request(kind, wanted[requested : first + at_once + ahead])
             self._check_some(kind, wanted[first : first + at_once])
+
+    def _request(self, kind: str, wanted: list[_Block]) -> None:
+        """Ask the kernel to load blocks; return without waiting.
+
+        A page that is missing when it is used is loaded with its neighbours, up to 8 MB of them,
+        while the thread waits. Requests have no neighbours, and many are served at a time.
+        """
+        if _WILL_NEED is None:
+            return
+        files = {part: self.file(part, kind) for part in {part for part, _ in wanted}}
+        for part, block in wanted:
+            at, found = block * BLOCK_BYTES, files[part]
+            found.mapping.madvise(_WILL_NEED, at, min(BLOCK_BYTES, found.size - at))
 
     def _check_some(self, kind: str, wanted: list[_Block]) -> None:
         """Check some blocks in one call; a shorter block at the end of a file in another."""
@@ -166,11 +186,6 @@ class PartFiles:
                 whole.append((part, block))
             else:
                 self._compare(kind, [(part, block)], end[None].copy())
-        if self._exceeds_memory:
-            # Without this, the kernel would load the pages of a block one after the other.
-            for part, block in whole:
-                at = block * BLOCK_BYTES
-                files[part].mapping.madvise(mmap.MADV_WILLNEED, at, BLOCK_BYTES)
         if whole:
             copied = copy_blocks([(files[part].data, block) for part, block in whole])
             self._compare(kind, whole, copied)
@@ -264,10 +279,12 @@ class PartFiles:
         dtype, shape = array_layout(kind, self._dtype, record.num_documents, record.num_tokens)
         path, num_bytes = self._path / part_file(record.number, kind), record.files[kind][0]
         with explained(path), self._open_file(record, kind) as stream, naming(path):
+            # Not from the map: there, the kernel would also load up to 8 MB after the header.
+            head = stream.read(HEADER_BYTES)
             # The map has a descriptor of its own, so `size` can tell whether the file was cut.
             mapping = mmap.mmap(stream.fileno(), num_bytes, access=mmap.ACCESS_READ)
         # The header contains type and shape, so this also finds swapped files of equal size.
-        if mapping[:HEADER_BYTES] != header(dtype, shape):
+        if head != header(dtype, shape):
             raise StoreError(
                 f"{path} does not have the header of the {kind} file of part {record.number}, so "
                 f"it is another file or damaged. {REPAIR_ADVICE}"
