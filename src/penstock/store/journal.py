@@ -171,7 +171,7 @@ class Journal:
     def _parse(self, path: Path, data: bytes) -> SealedSlice:
         """The record in `data`; raises ValueError if it does not belong to `path`."""
         contents = parse_checked(data)
-        if contents.get("build") != self._identity:
+        if contents.get("build") != self.identity:
             raise ValueError("it belongs to another build")
         record = SealedSlice.of(contents["record"])
         if path.stem.rpartition("-")[2] != f"{record.number:06d}":
@@ -179,14 +179,14 @@ class Journal:
         return record
 
     @property
-    def _identity(self) -> str:
-        """The digest of the settings with which the build was begun."""
+    def identity(self) -> str:
+        """The digest of the settings with which the build was begun; "" if there is no build."""
         if self._build is None and (found := self._read_settings()) is not None:
             self._build = found["build"]
         return self._build or ""
 
     def _record_bytes(self, record: SealedSlice) -> bytes:
-        return checked_json({"build": self._identity, "record": record.to_json()})
+        return checked_json({"build": self.identity, "record": record.to_json()})
 
     def record(self, settings: JsonObject, num_builds: int) -> None:
         """Write the settings of the build; see `begin`."""
