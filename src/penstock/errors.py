@@ -13,6 +13,7 @@
     ├── StoreError        (ValueError)     a store is unfinished, damaged or not the expected one
     │   ├── MissingStoreError (FileNotFoundError)     a store, or a file of it, does not exist
     │   └── StoreBusyError (RuntimeError)  another process is writing the store
+    ├── WorkerError       (RuntimeError)   a worker process of a build ended before its time
     ├── DiskFullError     (OSError)        the disk is full; finished parts are kept
     ├── PlanError         (ValueError)     arguments do not describe a valid order of the data
     │   └── UnknownLengthError (TypeError) there is no length, or it is not known yet
@@ -96,6 +97,10 @@ class MissingStoreError(StoreError, FileNotFoundError):
 
 class StoreBusyError(StoreError, RuntimeError):
     """Another process is writing the store."""
+
+
+class WorkerError(PenstockError, RuntimeError):
+    """A worker process of a build ended before its work was done; finished parts are kept."""
 
 
 class DiskFullError(PenstockError, OSError):
