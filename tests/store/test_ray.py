@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from penstock.errors import (
     MissingExtraError,
     MissingInputError,
     SourceError,
+    StoreBusyError,
     StoreError,
     TokenMismatchError,
 )
@@ -333,19 +335,27 @@ def test_a_path_that_a_node_does_not_have_is_an_error_that_names_both(
 
 @pytest.fixture
 def task(connected, inputs, tmp_path):
-    """A build that is begun, and a function that makes its first slice as a task does."""
+    """Begin a build; returns it, and a function that makes its first slice as a task does."""
     parameters = inspect.signature(penstock.build).parameters.values()
     defaults = {each.name: each.default for each in parameters if each.name in FIELDS}
     settings = {"inputs": inputs, "store": tmp_path / "store", "documents": "lines"}
-    job = begin(prepare(BuildSettings(**defaults | settings | {"tokenizer": "bytes"})))
-    Journal(job.directory).begin(job.stamped, 0)
-    order, sent = Order(next(job.slices()), is_first=True), ray.put(remote_job(job))
-    return job, lambda version=penstock.__version__: make_slice(version, [sent], order)
+
+    def task(**options):
+        options = {"tokenizer": "bytes", "max_bad": 9, **options}
+        job = begin(prepare(BuildSettings(**defaults | settings | options)))
+        Journal(job.directory).begin(job.stamped, 0)
+        order, sent = (
+            Order(next(job.slices()), is_first=True),
+            ray.put(ray.cloudpickle.dumps(remote_job(job))),
+        )
+        return job, lambda version=penstock.__version__: make_slice(version, [sent], order)
+
+    return task
 
 
 def test_copies_of_a_task_at_the_same_time_give_the_same_bytes(task, sums):
-    job, make = task
-    [made, _] = make()
+    job, make = task()
+    made, _ = make()
     once = sums(job.directory)
     with ThreadPoolExecutor(4) as threads:
         again = [each.result()[0] for each in [threads.submit(make) for _ in range(8)]]
@@ -355,7 +365,7 @@ def test_copies_of_a_task_at_the_same_time_give_the_same_bytes(task, sums):
 
 
 def test_a_task_that_outlives_its_build_writes_nothing(task):
-    job, make = task
+    job, make = task()
     journal = Journal(job.directory)
     journal.end()
 
@@ -367,11 +377,29 @@ def test_a_task_that_outlives_its_build_writes_nothing(task):
     assert not list(job.directory.glob("part-*"))
 
 
+def test_a_task_does_not_rename_a_file_after_its_build_has_ended(task, tmp_path):
+    journal = Journal(tmp_path / "store")
+
+    class Ending:
+        vocab_size = 256
+
+        def encode(self, text):
+            if "0 of" in text:
+                journal.end()
+            return list(text.encode())
+
+    job, make = task(tokenizer=Ending(), eos=False)
+
+    with pytest.raises(StoreBusyError):
+        make()
+    assert not list(job.directory.iterdir())
+
+
 def test_a_node_with_another_version_is_refused(task):
     with pytest.raises(
         StoreError, match=r"This node has penstock \d.*started with penstock 0\.0\."
     ):
-        task[1](version="0.0.0")
+        task()[1](version="0.0.0")
 
 
 def test_without_ray_the_error_says_how_to_install_it(inputs, tmp_path, monkeypatch):
@@ -385,3 +413,15 @@ def test_an_address_is_refused_if_this_process_is_connected_already(connected, i
     with pytest.raises(StoreError, match=r'use workers="ray".*ray\.shutdown\(\) first'):
         penstock.build(inputs, tmp_path / "store", workers="ray://127.0.0.1:10001")
     assert ray.is_initialized()
+
+
+def test_a_build_that_cannot_be_sent_is_refused(connected, inputs, tmp_path):
+    class Locked:
+        vocab_size = 256
+        lock = threading.Lock()
+
+        def encode(self, text):
+            return list(text.encode())
+
+    with pytest.raises(StoreError, match=r'cannot be pickled.*workers="threads"'):
+        penstock.build(inputs, tmp_path / "s", tokenizer=Locked(), eos=False, workers="ray")

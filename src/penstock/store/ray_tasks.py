@@ -15,20 +15,24 @@ its build.
 """
 
 import logging
+import os
 import socket
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from penstock import __version__
-from penstock.errors import MissingExtraError, MissingInputError, StoreError
+from penstock.errors import MissingExtraError, MissingInputError, StoreError, WorkerError
 from penstock.sources.files import InputFile
+from penstock.store.files import keep_freed_memory, remove_temporary
 from penstock.store.folders import claimed
 from penstock.store.job import Job
 from penstock.store.journal import Journal
+from penstock.store.processes import cannot_send
 from penstock.store.slice_work import Advance, MadeSlice, Order, Stopped, Watch
 from penstock.store.threads import Take, ThreadRunner, num_slots
 
@@ -52,6 +56,7 @@ class RayRunner:
 
     def __init__(self, job: Job, address: str | None = None) -> None:
         self._ray, self._num_threads = _imported_ray(), job.settings.threads
+        self._directories = [job.directory / side for side in job.sides]
         # Guards the rest. Notified when a slot has no task any more.
         self._idle = threading.Condition()
         self._tasks: dict[int, Any] = {}
@@ -61,11 +66,21 @@ class RayRunner:
         self._is_ours = _connect(self._ray, address)
         try:
             self._make = self._ray.remote(num_cpus=1, max_retries=_RETRIES)(make_slice)
-            self._job = self._ray.put(remote_job(job))
+            self._job = self._sent(job)
             self.tick()
         except BaseException:
             self.close()
             raise
+
+    def _sent(self, job: Job) -> Any:
+        """The job as a Ray object, which each worker process loads once."""
+        try:
+            # As bytes: of an object that it cannot pickle, Ray would print all contents, also
+            # the signatures of URLs.
+            data = self._ray.cloudpickle.dumps(remote_job(job))
+        except Exception as error:  # an object of the user may raise anything
+            raise cannot_send(str(error) or type(error).__name__) from error
+        return self._ray.put(data)
 
     def make_next(self, slot: int, take: Take, watch: Watch) -> MadeSlice | None:
         """Take a slice and wait for its task; see `penstock.store.runners.Runner`."""
@@ -94,15 +109,20 @@ class RayRunner:
         try:
             result: tuple[MadeSlice, list[Advance]] = self._ray.get(task)
         except errors.RayTaskError as error:
+            if "failed to import on the worker" in str(error.cause):
+                raise WorkerError(
+                    "A node of the Ray cluster cannot import penstock. Install the same version "
+                    f"of penstock ({__version__}) on all nodes. What Ray says: {error.cause}"
+                ) from error
             # As if the slice was made here. `error` shows the traceback of the task.
             raise error.cause from error
         except errors.RayError as error:
             if self._is_closed:
                 raise Stopped from None
-            raise StoreError(
-                f"Slice {order.piece.index} was given up by Ray: {error} It was tried "
-                f"{_RETRIES + 1} times at most. The usual reasons are nodes with too little "
-                "memory, and a cluster that was stopped. Run the same build again to resume."
+            raise WorkerError(
+                f"Ray gave up slice {order.piece.index} after at most {_RETRIES + 1} attempts: "
+                f"{error} Usual reasons are nodes with too little memory, and a cluster that was "
+                "stopped. Finished parts are kept: run the same build again to resume it."
             ) from error
         return result
 
@@ -119,14 +139,19 @@ class RayRunner:
     def close(self) -> None:
         """Stop all tasks, and disconnect if this runner has connected."""
         with self._idle:
-            is_first, self._is_closed = not self._is_closed, True
-            for task in self._tasks.values() if is_first else ():
+            if self._is_closed:
+                return
+            self._is_closed, is_complete = True, not self._tasks
+            for task in self._tasks.values():
                 # By force: a task that tokenizes would not notice an exception for seconds.
                 self._ray.cancel(task, force=True)
             # Slots must not use Ray after the shutdown: it would start again.
             self._idle.wait_for(lambda: not self._tasks, _CANCEL_SECONDS)
-        if is_first and self._is_ours:
+        if self._is_ours:
             self._ray.shutdown()
+        for directory in self._directories if is_complete else ():
+            with suppress(OSError, StoreError):  # the build itself sees that the directory is gone
+                remove_temporary(directory)  # files of nodes that died while they wrote
 
 
 def remote_job(job: Job) -> RemoteJob:
@@ -138,8 +163,10 @@ def remote_job(job: Job) -> RemoteJob:
         return replace(file, path=str(Path(file.path).absolute()))
 
     files = [absolute(file) for file in job.files]
-    moved = replace(job, directory=job.directory.absolute(), files=files)
-    return RemoteJob(moved, Journal(job.directory).identity)
+    # These arguments are used up: the job has the listed inputs and the loaded tokenizer.
+    settings = replace(job.settings, inputs=(), tokenizer=None, chat=None, add_tokens=None)
+    sent = replace(job, settings=settings, directory=job.directory.absolute(), files=files)
+    return RemoteJob(sent, Journal(job.directory).identity)
 
 
 def make_slice(version: str, job: "list[Any]", order: Order) -> "tuple[MadeSlice, list[Advance]]":
@@ -166,7 +193,11 @@ def make_slice(version: str, job: "list[Any]", order: Order) -> "tuple[MadeSlice
 @lru_cache(maxsize=1)
 def _loaded(job: Any) -> RemoteJob:
     """The job; kept for the next tasks of this process, because loading a tokenizer is slow."""
-    loaded: RemoteJob = _imported_ray().get(job)
+    # gigatoken would start a thread for each core of the node, in each of as many processes.
+    os.environ.setdefault("RAYON_NUM_THREADS", "1")
+    keep_freed_memory()
+    ray = _imported_ray()
+    loaded: RemoteJob = ray.cloudpickle.loads(ray.get(job))
     return loaded
 
 

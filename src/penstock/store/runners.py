@@ -1,4 +1,4 @@
-"""Who makes the slices of a build: threads of this process, or other processes.
+"""Who makes the slices of a build: threads of this process, other processes, or a Ray cluster.
 
 A runner has a number of slots. The build calls `make_next` for each slot from a separate thread,
 again and again, until it returns None. So a runner never needs a queue: it takes a slice when it
@@ -13,6 +13,7 @@ from penstock.errors import StoreError
 from penstock.sources.slices import NOMINAL_EXPANSION
 from penstock.store.job import Job
 from penstock.store.processes import ProcessRunner
+from penstock.store.ray_tasks import RayRunner
 from penstock.store.slice_work import MadeSlice, Watch
 from penstock.store.threads import LiveRunner, Take, ThreadRunner
 
@@ -55,6 +56,8 @@ def runner_for(job: Job) -> Runner:
     workers, num_threads = job.settings.workers, job.num_threads
     if job.live:
         return LiveRunner(job, num_threads)
+    if workers.startswith("ray"):
+        return RayRunner(job, None if workers == "ray" else workers)
     if workers == "processes":
         return ProcessRunner(job, num_threads, is_required=True)
     if workers == "auto" and num_threads > _FEW_THREADS and _text_bytes(job) >= _MUCH_TEXT:

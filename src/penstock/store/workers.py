@@ -66,8 +66,8 @@ class Workers:
                 if self._stop.is_set():
                     runner.close()  # ends slots that wait for another process
                 runner.tick()
-                for slot in range(len(workers), runner.num_slots):
-                    workers.append(self._started(runner, slot))
+                new = range(len(workers), runner.num_slots)
+                workers += [self._started(runner, slot) for slot in new]
                 if progress:
                     progress(self._progress())
         finally:
