@@ -5,13 +5,16 @@ A node is killed by SIGKILL of its raylet; the workers of the node die with it, 
 
 import gzip
 import inspect
+import os
 import random
 import re
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -26,6 +29,7 @@ from penstock.errors import (
     StoreBusyError,
     StoreError,
     TokenMismatchError,
+    WorkerError,
 )
 from penstock.sources.slices import cut
 from penstock.store.build import begin
@@ -77,11 +81,11 @@ FIELDS = {each.name for each in fields(BuildSettings)}
 class Nodes:
     """A Ray cluster of up to three nodes with one core each; all but the head can be killed."""
 
-    def __init__(self, **head):
+    def __init__(self):
         from ray.cluster_utils import Cluster
 
         self.cluster = Cluster()
-        self._add(_system_config=HEALTH, **head)
+        self._add(_system_config=HEALTH)
         self.others = []
 
     def _add(self, **settings):
@@ -169,9 +173,10 @@ def text(tmp_path_factory):
 class Driver:
     """A build by another process."""
 
-    def __init__(self, text, place, workers="ray"):
+    def __init__(self, text, place, workers="ray", **environment):
         self._child = subprocess.Popen(
             [sys.executable, "-c", DRIVER, str(text), str(place), workers],
+            env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -410,7 +415,7 @@ def test_without_ray_the_error_says_how_to_install_it(inputs, tmp_path, monkeypa
 
 
 def test_an_address_is_refused_if_this_process_is_connected_already(connected, inputs, tmp_path):
-    with pytest.raises(StoreError, match=r'use workers="ray".*ray\.shutdown\(\) first'):
+    with pytest.raises(StoreError, match=r'use workers="ray" of.*ray\.shutdown\(\) first'):
         penstock.build(inputs, tmp_path / "store", workers="ray://127.0.0.1:10001")
     assert ray.is_initialized()
 
@@ -425,3 +430,76 @@ def test_a_build_that_cannot_be_sent_is_refused(connected, inputs, tmp_path):
 
     with pytest.raises(StoreError, match=r'cannot be pickled.*workers="threads"'):
         penstock.build(inputs, tmp_path / "s", tokenizer=Locked(), eos=False, workers="ray")
+
+
+@pytest.mark.torture
+def test_nodes_that_join_during_a_build_make_slices_too(nodes, text, clean, tmp_path, sums):
+    while nodes.others:
+        nodes.kill_one(random.Random(0))
+    driver = Driver(text, tmp_path / "store")
+    assert driver.wait_for(1)
+    nodes.add_missing()
+    raylets = {each.process.pid for node in nodes.others for each in node.all_processes["raylet"]}
+    found = set()
+    while driver.wait_for(1):
+        found |= {parent for _, parent in makers()} & raylets
+
+    assert driver.end() == 0
+    assert sums(tmp_path / "store") == clean
+    assert found == raylets
+
+
+@pytest.mark.torture
+def test_a_cluster_that_a_build_has_started_is_stopped_at_its_end(nodes, text, clean, sums):
+    """In a process of its own, which finds no cluster."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        place = Path(folder, "store")
+        driver = Driver(text, place, RAY_ADDRESS="", RAY_TMPDIR=folder)
+        assert driver.wait_for(1)
+        assert processes_of(folder)
+        assert driver.end() == 0
+        assert not processes_of(folder)
+        assert sums(place) == clean
+
+
+def processes_of(folder):
+    """The processes of the Ray cluster that has its files in `folder`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            command = path.read_bytes()
+            found += [command] * (f"{folder}/ray".encode() in command)
+    return found
+
+
+@pytest.mark.torture
+def test_a_driver_of_ray_client_that_is_killed_is_resumed(nodes, text, clean, tmp_path, sums):
+    """The tasks of the first driver run for up to 30 seconds more, beside those of the second."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    where = [f"--address={nodes.cluster.address}", "--host=127.0.0.1", f"--port={port}"]
+    server = subprocess.Popen([sys.executable, "-m", "ray.util.client.server", *where])
+    try:
+        for share in (0.2, 0.4):
+            driver = Driver(text, tmp_path / "store", f"ray://127.0.0.1:{port}")
+            assert driver.wait_for(share * text.stat().st_size)
+            driver.kill()
+        driver = Driver(text, tmp_path / "store", f"ray://127.0.0.1:{port}")
+        assert driver.end() == 0
+    finally:
+        server.kill()
+        server.wait()
+
+    assert sums(tmp_path / "store") == clean
+
+
+@pytest.mark.torture
+def test_nodes_without_penstock_are_an_error_that_says_so(disconnected, inputs, tmp_path):
+    (tmp_path / "penstock.py").write_text("raise ImportError('not installed')")
+    ray.init(runtime_env={"env_vars": {"PYTHONPATH": str(tmp_path)}}, log_to_driver=False)
+    try:
+        with pytest.raises(WorkerError, match=r"Install penstock 0.* on all nodes(.|\n)*ip="):
+            penstock.build(inputs, tmp_path / "store", workers="ray")
+    finally:
+        ray.shutdown()

@@ -109,13 +109,15 @@ class RayRunner:
         try:
             result: tuple[MadeSlice, list[Advance]] = self._ray.get(task)
         except errors.RayTaskError as error:
-            if "failed to import on the worker" in str(error.cause):
+            cause = error.cause
+            # The task did not begin, because the node has no penstock, or another version of it.
+            if isinstance(cause, errors.RayError) or "failed to import" in str(cause):
                 raise WorkerError(
-                    "A node of the Ray cluster cannot import penstock. Install the same version "
-                    f"of penstock ({__version__}) on all nodes. What Ray says: {error.cause}"
+                    f"A Ray node cannot load its task. Install penstock {__version__} and what it "
+                    f"requires on all nodes. The node and the reason:\n{error}"
                 ) from error
             # As if the slice was made here. `error` shows the traceback of the task.
-            raise error.cause from error
+            raise cause from error
         except errors.RayError as error:
             if self._is_closed:
                 raise Stopped from None
@@ -242,8 +244,8 @@ def _imported_ray() -> Any:
         import ray
     except ImportError as error:
         raise MissingExtraError(
-            'workers="ray" (--workers ray) needs Ray, which is not installed. Install it with: '
-            'pip install "penstock[ray]"'
+            'With workers="ray" (--workers ray), penstock.build needs Ray, which is not installed. '
+            'Install it with: pip install "penstock[ray]"'
         ) from error
     return ray
 
@@ -253,9 +255,9 @@ def _connect(ray: Any, address: str | None) -> bool:
     if ray.is_initialized():
         if address is not None:
             raise StoreError(
-                f'workers="{address}" (--workers {address}) connects to a Ray cluster, but this '
-                'process is connected to one already. To build there, use workers="ray". To build '
-                "at the other address, call ray.shutdown() first."
+                f"penstock.build cannot connect to {address}: this process is connected to a Ray "
+                'cluster already. To build there, use workers="ray" of penstock.build. To build at '
+                "the other address, call ray.shutdown() first."
             )
         return False
     try:
@@ -263,7 +265,7 @@ def _connect(ray: Any, address: str | None) -> bool:
     except ConnectionError as error:
         where = address or "the address in RAY_ADDRESS"
         raise StoreError(
-            f"No Ray cluster answers at {where}: {error}. Start one with `ray start --head`, or "
+            f"No Ray cluster answers at {where}: {error}. Start the cluster with `ray start`, or "
             "correct the address."
         ) from error
     return True
