@@ -32,9 +32,10 @@ from penstock.store.files import keep_freed_memory, remove_temporary
 from penstock.store.folders import claimed
 from penstock.store.job import Job
 from penstock.store.journal import Journal
+from penstock.store.memory import fitting_threads, num_slots
 from penstock.store.processes import cannot_send
 from penstock.store.slice_work import Advance, MadeSlice, Order, Stopped, Watch
-from penstock.store.threads import Take, ThreadRunner, num_slots
+from penstock.store.threads import Take, ThreadRunner
 
 # A slice takes seconds, so the nodes that disappear rarely hit one slice twice. A slice whose
 # worker dies this often is itself the reason: it needs too much memory, or crashes a library.
@@ -55,8 +56,9 @@ class RayRunner:
     """Makes each slice in a Ray task. The number of slots follows the cores of the cluster."""
 
     def __init__(self, job: Job, address: str | None = None) -> None:
-        self._ray, self._num_threads = _imported_ray(), job.settings.threads
-        self._directories = [job.directory / side for side in job.sides]
+        self._ray, self._settings = _imported_ray(), job.settings
+        # The tasks of a job array write there too, and their temporary files are not ours.
+        self._directories = [job.directory / side for side in job.sides if job.share is None]
         # Guards the rest. Notified when a slot has no task any more.
         self._idle = threading.Condition()
         self._tasks: dict[int, Any] = {}
@@ -130,13 +132,15 @@ class RayRunner:
 
     def tick(self) -> None:
         """Have more slots if the cluster has more cores than before."""
-        if self._num_threads is not None:
-            self.num_slots = self._num_threads
-        elif not self._is_closed and time.monotonic() >= self._counted + _COUNT_SECONDS:
-            self._counted = time.monotonic()
-            cores = int(self._ray.cluster_resources().get("CPU", 0))
-            # Never fewer than before: the tasks of these slots then wait for a core.
-            self.num_slots = max(self.num_slots, num_slots(max(cores, 1)))
+        if self._is_closed or time.monotonic() < self._counted + _COUNT_SECONDS:
+            return
+        self._counted = time.monotonic()
+        cores = max(int(self._ray.cluster_resources().get("CPU", 0)), 1)
+        threads, memory = self._settings.threads, self._settings.memory
+        # The extra tasks wait until a core is free, so that no core waits for this process.
+        slots = num_slots(cores) if memory is None else fitting_threads(memory, cores, 1)
+        # Never fewer than before: the threads of these slots are there already.
+        self.num_slots = max(self.num_slots, min(slots, threads or slots))
 
     def close(self) -> None:
         """Stop all tasks, and disconnect if this runner has connected."""
