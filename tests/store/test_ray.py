@@ -13,9 +13,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,7 @@ from penstock.sources.slices import cut
 from penstock.store.build import begin
 from penstock.store.job import BuildSettings, prepare
 from penstock.store.journal import Journal
-from penstock.store.ray_tasks import make_slice, remote_job
+from penstock.store.ray_tasks import RayRunner, make_slice, remote_job
 from penstock.store.slice_work import Order
 from penstock.tokenize.tokenizer import load_tokenizer
 
@@ -64,8 +64,6 @@ class Slow:
     def encode(self, text):
         time.sleep(0.02)
         return list(text.encode())
-    def decode(self, ids):
-        return bytes(ids)
 
 cut.__kwdefaults__["slice_bytes"] = {SLICE_BYTES}
 penstock.build(
@@ -205,8 +203,17 @@ class Driver:
 @pytest.fixture(scope="module")
 def clean(text, sums, tmp_path_factory):
     """The sums of the store that threads build."""
+
+    class Slow:  # as in the driver, without sleep
+        vocab_size = 256
+
+        def encode(self, text):
+            return list(text.encode())
+
     place = tmp_path_factory.mktemp("clean") / "store"
-    assert Driver(text, place, "threads").end() == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(cut.__kwdefaults__, "slice_bytes", SLICE_BYTES)
+        penstock.build(text, place, tokenizer=Slow(), eos=False, documents="lines")
     assert len(list(place.glob("*.tokens.npy"))) == 60
     return sums(place)
 
@@ -353,7 +360,7 @@ def task(connected, inputs, tmp_path):
             Order(next(job.slices()), is_first=True),
             ray.put(ray.cloudpickle.dumps(remote_job(job))),
         )
-        return job, lambda version=penstock.__version__: make_slice(version, [sent], order)
+        return job, partial(make_slice, penstock.__version__, [sent], order)
 
     return task
 
@@ -362,10 +369,10 @@ def test_copies_of_a_task_at_the_same_time_give_the_same_bytes(task, sums):
     job, make = task()
     made, _ = make()
     once = sums(job.directory)
-    with ThreadPoolExecutor(4) as threads:
-        again = [each.result()[0] for each in [threads.submit(make) for _ in range(8)]]
+    # A third of a core each, so that three processes make the same slice at once.
+    again = ray.get([ray.remote(num_cpus=0.3)(make_slice).remote(*make.args) for _ in range(12)])
 
-    assert {str(each.record) for each in again} == {str(made.record)}
+    assert {str(each.record) for each, _ in again} == {str(made.record)}
     assert sums(job.directory) == once
 
 
@@ -401,10 +408,10 @@ def test_a_task_does_not_rename_a_file_after_its_build_has_ended(task, tmp_path)
 
 
 def test_a_node_with_another_version_is_refused(task):
-    with pytest.raises(
-        StoreError, match=r"This node has penstock \d.*started with penstock 0\.0\."
-    ):
-        task()[1](version="0.0.0")
+    _, make = task()
+
+    with pytest.raises(StoreError, match=r"node has penstock \d.*started with penstock 0\.0\."):
+        make_slice("0.0.0", *make.args[1:])
 
 
 def test_without_ray_the_error_says_how_to_install_it(inputs, tmp_path, monkeypatch):
@@ -503,3 +510,31 @@ def test_nodes_without_penstock_are_an_error_that_says_so(disconnected, inputs, 
             penstock.build(inputs, tmp_path / "store", workers="ray")
     finally:
         ray.shutdown()
+
+
+def test_the_command_builds_on_ray_and_prints_only_its_result(connected, inputs, run_json, sums):
+    """stdout holds one JSON object, also if Ray prints something."""
+    options = ["--tokenizer", "bytes", "--documents", "lines", "--max-bad", 9]
+    by_ray = run_json("build", inputs, "-o", "ray", "--workers", "ray", *options)
+    by_threads = run_json("build", inputs, "-o", "threads", "--workers", "threads", *options)
+
+    assert by_ray["num_tokens"] == by_threads["num_tokens"]
+    assert sums("ray") == sums("threads")
+
+
+@pytest.mark.parametrize("options", [{}, {"threads": 1}, {"threads": 999}, {"memory": "1GB"}])
+def test_tasks_in_flight_are_bounded_by_cores_threads_and_memory(task, options):
+    job, _ = task(**options)
+    cores = int(ray.cluster_resources()["CPU"])
+    runner = RayRunner(job)
+    try:
+        # A quarter more than there are cores, and one; one task needs 0.7 GB.
+        is_one = "memory" in options or options.get("threads") == 1
+        assert runner.num_slots == (1 if is_one else cores + 1 + cores // 4)
+    finally:
+        runner.close()
+
+
+def test_workers_with_another_name_are_refused(inputs, tmp_path):
+    with pytest.raises(StoreError, match=r"workers='dask' is not known.*\"ray://HOST:PORT\""):
+        penstock.build(inputs, tmp_path / "store", workers="dask")
