@@ -538,3 +538,17 @@ def test_tasks_in_flight_are_bounded_by_cores_threads_and_memory(task, options):
 def test_workers_with_another_name_are_refused(inputs, tmp_path):
     with pytest.raises(StoreError, match=r"workers='dask' is not known.*\"ray://HOST:PORT\""):
         penstock.build(inputs, tmp_path / "store", workers="dask")
+
+
+def test_half_written_files_of_dead_nodes_are_removed_at_the_end(connected, text, tmp_path, sums):
+    place, options = tmp_path / "store", {"tokenizer": "bytes", "documents": "lines"}
+    left = place / ".part-00007.tokens.npy.4711.0123456789ab.tmp"
+
+    def die(now):
+        if 0 < now.done_bytes < now.total_bytes:
+            left.write_bytes(b"half of a part")
+
+    penstock.build(text, place, workers="ray", progress=die, **options)
+    assert not left.exists()
+    penstock.build(text, tmp_path / "clean", workers="threads", **options)
+    assert sums(place) == sums(tmp_path / "clean")
