@@ -52,6 +52,7 @@ LONGEST_FILES = {  # of `pytest --durations 0`, with the files of whole runs in 
     "test_chat_sft_multiplex_example.py",
     "test_train_gpt2.py",
     "test_documents_budget.py",
+    "test_ray.py",
 }
 
 settings.register_profile(

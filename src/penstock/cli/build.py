@@ -1,9 +1,10 @@
 """`penstock build`: tokenize raw text into a store."""
 
 import logging
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -79,8 +80,12 @@ def build_command(
         int | None, option("Slices to tokenize at once. By default, one per core.", "NUMBER")
     ] = None,
     workers: Annotated[
-        Literal["auto", "threads", "processes"],
-        option("Who tokenizes. auto: processes for more than four threads and 1 GB of text."),
+        str,
+        option(
+            "Who tokenizes: threads, processes, ray or ray://HOST:PORT. auto: processes for more "
+            "than four threads and 1 GB of text.",
+            "WORKERS",
+        ),
     ] = "auto",
     memory: Annotated[
         str | None, option("Tokenize fewer slices at once, to use less memory.", "SIZE")
@@ -116,6 +121,9 @@ def build_command(
 
     --task and --commit share a build between machines that share the directory of the store: run
     the same command with --task 0/64 to --task 63/64, and then once with --commit.
+
+    --workers ray lets the nodes of a Ray cluster tokenize: the cluster in RAY_ADDRESS, or the one
+    on this machine. The inputs and the store must have the same paths on all nodes.
 
     --memory takes a size such as 8GB. It limits how many slices are in memory at once.
 
@@ -238,7 +246,8 @@ def measured_build(
     )
     started = time.monotonic()
     try:
-        with build_bar(shown=bar) as (meter, report):
+        # stdout is for the result. Ray prints there when a node dies.
+        with build_bar(shown=bar) as (meter, report), redirect_stdout(sys.stderr):
             if settings.pop("commit", False):
                 commit_tasks(inputs, directory, **settings)
             else:

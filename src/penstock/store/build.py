@@ -74,7 +74,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     max_expansion: int = 200,
     engine: EngineName = "auto",
     threads: int | None = None,
-    workers: WorkersName = "auto",
+    workers: WorkersName | str = "auto",
     memory: int | str | None = None,
     progress: Report | bool | None = None,
 ) -> TokenStore:
@@ -135,10 +135,14 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         threads: How many slices are tokenized at once; by default one per core. Changes speed and
             memory only.
         workers: Who tokenizes: "threads" of this process, or "processes" that have two threads
-            each. "auto" uses processes for more than four threads and 1 GB of text. The bytes of
-            the store are the same.
+            each. "auto" uses processes for more than four threads and 1 GB of text. "ray" uses a
+            Ray cluster: the one that this process is connected to, or the one that `ray.init`
+            finds or starts. "ray://HOST:PORT" connects to a cluster with Ray Client. All nodes
+            need penstock, and the inputs and the store at the same paths. The bytes of the store
+            are the same.
         memory: The most memory to use, in bytes or as "8GB": fewer slices are tokenized at once.
-            A slice needs 0.2 GB, and each process 0.3 GB besides.
+            A slice needs 0.2 GB, and each process 0.3 GB besides. On a Ray cluster, the memory of
+            all nodes together.
         progress: True shows a progress bar on stderr, as the command does; without a terminal, a
             line every ten seconds. A function is called about ten times a second with a
             `BuildProgress`, from the calling thread. In its last call, just before the store is

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Inputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Texts
 EngineName = Literal["auto", "gigatoken", "tokenizers"]
-WorkersName = Literal["auto", "threads", "processes"]
+WorkersName = Literal["auto", "threads", "processes", "ray"]
 Report = Callable[["BuildProgress"], None]
 """A function that is called with the progress of a build."""
 
@@ -78,7 +78,7 @@ class BuildSettings:
     max_expansion: int
     engine: EngineName
     threads: int | None
-    workers: WorkersName = "threads"
+    workers: WorkersName | str = "threads"
     memory: int | str | None = None
     add_tokens: Literal["auto"] | Sequence[str] | None = None
     chat: object = None
@@ -90,9 +90,12 @@ class BuildSettings:
         if self.threads is not None and self.threads < 1:
             raise StoreError(f"threads must be at least 1; got {self.threads}.")
         fitting_threads(self.memory, 1, 1)  # raises if not even one slice fits
-        if self.workers not in (known := get_args(WorkersName)):
+        known = get_args(WorkersName)
+        if self.workers not in known and not self.workers.startswith("ray://"):
             names = ", ".join(f'"{each}"' for each in known)
-            raise StoreError(f"workers={self.workers!r} is not known. Choose one of {names}.")
+            raise StoreError(
+                f'workers={self.workers!r} is not known. Choose one of {names}, "ray://HOST:PORT".'
+            )
         if not self.max_bad >= 0:  # also refuses NaN
             raise StoreError(
                 f"max_bad={self.max_bad} is neither a share nor a number of records. Give a share "

@@ -156,7 +156,7 @@ class Journal:
 
     def end_task(self, task: int, num_slices: int) -> None:
         """Record that a task has made all its slices; `num_slices` is the number of all slices."""
-        contents = {"build": self._identity, "task": task, "num_slices": num_slices}
+        contents = {"build": self.identity, "task": task, "num_slices": num_slices}
         write_file(self._path("task", task), [checked_json(contents)])
         sync_directory(self._directory)
 
@@ -166,7 +166,7 @@ class Journal:
         for path in self._directory.glob(".task-*.json"):
             with suppress(ValueError):  # damaged: the task is repeated
                 contents = parse_checked(read_file(path))
-                if contents.get("build") == self._identity:
+                if contents.get("build") == self.identity:
                     found[int(contents["task"])] = int(contents["num_slices"])
         return found
 
@@ -189,7 +189,7 @@ class Journal:
     def _parse(self, path: Path, data: bytes) -> SealedSlice:
         """The record in `data`; raises ValueError if it does not belong to `path`."""
         contents = parse_checked(data)
-        if contents.get("build") != self._identity:
+        if contents.get("build") != self.identity:
             raise ValueError("it belongs to another build")
         record = SealedSlice.of(contents["record"])
         if path.stem.rpartition("-")[2] != f"{record.number:06d}":
@@ -197,14 +197,14 @@ class Journal:
         return record
 
     @property
-    def _identity(self) -> str:
-        """The digest of the settings with which the build was begun."""
+    def identity(self) -> str:
+        """The digest of the settings with which the build was begun; "" if there is no build."""
         if self._build is None and (found := self._read_settings()) is not None:
             self._build = found["build"]
         return self._build or ""
 
     def _record_bytes(self, record: SealedSlice) -> bytes:
-        return checked_json({"build": self._identity, "record": record.to_json()})
+        return checked_json({"build": self.identity, "record": record.to_json()})
 
     def record(self, settings: JsonObject, num_builds: int, num_tasks: int | None = None) -> None:
         """Write the settings of the build; see `begin`."""

@@ -277,16 +277,17 @@ def pickled(job: Job) -> bytes:
         StoreError: it cannot be sent to another process.
     """
     if not sys.executable or os.name != "posix":
-        raise _cannot_send("this Python cannot start processes with pipes")
+        raise cannot_send("this Python cannot start processes with pipes")
     settings = replace(job.settings, inputs=(), tokenizer=None, chat=None, add_tokens=None)
     job = replace(job, settings=settings, directory=job.directory.absolute())
     try:
         return bytes(_JobPickler.dumps(job))
     except Exception as error:  # an object of the user may raise anything
-        raise _cannot_send(str(error) or type(error).__name__) from error
+        raise cannot_send(str(error) or type(error).__name__) from error
 
 
-def _cannot_send(reason: str) -> StoreError:
+def cannot_send(reason: str) -> StoreError:
+    """The error for a job that cannot be pickled."""
     return StoreError(
         "The build cannot be sent to worker processes, because its tokenizer, chat template or "
         f'texts cannot be pickled: {reason}. Use workers="threads" (--workers threads) of '

@@ -1,4 +1,4 @@
-"""Who makes the slices of a build: threads of this process, or other processes.
+"""Who makes the slices of a build: threads of this process, other processes, or a Ray cluster.
 
 A runner has a number of slots. The build calls `make_next` for each slot from a separate thread,
 again and again, until it returns None. So a runner never needs a queue: it takes a slice when it
@@ -14,6 +14,7 @@ from penstock.sources.slices import NOMINAL_EXPANSION
 from penstock.store.job import Job
 from penstock.store.memory import fitting_threads
 from penstock.store.processes import THREADS_EACH, ProcessRunner
+from penstock.store.ray_tasks import RayRunner
 from penstock.store.slice_work import MadeSlice, Watch
 from penstock.store.threads import LiveRunner, Take, ThreadRunner
 
@@ -57,6 +58,8 @@ def runner_for(job: Job) -> Runner:
     in_one = fitting_threads(memory, job.num_threads, job.num_threads)
     if job.live:
         return LiveRunner(job, in_one)
+    if workers.startswith("ray"):
+        return RayRunner(job, None if workers == "ray" else workers)
     in_many = fitting_threads(memory, job.num_threads, THREADS_EACH)
     if workers == "processes":
         return ProcessRunner(job, in_many, is_required=True)

@@ -60,19 +60,18 @@ class Workers:
         keep_freed_memory()
         self._bad.refuse_bad(self._sealed)
         runner = runner_for(self._job)
-        workers = [
-            threading.Thread(target=self._work, args=(runner, i), daemon=True, name=f"build-{i}")
-            for i in range(runner.num_slots)
-        ]
+        workers: list[threading.Thread] = []
         try:
-            for worker in workers:
-                worker.start()
+            for slot in range(runner.num_slots):
+                workers.append(self._started(runner, slot))  # noqa: PERF401  (one may not start)
             while any(worker.is_alive() for worker in workers):
                 self._wake.wait(0.1)
                 self._wake.clear()
                 if self._stop.is_set():
                     runner.close()  # ends slots that wait for another process
                 runner.tick()
+                new = range(len(workers), runner.num_slots)
+                workers += [self._started(runner, slot) for slot in new]
                 if progress:
                     progress(self._progress())
         finally:
@@ -105,6 +104,13 @@ class Workers:
             num_tokens=done.num_tokens,
             num_rejects=done.tally.rejected,
         )
+
+    def _started(self, runner: Runner, slot: int) -> threading.Thread:
+        thread = threading.Thread(
+            target=self._work, args=(runner, slot), daemon=True, name=f"build-{slot}"
+        )
+        thread.start()
+        return thread
 
     def _work(self, runner: Runner, slot: int) -> None:
         """Make the parts of slice after slice, until none is left or the build stops."""
