@@ -6,8 +6,8 @@ the inputs and the settings alone, not on threads, timing or interruptions.
 
 import os
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
@@ -75,6 +75,7 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
     engine: EngineName = "auto",
     threads: int | None = None,
     workers: WorkersName = "auto",
+    memory: int | str | None = None,
     progress: Report | bool | None = None,
 ) -> TokenStore:
     """Tokenize `inputs` into a store in the directory `store`, and open it.
@@ -136,6 +137,8 @@ def build(  # noqa: PLR0913  (the one call every user makes: flat keywords read 
         workers: Who tokenizes: "threads" of this process, or "processes" that have two threads
             each. "auto" uses processes for more than four threads and 1 GB of text. The bytes of
             the store are the same.
+        memory: The most memory to use, in bytes or as "8GB": fewer slices are tokenized at once.
+            A slice needs 0.2 GB, and each process 0.3 GB besides.
         progress: True shows a progress bar on stderr, as the command does; without a terminal, a
             line every ten seconds. A function is called about ten times a second with a
             `BuildProgress`, from the calling thread. In its last call, just before the store is
@@ -216,23 +219,37 @@ def execute(job: Job, progress: Report | None = None) -> None:
 
     The caller holds the store's lock.
     """
-    journal, first_side = Journal(job.directory), job.directory / job.sides[0]
+    journal = Journal(job.directory)
     begun = journal.begin(job.stamped, job.first_build)
+    clean_up(job)
+    sealed = intact_slices(job, journal, begun)
+    with _failures_recorded(journal):
+        done = Workers(job, sealed).run(progress)
+    finish(job, done)
+
+
+def clean_up(job: Job) -> None:
+    """Make the directories of the sides, and remove the files of killed writers.
+
+    The caller holds the store's lock.
+    """
     for side in filter(None, job.sides):
         make_directory(job.directory / side)
     for each in {job.directory, *(job.directory / side for side in job.sides)}:
         # The caller holds the lock, so these temporary files belong to writers that were killed.
         remove_temporary(each)
-    sealed = intact_slices(job, journal, begun)
-    try:
-        done = Workers(job, sealed).run(progress)
+
+
+def finish(job: Job, done: list[SealedSlice]) -> None:
+    """Check the result of a build whose slices are all made, and write the manifest.
+
+    The caller holds the store's lock.
+    """
+    journal, first_side = Journal(job.directory), job.directory / job.sides[0]
+    with _failures_recorded(journal):
         refuse_lost_bytes(job, done)
         refuse_nothing(job, done)
         refuse_empty_side(job, done)
-    except (SourceError, StoreError, TokenizerError):
-        # Not after Ctrl-C or on a full disk: then the same settings will succeed.
-        journal.fail()
-        raise
     # Not a failure of these settings: the same build will make the missing parts.
     refuse_deleted(job, done)
     if job.chat is not None:
@@ -244,6 +261,17 @@ def execute(job: Job, progress: Report | None = None) -> None:
     remember_stamps(job.directory, read_manifest(first_side).digest, job.files, earlier)
     # A kill before this line leaves a journal that `killed_at_the_end` recognises.
     journal.end()
+
+
+@contextmanager
+def _failures_recorded(journal: Journal) -> Iterator[None]:
+    """Record in the journal that a build cannot succeed, if the `with` block says so."""
+    try:
+        yield
+    except (SourceError, StoreError, TokenizerError):
+        # Not after Ctrl-C or on a full disk: then the same settings will succeed.
+        journal.fail()
+        raise
 
 
 def _commit(job: Job, done: list[SealedSlice]) -> None:
