@@ -1,6 +1,7 @@
 """The speed of `penstock build`, raw gigatoken, datasets.map and tiktoken on the same text.
 
     make bench            or        python benchmarks/build.py [--bytes N] [--repetitions 5]
+    taskset -c 0,1 python benchmarks/build.py --no-peers --bytes 500000000 --data /dev/shm/text-500
     python benchmarks/build.py --scale        1 to 16 workers; see build_scale.py
 
 Every figure is the speed in MB of UTF-8 text per second: the median of repetitions that alternate
@@ -12,6 +13,7 @@ hashing and fsync. The slow peers read only a prefix of the text, which can only
 import argparse
 import importlib.util
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -78,8 +80,6 @@ def _head(path):
 
 def hub_map(definition, documents):
     """`datasets.map` with HF tokenizers, batched: the usual recipe."""
-    import os
-
     import datasets
     from tokenizers import Tokenizer
 
@@ -175,7 +175,8 @@ def main():
             encoding.encode_ordinary_batch(documents, num_threads=2) and None
         )
         sizes |= dict.fromkeys(("datasets.map, tokenizers", "tiktoken batch"), size)
-    print(f"{text.stat().st_size:,} bytes of text; {machine()}")
+    load = os.getloadavg()[0]
+    print(f"{text.stat().st_size:,} bytes of text; {machine()}; load average {load:.1f}")
     seconds = alternate(cases, options.repetitions)
     speeds = {name: [sizes[name] / each / 1e6 for each in took] for name, took in seconds.items()}
     first = statistics.median(speeds["gigatoken, 16 MiB buffers"])

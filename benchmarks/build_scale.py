@@ -19,7 +19,6 @@ starting up weighs the same.
 import itertools
 import json
 import os
-import random
 import shutil
 import statistics
 import subprocess
@@ -39,7 +38,6 @@ from penstock.sources.settings import SLICE_BYTES
 from penstock.store import processes
 
 BUFFER = 16 << 20
-GROUPS = 8
 
 
 def write_text(folder, num_files, num_bytes, roots):
@@ -50,16 +48,12 @@ def write_text(folder, num_files, num_bytes, roots):
         size += len(documents[-1])
         if size >= num_bytes:
             break
-    if size < num_bytes and size * (GROUPS - 1) // GROUPS < SLICE_BYTES:
+    if size < num_bytes and size * (corpus.GROUPS - 1) // corpus.GROUPS < SLICE_BYTES:
         raise SystemExit(
             f"only {size:,} bytes of text were found, so documents would repeat within a slice: "
             "name more directories with --roots"
         )
-    groups = [documents[number::GROUPS] for number in range(GROUPS)]
-    chance = random.Random(0)
-    stream = itertools.chain.from_iterable(
-        chance.sample(group, len(group)) for group in itertools.cycle(groups)
-    )
+    stream = corpus.in_other_orders(documents)
     paths = []
     for number in range(num_files):
         path, written = folder / f"text-{number:02d}.txt", 0

@@ -3,15 +3,18 @@
     python benchmarks/corpus.py --bytes 1200000000 [ROOT ...]
 
 writes benchmarks/data/corpus.txt (documents separated by <|endoftext|>), corpus.jsonl and
-corpus.parquet with the same documents. HTML is reduced to its text. Equal files are used once, so
-no document is repeated. If there is less text than requested, a message says so.
+corpus.parquet with the same documents. HTML is reduced to its text. Equal files are used once. If
+there is less text than requested, all documents follow again, in another order, and a message says
+how many bytes are different.
 """
 
 import argparse
 import hashlib
 import html
+import itertools
 import json
 import os
+import random
 import re
 import sys
 from pathlib import Path
@@ -19,6 +22,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+GROUPS = 8
 DATA = Path(__file__).parent / "data"
 SEPARATOR = "<|endoftext|>"
 ROOTS = ("/usr/share/doc", "/usr/share", "/usr/lib", "/usr/include", sys.base_prefix, "/usr/src")
@@ -62,9 +66,34 @@ def documents(roots):
         yield text.encode(errors="replace").decode()
 
 
+def in_other_orders(texts):
+    """All texts, again and again, each time in another order.
+
+    They are divided into eight groups, and each group is shuffled again. So at least seven eighths
+    of all texts come between two copies of a text.
+    """
+    groups = [texts[number::GROUPS] for number in range(GROUPS)]
+    chance = random.Random(0)
+    return itertools.chain.from_iterable(
+        chance.sample(group, len(group)) for group in itertools.cycle(groups)
+    )
+
+
+def _repeated(texts):
+    """The texts, and then all of them in other orders, without an end."""
+    seen = []
+    for text in texts:
+        seen.append(text)
+        yield text
+    if not seen:
+        raise SystemExit("no text was found: name other directories")
+    print(f"{sum(len(text.encode()) for text in seen):,} bytes of different documents")
+    yield from in_other_orders(seen)
+
+
 def write(num_bytes, roots, folder=DATA):
     """Write the three files; returns their number of bytes of text."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     schema = pa.schema([("id", pa.int64()), ("text", pa.string())])
     total, number, held = 0, 0, []
     with (
@@ -72,7 +101,7 @@ def write(num_bytes, roots, folder=DATA):
         (folder / "corpus.jsonl").open("w", encoding="utf-8", newline="") as lines,
         pq.ParquetWriter(folder / "corpus.parquet", schema, compression="zstd") as table,
     ):
-        for text in documents(roots):
+        for text in _repeated(documents(roots)):
             plain.write(text + SEPARATOR)
             lines.write(json.dumps({"id": number, "text": text}, ensure_ascii=False) + "\n")
             held.append({"id": number, "text": text})
@@ -86,8 +115,6 @@ def write(num_bytes, roots, folder=DATA):
         if held:
             table.write_batch(pa.RecordBatch.from_pylist(held, schema))
     print(f"{number:,} documents, {total:,} bytes in {folder}")
-    if total < num_bytes:
-        print(f"less than the requested {num_bytes:,} bytes: pass more directories")
     return total
 
 
