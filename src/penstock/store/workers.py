@@ -60,23 +60,23 @@ class Workers:
         keep_freed_memory()
         self._bad.refuse_bad(self._sealed)
         runner = runner_for(self._job)
-        workers = [self._started(runner, slot) for slot in range(runner.num_slots)]
+        workers: list[threading.Thread] = []
         try:
+            self._start_slots(runner, workers)
             while any(worker.is_alive() for worker in workers):
                 self._wake.wait(0.1)
                 self._wake.clear()
                 if self._stop.is_set():
                     runner.close()  # ends slots that wait for another process
                 runner.tick()
-                new = range(len(workers), runner.num_slots)
-                workers += [self._started(runner, slot) for slot in new]
+                self._start_slots(runner, workers)
                 if progress:
                     progress(self._progress())
         finally:
             self._stop.set()
             runner.close()
             # Daemon threads: a slot that tokenizes a document of 1 GB does not delay the exit.
-            for worker in workers:
+            for worker in filter(threading.Thread.is_alive, workers):
                 worker.join(timeout=1.0 / len(workers))
         if isinstance(self._error, TokenMismatchError):
             # Sealed slices may hold wrong ids too, and the same build with engine="tokenizers"
@@ -103,12 +103,13 @@ class Workers:
             num_rejects=done.tally.rejected,
         )
 
-    def _started(self, runner: Runner, slot: int) -> threading.Thread:
-        thread = threading.Thread(
-            target=self._work, args=(runner, slot), daemon=True, name=f"build-{slot}"
-        )
-        thread.start()
-        return thread
+    def _start_slots(self, runner: Runner, workers: list[threading.Thread]) -> None:
+        """Start a thread for each slot that has none yet."""
+        for slot in range(len(workers), runner.num_slots):
+            name = f"build-{slot}"
+            args = (runner, slot)
+            workers.append(threading.Thread(target=self._work, args=args, daemon=True, name=name))
+            workers[-1].start()
 
     def _work(self, runner: Runner, slot: int) -> None:
         """Make the parts of slice after slice, until none is left or the build stops."""
