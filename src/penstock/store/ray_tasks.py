@@ -268,7 +268,7 @@ def _connect(ray: Any, address: str | None) -> bool:
         ray.init(address, logging_level=logging.WARNING)
     except ConnectionError as error:
         where = address or "the address in RAY_ADDRESS"
-        raise StoreError(
+        raise WorkerError(
             f"No Ray cluster answers at {where}: {error}. Start the cluster with `ray start`, or "
             "correct the address."
         ) from error

@@ -62,16 +62,14 @@ class Workers:
         runner = runner_for(self._job)
         workers: list[threading.Thread] = []
         try:
-            for slot in range(runner.num_slots):
-                workers.append(self._started(runner, slot))  # noqa: PERF401  (one may not start)
+            self._start_slots(runner, workers)
             while any(worker.is_alive() for worker in workers):
                 self._wake.wait(0.1)
                 self._wake.clear()
                 if self._stop.is_set():
                     runner.close()  # ends slots that wait for another process
                 runner.tick()
-                new = range(len(workers), runner.num_slots)
-                workers += [self._started(runner, slot) for slot in new]
+                self._start_slots(runner, workers)
                 if progress:
                     progress(self._progress())
         finally:
@@ -105,12 +103,13 @@ class Workers:
             num_rejects=done.tally.rejected,
         )
 
-    def _started(self, runner: Runner, slot: int) -> threading.Thread:
-        thread = threading.Thread(
-            target=self._work, args=(runner, slot), daemon=True, name=f"build-{slot}"
-        )
-        thread.start()
-        return thread
+    def _start_slots(self, runner: Runner, workers: list[threading.Thread]) -> None:
+        """Start a thread for each slot that has none yet."""
+        for slot in range(len(workers), runner.num_slots):
+            name = f"build-{slot}"
+            args = (runner, slot)
+            workers.append(threading.Thread(target=self._work, args=args, daemon=True, name=name))
+            workers[-1].start()
 
     def _work(self, runner: Runner, slot: int) -> None:
         """Make the parts of slice after slice, until none is left or the build stops."""
