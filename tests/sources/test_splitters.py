@@ -2,11 +2,12 @@
 
 from itertools import groupby
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.sources.splitters import splitter_for
+from penstock.sources.splitters import find_all, splitter_for
 
 WHITE = b" \t\r"
 HOW = [
@@ -117,3 +118,25 @@ def test_a_document_lies_where_its_origin_says(how, text, read, scratch):
     for document, (file, offset) in zip(found.texts, found.places, strict=True):
         assert file == 0
         assert text.encode()[offset : offset + len(document)] == document
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no line end",
+        b"\n",
+        (b"x" * 9_000 + b"\n") * 100,
+        b"\n" * 3_000,
+        b"x" * 300_000 + b"\n" * 3_000,  # rare at the beginning only
+        b"\n" * 3_000 + b"x" * 300_000,
+    ],
+    ids=["empty", "none", "one", "rare", "dense", "dense at the end", "dense at the beginning"],
+)
+def test_all_places_of_a_byte_are_found_however_rare_it_is(data):
+    expected = [place for place, byte in enumerate(data) if byte == ord("\n")]
+
+    found = find_all(data, b"\n")
+
+    assert found.tolist() == expected
+    assert found.dtype == np.int64

@@ -80,11 +80,15 @@ class ProcessRunner:
 
     def make_next(self, slot: int, take: Take, watch: Watch) -> MadeSlice | None:
         """Have a slice made by the process of the slot; see `penstock.store.runners.Runner`."""
-        if slot not in self._slots:
-            made = self._local.make_next(slot, take, watch)
-            if made is None:
+
+        def take_here() -> Order | None:
+            order = take()
+            if order is None:
                 self._end_unready()
-            return made
+            return order
+
+        if slot not in self._slots:
+            return self._local.make_next(slot, take_here, watch)
         child, connection = self._slots[slot]
         try:
             return self._ask(child, connection, take, watch)
@@ -138,6 +142,7 @@ class ProcessRunner:
 
     def close(self) -> None:
         """End the processes; parts that they have not finished are made again later."""
+        self._local.close()
         for child in self._children:
             child.close()
 
