@@ -28,6 +28,7 @@ from penstock.cli.decode import decode_command
 from penstock.cli.demo import demo_command
 from penstock.cli.fetch import fetch_command
 from penstock.cli.info import info_command
+from penstock.cli.merge import merge_command
 from penstock.cli.plan import plan_command
 from penstock.cli.repair import repair_command
 from penstock.cli.terminal import message_of, notes_of, print_error
@@ -106,6 +107,7 @@ for _command in (
     info_command,
     verify_command,
     repair_command,
+    merge_command,
     decode_command,
     bench_command,
     fetch_command,

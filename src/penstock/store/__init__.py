@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.store.manifest import Manifest as Manifest
     from penstock.store.manifest import PartRecord as PartRecord
     from penstock.store.manifest import read_manifest as read_manifest
+    from penstock.store.merge import merge as merge
     from penstock.store.reader import Origin as Origin
     from penstock.store.reader import TokenStore as TokenStore
     from penstock.store.repair import repair as repair
@@ -31,6 +32,7 @@ else:
             "build": "build",
             "job": "BuildProgress",
             "manifest": "Manifest PartRecord read_manifest",
+            "merge": "merge",
             "reader": "Origin TokenStore",
             "repair": "repair",
             "sides": "open_sides",

@@ -15,7 +15,7 @@ from typing import Literal
 from penstock.errors import SourceError, StoreError, TokenizerError
 from penstock.sources.document import Tally
 from penstock.sources.settings import Format
-from penstock.store import manifest as manifests
+from penstock.store.commit import manifest_contents, write_manifest
 from penstock.store.existing import (
     accept_touched,
     discard,
@@ -27,14 +27,13 @@ from penstock.store.files import (
     make_directory,
     remove_temporary,
     room_for,
-    sync_directory,
     write_file,
 )
 from penstock.store.inputs import input_digests, read_stamps, reject_lines, remember_stamps
 from penstock.store.job import BuildSettings, EngineName, Inputs, Job, Report, prepare
 from penstock.store.journal import Journal, SealedSlice
 from penstock.store.lock import locked
-from penstock.store.manifest import JsonObject, PartRecord, read_manifest
+from penstock.store.manifest import JsonObject, PartRecord, read_manifest, rejects_file
 from penstock.store.overwrite import replacement
 from penstock.store.part import parse_split
 from penstock.store.reader import TokenStore
@@ -274,7 +273,6 @@ def _commit_side(
 ) -> None:
     """Write the reject log and then the manifest of one side."""
     settings, directory = job.recorded, job.directory / side
-    counted = manifests.counts(parts)
     tally = asdict(Tally.total(record.tally for record in done))
     continued = tally.pop("continued")
     rejects = [reject for record in done for reject in record.rejects]
@@ -285,30 +283,22 @@ def _commit_side(
     reasons = dict(sorted(Counter(each.reason for each in rejects).items()))
     # How many files follow each rule that "auto" found; none with any other setting.
     rules = sum((Counter(record.rules) for record in done), Counter())
-    size, digest = write_file(directory / manifests.rejects_file(len(builds)), log)
-    contents = {
-        "format": "penstock-store",
-        "version": manifests.VERSION,
-        "dtype": job.tokenizer.dtype.name,
-        **manifests.shared_settings(settings),
-        "side": side or None,
-        **split,
-        "counts": counted,
-        "builds": [
-            *builds,
-            {
-                "slices": len(done),
-                "counts": tally | ({"pieces": tally["documents"] + continued} if continued else {}),
-                "rejects": {"bytes": size, "sha256": digest, "reasons": reasons},
-                "reading": settings["reading"],
-                **({"documents": dict(sorted(rules.items()))} if rules else {}),
-                **({"skipped_files": job.skipped} if job.skipped else {}),
-                "inputs": inputs,
-            },
-        ],
+    size, digest = write_file(directory / rejects_file(len(builds)), log)
+    done_now = {
+        "slices": len(done),
+        "counts": tally | ({"pieces": tally["documents"] + continued} if continued else {}),
+        "rejects": {"bytes": size, "sha256": digest, "reasons": reasons},
+        "reading": settings["reading"],
+        **({"documents": dict(sorted(rules.items()))} if rules else {}),
+        **({"skipped_files": job.skipped} if job.skipped else {}),
+        "inputs": inputs,
     }
-    # The manifest is the commit point. Everything that it names must be on disk before it, and
-    # its own name must be on disk before the journal is removed.
-    sync_directory(directory)
-    write_file(directory / manifests.FILE_NAME, [manifests.manifest_bytes(contents, parts)])
-    sync_directory(directory)
+    contents = manifest_contents(
+        settings,
+        dtype=job.tokenizer.dtype.name,
+        side=side,
+        split=split,
+        parts=parts,
+        builds=[*builds, done_now],
+    )
+    write_manifest(directory, contents, parts)
