@@ -19,6 +19,21 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 
+REMOTE_SCHEMES = ("s3", "gs", "az", "hf", "https", "http")
+"""How URLs of remote stores begin."""
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` is the URL of a remote store, and not a path of this machine.
+
+    >>> is_remote("s3://bucket/owt"), is_remote("stores/owt"), is_remote(Path("s3://bucket/owt"))
+    (True, False, False)
+    """
+    # A `Path` has lost a slash of a URL: it is a path, whatever it looks like.
+    scheme, colon, _ = path.partition("://") if isinstance(path, str) else ("", "", "")
+    return bool(colon) and scheme in REMOTE_SCHEMES
+
+
 def expand_user(path: str | os.PathLike[str]) -> Path:
     """`path` with the home directory in place of a leading `~`; a file `./~x` keeps its name."""
     found = Path(os.path.expanduser(path))  # noqa: PTH111  (`Path` would drop "./" before it)
